@@ -11,6 +11,7 @@ Importing this package changes nothing in the program that imports it.
 from towers.api.build import build_towers
 from towers.api.built import BuiltTowers, Plan
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
+from towers.capture.finished_model import BatchAxis
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory

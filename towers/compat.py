@@ -158,6 +158,26 @@ def is_keras_graph_network(model):
     return bool(getattr(model, '_is_graph_network', False))
 
 
+def keras_updates_behind(operations):
+    """The updates of the Keras 2 layers of which a functional model was drawn, with tensors of
+    `operations`: a list of operations and tensors, each layer's once. Keras keeps with a tensor the
+    layer that made it, and with the layer its updates; no collection has them."""
+    layers = {}
+    for op in operations:
+        for tensor in op.outputs:
+            history = getattr(tensor, '_keras_history', None)
+            if history is not None:
+                layers[id(history[0])] = history[0]
+    return [update for layer in layers.values() for update in getattr(layer, 'updates', ())]
+
+
+def has_gradient_closure(op):
+    """Whether the gradient of an operation is a Python function that `tf.custom_gradient` has
+    registered under a name of its own, with tensors of one graph in it."""
+    return '_gradient_op_type' in op.node_def.attr and op.get_attr(
+        '_gradient_op_type').startswith(b'CustomGradient')
+
+
 def forget_dropout_masks(layer):
     """Makes the recurrent layers within a Keras 2 layer draw new dropout masks in their next call.
 

@@ -6,69 +6,10 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import SAMPLES, momentum, relative_difference, sgd, switched
+from finished_programs import check_equal, dense, mean_square, placeholders, plain_step
+from sample_models import SAMPLES, momentum, sgd, switched
 
 slow = pytest.mark.slow
-
-
-def placeholders(arrays):
-    """A placeholder of any batch size for each array."""
-    return tuple(tf.placeholder(array.dtype, (None,) + array.shape[1:]) for array in arrays)
-
-
-def plain_step(loss, make_optimizer=momentum):
-    """The train op of a textbook: the updates run before the optimizer."""
-    optimizer = make_optimizer()
-    pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
-    with tf.control_dependencies([loss] + [gradient for gradient, _ in pairs]):
-        updates = tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-    with tf.control_dependencies([updates]):
-        return optimizer.apply_gradients(pairs)
-
-
-def trained(session, fetch, train_op, feed, initial, steps=3):
-    """(values of `fetch` at each step, {name: value} of all variables before, and after)."""
-    session.run([tf.global_variables_initializer(), tf.local_variables_initializer(),
-                 tf.tables_initializer()])
-    for variable in tf.global_variables():
-        if variable.op.name in initial:
-            variable.load(initial[variable.op.name], session)
-    variables = {variable.op.name: variable for variable in tf.global_variables()}
-    before = session.run(variables)
-    values = [session.run([fetch, train_op], feed)[0] for _ in range(steps)]
-    return values, before, session.run(variables)
-
-
-def check_equal(make_loss, arrays, num_towers=2, make_optimizer=momentum, tolerance=1e-12,
-                steps=3, feed=None, **options):
-    """Trains a program that makes placeholders and a loss, on towers and on one device, and checks
-    losses, names and values of all variables: `BuiltTowers`. `feed` gives further feeds."""
-    feed = feed or (lambda: {})
-    options.setdefault('reduction', 'mean')
-    with tf.Graph().as_default():
-        inputs = placeholders(arrays)
-        loss = make_loss(*inputs)
-        built = towers.build_towers(loss, inputs, make_optimizer(), num_towers, **options)
-        with tf.Session(config=towers.session_config(built.devices)) as session:
-            fed = dict(zip(inputs, arrays))
-            fed.update(feed())
-            ours, initial, after = trained(session, built.loss, built.train_op, fed, {}, steps)
-            of_program = session.run(loss, fed)
-    with tf.Graph().as_default():
-        inputs = placeholders(arrays)
-        loss = make_loss(*inputs)
-        train_op = plain_step(loss, make_optimizer)
-        with tf.Session(config=towers.session_config(4)) as session:
-            fed = dict(zip(inputs, arrays))
-            fed.update(feed())
-            theirs, _, expected = trained(session, loss, train_op, fed, initial, steps)
-            one_device = session.run(loss, fed)
-    assert sorted(after) == sorted(expected)
-    for name, value in expected.items():
-        assert relative_difference(after[name], value) < tolerance, name
-    assert relative_difference(ours, theirs) < tolerance
-    assert relative_difference(of_program, one_device) < tolerance
-    return built
 
 
 @slow
@@ -81,15 +22,6 @@ def test_samples(name):
 # ---- what a graph may hold -----------------------------------------------------------------------
 
 X, Y = samples.vectors(7)
-
-
-def dense(x, units, name):
-    kernel = tf.get_variable(name, [int(x.shape[-1]), units], x.dtype)
-    return tf.matmul(x, kernel)
-
-
-def mean_square(prediction, y):
-    return tf.reduce_mean(tf.square(prediction - y))
 
 
 def branch_on_a_feed(x, y):
@@ -271,6 +203,94 @@ def one_step(loss, pairs, inputs, arrays=(X, Y)):
                            dict(zip(inputs, arrays)))
 
 
+def test_the_plan_names_writes_that_no_step_runs():
+    """A count of the batch's values is in no collection; metrics and slots are known."""
+    x, y = placeholders((X, Y))
+    loss = samples.linear(x, y)
+    seen = tf.get_variable('seen', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    update = tf.assign_add(seen, tf.reduce_sum(x), name='count_up')
+    tf.metrics.mean(y, name='metric')
+    tf.train.AdamOptimizer().minimize(loss)
+    first = towers.build_towers(loss, (x, y), sgd(), 2, 'mean', remainder='weight')
+    writes = [op.name for op in seen.op.graph.get_operations()
+              if op.name in ('count_up', 'AssignAddVariableOp')]
+    assert first.plan.line('not run').startswith(writes[0] + ': what depends on the batch is')
+    second = towers.build_towers(towers.ModelOutput(loss, updates=[update]), (x, y), sgd(), 2,
+                                 'mean', remainder='weight')
+    assert second.plan.line('not run') is None
+
+
+def test_updates_of_a_functional_keras_model_are_found():
+    """Its batch norms have moving averages, which are in no collection."""
+    keras = pytest.importorskip('tf_keras' if tf.version.VERSION > '2' else 'tensorflow.keras')
+    results = []
+    for on_towers in (True, False):
+        with tf.Graph().as_default():
+            entry, target = keras.Input([6]), tf.placeholder(tf.float32, [None, 3])
+            keras.backend.set_learning_phase(1)
+            h = keras.layers.Dense(4, kernel_initializer='ones')(entry)
+            h = keras.layers.BatchNormalization(momentum=.9)(h)
+            output = keras.layers.Dense(3, kernel_initializer='ones')(h)
+            model = keras.Model(entry, output)
+            loss = mean_square(model.outputs[0], target)
+            x = model.inputs[0]
+            if on_towers:
+                built = towers.build_towers(loss, (x, target), sgd(), 3, 'mean', remainder='weight',
+                                            batch_norm='sync')
+                train_op = built.train_op
+            else:
+                pairs = sgd().compute_gradients(loss, model.trainable_weights)
+                with tf.control_dependencies([each for each, _ in pairs] + list(model.updates)):
+                    train_op = sgd().apply_gradients(pairs)
+            variables = {each.op.name: each for each in model.weights}
+            with tf.Session(config=towers.session_config(4)) as session:
+                session.run(tf.global_variables_initializer())
+                for _ in range(3):
+                    session.run(train_op, {x: X, target: Y})
+                results.append(session.run(variables))
+    keras.backend.set_learning_phase(0)
+    ours, theirs = results
+    assert sum('moving' in name for name in theirs) == 2
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def with_values_of_the_batch(x, y):
+    """A sum over the batch, a quotient of two sums, a mean's square and rows of all examples."""
+    h = tf.tanh(dense(x, 3, 'a'))
+    counts = tf.cast(y > 0., tf.float64)
+    weighted = towers.batch_sum(tf.reduce_sum(counts * tf.square(h - y))) / (
+        towers.batch_sum(tf.reduce_sum(counts)))
+    center = towers.batch_mean(tf.reduce_mean(h, 0))
+    all_rows = towers.batch_concat(h)
+    similar = tf.nn.softmax(tf.matmul(h, all_rows, transpose_b=True))
+    kernel = tf.trainable_variables()[0]
+    return weighted + tf.reduce_mean(tf.reduce_max(similar, 1)) + tf.reduce_mean(
+        tf.square(h - center)) + towers.batch_sum(tf.reduce_sum(h)) + tf.nn.l2_loss(kernel)
+
+
+@pytest.mark.parametrize('num_towers', [1, 3])
+def test_values_of_the_whole_batch(num_towers):
+    """The program is built before the towers, and its marks are kept."""
+    check_equal(with_values_of_the_batch, (X, Y), num_towers, remainder='weight')
+
+
+def in_a_loop(x, y):
+    return tf.reduce_mean(y) * tf.while_loop(lambda i, _: i < 2, lambda i, total: (
+        i + 1, total + towers.batch_sum(tf.reduce_sum(x) + total)), (0, tf.zeros([], x.dtype)))[1]
+
+
+@pytest.mark.parametrize('make_loss, options, text', [
+    (with_values_of_the_batch, dict(memory=towers.Memory(accumulate=2)), 'micro-batches'),
+    (in_a_loop, {}, 'is in a loop')])
+def test_values_of_the_whole_batch_are_refused_where_towers_cannot_meet(make_loss, options, text):
+    inputs = placeholders((X, Y))
+    with switched('control_flow_v2', False):
+        loss = make_loss(*inputs)
+    with pytest.raises(towers.ModelFunctionError, match=text):
+        towers.build_towers(loss, inputs, sgd(), 2, 'mean', remainder='weight', **options)
+
+
 # ---- several losses ------------------------------------------------------------------------------
 
 def gan(real, noise):
@@ -335,6 +355,27 @@ def test_results_of_an_iterator():
             value, _ = session.run([built.loss, built.train_op])
             np.testing.assert_allclose(value, expected, rtol=1e-12)
             kernel = session.run(tf.trainable_variables()[0])
+
+
+def test_batches_of_a_queue():
+    """Queue runners fill it; a step takes one batch, which the towers share out."""
+    one, two = tf.train.slice_input_producer([tf.constant(X[:6]), tf.constant(Y[:6])],
+                                             shuffle=False)
+    x, y = tf.train.batch([one, two], 3, allow_smaller_final_batch=True)
+    loss = samples.linear(x, y)
+    built = towers.build_towers(loss, (x, y), sgd(), 3, 'mean')
+    with tf.Session(config=towers.session_config(3)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        kernel = session.run(tf.trainable_variables()[0])
+        coordinator = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(session, coordinator)
+        for start in (0, 3, 0):
+            expected = np.mean((X[start:start + 3] @ kernel - Y[start:start + 3]) ** 2)
+            value, _ = session.run([built.loss, built.train_op])
+            np.testing.assert_allclose(value, expected, rtol=1e-12)
+            kernel = session.run(tf.trainable_variables()[0])
+        coordinator.request_stop()
+        coordinator.join(threads, stop_grace_period_secs=5)
 
 
 def test_sparse_placeholder():
@@ -423,8 +464,6 @@ def test_of_gives_the_values_of_the_batch():
         for ours, theirs in session.run(list(zip(of_batch, tensors)), {x: X, y: Y, keep: .5}):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     assert built.of(rate) is rate
-    with pytest.raises(towers.InvalidArgumentError, match='no output of this build'):
-        built.of(x)
     assert built.plan.line('fed to all') == 'keep: the same for all examples'
     assert loss.name in built.plan.line('to fetch')
 
@@ -503,6 +542,12 @@ def with_a_dequeue(x, y, loss):
     return loss * queue.dequeue()
 
 
+def with_an_enqueue(x, y, loss):
+    queue = tf.FIFOQueue(3, [tf.float64])
+    with tf.control_dependencies([queue.enqueue(x)]):
+        return tf.identity(loss)
+
+
 def of_a_static_batch(x, y, loss):
     x, y = tf.placeholder(tf.float64, [8, 6]), tf.placeholder(tf.float64, [8, 3])
     STATIC[:] = [x, y]
@@ -540,6 +585,7 @@ class Program:
     (towers.ModelFunctionError, 'waits for .*, which updates a variable',
      dict(model=waits_for_training)),
     (towers.InputError, 'of which a step takes the next elements', dict(model=with_a_dequeue)),
+    (towers.ModelFunctionError, 'which puts elements into a queue', dict(model=with_an_enqueue)),
     (towers.InputError, 'has the static size 8',
      dict(model=of_a_static_batch, inputs=lambda *_: tuple(STATIC))),
     (towers.ModelFunctionError, 'is of another graph', dict(model=of_another_graph)),

@@ -5,6 +5,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.api.batch_tensors import BatchTensors
 from towers.api.built import BuiltTowers
 from towers.api.checked_request import checked_request
 from towers.api.describe import describe
@@ -69,7 +70,8 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         batch that is cut already; or the result of `staged`, whose shards are on the towers'
         devices before a step begins. Of a finished model: the tensors of its graph at which the
         batch enters, such as its placeholders, which are fed as before; or a dict from these to
-        the tensors of the batch that take their places.
+        the tensors of the batch that take their places. `BatchAxis` names a tensor whose examples
+        are along another dimension than the first.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction; or an `Objective`,
         an optimizer with the variables to train and a function of their gradients. Or a dict of
         either by name, for a model function whose `loss` is a dict of losses by these names (a
@@ -150,17 +152,17 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     recorded = tower_set.recorded
     plan = describe(tower_set, update, len(collections_before.updates))
-    outputs_of_batch = None
+    batch_tensors = None
     if request.call.is_finished:
         plan = plan._replace(lines=plan.lines + request.call.model.plan_lines())
-        outputs_of_batch = request.call.model.outputs_of_batch(outputs)
+        batch_tensors = BatchTensors(tower_set, outputs)
     built = BuiltTowers(
         train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
         towers=tower_set.towers, global_step=global_step, devices=request.devices,
         placement=request.placement, direct_variables=tuple(recorded.direct),
-        plan=plan, outputs_of_batch=outputs_of_batch,
+        plan=plan, batch_tensors=batch_tensors,
         replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.call.variable_scope), machines=update.machines,

@@ -93,7 +93,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
-        'machines', 'own_state', 'made', 'opened_scopes', 'outputs_of_batch'],
+        'machines', 'own_state', 'made', 'opened_scopes', 'batch_tensors'],
         defaults=(None,))):
     """The result of `build_towers`.
 
@@ -137,7 +137,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       opened_scopes: dict from each variable scope to the number of times it had been opened before
         the call of the model function: a later build that shares the variables numbers unnamed
         scopes from there.
-      outputs_of_batch: `OutputsOfBatch` of a finished model; None of a model function.
+      batch_tensors: `BatchTensors` of a finished model; None of a model function.
     """
     __slots__ = ()
 
@@ -148,18 +148,27 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         `session.run([built.train_op, built.of(model.accuracy)])` does not.
 
         Args:
-          tensor: a loss, a prediction or a metric that was given to `build_towers`; or any tensor
-            that does not depend on the batch, which is returned itself.
+          tensor: any tensor of the program. Of a loss, a prediction or a metric that was given to
+            `build_towers` the value is the one of `built`; a tensor that does not depend on the
+            batch is returned itself; any other one is computed in each tower, from what the step
+            has computed there, and merged by what is proven of it, as a prediction is: rows of
+            examples are joined, a mean is averaged, a sum added up.
+
+        Returns:
+          A tensor of the shape of `tensor`, for the batch.
 
         Raises:
-          InvalidArgumentError: any other tensor, or a build of a model function.
+          InvalidArgumentError: a build of a model function; a tensor that draws random numbers, or
+            reads variables that the step writes, where it is none of those given to
+            `build_towers`.
+          ModelFunctionError: nothing is proven of the tensor by which it could be merged.
         """
         check_instance('tensor', tensor, tf.Tensor, 'a tensor of the program')
-        if self.outputs_of_batch is None:
+        if self.batch_tensors is None:
             raise InvalidArgumentError('built.of is for the tensors of a finished model, and this '
                                        'build has called a model function: take built.loss, '
                                        'built.predictions, built.metrics.')
-        return self.outputs_of_batch.of(tensor)
+        return self.batch_tensors.of(tensor)
 
     @property
     def updates_here(self) -> bool:

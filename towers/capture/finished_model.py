@@ -11,22 +11,34 @@ function would have made:
 The program's own operations stay as they are. They compute on one device, if they are fetched.
 """
 
+import dataclasses
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InputError, InvalidArgumentError, ModelFunctionError
+from towers.arguments import check_instance
+from towers.errors import InputError, ModelFunctionError, TowersError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in, leaves_of, map_leaves
 from towers.graph.import_again import Imported, defining_operations, import_again
-from towers.graph.op_types import DRAWS_DATA, PLACEHOLDERS, keeps_state
+from towers.graph.op_types import (
+    ADDS,
+    ADDS_ROWS,
+    DRAWS_DATA,
+    FEEDS_DATA,
+    PLACEHOLDERS,
+    SETS,
+    keeps_state,
+)
+from towers.graph.variable_access import Writes, initializers, metric_variables
 from towers.model.build_context import updates_of_no_build
 from towers.model.losses import registered_losses
 from towers.model.objectives import with_parts
 from towers.model.outputs import ModelOutput, to_model_output
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.shards.batch_inputs import checked_inputs
+from towers.whole_batch.batch_values import mark_import
 
 
 class ImportedModel(typing.NamedTuple):
@@ -65,40 +77,83 @@ _WAYS_OUT = (
     'for the size of a part, and pass {x: batch} as inputs, a tensor of all parts for each x.')
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchAxis:
+    """A tensor of a finished model whose examples are along another dimension than the first.
+
+    In `build_towers(model.loss, (BatchAxis(model.words, 1), model.labels), …)` the placeholder
+    `model.words` [time, examples] is fed as before. The batch is cut along that dimension, and each
+    tower gets its part in the same order of dimensions.
+
+    Attributes:
+      tensor: a dense tensor of known rank, where the batch enters the model.
+      axis: the dimension of its examples, an int from 0 to the rank, without that.
+
+    Raises:
+      InputError: a tensor that has no such dimension.
+      InvalidArgumentError: `tensor` is no dense tensor.
+    """
+    tensor: tf.Tensor
+    axis: int
+
+    def __post_init__(self):
+        check_instance('tensor', self.tensor, tf.Tensor, 'a dense tensor of a finished model')
+        rank = self.tensor.shape.ndims
+        if rank is None or type(self.axis) is not int or not 0 <= self.axis < rank:
+            raise InputError(
+                'BatchAxis(%s, %.80r): the tensor has the shape %s, and expected is the number of '
+                'one of its dimensions, from 0 on.' % (
+                    self.tensor.name, self.axis, self.tensor.shape))
+
+    def order(self) -> typing.List[int]:
+        """The dimensions of the tensor with that of the examples as the first."""
+        others = [axis for axis in range(self.tensor.shape.ndims) if axis != self.axis]
+        return [self.axis] + others
+
+
 class Entries(typing.NamedTuple):
-    """Where the batch enters a finished model."""
+    """Where the batch enters a finished model: three nests of one structure."""
     of_model: typing.Any
-    """A nest of the tensors of the model that hold the batch."""
+    """The tensors of the model that hold the batch."""
+    by_example: typing.Any
+    """The same with the examples along the first dimension."""
     batch: typing.Any
-    """A nest of the same structure: the batch itself, mostly the same tensors."""
+    """The batch itself with the examples along the first dimension, mostly the same tensors."""
+    axes: typing.Dict[str, BatchAxis]
+    """{name of a tensor of the model: its axis}, where that is not the first."""
 
 
 def entries_of(inputs: typing.Any) -> Entries:
     """The `Entries` of the inputs of a build: a nest of tensors of the model, or a dict from these
-    to the tensors of the batch that take their places."""
-    if isinstance(inputs, dict) and inputs and all(
-            isinstance(key, (tf.Tensor, tf.SparseTensor)) for key in inputs):
-        return Entries(tuple(inputs.keys()), tuple(inputs.values()))
-    return Entries(inputs, inputs)
+    to the tensors of the batch that take their places. A `BatchAxis` makes a transposition."""
+    if is_by_tensor(inputs):
+        given, batch = tuple(inputs.keys()), tuple(inputs.values())
+    else:
+        given, batch = inputs, inputs
+    axes = {leaf.tensor.name: leaf for leaf in tf.nest.flatten([given, batch])
+            if isinstance(leaf, BatchAxis)}
+    if not axes:
+        return Entries(given, given, batch, axes)
+    for leaf in axes.values():
+        if leaf.tensor.graph is not tf.get_default_graph():
+            raise InputError('%s of a BatchAxis is of another graph than the default one.'
+                             % leaf.tensor.name)
+    with tf.name_scope('batch_axis'), tf.device('/cpu:0'):
+        turned = {name: tf.transpose(leaf.tensor, leaf.order()) for name, leaf in axes.items()}
+
+    def by_example(leaf):
+        return turned[leaf.tensor.name] if isinstance(leaf, BatchAxis) else leaf
+
+    def of_model(leaf):
+        return leaf.tensor if isinstance(leaf, BatchAxis) else leaf
+    return Entries(tf.nest.map_structure(of_model, given), tf.nest.map_structure(by_example, given),
+                   tf.nest.map_structure(by_example, batch), axes)
 
 
-class OutputsOfBatch(typing.NamedTuple):
-    """The batch's values of a program's own tensors."""
-    values: typing.Dict[str, tf.Tensor]
-    """{name of a tensor of the program: its value over all towers}."""
-    from_inputs: typing.FrozenSet[str]
-    """Names of the program's operations that depend on the batch."""
-
-    def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """See `BuiltTowers.of`."""
-        if tensor.name in self.values:
-            return self.values[tensor.name]
-        if tensor.op.name not in self.from_inputs:
-            return tensor
-        raise InvalidArgumentError(
-            '%s depends on the batch, and is no output of this build: pass it in '
-            'ModelOutput(loss, metrics={…}) for its mean over the examples, or in predictions= for '
-            'its rows.' % tensor.name)
+def is_by_tensor(inputs: typing.Any) -> bool:
+    """Whether inputs are a dict from tensors of the model to those that take their places."""
+    return isinstance(inputs, dict) and bool(inputs) and all(
+        isinstance(key, (tf.Tensor, tf.SparseTensor, BatchAxis)) for key in inputs)
 
 
 class FinishedModel:
@@ -107,12 +162,14 @@ class FinishedModel:
     Attributes:
       output: `ModelOutput` of the program's own tensors. Its updates are those that the program
         returned, and those in `UPDATE_OPS` that are the model's.
+      operations_before: how many operations the graph had before those of the towers.
     """
 
     def __init__(self, output: ModelOutput, entries: Entries, num_parts: int):
         """Checks the model, and makes no operation. `num_parts` is how many parts a batch has."""
         self._graph = tf.get_default_graph()
-        checked = checked_inputs(entries.of_model)
+        self._axes = entries.axes
+        checked = checked_inputs(entries.by_example)
         _check_leaves(checked)
         _check_static_size(checked, checked_inputs(entries.batch), num_parts)
         self._inputs = leaves_of(entries.of_model)
@@ -120,6 +177,7 @@ class FinishedModel:
         self._input_operations = {tensor.op.name for tensor in self._inputs}
         registered = registered_losses()
         self._everything = self._graph.get_operations()
+        self.operations_before = len(self._everything)
         self._from_inputs = graph_walk.reachable_from(
             [tensor.op for tensor in self._inputs], self._everything, control=True)
         self._registered = [loss for loss in registered if loss.op.name in self._from_inputs]
@@ -129,17 +187,18 @@ class FinishedModel:
                             if op.name in needed and not self._is_shared(op)]
         self._shared = [op for op in needed.values() if self._is_shared(op)]
         self._check_operations()
-        self._check_inputs(checked)
+        self._check_inputs(checked, list(map(leaves_of, tf.nest.flatten(entries.of_model))))
         self._check_losses()
 
     def import_for(self, shard: typing.Any) -> ImportedModel:
         """Imports the model into the current name scope, with a shard in the place of the batch."""
         scope = self._graph.get_name_scope() + '/'
-        substitutes = {tensor.name: of_shard for tensor, of_shard
-                       in zip(self._inputs, leaves_of(shard))}
+        substitutes = self._shard_as_in_model(shard, scope)
         substitutes.update(self._scalars(scope))
         try:
-            imported = import_again(self._operations, substitutes, scope)
+            imported = import_again(self._operations, substitutes, scope, mark_import)
+        except TowersError:
+            raise
         except ValueError as error:  # of TensorFlow's inference of shapes
             raise ModelFunctionError(
                 'the model cannot be computed for a part of the batch (%s). %s' % (
@@ -159,15 +218,37 @@ class FinishedModel:
                     'build_towers is called under tf.control_dependencies of %s, which its train '
                     'op runs by itself: call it outside of that block.' % _operation(update).name)
 
-    def outputs_of_batch(self, merged: ModelOutput) -> 'OutputsOfBatch':
-        """The batch's values of the program's tensors; `merged` is the output over all towers."""
+    def values_of_outputs(self, merged: ModelOutput) -> typing.Dict[str, tf.Tensor]:
+        """{name of a tensor of the program: its value over all towers}, of the tensors that the
+        build was given; `merged` is the output over all towers."""
         values = {}
         for of_program, of_batch in zip((self.output.loss, self.output.predictions,
                                          self.output.metrics), merged):
             pairs = zip(tf.nest.flatten(of_program), tf.nest.flatten(of_batch))
             values.update((tensor.name, value) for tensor, value in pairs
                           if isinstance(tensor, tf.Tensor))
-        return OutputsOfBatch(values, frozenset(self._from_inputs))
+        return values
+
+    def depending_on_inputs(self) -> typing.Set[str]:
+        """The names of the operations that depend on the batch, also of those that were made after
+        the model."""
+        return graph_walk.reachable_from(
+            [tensor.op for tensor in self._inputs], self._graph.get_operations(), control=True)
+
+    def operations_beside(self, tensor: tf.Tensor,
+                          has: typing.Callable[[tf.Operation], bool]) -> typing.List[tf.Operation]:
+        """The operations of the program that a tensor needs beside those that towers have, in the
+        order in which they were made.
+
+        Args:
+          tensor: a tensor of the program.
+          has: function of an operation: whether all towers have it.
+        """
+        def is_end(op):
+            return self._is_shared(op) or has(op) and not compat.contexts_around(op)
+        needed = self._needed([tensor], is_end)
+        return [op for op in self._graph.get_operations()
+                if op.name in needed and not is_end(op)]
 
     def plan_lines(self) -> typing.List[typing.Tuple[str, str]]:
         """Lines for the plan of the build: `[(label, text)]`."""
@@ -176,19 +257,47 @@ class FinishedModel:
         lines = []
         if losses:
             lines.append(('to fetch', 'built.loss, built.of(tensor); %s itself, and what else the '
-                          'program has made, is computed on one device beside the towers'
+                          'program has made, is computed on one device beside the towers, of '
+                          'weights before or after the update'
                           % losses[0].name))
         if shared:
             lines.append(('fed to all', ', '.join(shared) + ': the same for all examples'))
+        left_out = self._writes_left_out()
+        if left_out:
+            more = '' if len(left_out) <= 2 else ' and %d more' % (len(left_out) - 2)
+            lines.append(('not run', '%s%s: what depends on the batch is written into variables '
+                          'that are not trained; if it belongs to a step, pass ModelOutput(loss, '
+                          'updates=[...])' % (', '.join(left_out[:2]), more)))
         return lines
+
+    def _writes_left_out(self):
+        """The names of the program's writes of what depends on the batch that no step runs, and of
+        which nothing says that they are not the model's: no metric, no part of an optimizer."""
+        from_batch = graph_walk.reachable_from(
+            [tensor.op for tensor in self._inputs], self._everything)
+        computed = self._needed(fetches_in(tuple(self.output))).keys() | initializers()
+        trained = {variable.op.name for variable in tf.trainable_variables()}
+        known = trained | metric_variables().keys()
+        writes = Writes(self._graph)
+        found = []
+        for op in self._everything:
+            is_write = op.type in SETS or op.type in ADDS or op.type in ADDS_ROWS
+            if not is_write or op.name not in from_batch or op.name in computed:
+                continue
+            written = [name for name in writes.of(op) if name not in known]
+            # An optimizer's slots are named so: w/Adam.
+            if any(name.rsplit('/', 1)[0] not in trained for name in written):
+                found.append(op.name)
+        return found
 
     # ---- what is imported ------------------------------------------------------------------------
 
     def _updates(self, output):
-        """The updates that the program returned, and those of `UPDATE_OPS` that depend on the
-        inputs, or that the outputs wait for."""
+        """The updates that the program returned, and those of `UPDATE_OPS`, and of the Keras layers
+        of a functional model, that depend on the inputs, or that the outputs wait for."""
         needed = self._needed(fetches_in(tuple(output)))
-        listed = [update for update in updates_of_no_build(self._graph)
+        of_keras = compat.keras_updates_behind(needed.values())
+        listed = [update for update in updates_of_no_build(self._graph) + of_keras
                   if _operation(update).name in self._from_inputs
                   or _operation(update).name in needed]
         given = [update for update in output.updates or ()
@@ -200,13 +309,14 @@ class FinishedModel:
         `keras.Input` that is no input of the build: it can never run."""
         return any(compat.is_keras_input(op) for op in self._needed([update]).values())
 
-    def _needed(self, fetches):
+    def _needed(self, fetches, is_end=None):
         """{name: operation} of all that some tensors and operations need, up to the inputs and to
-        what keeps state."""
+        what keeps state; or up to where the function `is_end` of an operation is True."""
         contexts = set()
+        is_end = is_end or self._is_shared
 
         def needs(op):
-            if self._is_shared(op):
+            if is_end(op):
                 return []
             needed = [tensor.op for tensor in op.inputs if tensor.name not in self._input_names]
             needed += [other for other in op.control_inputs
@@ -225,6 +335,19 @@ class FinishedModel:
             return op.name not in self._from_inputs
         return op.type in PLACEHOLDERS or keeps_state(op)
 
+    def _shard_as_in_model(self, shard, scope):
+        """{name of an input of the model: the shard's tensor, with the model's order of dimensions}
+        """
+        substitutes = {tensor.name: of_shard for tensor, of_shard
+                       in zip(self._inputs, leaves_of(shard))}
+        for name, of_model in self._axes.items():
+            if name in substitutes:
+                order = of_model.order()
+                inverse = [order.index(axis) for axis in range(len(order))]
+                with tf.name_scope(scope + 'batch_axis/'):
+                    substitutes[name] = tf.transpose(substitutes[name], inverse)
+        return substitutes
+
     def _scalars(self, scope):
         """Substitutes of the placeholders without a shape, {name: tensor}: scalars, or the step
         fails. Of a batch that was fed there each tower would compute with all of it."""
@@ -238,11 +361,17 @@ class FinishedModel:
 
     def _keep_shapes(self, imported):
         """Gives the imports the shapes that Python code has set, which are in no `GraphDef`."""
-        if any(tensor.shape.as_list()[:1] != [None] for tensor in self._inputs):
+        if any(self._has_static_size(tensor) for tensor in self._inputs):
             return  # then a side of the batch's size may be among them
         for op in self._operations:
             for tensor in op.outputs:
                 imported.tensor(tensor).set_shape(tensor.shape)
+
+    def _has_static_size(self, tensor):
+        if tensor.shape.ndims is None:
+            return False
+        axis = self._axes[tensor.name].axis if tensor.name in self._axes else 0
+        return tensor.shape.as_list()[axis:axis + 1] != [None]
 
     # ---- checks ----------------------------------------------------------------------------------
 
@@ -253,6 +382,10 @@ class FinishedModel:
                     'the model computes with %s (%s), of which a step takes the next elements, and '
                     'each tower would take others: pass its results as inputs, all that the model '
                     'needs.' % (op.outputs[0].name, op.type))
+            if op.type.startswith(FEEDS_DATA):
+                raise ModelFunctionError(
+                    'the model waits for %s (%s), which puts elements into a queue: each tower '
+                    'would do so. Leave that to the queue runners.' % (op.name, op.type))
             if OPTIMIZER_UPDATES.search(op.type):
                 raise ModelFunctionError(
                     'the model waits for %s, which updates a variable: pass the loss as it is '
@@ -266,11 +399,10 @@ class FinishedModel:
                     'inputs; or, if it is the same for all examples, set its first dimension, by '
                     'its set_shape.' % (op.outputs[0].name, shape))
 
-    def _check_inputs(self, checked):
+    def _check_inputs(self, checked, inputs_by_leaf):
         taken = {tensor.name for op in self._operations for tensor in op.inputs}
         taken.update(fetch.name for fetch in fetches_in(tuple(self.output)))
-        for path, leaf in checked.leaves:
-            tensors = leaves_of([leaf])
+        for (path, _), tensors in zip(checked.leaves, inputs_by_leaf):
             if tensors and taken.isdisjoint(tensor.name for tensor in tensors):
                 raise InputError(
                     '%s (%s) does not reach the loss, or another output of the model: pass the '

@@ -158,6 +158,25 @@ def copied_functions(functions, suffix, change):
     return copies, names
 
 
+def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> None:
+    """Makes the nodes of a `GraphDef` call copies of their functions, which are put into it.
+
+    The gradient of a loop rewrites the function of its condition, under a name made of that one's:
+    so two imports of one loop, in a graph or (TF 2) in a process, need functions of their own.
+    """
+    functions = library.reached_from(definition.node)
+    if not functions:
+        return
+    copies, names = copied_functions(functions, suffix, lambda node, is_of_resource: None)
+    for node in definition.node:
+        rename_functions(node, names)
+    definition.library.function.extend(copies)
+    for each in library.gradients():
+        if each.function_name in names:
+            definition.library.gradient.add(function_name=names[each.function_name],
+                                            gradient_func=names[each.gradient_func])
+
+
 def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
     """Makes a `NodeDef` call other functions; `names` is a dict from old to new ones."""
     node.op = names.get(node.op, node.op)

@@ -12,7 +12,15 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.edit import colocate, group_in_node, producer, set_group_in_node, tell_apart
+from towers.graph.edit import (
+    Library,
+    colocate,
+    copy_functions,
+    group_in_node,
+    producer,
+    set_group_in_node,
+    tell_apart,
+)
 
 
 class Imported:
@@ -75,13 +83,16 @@ class Imported:
 
 
 def import_again(operations: typing.Sequence[tf.Operation],
-                 substitutes: typing.Dict[str, tf.Tensor], scope: str) -> Imported:
+                 substitutes: typing.Dict[str, tf.Tensor], scope: str,
+                 change: typing.Optional[typing.Callable] = None) -> Imported:
     """Imports operations of the default graph, on the devices of the `tf.device` scopes around.
 
     Args:
       operations: in the order in which they were made.
       substitutes: dict from the name of a tensor to the tensor that imports take in its place.
       scope: full name of a name scope that has no operation yet, with a slash at its end.
+      change: function of an operation and of the `NodeDef` of its import, which it changes; or
+        None.
     """
     graph = tf.get_default_graph()
     names = {op.name for op in operations}
@@ -91,6 +102,8 @@ def import_again(operations: typing.Sequence[tf.Operation],
         node = definition.node.add()
         node.CopyFrom(op.node_def)
         tell_apart(node, scope)
+        if change is not None:
+            change(op, node)
         if group_in_node(node):
             # With itself for now: in a group an operation takes no device of the scopes around.
             set_group_in_node(node, [op.name])
@@ -103,6 +116,8 @@ def import_again(operations: typing.Sequence[tf.Operation],
                 from_outside[key] = substitutes.get(tensor.name, tensor)
                 node.input.append(key)
         node.input.extend('^' + other.name for other in op.control_inputs if other.name in names)
+    suffix = graph.unique_name(scope + 'functions', mark_as_used=False).replace('/', '_')
+    copy_functions(definition, Library(graph), suffix)
     tf.import_graph_def(definition, from_outside, name=scope)
     imported = Imported(
         {name: graph.get_operation_by_name(scope + name) for name in names}, substitutes, scope)

@@ -13,6 +13,9 @@ PLACEHOLDERS = frozenset(['Placeholder', 'PlaceholderV2', 'PlaceholderWithDefaul
 DRAWS_DATA = ('QueueDequeue', 'IteratorGetNext', 'MultiDeviceIteratorGetNext', 'ReaderRead',
               'Unstage', 'MapUnstage', 'OrderedMapUnstage', 'RecordInput', 'BarrierTakeMany')
 
+# Operations that put elements into a queue, by how they begin.
+FEEDS_DATA = ('QueueEnqueue', 'Stage', 'MapStage', 'OrderedMapStage', 'BarrierInsertMany')
+
 # Iterators that keep state as tables and queues do, without having a `shared_name`.
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 
@@ -73,6 +76,19 @@ ADDS_ROWS = _with_prefixes(('', 'Resource'), (
 
 BATCH_VALUE = '_towers_batch_value'
 """The attribute of an operation that hands on a value of the whole batch: `b'<number> <kind>'`."""
+
+
+BATCH_VALUE_TO_BE = '_towers_batch_value_to_be'
+"""The attribute of an identity that hands on what will be a value of the whole batch, where a build
+imports the finished model that it is in: `b'<kind>'`."""
+
+
+def batch_value_to_be(op):
+    """The kind of the value of the whole batch that the import of an operation hands on; or None.
+    """
+    if op.type != 'Identity' or BATCH_VALUE_TO_BE not in op.node_def.attr:
+        return None
+    return op.get_attr(BATCH_VALUE_TO_BE).decode()
 
 
 def batch_value_kind(op):

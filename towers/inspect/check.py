@@ -18,11 +18,14 @@ from towers.arguments import (
     check_instance,
     check_number,
 )
+from towers.capture.finished_model import is_finished, output_of_finished
 from towers.cluster.cluster import KINDS
 from towers.errors import InputError, InvalidArgumentError
+from towers.inspect.check_finished import FinishedProgram
 from towers.inspect.check_machines import run_machines
 from towers.inspect.check_report import TowersReport, report_on
 from towers.inspect.check_runs import map_leaves, run_one_device, run_towers
+from towers.model.outputs import ModelOutput
 from towers.placement.devices import MOST_TOWERS, resolve_devices
 from towers.placement.tower_device import all_devices
 from towers.shards.cut_batch import checked_shares, checked_size
@@ -34,13 +37,13 @@ Machines = collections.namedtuple('Machines', 'kind shares')
 """The workers of `check_towers(cluster=…)`: the kind of cluster, and their shares of a batch."""
 
 
-def check_towers(model_fn: typing.Callable, inputs: typing.Any,
+def check_towers(model_fn: typing.Any, inputs: typing.Any,
                  make_optimizer: typing.Optional[typing.Callable] = None, num_towers: int = 2,
                  steps: int = 3, reduction: str = 'mean', same_shards: bool = False,
                  tolerance: typing.Optional[float] = None, seed: int = 0,
                  cluster: typing.Optional[str] = None,
                  shares: typing.Optional[typing.Sequence[int]] = None,
-                 **options) -> TowersReport:
+                 feed: typing.Optional[dict] = None, **options) -> TowersReport:
     """Trains a model some steps on N towers and on one device, and compares the numbers.
 
     One device runs a plain TF1 program, without this package's towers and their analysis of graphs:
@@ -58,8 +61,10 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
     for bit.
 
     Args:
-      model_fn: as for `build_towers`.
-      inputs: a sample batch: a nest of arrays [n, …] or `tf.SparseTensorValue`s.
+      model_fn: as for `build_towers`: a model function, or a finished model of the default graph,
+        which is not changed: both sides are made of its meta graph.
+      inputs: a sample batch: a nest of arrays [n, …] or `tf.SparseTensorValue`s; of a finished
+        model a dict from the tensors at which the batch enters to arrays.
       make_optimizer: function without arguments that makes the optimizer anew; it is called once
         in either graph, before the model function, so it may make tensors (a decay by
         `tf.train.get_or_create_global_step()`, which then counts the steps). None for momentum
@@ -80,6 +85,7 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       shares: the towers' parts of the batch, as for `build_towers`; with `cluster` the workers':
         `(1, 1)`, the default there, are two halves, `(3, 1)` three quarters and a quarter. n has to
         be a multiple of their sum. With `same_shards` all equal.
+      feed: of a finished model, a dict from its other placeholders to their values; or None.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
         `num_towers`) and `remainder` (but `'drop'`), without `cluster`; `variables`,
         `regularization`, `update_ops`, `copies`, `memory`, `pipeline`, `batch_norm`.
@@ -92,7 +98,7 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       StepError: TensorFlow cannot run the model's step, on one device or on the towers.
       TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
     """
-    check_model_fn(model_fn)
+    model_fn, inputs = _checked_model(model_fn, inputs, feed, cluster)
     check_choice('reduction', reduction, REDUCTIONS)
     _check_inputs(inputs)
     if make_optimizer is None:
@@ -137,6 +143,29 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
             one['initial'], reduction, options)
     return report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards,
                      towers=workers * num_towers, steps=steps, reduction=reduction, workers=workers)
+
+
+def _checked_model(model, inputs, feed, cluster):
+    """`(model function or FinishedProgram, the arrays of the sample batch)`."""
+    if not is_finished(model):
+        check_model_fn(model)
+        if feed is not None:
+            raise InvalidArgumentError('feed= is for the placeholders of a finished model, and '
+                                       'this is a model function.')
+        return model, inputs
+    if cluster is not None:
+        raise InvalidArgumentError('cluster=%r, and the model is finished: pass a model function, '
+                                   'which each worker calls.' % (cluster,))
+    program = FinishedProgram(_as_output(model), inputs, feed)
+    return program, program.batch
+
+
+def _as_output(model):
+    """A finished model as its `ModelOutput`; a dict of losses has one optimizer each."""
+    names = None
+    if isinstance(model, dict) and not set(model) <= set(ModelOutput._fields):
+        names = list(model)
+    return output_of_finished(model, True, names)
 
 
 def _check_devices(devices, options):

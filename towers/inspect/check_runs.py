@@ -12,10 +12,11 @@ from towers.gradients.optimizer_methods import OwnMinimize, minimized
 from towers.graph import graph_walk
 from towers.graph.graph_walk import is_computed_from
 from towers.graph.variable_access import Writes
+from towers.inspect.check_finished import FinishedProgram
 from towers.model.keras_calls import record_keras_calls
 from towers.model.losses import registered_losses
 from towers.model.objectives import all_pairs, checked_variables, flat
-from towers.model.outputs import call_model_fn, to_model_output
+from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
 from towers.optimizers import has_own_minimize
 from towers.placement.devices import session_config
 from towers.reduce.update import checked_transform, free_initial_values
@@ -42,7 +43,12 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
     """
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
-        batch = constants(inputs)
+        if isinstance(model_fn, FinishedProgram):
+            output = model_fn.on_one_device(inputs)
+            model_fn = output_of
+            batch = [output]
+        else:
+            batch = constants(inputs)
         objectives = checked_objectives(make_optimizer())
         if any(each.var_list is not None and not callable(each.var_list) for each in objectives):
             raise InvalidArgumentError('make_optimizer returned an Objective with a list as its '
@@ -76,6 +82,11 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
                 for each in objectives), train_op, steps, names)
             result['initial'] = initial
             return result, traits
+
+
+def output_of(output: ModelOutput) -> ModelOutput:
+    """Stands for a model function, where the model has been made already."""
+    return output
 
 
 def _loss_on_one_device(model_fn, batch, objectives, options):
@@ -178,7 +189,10 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
       `'proof'` is the plan's line about one device, or None.
     """
     with tf.Graph().as_default():
-        batch = constants(inputs)
+        if isinstance(model_fn, FinishedProgram):
+            model_fn, batch = model_fn.for_towers(inputs)
+        else:
+            batch = constants(inputs)
         optimizer = make_optimizer()
         built = build_towers(model_fn, batch, optimizer, devices, reduction,
                              global_step=tf.train.get_global_step(), **options)

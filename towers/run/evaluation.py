@@ -20,6 +20,7 @@ from towers.arguments import (
     check_session,
     check_step_variable,
 )
+from towers.capture.finished_model import BatchAxis, is_finished
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.graph.graph_walk import step_operations
 from towers.graph.variable_access import Writes
@@ -27,7 +28,7 @@ from towers.model.objectives import with_parts
 
 
 class Evaluation:
-    """A model function that is evaluated on every example of a data set, once.
+    """A model that is evaluated on every example of a data set, once.
 
     Each batch is cut into shards that are weighted by their size (`remainder='weight'`), and the
     batches b are weighted by their size n_b as well:
@@ -42,23 +43,28 @@ class Evaluation:
       metrics: dict from names of metrics, and `'loss'`, to scalars, of one batch or a pair's value.
     """
 
-    def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
+    def __init__(self, model_fn: typing.Any, dataset: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
                  trained: typing.Optional[BuiltTowers] = None, *,
                  variables: typing.Optional[VariablePlacement] = None,
                  copies: str = 'clone', precision: str = 'float32', regularization: str = 'none',
                  pipeline: typing.Optional[Pipeline] = None,
-                 shares: typing.Optional[typing.Sequence[int]] = None):
+                 shares: typing.Optional[typing.Sequence[int]] = None,
+                 inputs: typing.Any = None, feed: typing.Optional[dict] = None):
         """
         Args:
-          model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard, or pairs
-            of `tf.metrics` with a scalar value. With predictions alone it is for `predict`.
+          model_fn: as for `build_towers`, a model function or a finished model; its `metrics` are
+            scalars, means over the shard, or pairs of `tf.metrics` with a scalar value. With
+            predictions alone it is for `predict`.
           dataset: a `tf.data.Dataset` that ends, of batches as `build_towers` takes them.
           devices: as for `build_towers`; None: the devices of `trained`.
           trained: the `BuiltTowers` whose variables are evaluated; None: the model function makes
             the variables here, to be restored from a checkpoint.
           precision: as in `Numerics`; with `trained`, its precision is taken.
           variables, copies, regularization, pipeline, shares: as for `build_towers`.
+          inputs: of a finished model, its tensors that take the elements of the data set, such as
+            its placeholders: a nest like an element.
+          feed: dict from other placeholders to their values in the evaluation; or None.
 
         Raises:
           InvalidArgumentError: the model function returns neither a loss, metrics nor predictions,
@@ -81,12 +87,21 @@ class Evaluation:
         options = dict(
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
-        check_model_fn(model_fn)
+        if is_finished(model_fn):
+            _check_alike(inputs, dataset)
+        else:
+            check_model_fn(model_fn)
+            if inputs is not None:
+                raise InvalidArgumentError('inputs= is for the tensors of a finished model, and '
+                                           'this is a model function.')
+        self._feed = feed
         check_build_arguments(model_fn, None, None, devices, **options)
         with tf.device('/cpu:0'):
             self._iterator = tf.data.make_initializable_iterator(dataset)
             self._batches_known = tf.data.experimental.cardinality(dataset)
             batch = self._iterator.get_next()
+        if inputs is not None:
+            batch = _by_tensor(inputs, batch)
         counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
         before = len(counters)
         try:
@@ -94,8 +109,11 @@ class Evaluation:
         except SharedVariableError as error:
             raise SharedVariableError('%s (In an Evaluation reuse= is trained=, what build_towers '
                                       'returned.)' % error) from error
-        metrics = _checked_metrics(self.built, counters[before:])
-        self._from_0 = tf.variables_initializer(counters[before:])
+        own = counters[before:]
+        if is_finished(model_fn):  # it has made its counters
+            own = _counters_of(self.built, counters)
+        metrics = _checked_metrics(self.built, own)
+        self._from_0 = tf.variables_initializer(own)
         pairs = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
         self._updates = [update for _, update in pairs.values()]
         self._means = {name: metrics[name] for name in metrics if name not in pairs}
@@ -169,13 +187,39 @@ class Evaluation:
         session.run(self._iterator.initializer)
         while True:
             try:
-                size, values = session.run([self._size, fetches])
+                size, values = session.run([self._size, fetches], self._feed)
             except tf.errors.OutOfRangeError:
                 return
             yield int(size), values
 
 
+def _check_alike(inputs, dataset):
+    """Raises `InvalidArgumentError` for inputs that are no nest like an element of the data set."""
+    try:
+        tf.nest.assert_same_structure(inputs, tf.data.get_output_types(dataset))
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            'inputs=%.80r: the model is finished, and expected are its tensors that take the '
+            'elements of the data set, such as its placeholders, in a nest like %.200r.' % (
+                inputs, tf.data.get_output_types(dataset))) from None
+
+
+def _by_tensor(inputs, batch):
+    """{tensor of a finished model: tensor of the batch}, both with the same dimensions."""
+    pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(batch))
+    return {entry: BatchAxis(leaf, entry.axis) if isinstance(entry, BatchAxis) else leaf
+            for entry, leaf in pairs}
+
+
 _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
+
+
+def _counters_of(built, counters):
+    """Those of the counters that the metrics of a finished model count in: a list."""
+    writes = Writes(tf.get_default_graph())
+    updates = [value[1] for value in built.metrics.values() if isinstance(value, tuple)]
+    written = {name for op in step_operations(updates) for name in writes.of(op)}
+    return [counter for counter in counters if counter.op.name in written]
 
 
 def _checked_metrics(built, counters):

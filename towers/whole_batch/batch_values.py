@@ -21,7 +21,12 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.graph.op_types import BATCH_VALUE, batch_value_kind
+from towers.graph.op_types import (
+    BATCH_VALUE,
+    BATCH_VALUE_TO_BE,
+    batch_value_kind,
+    batch_value_to_be,
+)
 from towers.model.build_context import current_call
 from towers.placement.variable_device import only_device
 from towers.proof.states import Kind
@@ -34,7 +39,8 @@ def batch_sum(x: typing.Any) -> tf.Tensor:
     """The sum of a tensor over all towers of the batch; every tower gets it.
 
     Where there is one tower, or no build, it is the tensor itself, since the batch is whole there:
-    a model runs unchanged on one device.
+    a model runs unchanged on one device. A program that is built before its `build_towers` keeps a
+    mark with it, by which the towers of its finished model take the sum.
 
     Args:
       x: a dense tensor of floats or integers, of the same shape on every tower.
@@ -99,9 +105,8 @@ def _value(x, kind):
                                  'the model that is being built.' % (kind, x.name))
     call = current_call(graph)
     if call is None:
-        return x
-    if call.no_batch_values is not None:
-        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.no_batch_values))
+        return _to_be(x, kind)
+    _check_not_refused(x, kind, call)
     if call.num_parts == 1:
         return x
     if graph is not tf.get_default_graph() or not compat.in_branches_alone(x.op) or (
@@ -116,6 +121,50 @@ def _value(x, kind):
     rows, others = x.shape.as_list()[0] if x.shape.ndims else None, x.shape[1:]
     return _mark(x, tf.TensorShape([None]).concatenate(others), number, kind, tf.TensorShape(
         [rows and rows * call.num_parts]).concatenate(others))  # the static size is every tower's
+
+
+def _check_not_refused(x, kind, call):
+    if call.no_batch_values is not None:
+        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.no_batch_values))
+
+
+def _to_be(x, kind):
+    """The tensor itself, with a mark for the build of the finished model that it is in. Of an eager
+    tensor, or in the graph of a function, nothing is kept."""
+    if not hasattr(x, 'graph') or x.graph is not compat.outermost_graph(x.graph):
+        return x
+    marked = tf.identity(x, name='batch_' + kind)
+    compat.set_attribute(marked.op, BATCH_VALUE_TO_BE, tf.AttrValue(s=kind.encode()))
+    return marked
+
+
+def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
+    """Makes `node`, of the import of an operation of a finished model, hand on a value of the whole
+    batch, where the program has asked for one.
+
+    Raises:
+      ModelFunctionError: as `batch_sum`.
+    """
+    kind = batch_value_to_be(op)
+    call = current_call(tf.get_default_graph())
+    if kind is None:
+        return
+    _check_not_refused(op.inputs[0], kind, call)
+    if call.num_parts == 1:
+        return
+    if not compat.in_branches_alone(op):
+        raise ModelFunctionError('batch_%s(%s) is in a loop, where towers cannot meet: compute it '
+                                 'outside.' % (kind, op.inputs[0].name))
+    compat.register_gradient(_GRADIENT, _backward)
+    shape = op.outputs[0].shape
+    if kind == 'concat':
+        shape = tf.TensorShape([None]).concatenate(shape[1:])
+    node.op = 'PlaceholderWithDefault'
+    node.attr['dtype'].type = node.attr['T'].type
+    node.attr['shape'].shape.CopyFrom(shape.as_proto())
+    node.attr['_gradient_op_type'].s = _GRADIENT.encode()
+    node.attr[BATCH_VALUE].s = b'%d %s' % (next(call.numbers), kind.encode())
+    del node.attr['T'], node.attr[BATCH_VALUE_TO_BE]
 
 
 def _mark(x, shape, number, role, known_shape=None):
