@@ -2,6 +2,7 @@
 
     $ python -m benchmarks.memory_savings [--only=resnet50,residual_64,accumulate] [--rounds=5]
           [--json=FILE]
+    $ python -m benchmarks.memory_savings --flat [--only=resnet50,vgg16]
 
 Recomputation: a step of each network without and with `recompute='auto'`; of residual stacks four
 and sixteen times as deep, too, for how the memory of activations grows. Accumulation: steps of 1, 4
@@ -10,6 +11,9 @@ the peak less what parameters and slots hold between steps. Time is the median o
 within one process, with the least and the greatest; of accumulation, the gradient of k micro-batches
 over k times the gradient of one, both without the update. What is timed together is one process;
 each peak is of a process of its own.
+
+`--flat` takes the peaks of 4, 8 and 16 micro-batches of one size of each network, without times: the
+memory of a step may grow by the batch, and by nothing else.
 """
 
 import argparse
@@ -19,6 +23,8 @@ import os
 import subprocess
 import sys
 import time
+
+import numpy as np
 
 from benchmarks import memory_account, turns
 
@@ -35,6 +41,14 @@ RECOMPUTED = collections.OrderedDict([
     ('residual_256', Case('256 residual layers of 256', 'residual_256', (256,), 8192))])
 ACCUMULATED = Case('ResNet-50, 64 px', 'resnet50', (64, 64, 3), 16)
 _MICRO_BATCHES = (1, 4, 16)
+FLAT = collections.OrderedDict([
+    ('resnet50', Case('ResNet-50, 64 px', 'resnet50', (64, 64, 3), 4)),
+    ('vgg16', Case('VGG-16, 64 px', 'vgg16', (64, 64, 3), 4)),
+    ('residual_64', Case('64 residual layers of 256', 'residual_64', (256,), 1024)),
+    ('deep_stack', Case('26 convolutions, 206,538,153 parameters', 'deep_stack', (16, 16, 1), 16)),
+    ('inception_resnet_v2', Case('InceptionResNet-v2, 96 px', 'inception_resnet_v2', (96, 96, 3),
+                                 2))])
+_FLAT_MICRO_BATCHES = (4, 8, 16)
 
 
 def _residual(layers, width=256):
@@ -59,7 +73,6 @@ class _Program:
     """A build in a graph and a session of its own."""
 
     def __init__(self, case, batch, **options):
-        import numpy as np
         import tensorflow.compat.v1 as tf
         import towers
         random = np.random.RandomState(0)
@@ -97,6 +110,9 @@ class _Program:
 
 def variants(name):
     """`(Case, [(batch, options of Memory)])`: the first is what the others are held to."""
+    if name.startswith('flat_'):
+        case = FLAT[name[len('flat_'):]]
+        return case, [(case.batch * count, {'accumulate': count}) for count in _FLAT_MICRO_BATCHES]
     if name == 'accumulate':
         return ACCUMULATED, [(ACCUMULATED.batch * count, {'accumulate': count})
                              for count in _MICRO_BATCHES]
@@ -140,6 +156,23 @@ def run_case(name, rounds):
                         for number in range(len(builds))])
 
 
+def flat_lines(name):
+    """The rows of a network of `FLAT`, in Markdown, as each is measured.
+
+    Raises:
+      ValueError: a process failed.
+    """
+    case, builds = variants('flat_' + name)
+    first = None
+    for number, (batch, options) in enumerate(builds):
+        peak = _in_a_process('flat_%s,peak,%d' % (name, number))['peak']
+        examples = batch * int(np.prod(case.shape)) * 4  # bytes of float32
+        first = peak - examples if first is None else first
+        yield '| %s, %d of %d | %.1f | %.1f | %+.1f |' % (
+            case.what, options['accumulate'], case.batch, peak / 1e6, examples / 1e6,
+            (peak - examples - first) / 1e6)
+
+
 def _in_a_process(what):
     counts = {'TF_CPU_ALLOCATOR_USE_BFC': 'true'} if ',peak,' in what else {}
     done = subprocess.run([sys.executable, '-m', 'benchmarks.memory_savings', '--case=' + what],
@@ -174,9 +207,10 @@ def lines(result):
 
 def main(argv):
     """Runs the cases and prints the table."""
-    names = list(RECOMPUTED) + ['accumulate']
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--only', default=','.join(names), help='cases by name')
+    parser.add_argument('--only', help='cases by name')
+    parser.add_argument('--flat', action='store_true',
+                        help='peaks of 4, 8 and 16 micro-batches, without times')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--json', help='file to write the results to')
     parser.add_argument('--case', help=argparse.SUPPRESS)
@@ -184,10 +218,17 @@ def main(argv):
     if options.case:
         print('RESULT ' + json.dumps(_answer(options.case)))
         return
+    if options.flat:
+        print('| | peak, MB | the batch, MB | growth beyond the batch, MB |\n|---|---|---|---|')
+        for name in options.only.split(',') if options.only else FLAT:
+            for line in flat_lines(name):
+                print(line, flush=True)
+        return
+    names = options.only.split(',') if options.only else list(RECOMPUTED) + ['accumulate']
     print('| | | peak, MB | less variables, MB | time, over the first |\n|---|---|---|---|---|',
           flush=True)
     results = []
-    for name in options.only.split(','):
+    for name in names:
         try:
             results.append(run_case(name, options.rounds))
         except ValueError as error:

@@ -59,13 +59,24 @@ def branch_in_a_loop(x):
     return tf.reduce_mean(tf.map_fn(of_example, x))
 
 
+def rows_in_a_branch_in_a_loop(x):
+    w = weight(shape=[3, 2])
+
+    def of_example(row):
+        ids = tf.cast(row > 0., tf.int32)
+        return tf.cond(row[0] > 0., lambda: tf.reduce_sum(tf.nn.embedding_lookup(w, ids)),
+                       lambda: 2. * tf.reduce_sum(tf.gather_nd(w, ids[:, None]) ** 2))
+    return tf.reduce_mean(tf.map_fn(of_example, x))
+
+
 @pytest.mark.parametrize('devices', [2, ['/cpu:1', '/cpu:2']])  # the variables are on '/cpu:0'
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_a_branch_in_a_loop_of_control_flow_v1(copies, devices):
+@pytest.mark.parametrize('model_fn', [branch_in_a_loop, rows_in_a_branch_in_a_loop])
+def test_a_branch_in_a_loop_of_control_flow_v1(model_fn, copies, devices):
     data = np.random.RandomState(0).randn(8, 3)
     with switched('control_flow_v2', False), switched('resource_variables', False):
         check_against_one_device(
-            branch_in_a_loop, [data], num_towers=devices, reduction='mean', copies=copies)
+            model_fn, [data], num_towers=devices, reduction='mean', copies=copies)
 
 
 @pytest.mark.parametrize('use', [lambda v, x: tf.reduce_mean(x * v),

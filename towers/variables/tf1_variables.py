@@ -69,10 +69,25 @@ class _Tf1Variable:
 
     def value(self) -> tf.Tensor:
         """The value, as an implicit read takes it: in a branch in a loop, from before the loop."""
-        if tf.get_default_graph() is self.graph and compat.in_branch_in_loop(self.graph):
+        if self._is_read_in_branch_in_loop():
             with tf.control_dependencies(None):  # leaves the loop
                 return super().value()  # type: ignore[misc]  # of the class of TensorFlow
         return super().value()  # type: ignore[misc]
+
+    def sparse_read(self, indices: typing.Any, name: typing.Optional[str] = None) -> tf.Tensor:
+        """Rows of the value, as `tf.gather` and `tf.nn.embedding_lookup` read them."""
+        if self._is_read_in_branch_in_loop():
+            return tf.gather(self.value(), indices, name=name)
+        return super().sparse_read(indices, name)  # type: ignore[misc]
+
+    def gather_nd(self, indices: typing.Any, name: typing.Optional[str] = None) -> tf.Tensor:
+        """Parts of the value, as `tf.gather_nd` reads them."""
+        if self._is_read_in_branch_in_loop():
+            return tf.gather_nd(self.value(), indices, name=name)
+        return super().gather_nd(indices, name)  # type: ignore[misc]
+
+    def _is_read_in_branch_in_loop(self):
+        return tf.get_default_graph() is self.graph and compat.in_branch_in_loop(self.graph)
 
     def initialized_value(self) -> tf.Tensor:
         """The value, or the initial value where the variable has none yet."""
