@@ -49,6 +49,10 @@ def test_the_whole_text(monkeypatch):
   no gradient      unused'''
     assert plan.batch_size == 8 and plan.reduction == 'sum' and plan.remainder == 'error'
     assert plan.line('nothing') is None
+    for label in (['batch norm'], None, 0):
+        with pytest.raises(towers.InvalidArgumentError, match="^label=.*: expected one of the "
+                           "words in front of a line, such as 'towers', 'variables', "):
+            plan.line(label)
 
 
 def long_names(x, y):

@@ -61,6 +61,13 @@ def slims(is_training=lambda: True, **options):
         h, is_training=is_training(), scale=True, decay=.5, scope=name, **options))
 
 
+def in_a_branch(h, name):
+    """Layer, averages and all, in a branch of control flow v1 that each step takes or not."""
+    return tf.cond(tf.placeholder_with_default(True, []), lambda: slim.batch_norm(
+        h, is_training=True, updates_collections=None, fused=h.dtype == tf.float32, decay=.5,
+        scope=name), lambda: h)
+
+
 def by_moments(h, name):
     mean, variance = tf.nn.moments(h, [0, 1, 2])
     return tf.nn.batch_normalization(h, mean, variance, None, variable(name, [h.shape[-1]], 5), .1)
@@ -211,6 +218,7 @@ def mended_slim():
 @pytest.mark.parametrize('model_fn, options', [
     (slims(fused=False, updates_collections=None), {}),
     (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
+    (convolutional(in_a_branch), {}),
     (BY_HAND, {}),
     (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto')))] + [
         pytest.param(BY_MOMENTS, each, marks=slow) for each in WAYS[:-1]])
@@ -246,12 +254,16 @@ def test_batch_norm_of_keras_in_sync(mended_slim):
     assert_one_device(convolutional(kerass), 'images', 1e-10, ['moving'], batch_norm='sync')
 
 
-def test_fused_batch_norm_in_sync_is_that_of_one_device(mended_slim):
+@pytest.mark.parametrize('is_in_branch', [False, True])
+def test_fused_batch_norm_in_sync_is_that_of_one_device(is_in_branch, mended_slim):
     """The kernel is float32 alone; its moving variance has the correction n / (n - 1)."""
     def model_fn(x, y):
         h = slim.conv2d(x, 6, 3, activation_fn=None, biases_initializer=None, scope='conv',
                         weights_initializer=tf.glorot_uniform_initializer(1))
-        h = slim.batch_norm(h, fused=True, scale=True, decay=.5, scope='norm')
+        if is_in_branch:
+            h = in_a_branch(h, 'norm')
+        else:
+            h = slim.batch_norm(h, fused=True, scale=True, decay=.5, scope='norm')
         out = slim.fully_connected(tf.reduce_mean(h, [1, 2]), 3, activation_fn=None, scope='out',
                                    weights_initializer=tf.glorot_uniform_initializer(2))
         return tf.reduce_mean((out - y) ** 2)

@@ -35,7 +35,13 @@ class Plan(collections.namedtuple('Plan', [
     __slots__ = ()
 
     def line(self, label: str) -> typing.Optional[str]:
-        """The text behind a label, such as `'batch norm'`; None where the plan has no such line."""
+        """The text behind a label, such as `'batch norm'`; None where the plan has no such line.
+
+        Raises:
+          InvalidArgumentError: the label is no string.
+        """
+        check_instance('label', label, str, 'one of the words in front of a line, such as %s'
+                       % ', '.join(repr(each) for each, _ in self.lines[:3]))
         return dict(self.lines).get(label)
 
     def with_line(self, label: str, text: str) -> 'Plan':
