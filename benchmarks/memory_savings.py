@@ -45,6 +45,7 @@ FLAT = collections.OrderedDict([
     ('resnet50', Case('ResNet-50, 64 px', 'resnet50', (64, 64, 3), 4)),
     ('vgg16', Case('VGG-16, 64 px', 'vgg16', (64, 64, 3), 4)),
     ('residual_64', Case('64 residual layers of 256', 'residual_64', (256,), 1024)),
+    ('convolutions_12', Case('12 convolutions of 32, 64 px', 'convolutions_12', (64, 64, 3), 4)),
     ('deep_stack', Case('26 convolutions, 206,538,153 parameters', 'deep_stack', (16, 16, 1), 16)),
     ('inception_resnet_v2', Case('InceptionResNet-v2, 96 px', 'inception_resnet_v2', (96, 96, 3),
                                  2))])
@@ -63,7 +64,20 @@ def _residual(layers, width=256):
     return model
 
 
+def _convolutions(layers, width=32):
+    def model(net, targets):
+        import tensorflow.compat.v1 as tf
+        for layer in range(layers):
+            weights = tf.get_variable('weights%d' % layer, [3, 3, net.shape[-1], width])
+            net = tf.nn.relu(tf.nn.conv2d(net, weights, [1, 1, 1, 1], 'SAME'))
+        return tf.reduce_mean(tf.square(
+            tf.reduce_mean(net, [1, 2, 3]) - tf.cast(targets, tf.float32)))
+    return model
+
+
 def _model(name):
+    if name.startswith('convolutions_'):
+        return _convolutions(int(name[len('convolutions_'):]))
     if name.startswith('residual_'):
         return _residual(int(name[len('residual_'):]))
     return memory_account.model_named(name)
