@@ -1,5 +1,7 @@
 """A finished model: `build_towers` takes its loss in the place of a model function."""
 
+import time
+
 import numpy as np
 import pytest
 import sample_models as samples
@@ -22,6 +24,16 @@ def test_samples(name):
 # ---- what a graph may hold -----------------------------------------------------------------------
 
 X, Y = samples.vectors(7)
+
+
+def late(x):
+    """The same value, a while later."""
+    def after_a_while(value):
+        time.sleep(.1)
+        return value
+    value = tf.py_func(after_a_while, [x], x.dtype)
+    value.set_shape(x.shape)
+    return value
 
 
 def branch_on_a_feed(x, y):
@@ -158,6 +170,23 @@ def test_updates_run_once_and_batch_norm_in_sync_equals_one_device(variables, wa
     steps = {op.name for op in samples.step_operations([built.train_op])}
     of_program = {op.name for op in built.train_op.graph.get_operations() if '/' not in op.name}
     assert not any(name.startswith(('MatMul', 'moments')) for name in steps & of_program)
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_an_update_of_what_the_model_reads_comes_after_all_towers_reads(use_resource):
+    """A count of steps by which the loss is divided; it depends on no input."""
+    x = tf.placeholder(tf.float64, [None, 6])
+    step = tf.get_variable('step', [], tf.float64, tf.ones_initializer(), trainable=False,
+                           use_resource=use_resource)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(step, 1.))
+    one = tf.reduce_mean(dense(late(x), 3, 'a') ** 0.)
+    with tf.control_dependencies([one]):
+        loss = one / (step + 0.)
+    built = towers.build_towers(loss, x, samples.sgd(), 2, 'mean', remainder='weight')
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        assert [session.run([built.loss, built.train_op], {x: X})[0] for _ in range(3)] == [
+            1., 1. / 2., 1. / 3.]
 
 
 def registers(x, y):

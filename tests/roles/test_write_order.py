@@ -190,6 +190,34 @@ def test_a_counter_from_before_the_build_has_one_devices_order(made_before, read
     np.testing.assert_allclose(losses(2), losses(0))
 
 
+def count_before_a_loop(x, count):
+    with tf.control_dependencies([tf.assign_add(count, 1.)]):
+        _, total = tf.while_loop(lambda i, _: i < 3, lambda i, total: (i + 1, 2. * total),
+                                 (tf.constant(0), x))
+    return tf.reduce_mean(total) * tf.get_variable('w', [], initializer=ONES)
+
+
+@pytest.mark.parametrize('device', ['', '/cpu:0', '/cpu:1'])
+def test_a_loop_after_a_write_of_a_reference_variable_of_another_device_is_refused(device, graph):
+    """In a hand-written tower loop the step never ends."""
+    with tf.device(device or None), switched('control_flow_v2', False):
+        count = tf.get_variable('count', [], initializer=ZEROS, trainable=False, use_resource=False)
+    with switched('control_flow_v2', False), pytest.raises(
+            towers.SharedVariableError, match=r'^a loop of tower %d \(.*RefEnter\) takes the '
+            'reference variable count, which is on another .*: make it with use_resource=True.$'
+            % (device != '/cpu:1')):
+        towers.build_towers(lambda x: count_before_a_loop(x, count), tf.constant(X), sgd(.01),
+                            ['/cpu:0', '/cpu:1'])
+
+
+def test_a_loop_after_a_write_is_one_devices(graph):
+    with switched('control_flow_v2', False):
+        count = tf.get_variable('count', [], initializer=ZEROS, trainable=False, use_resource=True)
+        losses, values = losses_and_values(
+            lambda x: count_before_a_loop(x, count), tf.constant(X), 2, ['count'], 1)
+    assert losses == [8. * X.mean()] and values == {'count': 1.}
+
+
 # ---- what a run fetches of a step is of before the update ----------------------------------------
 
 def slowly(value):

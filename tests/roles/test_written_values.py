@@ -140,6 +140,15 @@ def test_a_constant_that_may_be_the_size_of_a_shard_is_asked_about():
     assert 'tower 0 writes' in build(5.).plan.line('who writes')
 
 
+def test_rows_of_which_the_graph_has_the_number_are_refused():
+    write = model(lambda centers, rows, *_: tf.scatter_add(
+        centers, rows, tf.ones([6, 3], tf.float64)), inline=True)
+    with pytest.raises(towers.SharedVariableError, match='writes variable centers .*the graph has '
+                       'the size of a shard, 6, in it.*: pass a batch \\[None, ...\\], and'):
+        towers.build_towers(write, (tf.constant(X), tf.constant(LABELS)),
+                            tf.train.GradientDescentOptimizer(.1), 2)
+
+
 @pytest.mark.parametrize('statistic', [
     lambda rows, features: tf.reduce_max(features),
     lambda rows, features: tf.sqrt(tf.nn.moments(features, [0])[1]),

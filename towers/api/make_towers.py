@@ -34,7 +34,11 @@ from towers.model.objectives import flat, trained_variables
 from towers.model.outputs import fetches_of
 from towers.reduce.replicas import make_replicas
 from towers.roles.ownership import EVERY, ownership
-from towers.roles.write_order import write_after_reads, write_in_turn
+from towers.roles.write_order import (
+    check_references_in_loops,
+    write_after_reads,
+    write_in_turn,
+)
 from towers.whole_batch.batch_values import exchange, is_batch_value
 
 
@@ -88,6 +92,7 @@ def call_once_and_copy(request, batch, behind, scaled_losses):
 
 def _order_writes(request, towers, roles):
     """Orders the writes of shared variables before the update."""
+    check_references_in_loops(towers)
     if request.training.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
     elif request.training.update_ops == 'all' and len(towers) > 1:

@@ -29,6 +29,7 @@ from towers.graph.op_types import (
     FEEDS_DATA,
     PLACEHOLDERS,
     SETS,
+    VARIABLE_OPS,
     keeps_state,
 )
 from towers.graph.variable_access import Writes, initializers, metric_variables
@@ -294,15 +295,28 @@ class FinishedModel:
 
     def _updates(self, output):
         """The updates that the program returned, and those of `UPDATE_OPS`, and of the Keras layers
-        of a functional model, that depend on the inputs, or that the outputs wait for."""
+        of a functional model, that are the model's.
+
+        These depend on the inputs, or the outputs wait for them, or they write a variable that the
+        outputs are computed from, such as a counter: they are to come after all towers' reads.
+        """
         needed = self._needed(fetches_in(tuple(output)))
         of_keras = compat.keras_updates_behind(needed.values())
-        listed = [update for update in updates_of_no_build(self._graph) + of_keras
-                  if _operation(update).name in self._from_inputs
-                  or _operation(update).name in needed]
+        variables = {name for name, op in needed.items() if op.type in VARIABLE_OPS}
+        finder = Writes(self._graph)
+        listed = []
+        for update in updates_of_no_build(self._graph) + of_keras:
+            name = _operation(update).name
+            if name in self._from_inputs or name in needed or variables.intersection(
+                    self._written(update, finder)):
+                listed.append(update)
         given = [update for update in output.updates or ()
                  if not self._waits_for_keras_input(update)]
         return list({_operation(update).name: update for update in given + listed}.values())
+
+    def _written(self, update, finder):
+        """The names of the variables that an update writes: a list."""
+        return [name for op in self._needed([update]).values() for name in finder.of(op)]
 
     def _waits_for_keras_input(self, update):
         """Whether an update is one of those by which Keras 2 has defined a model, on a

@@ -26,7 +26,7 @@ from towers.errors import SharedVariableError
 from towers.gradients.gradient_pairs import tensors_of
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
-from towers.graph.op_types import READS, is_fused_batch_norm
+from towers.graph.op_types import READS, VARIABLE_OPS, is_fused_batch_norm
 from towers.graph.order import Frames, Precedence, Waits, to_hold, to_wait_for
 from towers.graph.variable_access import (
     REFERENCE_VARIABLES,
@@ -35,6 +35,7 @@ from towers.graph.variable_access import (
     read_from,
     variable_op,
 )
+from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.roles.ownership import EVERY, FIRST, METRIC
 
@@ -86,6 +87,25 @@ def write_after_reads(towers, roles):
     writes = _writes(writing_towers, takers, roles, step, finder)
     holds = _holds(towers, reads, writes, takers, Frames(list(step.values())), finder)
     _add_waits(holds, [write for write in writes if write.is_every], finder)
+
+
+def check_references_in_loops(towers):
+    """Refuses a loop (v1) of a tower that takes a reference variable of another device, such as one
+    that waits for a write of it: TensorFlow never ends it, in a hand-written tower loop either
+    (measured on 1.15.5 and 2.21)."""
+    for op in tf.get_default_graph().get_operations():
+        of_tower = [tower for tower in towers if tower.has(op.name)]
+        if op.type != 'RefEnter' or not of_tower:
+            continue
+        variable = op.inputs[0].op
+        while variable.type not in VARIABLE_OPS:
+            variable = variable.inputs[0].op
+        device = variable.device or stages_of(towers[0].device)[0]
+        if any(taker.device and taker.device != device for taker in op.outputs[0].consumers()):
+            raise SharedVariableError(
+                'a loop of tower %d (operation %s) takes the reference variable %s, which is on '
+                'another device, or waits for a write of it, and would never end: make it with '
+                'use_resource=True.' % (of_tower[0].index, op.name, variable.name))
 
 
 def _writes(towers, takers, roles, step, finder):

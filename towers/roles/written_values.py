@@ -138,6 +138,12 @@ class _Judge:
         """Refuses a write in a way of its own, by any value that depends on the examples."""
         if op.name not in self._from_shard:
             return
+        if self._size and op.name not in self.analysis.analysed:
+            raise SharedVariableError(
+                'the model function writes variable %s (operation %s) by its examples, and the '
+                'graph has the size of a shard, %d, in it, so that it is not known which tower is '
+                'to write: pass a batch [None, ...], and take sizes from tf.shape.' % (
+                    names[0], op.name, self._size))
         for tensor in op.inputs:
             state = self.analysis.state(tensor)
             if not _does_not_depend(state):
