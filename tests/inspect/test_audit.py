@@ -64,6 +64,19 @@ def test_a_branch_on_an_input_is_where_tf_puts_it(copies):
     assert 'tower 1 off /cpu:1: %s' % stray.name in towers.audit(built).broken[0]
 
 
+@pytest.mark.parametrize('is_finished', [False, True])
+def test_a_branch_in_a_branch_on_an_input_is_where_tf_puts_it(is_finished):
+    def model(x):
+        def smaller():
+            return tf.cond(tf.reduce_sum(w) > 1., lambda: x / 2., lambda: x * w)
+        return tf.reduce_mean(w * tf.cond(tf.reduce_sum(w) > 0., lambda: x, smaller))
+    with switched('control_flow_v2', False):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer(), use_resource=False)
+        x = tf.placeholder(tf.float32, [None])
+        built = towers.build_towers(model(x) if is_finished else model, x, sgd(), 2)
+    assert towers.audit(built).broken == []
+
+
 # ---- promises broken ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize('copies, prefix', [

@@ -241,8 +241,11 @@ def _touches_variable(op, names, depth=3):
 def _follows_input(op, tower):
     """Whether TensorFlow puts an operation with a value that it gets: a `Switch` of `tf.cond` (v1)
     with its input; a TensorArray (v1), and its size, with the first value that is written to it."""
-    if op.type in ('Switch', 'RefSwitch') and not tower.has(op.inputs[0].op.name):
-        return operation_device(op) == operation_device(op.inputs[0].op)
+    source = op
+    while source.type in ('Switch', 'RefSwitch'):  # of a branch in a branch, too
+        source = source.inputs[0].op
+    if source is not op and not tower.has(source.name):
+        return operation_device(op) == operation_device(source)
     readers = [op] + [reader for tensor in op.outputs for reader in tensor.consumers()
                       if op.type == 'Const']
     return any(reader.type == 'TensorArrayV3' for reader in readers)
