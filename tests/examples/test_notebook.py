@@ -20,5 +20,6 @@ def test_the_notebook_runs_from_top_to_bottom(runner, tmp_path):
     printed = runner.source('\n'.join(cells('code')), tmp_path).stdout
     assert 'one device       proven: the loss is a mean over the examples' in printed
     assert "not proven: 'MatMul" in printed
+    assert 'report of a step of' in printed and 'step.html' in printed
     first, last = printed.split('loss of step 1: ')[1].split(', of step 200: ')
     assert float(last.split()[0]) < 0.3 < 1.5 < float(first)
