@@ -118,6 +118,11 @@ CALLS = {
     'check_towers': lambda given: (towers.check_towers, dict(
         model_fn=reached, inputs=np.ones([4, 2], np.float32))),
     'audit': lambda given: (towers.audit, dict(built=given.built)),
+    'step_report': lambda given: (towers.step_report, dict(
+        built=given.built, run_metadata=tf.RunMetadata(), path=given.folder + '/step.html')),
+    'StepReportHook': lambda given: (towers.StepReportHook, dict(
+        built=given.built, step=3, path=given.folder + '/step.html')),
+    'BatchAxis': lambda given: (towers.BatchAxis, dict(tensor=given.x, axis=0)),
     'memory_account': lambda given: (towers.memory_account, dict(built=given.built)),
     'measure_memory': lambda given: (towers.measure_memory, dict(
         built=given.built, session=Session())),
@@ -144,8 +149,10 @@ CALLS = {
 # What is public and in no call of the above, and why.
 OTHERS = {
     'what calls return, made by nobody else': [
-        'Audit', 'BuiltTowers', 'FittedBatch', 'MeasuredMemory', 'Member', 'MemoryAccount',
-        'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
+        'Audit', 'BuiltTowers', 'CutBatch', 'Damaged', 'DeviceAccount', 'Devices', 'Difference',
+        'Feed', 'FittedBatch', 'HeldTensor', 'InitialValues', 'LeftOut', 'MeasuredMemory', 'Member',
+        'MemoryAccount', 'Newest', 'Placement', 'Plan', 'PlannedTower', 'Replicas', 'StagedInputs',
+        'StepReport', 'Tower', 'TowersReport', 'Transfers', 'WatchedLosses'],
     'called in model functions, with a tensor': ['batch_concat', 'batch_mean', 'batch_sum'],
     'checked when a model function returns it': ['ModelOutput'],
     'checked by the build that it is given to': ['Shards']}

@@ -142,6 +142,32 @@ def test_public_functions_carry_type_hints():
     assert without == []
 
 
+def classes_in(hint):
+    """The classes of this package in a type hint, such as `Optional[List[Difference]]`."""
+    if isinstance(hint, type) and hint.__module__.startswith('towers.'):
+        yield hint
+    for part in getattr(hint, '__args__', None) or ():
+        yield from classes_in(part)
+
+
+def test_types_that_public_functions_return_are_public():
+    """And the types of the fields of these."""
+    import typing
+    import towers
+    hints = []
+    for name, function in public_functions():
+        if name.split('.')[-1] not in ('__new__', '__init__'):
+            hints.append((name, typing.get_type_hints(function).get('return')))
+    for name, public in vars(towers).items():
+        if hasattr(public, '_fields'):
+            hints += [('%s.%s' % (name, field), hint) for field, hint in
+                      typing.get_type_hints(public).items()]
+    public = {name for name, each in vars(towers).items() if isinstance(each, type)}
+    for_this_package = {'DirectVariable', 'Engine', 'Exchange', 'ScaledLosses'}
+    assert [(name, kind.__name__) for name, hint in hints for kind in classes_in(hint)
+            if kind.__name__ not in public | for_this_package] == []
+
+
 # ---- rooms ---------------------------------------------------------------------------------------
 
 # As docs/architecture.md has them, from above to below; what is in no folder comes last.

@@ -9,17 +9,17 @@ Importing this package changes nothing in the program that imports it.
 """
 
 from towers.api.build import build_towers
-from towers.api.built import BuiltTowers, Plan
+from towers.api.built import BuiltTowers, Plan, PlannedTower
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
 from towers.capture.finished_model import BatchAxis
-from towers.checkpoint.files import newest_checkpoint
-from towers.checkpoint.match import check_fits, init_from
+from towers.checkpoint.files import Damaged, Newest, newest_checkpoint
+from towers.checkpoint.match import InitialValues, check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
 from towers.cluster.addresses import free_ports
 from towers.cluster.cluster import Cluster
 from towers.cluster.member import Member, join, serve
 from towers.cluster.sessions import StopTogetherHook
-from towers.cluster.worker_step import until_all_end
+from towers.cluster.worker_step import Feed, until_all_end
 from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError, ClusterError,
                            DeviceError, FailedBuildError, GradientError, InputError,
                            InvalidArgumentError, LogFileError, MeasurementError,
@@ -28,18 +28,21 @@ from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError
                            SharedVariableError, StepError, TowersError, WorkerLostError)
 from towers.fronts.estimator import TowerOptimizer, replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
-from towers.inspect.audit import Audit, audit
+from towers.inspect.audit import Audit, Transfers, audit
 from towers.inspect.check import TowersReport, check_towers
-from towers.memory.account import MemoryAccount, memory_account
+from towers.inspect.check_report import Difference, LeftOut
+from towers.memory.account import DeviceAccount, HeldTensor, MemoryAccount, memory_account
 from towers.memory.fit import FittedBatch, fit_batch_size, largest_batch
 from towers.memory.measure import MeasuredMemory, measure_memory
 from towers.memory.out_of_memory import out_of_memory_explained
 from towers.memory.report import memory_report
-from towers.placement.devices import resolve_devices, session_config, visible_gpus
+from towers.placement.devices import Devices, resolve_devices, session_config, visible_gpus
 from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage
+from towers.placement.variable_device import Placement
 from towers.reduce.combination import combine_gradients
-from towers.reduce.loss_scale import LossScale
+from towers.reduce.loss_scale import LossScale, WatchedLosses
+from towers.reduce.replicas import Replicas
 from towers.report.hook import StepReportHook
 from towers.report.step_report import StepReport, step_report
 from towers.run.checkpoint_hook import CheckpointHook
@@ -53,7 +56,7 @@ from towers.slim_mend import mend_slim
 from towers.whole_batch.batch_values import batch_concat, batch_mean, batch_sum
 from towers.shards.cut_inputs import Shards, StagedInputs, staged
 from towers.model.outputs import ModelOutput
-from towers.shards.cut_batch import split_batch
+from towers.shards.cut_batch import CutBatch, split_batch
 from towers.gradients.tower import Tower
 
 __version__ = '1.0.0'

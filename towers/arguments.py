@@ -26,9 +26,15 @@ MOST_NUMBER = float(np.finfo(np.float32).max)
 def check_number(name: str, value: typing.Any, least: typing.Optional[float] = None,
                  above: typing.Optional[float] = None, most: float = MOST_NUMBER,
                  expected: str = 'a number') -> None:
-    """Raises `InvalidArgumentError` unless `value` is a number within the bounds; NaN never is.
+    """Raises `InvalidArgumentError` unless a value is a number within the bounds; NaN never is.
 
-    A number that becomes 0 in float32 is not above 0.
+    Args:
+      name: of the argument.
+      value: that was given.
+      least: the least number; or None.
+      above: the number has to be larger, also in float32, where it may become 0; or None.
+      most: the largest number.
+      expected: what was expected, in words.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
     if not is_number or not -MOST_NUMBER <= value <= most:
@@ -50,45 +56,52 @@ def check_count(name: str, value: typing.Any, least: int = 1, most: int = MOST_C
                                    % (name, value, most))
 
 
-def check_graph_mode(what):
-    """Raises `InvalidArgumentError` while TensorFlow executes eagerly."""
+def check_graph_mode(what: str) -> None:
+    """Raises `InvalidArgumentError` while TensorFlow executes eagerly; `what` is to be made."""
     if tf.executing_eagerly():
         raise InvalidArgumentError(
             '%s is a part of a graph, and TensorFlow is executing eagerly: make it under '
             '`with tf.Graph().as_default():`, or call tf.disable_eager_execution() first.' % what)
 
 
-def check_flag(name, value, expected='True or False'):
+def check_flag(name: str, value: typing.Any, expected: str = 'True or False') -> None:
     """Raises `InvalidArgumentError` unless `value` is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
 
 
-def check_function(name, value, arguments, expected):
+def check_function(name: str, value: typing.Any, arguments: int, expected: str) -> None:
     """Raises `InvalidArgumentError` unless `value` can be called with so many `arguments`.
 
-    A class counts as no function. Built-in functions whose signature Python does not know pass.
+    A class counts as no function.
     """
-    fits = callable(value) and not isinstance(value, type)
-    if fits:
-        try:
-            inspect.signature(value).bind(*[None] * arguments)
-        except TypeError:
-            fits = False
-        except ValueError:
-            pass
-    if not fits:
+    if not callable(value) or isinstance(value, type) or not _takes(value, arguments):
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
 
 
-def check_say(say, optional=False):
+def _takes(function: typing.Callable, arguments: int) -> bool:
+    """Whether a function can be called with so many arguments; so can, for all that is known, a
+    built-in one whose signature Python does not know."""
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def check_say(say: typing.Any, optional: bool = False) -> None:
     """Raises `InvalidArgumentError` unless `say` takes one text, or is None where `optional`."""
-    if say is not None or not optional:
-        check_function('say', say, 1, 'a function of one text, such as print'
-                       + (', or None' if optional else ''))
+    expected = 'a function of one text, such as print'
+    if optional:
+        if say is None:
+            return
+        expected += ', or None'
+    check_function('say', say, 1, expected)
 
 
-def safe_say(say):
+def safe_say(say: typing.Callable) -> typing.Callable:
     """A function like `say` that never raises: nobody may read, or the disk may be full."""
     def safely(line):
         with contextlib.suppress(OSError, ValueError):
@@ -96,14 +109,14 @@ def safe_say(say):
     return safely
 
 
-def check_config(config):
+def check_config(config: typing.Any) -> None:
     """Raises `InvalidArgumentError` unless `config` is a `tf.ConfigProto` or None."""
     if config is not None:
         check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto, as session_config '
                        'makes it, or None')
 
 
-def check_session(session, graph):
+def check_session(session: typing.Any, graph: tf.Graph) -> None:
     """Raises `InvalidArgumentError` unless `session` is a session of `graph`."""
     is_other = isinstance(session, (type, tf.Operation))  # which have a method run, too
     if is_other or not hasattr(session, 'run') or not hasattr(session, 'graph'):
@@ -114,7 +127,7 @@ def check_session(session, graph):
                                    'it under the same tf.Graph().' % (session,))
 
 
-def check_feed(feed_dict):
+def check_feed(feed_dict: typing.Any) -> None:
     """Raises `InvalidArgumentError` unless `session.run` takes this `feed_dict`, a dict or None."""
     if feed_dict is None:
         return
@@ -125,23 +138,26 @@ def check_feed(feed_dict):
                                        'such as placeholders.' % (key, type(key).__name__))
 
 
-def check_choice(name, value, choices):
+def check_choice(name: str, value: typing.Any, choices: typing.Iterable[str]) -> None:
     """Raises `InvalidArgumentError` unless `value` is one of the strings `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InvalidArgumentError('%s=%.80r: expected one of %s.' % (
             name, value, ', '.join(map(repr, choices))))
 
 
-def check_instance(name, value, kind, expected):
+def check_instance(name: str, value: typing.Any, kind: typing.Any, expected: str) -> None:
     """Raises `InvalidArgumentError` unless `value` is of the class `kind`, or of one of several."""
-    if not isinstance(value, kind):
-        raise InvalidArgumentError('%s=%.80r of type %s: expected %s%s.' % (
-            name, value, type(value).__name__, expected,
-            ', not the class' if isinstance(value, type) else ''))
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type):
+        expected += ', not the class'
+    raise InvalidArgumentError('%s=%.80r of type %s: expected %s.' % (
+        name, value, type(value).__name__, expected))
 
 
 # As on Linux and macOS; a store such as gs:// may have longer names in a path.
-_MOST_BYTES_OF_A_NAME, _MOST_BYTES_OF_A_PATH = 255, 4095
+_MOST_BYTES_OF_A_NAME = 255
+_MOST_BYTES_OF_A_PATH = 4095
 
 
 def directory_name(name: str, value: typing.Any, expected: str = 'the name of a directory') -> str:
@@ -169,13 +185,13 @@ def directory_name(name: str, value: typing.Any, expected: str = 'the name of a 
     return path
 
 
-def check_step_variable(global_step, name='global_step'):
+def check_step_variable(global_step: typing.Any, name: str = 'global_step') -> None:
     """Raises `InvalidArgumentError` unless `global_step` is a scalar variable of this graph."""
     check_instance(name, global_step, compat.VARIABLE_TYPES, 'a variable, such as '
                    'tf.train.get_or_create_global_step()')
     check_graph_mode('a training')
-    if global_step.shape.ndims not in (0, None) or not (
-            global_step.dtype.is_integer or global_step.dtype.is_floating):
+    is_number = global_step.dtype.is_integer or global_step.dtype.is_floating
+    if global_step.shape.ndims not in (0, None) or not is_number:
         raise InvalidArgumentError('%s is the variable %r of shape %s and type %s: expected one '
                                    'number.' % (name, global_step.op.name, global_step.shape,
                                                 global_step.dtype.base_dtype.name))
@@ -185,7 +201,7 @@ def check_step_variable(global_step, name='global_step'):
                                    % (name, global_step.name))
 
 
-def listed_hooks(name, hooks):
+def listed_hooks(name: str, hooks: typing.Any) -> list:
     """The hooks as a list; raises `InvalidArgumentError` unless it is one of `SessionRunHook`s."""
     check_instance(name, hooks, (list, tuple), 'a list of hooks, even for one: [hook]')
     for hook in hooks:
@@ -218,31 +234,40 @@ def listed_variables(name: str, variables: typing.Any) -> list:
     return found
 
 
-def scalar_tensors(name, values):
+def scalar_tensors(name: str, values: typing.Any) -> 'collections.OrderedDict':
     """A dict, or a list of pairs, from names to scalar tensors or variables as an `OrderedDict`.
+
+    Args:
+      name: of the argument.
+      values: that were given.
 
     Raises:
       InvalidArgumentError: something else, a tensor that is known to be no scalar, or a tensor
         that holds no number (a string).
     """
     try:
-        named = collections.OrderedDict(values if isinstance(values, (dict, list, tuple)) else None)
+        if not isinstance(values, (dict, list, tuple)):
+            raise TypeError
+        named = collections.OrderedDict(values)
     except (TypeError, ValueError):
         raise InvalidArgumentError('%s=%.80r: expected a dict from names to scalar tensors.'
                                    % (name, values)) from None
     for key, value in named.items():
         check_instance('a name in ' + name, key, str, 'a string')
-        check_instance('%s[%r]' % (name, key), value, (tf.Tensor,) + compat.VARIABLE_TYPES,
-                       'a scalar tensor, which is fetched with a step')
-        check_graph_mode('a training')
-        kind = value.dtype.base_dtype
-        for is_wrong, text in (
-                (getattr(value, 'graph', None) is not tf.get_default_graph(),
-                 'is of another graph than the default one'),
-                (value.shape.ndims not in (0, None),
-                 'has the shape %s: expected a scalar, such as its tf.reduce_mean' % value.shape),
-                (not (kind.is_floating or kind.is_integer or kind.is_bool),
-                 'is of type %s: expected a number' % kind.name)):
-            if is_wrong:
-                raise InvalidArgumentError('%s[%r] %s.' % (name, key, text))
+        _check_scalar('%s[%r]' % (name, key), value)
     return named
+
+
+def _check_scalar(name: str, value: typing.Any) -> None:
+    """Raises `InvalidArgumentError` unless `value` is a number of the default graph."""
+    check_instance(name, value, (tf.Tensor,) + compat.VARIABLE_TYPES,
+                   'a scalar tensor, which is fetched with a step')
+    check_graph_mode('a training')
+    if getattr(value, 'graph', None) is not tf.get_default_graph():
+        raise InvalidArgumentError('%s is of another graph than the default one.' % name)
+    if value.shape.ndims not in (0, None):
+        raise InvalidArgumentError('%s has the shape %s: expected a scalar, such as its '
+                                   'tf.reduce_mean.' % (name, value.shape))
+    dtype = value.dtype.base_dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise InvalidArgumentError('%s is of type %s: expected a number.' % (name, dtype.name))

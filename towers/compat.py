@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import threading
+import typing
 
 import tensorflow
 import tensorflow.compat.v1 as tf
@@ -31,13 +32,14 @@ def has_estimator():
 
 # ---- tf.layers ----------------------------------------------------------------------------------
 
-def missing_layers(error):
+def missing_layers(error: Exception):
     """What to do about `tf.layers` or `tf.nn.rnn_cell`, which TF takes from tf-keras from 2.16 on.
 
     A text where an `error` is of their use: an `AttributeError` where Keras 3 is in use, an
     `ImportError` where `TF_USE_LEGACY_KERAS` is set and tf-keras is not installed; else None.
     """
-    version, text = '%d.%d' % TF_VERSION, str(error)
+    version = '%d.%d' % TF_VERSION
+    text = str(error)
     not_installed = isinstance(error, ImportError) and text.startswith('Keras cannot be imported')
     if not not_installed and not (
             isinstance(error, AttributeError) and 'is not available with Keras 3' in text):
@@ -83,62 +85,66 @@ def keras_base_layers():
     return _classes(KERAS_LAYERS)
 
 
-def _classes(module_names):
+def _classes(module_names: typing.Iterable[str]):
+    """The class `Layer` of each of these modules that the program has imported, each once."""
     found = [getattr(sys.modules.get(name), 'Layer', None) for name in module_names]
     return tuple(dict.fromkeys(layer for layer in found if layer is not None))
 
 
-def is_legacy_layer(layer):
+def is_legacy_layer(layer: typing.Any):
     """Whether `layer` is of `tf.layers`, `tf.nn.rnn_cell` or tf_slim, which use collections."""
     return isinstance(layer, _classes(_LEGACY_LAYERS))
 
 
-def is_keras_3(layer):
+def is_keras_3(layer: typing.Any):
     """Whether `layer` is of Keras 3, which knows no graphs and keeps no list of updates."""
     return isinstance(layer, _classes((_KERAS_3,)))
 
 
-def is_keras_3_symbol(value):
+def is_keras_3_symbol(value: typing.Any):
     """Whether `value` is a Keras 3 stand-in for a tensor, from which models are drawn."""
     symbols = getattr(sys.modules.get('keras.src.backend.common.keras_tensor'), 'KerasTensor', ())
     return isinstance(value, symbols)
 
 
-def is_keras_input(op):
+def is_keras_input(op: tf.Operation):
     """Whether `op` is the placeholder that Keras 2 made for a `keras.Input`; no call tells."""
     return op.type == 'Placeholder' and hasattr(op.outputs[0], '_keras_history')
 
 
-def keras_states(layer):
+def keras_states(layer: typing.Any):
     """The `tf.Variable`s in which a stateful RNN, or one within a layer, keeps its state."""
-    states = [keras_variable_value(state) for part in keras_parts(layer)
-              if getattr(part, 'stateful', False)
-              for state in tf.nest.flatten(getattr(part, 'states', None))]
-    return [state for state in states if isinstance(state, VARIABLE_TYPES)]
+    states: list = []
+    for part in keras_parts(layer):
+        if getattr(part, 'stateful', False):
+            states += tf.nest.flatten(getattr(part, 'states', None))
+    variables = map(keras_variable_value, states)
+    return [variable for variable in variables if isinstance(variable, VARIABLE_TYPES)]
 
 
-def keras_variable_value(variable):
+def keras_variable_value(variable: typing.Any):
     """The `tf.Variable` behind a Keras 3 variable; anything else as it is."""
     value = getattr(variable, 'value', None)
     return value if isinstance(value, VARIABLE_TYPES) else variable
 
 
-def keras_of(model):
+def keras_of(model: typing.Any):
     """The Keras 2 module that a model is of: `tf.keras` of TF 1.15 or 2.15, or `tf_keras`; None for
     any other object, models of Keras 3 and of the package keras beside TF 1.15 included."""
     if is_keras_3(model):
         return None
+    packages: typing.Dict[str, typing.Any] = {
+        'tf_keras.': sys.modules.get('tf_keras'), 'keras.src.': tensorflow,
+        'tensorflow.python.keras.': tensorflow}
     for base in type(model).__mro__:
-        for package, keras in (('tf_keras.', sys.modules.get('tf_keras')),
-                               ('keras.src.', tensorflow),
-                               ('tensorflow.python.keras.', tensorflow)):
-            if base.__module__.startswith(package):
-                keras = getattr(keras, 'keras', keras)
+        for prefix, package in packages.items():
+            if base.__module__.startswith(prefix):
+                keras = getattr(package, 'keras', package)
                 return keras if isinstance(model, keras.Model) else None
     return None
 
 
-def keras_backend_of(model):
+def keras_backend_of(model: typing.Any):
     """The module with `get_session` and `learning_phase` for a model of `keras_of`.
 
     The public one is in `tf.compat.v1.keras`, which is Keras 3 from TF 2.16 on; tf_keras has none.
@@ -150,7 +156,7 @@ def keras_backend_of(model):
     raise AssertionError('no backend of %r' % model)
 
 
-def is_keras_graph_network(model):
+def is_keras_graph_network(model: typing.Any):
     """Whether a Keras 2 model is a functional one, or a `Sequential` of known inputs.
 
     A subclassed model has `inputs`, too, once it was called on data, and no public call tells.
@@ -158,7 +164,7 @@ def is_keras_graph_network(model):
     return bool(getattr(model, '_is_graph_network', False))
 
 
-def keras_updates_behind(operations):
+def keras_updates_behind(operations: typing.Iterable[tf.Operation]) -> list:
     """The updates of the Keras 2 layers of which a functional model was drawn, with tensors of
     `operations`: a list of operations and tensors, each layer's once. Keras keeps with a tensor the
     layer that made it, and with the layer its updates; no collection has them."""
@@ -168,17 +174,20 @@ def keras_updates_behind(operations):
             history = getattr(tensor, '_keras_history', None)
             if history is not None:
                 layers[id(history[0])] = history[0]
-    return [update for layer in layers.values() for update in getattr(layer, 'updates', ())]
+    updates: list = []
+    for layer in layers.values():
+        updates += getattr(layer, 'updates', ())
+    return updates
 
 
-def has_gradient_closure(op):
+def has_gradient_closure(op: tf.Operation) -> bool:
     """Whether the gradient of an operation is a Python function that `tf.custom_gradient` has
     registered under a name of its own, with tensors of one graph in it."""
     return '_gradient_op_type' in op.node_def.attr and op.get_attr(
         '_gradient_op_type').startswith(b'CustomGradient')
 
 
-def forget_dropout_masks(layer):
+def forget_dropout_masks(layer: typing.Any):
     """Makes the recurrent layers within a Keras 2 layer draw new dropout masks in their next call.
 
     On TF 1.15 the cell of an `RNN(cell)` keeps the mask of the first call, with its batch size and
@@ -186,23 +195,25 @@ def forget_dropout_masks(layer):
     """
     for part in keras_parts(layer):
         cell = getattr(part, 'cell', None)
-        for each in keras_parts(cell) if isinstance(cell, keras_base_layers()) else ():
+        if not isinstance(cell, keras_base_layers()):
+            continue
+        for each in keras_parts(cell):
             if hasattr(each, 'reset_dropout_mask'):
                 each.reset_dropout_mask()
                 each.reset_recurrent_dropout_mask()
 
 
-def keras_mask(tensor):
+def keras_mask(tensor: tf.Tensor):
     """The mask that Keras keeps with a tensor: bool [batch, …], or None."""
     return getattr(tensor, '_keras_mask', None)
 
 
-def keras_logits(tensor):
+def keras_logits(tensor: tf.Tensor):
     """What a sigmoid or softmax of Keras 2.15 was computed from; None for other tensors."""
     return getattr(tensor, '_keras_logits', None)
 
 
-def set_keras_logits(tensor, logits):
+def set_keras_logits(tensor: tf.Tensor, logits: typing.Optional[tf.Tensor]):
     """Has the cross entropies of Keras 2.15 take `logits`, unless None, in place of a tensor."""
     if logits is not None:
         tensor._keras_logits = logits
@@ -217,7 +228,7 @@ def autograph_of_layers():
         yield
 
 
-def keras_weight_losses(layer):
+def keras_weight_losses(layer: typing.Any):
     """The losses of a Keras layer and its parts that do not depend on the layers' inputs.
 
     These are the regularizers of weights, and the functions given to `add_loss`. Parts that are
@@ -231,16 +242,20 @@ def keras_weight_losses(layer):
     if is_keras_3(layer):
         return [(id(variable), functools.partial(variable.regularizer, variable))
                 for variable in layer.trainable_variables if variable.regularizer is not None]
-    return [(id(loss), loss) for part in keras_parts(layer) if not is_legacy_layer(part)
-            for loss in part._callable_losses]
+    losses: list = []
+    for part in keras_parts(layer):
+        if not is_legacy_layer(part):
+            losses += part._callable_losses
+    return [(id(loss), loss) for loss in losses]
 
 
-def keras_parts(layer):
+def keras_parts(layer: typing.Any) -> list:
     """A Keras 2 layer and the layers that it contains, at any depth. (The public `submodules`
     raises for an LSTM with dropout in graph mode and, on 1.15, for a compiled model.)"""
     if hasattr(layer, '_flatten_layers'):
         return list(layer._flatten_layers())
-    found, pending = [], [layer]
+    found: list = []
+    pending = [layer]
     while pending:
         part = pending.pop(0)
         if not isinstance(part, keras_base_layers()):  # a list or dict of layers
@@ -260,7 +275,7 @@ VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
 DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
-def outermost_graph(graph):
+def outermost_graph(graph: tf.Graph):
     """The graph around a function's graph; any other graph itself."""
     while getattr(graph, 'outer_graph', None) is not None:
         graph = graph.outer_graph
@@ -268,7 +283,7 @@ def outermost_graph(graph):
 
 
 @contextlib.contextmanager
-def within_branch(op):
+def within_branch(op: tf.Operation):
     """A context in which new operations are in the branch (v1) that an operation is in."""
     context = op._get_control_flow_context()
     with contextlib.ExitStack() as stack:
@@ -278,14 +293,15 @@ def within_branch(op):
         yield
 
 
-def builds_loop(graph):
+def builds_loop(graph: tf.Graph):
     """Whether Python is within the body of a `tf.while_loop` (v1)."""
     return _loop_around(graph._get_control_flow_context()) is not None
 
 
-def in_branch_in_loop(graph):
+def in_branch_in_loop(graph: tf.Graph):
     """Whether Python is within a branch that is within the body of a loop (v1)."""
-    context, is_in_branch = graph._get_control_flow_context(), False
+    context = graph._get_control_flow_context()
+    is_in_branch = False
     while context is not None:
         if is_in_branch and context.IsWhileContext():
             return True
@@ -294,13 +310,13 @@ def in_branch_in_loop(graph):
     return False
 
 
-def register_gradient(name, function):
+def register_gradient(name: str, function: typing.Callable):
     """Registers the gradient of operations that `gradient_override_map` gives a name, once."""
     with contextlib.suppress(KeyError):  # it is there
         tf.RegisterGradient(name)(function)
 
 
-def multi_device_iterator(dataset, devices, buffer_size):
+def multi_device_iterator(dataset: typing.Any, devices: typing.Sequence[str], buffer_size: int):
     """TensorFlow's `MultiDeviceIterator`, which no public name of graph mode leads to."""
     # pylint: disable=import-outside-toplevel,no-name-in-module
     from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -308,7 +324,7 @@ def multi_device_iterator(dataset, devices, buffer_size):
         dataset, devices, max_buffer_size=max(2, buffer_size), prefetch_buffer_size=buffer_size)
 
 
-def shapes_text(shapes):
+def shapes_text(shapes: typing.Any) -> str:
     """A nest of shapes as a text for errors, such as '((4, 8, 8, 1), (4,))'."""
     if isinstance(shapes, dict):
         return '{%s}' % ', '.join('%s: %s' % (name, shapes_text(each))
@@ -318,12 +334,12 @@ def shapes_text(shapes):
     return str(shapes)
 
 
-def map_batches(dataset, function):
+def map_batches(dataset: typing.Any, function: typing.Callable):
     """`dataset.map` that keeps the known number of batches, which the `map` of v1 forgets."""
     return tensorflow.compat.v2.data.Dataset.map(dataset, function)
 
 
-def optimizer_learning_rate(optimizer):
+def optimizer_learning_rate(optimizer: typing.Any):
     """An optimizer's learning rate, a number or a tensor, for the plan; None if it is not known."""
     for name in ('_lr', '_learning_rate', 'learning_rate'):
         rate = getattr(optimizer, name, None)
@@ -339,7 +355,7 @@ def optimizer_learning_rate(optimizer):
 
 
 @contextlib.contextmanager
-def descent_by_rows(optimizer):
+def descent_by_rows(optimizer: typing.Any):
     """A context in which `tf.train.GradientDescentOptimizer` casts its learning rate for sparse
     gradients of resource variables, as TF 2 does. On 1.15 it multiplies these by the rate as it was
     given, which fails for a rate of another dtype and for a function."""
@@ -361,7 +377,7 @@ def descent_by_rows(optimizer):
         delattr(optimizer, name)
 
 
-def initialize_with(variable, value):
+def initialize_with(variable: tf.Variable, value: tf.Tensor):
     """Replaces the value that a variable's initializer assigns by the tensor `value`: TF would copy
     the value's graph onto the device of a variable that is made with it."""
     with tf.control_dependencies(None):
@@ -369,30 +385,30 @@ def initialize_with(variable, value):
     variable._initializer_op = assign.op
 
 
-def initializer_of(variable):
+def initializer_of(variable: tf.Variable):
     """The operation that gives a variable its initial value, or None (`initializer` is a tensor
     where `tf.train.init_from_checkpoint` has set a reference variable)."""
     return getattr(variable.initializer, 'op', variable.initializer)
 
 
-def opened_scopes(graph):
+def opened_scopes(graph: tf.Graph):
     """How often each variable scope was opened, by its name: a scope without a name is numbered."""
     return {name: count for store in graph.get_collection(('__varscope',))
             for name, count in store.variable_scopes_count.items()}
 
 
-def set_opened_scopes(graph, opened):
+def set_opened_scopes(graph: tf.Graph, opened: typing.Dict[str, int]):
     """Sets the graph's counts of opened scopes to those of `opened_scopes` at another time."""
     for store in graph.get_collection(('__varscope',)):
         store.variable_scopes_count = dict(opened)
 
 
-def set_reuse(scope, reuse):
+def set_reuse(scope: tf.VariableScope, reuse: typing.Any):
     """Sets the reuse flag of a `tf.VariableScope`: its public method only turns it on."""
     scope._reuse = reuse
 
 
-def wrapped_optimizer(optimizer):
+def wrapped_optimizer(optimizer: typing.Any):
     """The optimizer that another one wraps (`SyncReplicasOptimizer`, loss scales); None without."""
     return getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
 
@@ -401,7 +417,7 @@ def wrapped_optimizer(optimizer):
 GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 
 
-def among_zeros(rows, rank, num_workers):
+def among_zeros(rows: tf.Tensor, rank: int, num_workers: int) -> tf.Tensor:
     """The rows of one of some workers among zeros for those of the others, of a type that
     `CollectiveReduce` takes. Their sum is what `CollectiveGather` gives, which on 1.15 takes the
     first step's number of rows for ever."""
@@ -412,7 +428,7 @@ def among_zeros(rows, rank, num_workers):
         [[0, 0]] * (rows.shape.ndims - 1)))
 
 
-def graph_def_of_function(function):
+def graph_def_of_function(function: typing.Any):
     """`(GraphDef, {name of a tensor in the FunctionDef: its name in the GraphDef})` of a function's
     body. TensorFlow has no public way to make one of the other."""
     from tensorflow.python.framework import function_def_to_graph
@@ -421,21 +437,22 @@ def graph_def_of_function(function):
 
 # ---- Operations ---------------------------------------------------------------------------------
 
-def control_flow_context(op):
+def control_flow_context(op: tf.Operation):
     """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
     return op._get_control_flow_context()
 
 
-def contexts_around(op):
+def contexts_around(op: tf.Operation):
     """The objects of the loops and branches (v1) around an operation, from the inside: a list."""
-    found, context = [], control_flow_context(op)
+    found = []
+    context = control_flow_context(op)
     while context is not None:
         found.append(context)
         context = context.outer_context
     return found
 
 
-def restore_context(like, definition):
+def restore_context(like: typing.Any, definition: typing.Any):
     """Makes a loop or branch (v1) of its definition, for operations that were imported; `like` is
     a context of the same kind. `tf.train.import_meta_graph` alone does so by a public name."""
     key = tf.GraphKeys.COND_CONTEXT if like.IsCondContext() else tf.GraphKeys.WHILE_CONTEXT
@@ -449,7 +466,7 @@ _GRAPHS_OF_FUNCTIONS = {
 the gradient looks for their graphs."""
 
 
-def restore_function_graphs(op):
+def restore_function_graphs(op: tf.Operation):
     """Makes the graphs of the functions of an imported loop or branch (v2), and of those in it.
 
     The gradient would make them itself, and does not say in a nested one which variables its
@@ -472,13 +489,13 @@ def restore_function_graphs(op):
             restore_function_graphs(nested)
 
 
-def current_control_inputs(graph):
+def current_control_inputs(graph: tf.Graph):
     """The operations that new operations of a graph wait for, by the `tf.control_dependencies`
     that are open: a list."""
     return list(graph._current_control_dependencies())
 
 
-def attributes_of_scopes(op):
+def attributes_of_scopes(op: tf.Operation):
     """{name: `tf.AttrValue`} of attributes that the open scopes, such as XLA's `jit_scope`, give to
     new operations, and not to imported ones."""
     found = {}
@@ -490,12 +507,12 @@ def attributes_of_scopes(op):
     return found
 
 
-def in_control_flow(op):
+def in_control_flow(op: tf.Operation):
     """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop` (v1)."""
     return control_flow_context(op) is not None
 
 
-def condition_around(op):
+def condition_around(op: tf.Operation):
     """The condition, a scalar bool, of the innermost branch (v1) around an operation; or None."""
     context = op._get_control_flow_context()
     while context is not None and not context.IsCondContext():
@@ -503,39 +520,37 @@ def condition_around(op):
     return None if context is None else context.pred
 
 
-def conditions_around(op):
+def conditions_around(op: tf.Operation):
     """The names of the conditions, scalars, of all branches and loops (v1) around an operation."""
-    found, context = [], op._get_control_flow_context()
-    while context is not None:
-        pivot = context.pred if context.IsCondContext() else context.pivot.op.inputs[0]
-        found.append(pivot.name)
-        context = context.outer_context
-    return found
+    names = []
+    for context in contexts_around(op):
+        is_branch = context.IsCondContext()
+        condition = context.pred if is_branch else context.pivot.op.inputs[0]
+        names.append(condition.name)
+    return names
 
 
-def branches_around(op):
+def branches_around(op: tf.Operation):
     """The branches (v1) around an operation, from the inside, as `(pred, taken, alive)`: the branch
     runs where the scalar `pred` is `taken`, 0 or 1; `alive` is a tensor that is there then."""
-    found, context = [], op._get_control_flow_context()
-    while context is not None:
-        if context.IsCondContext():
-            found.append((context.pred, context.branch, context.pivot))
-        context = context.outer_context
-    return found
+    branches = [context for context in contexts_around(op) if context.IsCondContext()]
+    return [(branch.pred, branch.branch, branch.pivot) for branch in branches]
 
 
-def in_branches_alone(op):
+def in_branches_alone(op: tf.Operation):
     """Whether an operation is in no loop (v1)."""
     return _loop_around(op._get_control_flow_context()) is None
 
 
-def _loop_around(context):
+def _loop_around(context: typing.Any):
+    """The innermost loop (v1) that a context is, or is in; or None."""
     while context is not None and context.IsCondContext():
         context = context.outer_context
     return context
 
 
-def replace_tensor(old, new, readers=None):
+def replace_tensor(old: tf.Tensor, new: tf.Tensor,
+                   readers: typing.Optional[typing.Iterable[tf.Operation]] = None):
     """Makes every operation that reads the tensor `old`, or these `readers`, read `new` instead.
 
     TensorFlow has no public way to change a finished operation: its inputs, here; below, its
@@ -547,7 +562,7 @@ def replace_tensor(old, new, readers=None):
                 reader._update_input(position, new)
 
 
-def replace_input(op, position, new):
+def replace_input(op: tf.Operation, position: int, new: tf.Tensor):
     """Makes one operation read the tensor `new` as its input at that position."""
     op._update_input(position, new)
 
@@ -560,7 +575,7 @@ RECEIVES = ('_Recv', '_HostRecv')
 _MOVES = SENDS + RECEIVES + ('Const', '_MklToTf', '_MklInputConversion')
 
 
-def computed_operation(op_type):
+def computed_operation(op_type: str) -> typing.Optional[str]:
     """The public type of operation that a node of the runtime's graph computes.
 
     oneDNN computes products as `_MklMatMul` or `_MklNativeMatMul`, grappler joins a product, a bias
@@ -600,13 +615,13 @@ def uses_onednn():
                          'amx_bf16'})
 
 
-def device_scopes(op):
+def device_scopes(op: tf.Operation):
     """The arguments of the `tf.device` scopes that an operation was made in, innermost first, each
     as a string: a name, 'None', or for a function 'name<file, line>'."""
     return [scope.obj for scope in op._device_assignments]
 
 
-def current_device_scopes(graph):
+def current_device_scopes(graph: tf.Graph):
     """The `tf.device` scopes that are open now, in the form of `device_scopes`."""
     stack = graph._device_function_stack
     return [scope.display_name for scope in stack.peek_objs()]
@@ -626,22 +641,22 @@ def devices_of_new_variables():
         return ' '.join(each.op.device for each in made)
 
 
-def differentiated_operation(op):
+def differentiated_operation(op: tf.Operation):
     """The operation whose gradient function made `op`; None where no gradient function did."""
     return op._original_op
 
 
-def set_device(op, device):
+def set_device(op: tf.Operation, device: str):
     """Puts a finished operation on a device, whatever scopes it was made in."""
     op._set_device(device)
 
 
-def set_attribute(op, name, value):
+def set_attribute(op: tf.Operation, name: str, value: tf.AttrValue):
     """Gives a finished operation another `tf.AttrValue`."""
     op._set_attr(name, value)
 
 
-def free_of_variable(graph):
+def free_of_variable(graph: tf.Graph):
     """A context in which new operations are not colocated with the variable that TensorFlow makes:
     on 1.15 it has no operation yet, and `tf.import_graph_def` looks for that."""
     if '_class' not in graph._attr_scope_map:
@@ -649,25 +664,27 @@ def free_of_variable(graph):
     return graph._attr_scope({'_class': None})
 
 
-def colocated_with(graph):
+def colocated_with(graph: tf.Graph):
     """The operations that new operations of a graph are colocated with at the moment."""
     # TF 2 has stand-ins among them, for the devices of resource variables.
     stack = graph._colocation_stack.peek_objs()
     return [op for op in stack if isinstance(op, tf.Operation)]
 
 
-def waiting_for(op):
+def waiting_for(op: tf.Operation):
     """The operations that take outputs of an operation, or wait for it: a list."""
-    return [each for output in op.outputs for each in output.consumers()] + list(
-        op._control_outputs)
+    followers = []
+    for output in op.outputs:
+        followers += output.consumers()
+    return followers + list(op._control_outputs)
 
 
-def add_control_inputs(op, others):
+def add_control_inputs(op: tf.Operation, others: typing.Iterable[tf.Operation]):
     """Makes a finished operation wait for others."""
     op._add_control_inputs(others)
 
 
-def set_control_inputs(op, others):
+def set_control_inputs(op: tf.Operation, others: typing.Iterable[tf.Operation]):
     """Makes a finished operation wait for others, and for nothing else."""
     op._remove_all_control_inputs()
     op._add_control_inputs(others)
@@ -693,7 +710,7 @@ def control_flow_v1():
 
 # ---- Sessions, checkpoints, determinism, profiles ------------------------------------------------
 
-def switch_off_graph_dialect(rewrites):
+def switch_off_graph_dialect(rewrites: typing.Any):
     """Leaves out the passes by which TensorFlow 2 translates a graph to MLIR and back, in the
     `RewriterConfig` of a session: they take a tenth of the first run of many towers, and their own
     rewrites are of functions."""
@@ -701,7 +718,7 @@ def switch_off_graph_dialect(rewrites):
         rewrites.disable_tfg_optimizer = True
 
 
-def saved_as(variable):
+def saved_as(variable: tf.Variable):
     """`(name, shape)` by which a `Saver` keeps a variable: for a part of a partitioned variable,
     as `tf.global_variables` lists it, those of the whole one."""
     info = variable._get_save_slice_info()
@@ -719,7 +736,7 @@ def enable_determinism():
         os.environ['TF_DETERMINISTIC_OPS'] = os.environ['TF_CUDNN_DETERMINISTIC'] = '1'
 
 
-def start_profile(directory):
+def start_profile(directory: str) -> bool:
     """Begins a profile for TensorBoard; returns whether it has: graph mode of 1.15 has none."""
     if TF_VERSION < (2, 0):
         return False

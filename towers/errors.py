@@ -7,6 +7,7 @@ not change a program's `except` clauses.
 
 import contextlib
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -22,9 +23,13 @@ def shown(text: str) -> str:
     return _UNSHOWN.sub(_escaped, text)
 
 
-def _escaped(match):
+def _escaped(match: typing.Match) -> str:
+    """The escape of a matched character."""
     code = ord(match.group())
-    return '\\x%02x' % (code - 0xdc00) if 0xdc80 <= code <= 0xdcff else repr(match.group())[1:-1]
+    is_lone_byte = 0xdc80 <= code <= 0xdcff  # as `surrogateescape` gives it
+    if is_lone_byte:
+        return '\\x%02x' % (code - 0xdc00)
+    return repr(match.group())[1:-1]
 
 
 def counted(number: int, noun: str) -> str:
@@ -35,7 +40,8 @@ def counted(number: int, noun: str) -> str:
 class TowersError(Exception):
     """Base class of every error that this package raises on purpose; its text is one line."""
 
-    def __init__(self, text='', *more):
+    def __init__(self, text: typing.Any = '', *more: typing.Any):
+        """Makes one line of `text`; `more` are further arguments of the exception."""
         # What was given may be shown in several lines: an array, say.
         super().__init__(shown(re.sub(r'\s*\n\s*', ' ', str(text))), *more)
 
@@ -139,20 +145,36 @@ _TASK = re.compile(r'^(?:[A-Z_]+: )?From /job:\S+:$|^=+$')
 _MOST = 300
 
 
-def reason_of(error):
+def reason_of(error: BaseException) -> str:
     """The line of an error's text that says why; without the place where the operation was made."""
     text = getattr(error, 'message', None) or str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
     lines = [line for line in lines if not _TASK.match(line)] or lines
-    if len(lines) > 1 and lines[0].startswith('Graph execution error'):
-        # Under it: the stacks of the operations, their names, and then the reason.
-        names = [at for at, line in enumerate(lines) if line.startswith('Node: ')]
-        lines = (lines[names[-1] + 1:] if names else
-                 [line for line in lines[1:] if not line.startswith(('Detected at', 'File '))]
-                 ) or lines
-    if len(lines) > 1 and 'root error(s) found' in lines[0]:
-        lines = [found.group(1) for found in map(_ROOT.match, lines) if found] or lines
-    return _PLACE.sub('', lines[0]) or lines[0] if lines else repr(error)
+    if not lines:
+        return repr(error)
+    lines = _after_stacks(lines) or lines
+    reason = _first_root(lines) or lines[0]
+    return _PLACE.sub('', reason) or reason
+
+
+def _after_stacks(lines: typing.List[str]) -> typing.List[str]:
+    """The lines after those with the stacks and names of operations, which come first."""
+    if not lines[0].startswith('Graph execution error'):
+        return lines
+    for position in reversed(range(len(lines))):
+        if lines[position].startswith('Node: '):  # the last one ends the stacks
+            return lines[position + 1:]
+    return [line for line in lines[1:] if not line.startswith(('Detected at', 'File '))]
+
+
+def _first_root(lines: typing.List[str]) -> typing.Optional[str]:
+    """The first of several causes, if that is what the lines list."""
+    if 'root error(s) found' in lines[0]:
+        for line in lines[1:]:
+            found = _ROOT.match(line)
+            if found is not None:
+                return found.group(1)
+    return None
 
 
 # The node that failed, or that called the function in which one did; not `IteratorGetNext/_3`,
@@ -167,12 +189,12 @@ def is_of_input(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def failing_on(where):
+def failing_on(where: str) -> typing.Iterator[None]:
     """A context that turns an error of TensorFlow's runtime into a `StepError`, as its cause;
     `where` the step ran is a text such as `'on one device'`."""
     try:
         yield
     except tf.errors.OpError as error:
         op = getattr(error, 'op', None)
-        raise StepError('the model failed %s%s: %s' % (
-            where, '' if op is None else ' in %s' % op.name, reason_of(error)[:_MOST])) from error
+        place = where if op is None else '%s in %s' % (where, op.name)
+        raise StepError('the model failed %s: %s' % (place, reason_of(error)[:_MOST])) from error

@@ -1,6 +1,7 @@
 """Checks that the losses and gradients of all towers are finite, and the error where one is not."""
 
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -23,35 +24,52 @@ def checked_loss(loss: tf.Tensor, part: int, micro_batches: int = 1) -> tf.Tenso
         _MARK, _place(part, micro_batches)))
 
 
-def _place(part, micro_batches):
+def _place(part: int, micro_batches: int) -> str:
+    """The tower of a part of the batch, and its micro-batch where it has several, in words."""
     tower, micro_batch = divmod(part, micro_batches)
-    return '%d%s' % (tower, '' if micro_batches == 1 else ', micro-batch %d of %d' % (
-        micro_batch, micro_batches))
+    if micro_batches == 1:
+        return '%d' % tower
+    return '%d, micro-batch %d of %d' % (tower, micro_batch, micro_batches)
 
 
-def checked_gradients(gradients, loss, part, micro_batches=1):
+def checked_gradients(gradients: list, loss: tf.Tensor, part: int, micro_batches: int = 1) -> list:
     """The `(gradient, variable)` pairs, each by a `check_numerics`, which runs before the update.
 
-    It runs after the check of `loss`, a `checked_loss`, so that the error names a bad loss first.
+    Args:
+      gradients: the pairs.
+      loss: a `checked_loss`; the gradients are checked after it, so that the error names a bad loss
+        first.
+      part: the number of the part of the batch among those of all towers.
+      micro_batches: how many parts each tower has.
     """
-    def checked(gradient, variable):
-        message = '%s[the gradient of %s in tower %s]' % (
-            _MARK, variable.op.name, _place(part, micro_batches))
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(tf.debugging.check_numerics(gradient.values, message),
-                                    gradient.indices, gradient.dense_shape)
-        return None if gradient is None else tf.debugging.check_numerics(gradient, message)
+    checked = []
     with tf.control_dependencies([loss]):
-        return [(checked(*pair), pair[1]) for pair in gradients]
+        for gradient, variable in gradients:
+            if gradient is not None:
+                gradient = _checked_gradient(gradient, '%s[the gradient of %s in tower %s]' % (
+                    _MARK, variable.op.name, _place(part, micro_batches)))
+            checked.append((gradient, variable))
+    return checked
+
+
+def _checked_gradient(gradient: typing.Any, message: str) -> typing.Any:
+    """A gradient, dense or sparse, by a check of its values that fails with the message."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.debugging.check_numerics(gradient.values, message),
+                                gradient.indices, gradient.dense_shape)
+    return tf.debugging.check_numerics(gradient, message)
 
 
 def message_of_tower(message: str, part: int) -> str:
     """The message of a check, or of its gradient's, for another part of the batch."""
-    return _OF_TOWER.sub(lambda found: '%s%s]' % (
-        found.group(1), _place(part, int(found.group(2) or 1))), message)
+    def of_part(found):
+        micro_batches = int(found.group(2) or 1)
+        return '%s%s]' % (found.group(1), _place(part, micro_batches))
+    return _OF_TOWER.sub(of_part, message)
 
 
-def explained(error, step=None):
+def explained(error: Exception, step: typing.Optional[int] = None
+              ) -> typing.Optional[NonFiniteError]:
     """The `NonFiniteError` that says what a failed step found, or None if it was something else.
 
     Args:
@@ -61,7 +79,8 @@ def explained(error, step=None):
     found = _FOUND.search(str(error))
     if found is None:
         return None
+    in_step = '' if step is None else ' in step %d' % step
     return NonFiniteError(
         '%s is %s%s. Nothing of it was saved. Look at the learning rate, at the inputs '
         'of that step, and at logarithms, divisions and square roots of 0 in the model.'
-        % (found.group(1), found.group(2), '' if step is None else ' in step %d' % step))
+        % (found.group(1), found.group(2), in_step))

@@ -6,7 +6,6 @@ the gradient, methods of their own, and which of them combine gradients over mac
 """
 
 import abc
-import collections
 import contextlib
 import inspect
 import numbers
@@ -53,23 +52,29 @@ class GradientsOfModel(abc.ABC):
         of tower 0 to its copy, one for each further tower."""
 
 
-def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluate'):
+def check_optimizer(optimizer: typing.Any, argument: str = 'optimizer',
+                    or_else: str = 'or None to evaluate') -> None:
     """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
 
-    Its text has the argument's name, and `or_else`, which other values are allowed.
+    Args:
+      optimizer: that was given.
+      argument: its name.
+      or_else: which other values are allowed, in words; empty for none.
     """
     if isinstance(optimizer, type):
         raise InvalidArgumentError('%s=%.80r is a class: pass an instance, such as '
                                    'tf.train.AdamOptimizer(0.001).' % (argument, optimizer))
     if isinstance(optimizer, (tf.train.Optimizer, GradientsOfModel)):
         return
+    has_methods = hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
     # Some Keras optimizers have methods of these names as well, with other arguments.
-    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
-            and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters):
-        raise InvalidArgumentError(
-            '%s=%.80r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
-            'global_step): expected a tf.train.Optimizer (Keras optimizers are none)%s.' % (
-                argument, optimizer, ', ' + or_else if or_else else ''))
+    if has_methods and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters:
+        return
+    others = ', ' + or_else if or_else else ''
+    raise InvalidArgumentError(
+        '%s=%.80r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
+        'global_step): expected a tf.train.Optimizer (Keras optimizers are none)%s.' % (
+            argument, optimizer, others))
 
 
 # ---- by class ------------------------------------------------------------------------------------
@@ -77,14 +82,19 @@ def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluat
 OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
 """Types of the operations by which TensorFlow's optimizers update a variable."""
 
-Known = collections.namedtuple('Known', 'slots effect')
-"""Facts about an optimizer's class.
 
-Fields:
-  slots: how many variables it keeps for each one that it trains.
-  effect: of a factor of the gradient: the step `'scales'`; the factor is `'ignored'` (nearly),
-    since the step is divided by the gradient's size; or None.
-"""
+class Known(typing.NamedTuple):
+    """Facts about an optimizer's class.
+
+    Attributes:
+      slots: how many variables it keeps for each one that it trains.
+      effect: of a factor of the gradient: the step `'scales'`; the factor is `'ignored'` (nearly),
+        since the step is divided by the gradient's size; or None.
+    """
+
+    slots: int
+    effect: typing.Optional[str]
+
 
 _KNOWN = {
     'AdadeltaOptimizer': Known(2, 'ignored'), 'AdagradOptimizer': Known(1, 'ignored'),
@@ -97,27 +107,30 @@ _KNOWN = {
 
 def number_of_slots(optimizer: typing.Any) -> int:
     """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
-    known = [_KNOWN[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _KNOWN]
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _KNOWN:
+            return _KNOWN[kind.__name__].slots
     inner = compat.wrapped_optimizer(optimizer)
-    return known[0].slots if known else 1 if inner is None else number_of_slots(inner)
+    return 1 if inner is None else number_of_slots(inner)
 
 
 def describe_learning_rate(optimizer: typing.Any, added: int) -> str:
     """The plan's line: the learning rate, and the effect of a sum of `added` towers' gradients."""
     rate = compat.optimizer_learning_rate(optimizer)
+    times_added = 'the rate'
     if isinstance(rate, numbers.Real) or isinstance(rate, np.ndarray) and rate.size == 1:
-        text, number = '%g' % rate, float(rate)
+        text = '%g' % rate
+        times_added = '%g = %g' % (float(rate), added * float(rate))
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        text, number = 'the tensor %r' % rate.op.name, None
+        text = 'the tensor %r' % rate.op.name
     else:
-        text, number = 'not known to the plan', None
+        text = 'not known to the plan'
     if added == 1:
         return text
     kind = type(optimizer).__name__
     effect = _KNOWN[kind].effect if kind in _KNOWN else None
     if effect == 'scales':
-        return '%s; on the sum, steps as %d x %s would on the mean' % (
-            text, added, 'the rate' if number is None else '%g = %g' % (number, added * number))
+        return '%s; on the sum, steps as %d x %s would on the mean' % (text, added, times_added)
     if effect == 'ignored':
         return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
     return '%s; applied to a sum of %d' % (text, added)
@@ -130,8 +143,8 @@ def is_repeatable(optimizer: typing.Any) -> bool:
     `AdagradDAOptimizer`, which goes by the global step, too. A subclass may do more.
     """
     name = type(optimizer).__name__
-    return type(optimizer) is getattr(tf.train, name, None) and (
-        name in _KNOWN and name != 'AdagradDAOptimizer')
+    is_tensorflows = type(optimizer) is getattr(tf.train, name, None)
+    return is_tensorflows and name in _KNOWN and name != 'AdagradDAOptimizer'
 
 
 def has_own_minimize(optimizer: typing.Any) -> bool:
@@ -150,8 +163,8 @@ def has_own_compute_gradients(optimizer: typing.Any) -> bool:
     model function's own optimizers, nor where a `minimize` of its own calls it."""
     if isinstance(optimizer, GradientsOfModel) or has_own_minimize(optimizer):
         return False
-    return getattr(optimizer.compute_gradients, '__func__',
-                   None) is not tf.train.Optimizer.compute_gradients
+    function = getattr(optimizer.compute_gradients, '__func__', None)
+    return function is not tf.train.Optimizer.compute_gradients
 
 
 @contextlib.contextmanager
@@ -181,39 +194,63 @@ def combiner_of(optimizer: typing.Any) -> typing.Any:
     Nothing is imported: classes are told by the names of themselves and of their modules. What an
     optimizer wraps is in some attribute of its own, or in a list or dict there.
     """
-    return next((each for each in _with_wrapped(optimizer)
-                 if _combining_class(each) is not None), None)
+    for each in _with_wrapped(optimizer):
+        if _combining_class(each) is not None:
+            return each
+    return None
 
 
 def name_of(combiner: typing.Any) -> str:
     """The class of a combiner as its users know it, such as `'horovod.DistributedOptimizer'`."""
     kind = _combining_class(combiner)
-    return kind.__name__ if kind.__name__ in _CLASSES else '%s.%s' % (
-        kind.__module__.partition('.')[0], kind.__name__.lstrip('_'))
+    if kind.__name__ in _CLASSES:
+        return kind.__name__
+    return '%s.%s' % (kind.__module__.partition('.')[0], kind.__name__.lstrip('_'))
 
 
-def _combining_class(optimizer):
+def _combining_class(optimizer: typing.Any) -> typing.Any:
     """The first class of an optimizer, or of its bases, that combines; or None."""
-    return next((kind for kind in type(optimizer).__mro__ if kind.__name__ in _CLASSES
-                 or kind.__module__.partition('.')[0] in _PACKAGES), None)
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _CLASSES or kind.__module__.partition('.')[0] in _PACKAGES:
+            return kind
+    return None
 
 
-def check_alone(optimizers=(), leaves_servers=True, variables=()):
-    """Raises `ClusterError` for a program of TensorFlow's parameter servers without `cluster=`."""
-    found = leaves_servers and re.search('/job:ps(/task:[0-9]+)?', ' '.join(
-        [compat.devices_of_new_variables()] + [each.device for each in variables]))
-    names = [name_of(each) for each in map(combiner_of, optimizers) if each is not None]
-    if found or 'SyncReplicasOptimizer' in names:
-        raise ClusterError(
-            'this program is one for parameter servers (%s), and without cluster= the towers would '
-            'leave them: pass cluster=towers.Cluster(…) and the optimizer alone to build_towers, '
-            'and train within towers.join(cluster, built), see docs/migration.md.' % (
-                'a variable on ' + found.group() if found else 'a SyncReplicasOptimizer'))
+def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
+                variables: typing.Iterable[tf.Variable] = ()) -> None:
+    """Raises `ClusterError` for a program of TensorFlow's parameter servers without `cluster=`.
+
+    Args:
+      optimizers: of the losses.
+      leaves_servers: whether the towers would have the variables elsewhere.
+      variables: of the graph.
+    """
+    found = None
+    if leaves_servers:
+        devices = [variable.device for variable in variables] + [compat.devices_of_new_variables()]
+        found = re.search('/job:ps(/task:[0-9]+)?', ' '.join(devices))
+    if found is not None:
+        used = 'a variable on ' + found.group()
+    elif any(_is_synchronous(combiner_of(optimizer)) for optimizer in optimizers):
+        used = 'a SyncReplicasOptimizer'
+    else:
+        return
+    raise ClusterError(
+        'this program is one for parameter servers (%s), and without cluster= the towers would '
+        'leave them: pass cluster=towers.Cluster(…) and the optimizer alone to build_towers, '
+        'and train within towers.join(cluster, built), see docs/migration.md.' % used)
 
 
-def _with_wrapped(optimizer):
-    """An optimizer, and those that it wraps, however deep: a list."""
-    found, stack, seen = [], [optimizer], set()
+def _is_synchronous(combiner: typing.Any) -> bool:
+    """Whether a combiner, or None, is TensorFlow's for synchronous parameter servers."""
+    return combiner is not None and name_of(combiner) == 'SyncReplicasOptimizer'
+
+
+def _with_wrapped(optimizer: typing.Any) -> list:
+    """An optimizer, and those that it wraps, however deep."""
+    found = []
+    stack = [optimizer]
+    seen = set()
     while stack:
         each = stack.pop()
         if id(each) not in seen:
@@ -223,15 +260,22 @@ def _with_wrapped(optimizer):
     return found
 
 
-def _wrapped(optimizer):
-    """List of the optimizers that are attributes of an optimizer, or members of such."""
-    return [each for value in list(getattr(optimizer, '__dict__', {}).values())
-            for each in (list(value.values()) if isinstance(value, dict) else
-                         value if isinstance(value, (list, tuple)) else [value])
-            if _is_optimizer(each)]
+def _wrapped(optimizer: typing.Any) -> list:
+    """The optimizers that are attributes of an optimizer, or members of such."""
+    candidates: list = []
+    for value in list(getattr(optimizer, '__dict__', {}).values()):
+        if isinstance(value, dict):
+            candidates += value.values()
+        elif isinstance(value, (list, tuple)):
+            candidates += value
+        else:
+            candidates.append(value)
+    return [each for each in candidates if _is_optimizer(each)]
 
 
-def _is_optimizer(value):
-    return not isinstance(value, type) and (isinstance(value, tf.train.Optimizer) or (
-        callable(getattr(value, 'compute_gradients', None))
-        and callable(getattr(value, 'apply_gradients', None))))
+def _is_optimizer(value: typing.Any) -> bool:
+    """Whether something is an optimizer, of TensorFlow or by its methods."""
+    if isinstance(value, type):
+        return False
+    methods = (getattr(value, 'compute_gradients', None), getattr(value, 'apply_gradients', None))
+    return isinstance(value, tf.train.Optimizer) or all(map(callable, methods))

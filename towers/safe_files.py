@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import stat
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -19,11 +20,13 @@ SCALAR = (str, int, float, bool, type(None))
 
 _KINDS = [(stat.S_ISREG, 'a file'), (stat.S_ISLNK, 'a symbolic link'), (stat.S_ISDIR, 'a folder'),
           (stat.S_ISFIFO, 'a pipe'), (stat.S_ISSOCK, 'a socket'), (lambda mode: True, 'a device')]
-_NO_LINK, _NO_WAITING = getattr(os, 'O_NOFOLLOW', 0), getattr(os, 'O_NONBLOCK', 0)
+_NO_LINK = getattr(os, 'O_NOFOLLOW', 0)
+_NO_WAITING = getattr(os, 'O_NONBLOCK', 0)
 
 
 @contextlib.contextmanager
-def written_whole(path, mode='w', advice='', **options):
+def written_whole(path: str, mode: str = 'w', advice: str = '', **options: typing.Any
+                  ) -> typing.Iterator[typing.Any]:
     """A file that replaces `path` when the `with` block ends without an error.
 
         with written_whole('predictions.csv', newline='') as table:
@@ -55,17 +58,20 @@ def written_whole(path, mode='w', advice='', **options):
             os.fsync(opened.fileno())
         os.replace(unfinished, path)
     except OSError as error:
-        raise LogFileError('%s cannot be written: %s.%s' % (
-            path, error.strerror or error, ' ' + advice if advice else '')) from error
+        text = '%s cannot be written: %s. %s' % (path, error.strerror or error, advice)
+        raise LogFileError(text.rstrip()) from error
     finally:
         with contextlib.suppress(OSError):  # where it is there no more
             os.remove(unfinished)
 
 
 @contextlib.contextmanager
-def folder_written_whole(path):
-    """As `written_whole`, for a folder on any file system of TensorFlow: yields the name of the
-    folder to be made, which is renamed to `path` at the end; errors are TensorFlow's."""
+def folder_written_whole(path: str) -> typing.Iterator[str]:
+    """A folder that is whole when it gets its name, on any file system of TensorFlow.
+
+    Yields the name of the folder to be made, which is renamed to `path` at the end; errors are
+    TensorFlow's.
+    """
     unfinished = unfinished_beside(path)
     try:
         yield unfinished
@@ -81,7 +87,7 @@ def unfinished_beside(path: str) -> str:
     return os.path.join(os.path.dirname(path), '.unfinished-' + secrets.token_hex(8))
 
 
-def moved_aside(path):
+def moved_aside(path: str) -> str:
     """Renames a file to the first of `path.1`, `path.2`, … that is free, and returns that name."""
     number = 1
     while os.path.lexists('%s.%d' % (path, number)):
@@ -95,15 +101,21 @@ def moved_aside(path):
     return aside
 
 
-def regular(path, flags):
-    """Opens a regular file, as the `opener` of `open`: nothing is waited for, as at a pipe; and
-    through a symbolic link a file is read, and never written. Else raises `BadFileError`."""
-    reads = not flags & (os.O_WRONLY | os.O_RDWR)
+def regular(path: str, flags: int) -> int:
+    """Opens a regular file with the `flags` of the system, as the `opener` of `open`.
+
+    Nothing is waited for, as at a pipe; and through a symbolic link a file is read, and never
+    written. Else raises `BadFileError`.
+    """
+    only_reads = not flags & (os.O_WRONLY | os.O_RDWR)
+    if not only_reads:
+        flags |= _NO_LINK
     try:
-        opened = os.open(path, flags | _NO_WAITING | (0 if reads else _NO_LINK), 0o666)
+        opened = os.open(path, flags | _NO_WAITING, 0o666)
     except OSError:
         if os.path.lexists(path):
-            check_regular(path, (os.stat if reads else os.lstat)(path).st_mode)
+            status = os.stat(path) if only_reads else os.lstat(path)
+            check_regular(path, status.st_mode)
         raise
     try:
         check_regular(path, os.fstat(opened).st_mode)
@@ -116,12 +128,12 @@ def regular(path, flags):
 def check_regular(path: str, mode: int) -> None:
     """Raises `BadFileError` unless the `st_mode` of a path is that of a regular file."""
     if not stat.S_ISREG(mode):
+        kind = next(name for is_kind, name in _KINDS if is_kind(mode))
         raise BadFileError('%s is %s, and a file belongs there: move it away, or give another '
-                           'path.' % (path, next(name for is_kind, name in _KINDS
-                                                 if is_kind(mode))))
+                           'path.' % (path, kind))
 
 
-def read_data(path, most=2 ** 20):
+def read_data(path: str, most: int = 2 ** 20) -> typing.Optional[bytes]:
     """The bytes of a small regular file, or of one that a link leads to; None where there is none.
 
     Raises:
@@ -139,8 +151,14 @@ def read_data(path, most=2 ** 20):
         return None
 
 
-def read_json(path, form, advice, most=2 ** 20):
-    """The value in a small file, as `parsed`; None where there is no such file.
+def read_json(path: str, form: typing.Any, advice: str, most: int = 2 ** 20) -> typing.Any:
+    """The value in a small file; None where there is no such file.
+
+    Args:
+      path: of the file.
+      form: of the value, as of `parsed`.
+      advice: what to do with a bad file.
+      most: bytes.
 
     Raises:
       BadFileError: the file holds something else, or cannot be read; ends with the `advice`.
@@ -153,7 +171,7 @@ def read_json(path, form, advice, most=2 ** 20):
             path, getattr(error, 'strerror', None) or error, advice)) from error
 
 
-def parsed(data, form):
+def parsed(data: bytes, form: typing.Any) -> typing.Any:
     """The value that bytes hold as JSON, of known keys and types.
 
     Args:
@@ -173,16 +191,26 @@ def parsed(data, form):
     return found
 
 
-def _no_constant(name):
+def _no_constant(name: str) -> None:
+    """Refuses NaN and the infinities, which Python's JSON allows."""
     raise ValueError('%s is no number of JSON' % name)
 
 
-def _has_form(value, form):
+def _has_form(value: typing.Any, form: typing.Any) -> bool:
+    """Whether a value has a form, as of `parsed`."""
     if isinstance(form, dict):
-        return type(value) is dict and all(key in value for key in form if key is not str) and all(
-            _has_form(each, form.get(key, form.get(str, ()))) for key, each in value.items())
+        return type(value) is dict and _has_keys(value, form)
     if isinstance(form, list):
         return type(value) is list and all(_has_form(each, form[0]) for each in value)
     if isinstance(form, tuple):
         return any(_has_form(value, each) for each in form)
     return type(value) is form
+
+
+def _has_keys(value: dict, form: dict) -> bool:
+    """Whether an object has all keys of a form, and each of its values the key's form."""
+    needed = set(form) - {str}
+    if not needed <= set(value):
+        return False
+    of_others = form.get(str, ())  # () is the form of nothing
+    return all(_has_form(each, form.get(key, of_others)) for key, each in value.items())

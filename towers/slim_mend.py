@@ -6,6 +6,7 @@ Importing this module changes nothing and does not import tf_slim.
 import inspect
 import sys
 import types
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -34,23 +35,27 @@ class _GraphKeys:
     variable names, the same collection and the same formula.
     """
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> typing.Any:
+        """The name of any other collection."""
         return getattr(tf.GraphKeys, name)
 
     @property
-    def UPDATE_OPS(self):  # pylint: disable=invalid-name
+    def UPDATE_OPS(self) -> str:  # pylint: disable=invalid-name
+        """A new string at each call."""
         return ''.join(list(tf.GraphKeys.UPDATE_OPS))
 
 
 class _ModuleView(types.ModuleType):
     """A module with some names added, seen only by those who hold the view."""
 
-    def __init__(self, module, added):
+    def __init__(self, module: types.ModuleType, added: typing.Dict[str, typing.Any]):
+        """Shows a module, and what is `added` by name."""
         super().__init__(module.__name__, module.__doc__)
         self.__dict__.update(added)
         self._viewed = module
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> typing.Any:
+        """What the module has."""
         return getattr(self._viewed, name)
 
 
@@ -82,14 +87,19 @@ def mend_slim() -> None:
     package = tf_slim.__name__
     for name, slim_module in list(sys.modules.items()):
         if isinstance(slim_module, types.ModuleType) and (name + '.').startswith(package + '.'):
-            for attribute, held in list(vars(slim_module).items()):
-                if isinstance(held, types.ModuleType) and held.__name__ in views and not isinstance(
-                        held, _ModuleView):
-                    setattr(slim_module, attribute, views[held.__name__])
+            _show_views(slim_module, views)
     _guard_batch_norm(tf_slim.batch_norm)
 
 
-def _guard_batch_norm(batch_norm):
+def _show_views(slim_module: types.ModuleType, views: typing.Dict[str, _ModuleView]) -> None:
+    """Gives a module views, by the names of modules, in the place of the modules that it holds."""
+    for attribute, held in list(vars(slim_module).items()):
+        is_module = isinstance(held, types.ModuleType) and not isinstance(held, _ModuleView)
+        if is_module and held.__name__ in views:
+            setattr(slim_module, attribute, views[held.__name__])
+
+
+def _guard_batch_norm(batch_norm: typing.Any) -> None:
     """Makes slim's batch norm refuse arguments that its own implementation would ignore.
 
     `slim.batch_norm` is a function made by `add_arg_scope`; the function it wraps is in its closure
@@ -108,27 +118,35 @@ def _guard_batch_norm(batch_norm):
         _check_batch_norm(bound.arguments)
         return unguarded(*args, **kwargs)
 
-    guarded.unguarded = unguarded
+    setattr(guarded, 'unguarded', unguarded)
     # The key under which arg_scopes store the arguments for this function.
-    guarded._key_op = batch_norm._key_op
+    setattr(guarded, '_key_op', batch_norm._key_op)
     cell.cell_contents = guarded
 
 
-def _check_batch_norm(arguments):
+def _check_batch_norm(arguments: typing.Mapping[str, typing.Any]) -> None:
     """Raises `InvalidArgumentError` for a call that only the lost Keras layer could do right."""
-    if (arguments['batch_weights'] is not None or arguments['zero_debias_moving_mean'] or
-            arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS):
+    is_debiased = arguments['zero_debias_moving_mean']
+    is_elsewhere = arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS
+    if arguments['batch_weights'] is not None or is_debiased or is_elsewhere:
         return  # slim never used the Keras layer for these
     inputs = tf.convert_to_tensor(arguments['inputs'])
     is_fused = arguments['fused'] is not False and inputs.shape.ndims in (2, 4)
     dtype = inputs.dtype.base_dtype
-    for is_wrong, what in (
-            (arguments['renorm'], 'renorm=True'), (arguments['adjustment'], 'an adjustment'),
-            (arguments['param_regularizers'] and not is_fused, 'param_regularizers, not fused'),
-            (dtype in (tf.float16, tf.bfloat16) and not is_fused, dtype.name + ', not fused')):
-        if is_wrong:  # would be ignored; averages would be of half precision
-            raise InvalidArgumentError(
-                'slim.batch_norm was given %s, for which it needs a Keras layer that TensorFlow %s '
-                'has no more. Leave it out (it is fused without `fused=` and for inputs of rank 2 '
-                'or 4), use keras.layers.BatchNormalization, or run on TensorFlow 1.15.'
-                % (what, tf.version.VERSION))
+    if arguments['renorm']:
+        raise _needs_keras('renorm=True')
+    if arguments['adjustment']:
+        raise _needs_keras('an adjustment')
+    if arguments['param_regularizers'] and not is_fused:  # they would be ignored
+        raise _needs_keras('param_regularizers, not fused')
+    if dtype in (tf.float16, tf.bfloat16) and not is_fused:  # as would be the averages
+        raise _needs_keras(dtype.name + ', not fused')
+
+
+def _needs_keras(given: str) -> InvalidArgumentError:
+    """The error of a call that was given what only a Keras layer does."""
+    return InvalidArgumentError(
+        'slim.batch_norm was given %s, for which it needs a Keras layer that TensorFlow %s '
+        'has no more. Leave it out (it is fused without `fused=` and for inputs of rank 2 '
+        'or 4), use keras.layers.BatchNormalization, or run on TensorFlow 1.15.'
+        % (given, tf.version.VERSION))

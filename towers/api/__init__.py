@@ -1,1 +1,8 @@
-"""`build_towers`: the way of a batch from top to bottom, and the plan."""
+"""`build_towers`: from the user's arguments to towers, their update, and the plan.
+
+In come a model, the tensors of a batch, an optimizer, and options; out goes `BuiltTowers`. All
+arguments are checked before any operation is made (`Request`); then each pass takes what the passes
+before it have returned, and none changes their results. Read `options` and `built` (what goes in
+and out), `build` (the list of passes), `request`, `checked_request` and `contradictions` (the
+arguments), `make_towers`, `train_ops`, then `describe`.
+"""

@@ -10,10 +10,13 @@ from towers.api.built import BuiltTowers
 from towers.api.checked_request import checked_request
 from towers.api.describe import describe
 from towers.api.make_towers import call_for_each_tower, call_once_and_copy
-from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement
+from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
+from towers.api.request import Request
 from towers.api.train_ops import update_variables
 from towers.capture.finished_model import FinishedModel, entries_of
-from towers.errors import InputError
+from towers.copies.tower_set import TowerSet
+from towers.errors import InputError, counted
+from towers.graph.graph_walk import operation_names
 from towers.model.build_context import BuildCollections, check_not_nested
 from towers.model.objectives import map_shaped, naming_loss
 from towers.model.outputs import ModelOutput, merge_metrics, weighted_mean
@@ -29,7 +32,7 @@ from towers.shards.batch_inputs import (
     checked_inputs,
     variables_behind,
 )
-from towers.shards.cut_batch import checked_size, cut
+from towers.shards.cut_batch import CutBatch, checked_size, cut
 from towers.shards.cut_inputs import Shards
 from towers.variables.new_variables import full_scope_name
 from towers.variables.tf1_variables import tf1_variables
@@ -129,33 +132,34 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         copies=copies, reuse=reuse)
     graph = tf.get_default_graph()
     check_not_nested(graph)
+    finished = None
     if request.call.is_finished:
         entries = entries_of(inputs)
         inputs = entries.batch
     check_inputs(request, inputs)
-    of_model = ()
     if request.call.is_finished:
-        model = FinishedModel(request.call.model, entries, len(request.split.parts))
-        model.check_runs_no_update()
-        request = request._replace(call=request.call._replace(model=model))
-        of_model = model.output.updates
-    collections_before = BuildCollections(graph, of_model)
+        finished = FinishedModel(request.call.model, entries, len(request.split.parts))
+        finished.check_runs_no_update()
+        request = request._replace(call=request.call._replace(model=finished))
+
+    updates_of_finished = () if finished is None else finished.output.updates
+    collections_before = BuildCollections(graph, updates_of_finished)
     make_towers = call_for_each_tower if request.call.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build(), tf1_variables(graph):
         batch, behind = split(request, inputs)
-        scaled_losses = None if request.numerics.loss_scale is None else ScaledLosses(
-            request.numerics.loss_scale, request.split.name + 's', request.placement)
+        scaled_losses = _scaled_losses(request)
         tower_set = make_towers(request, batch, behind, scaled_losses)
         outputs = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
         combined, exchange = combine_machines(tower_set, combined, outputs.loss)
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
-    recorded = tower_set.recorded
     plan = describe(tower_set, update, len(collections_before.updates))
+
     batch_tensors = None
-    if request.call.is_finished:
-        plan = plan._replace(lines=plan.lines + request.call.model.plan_lines())
+    if finished is not None:
+        plan = plan._replace(lines=plan.lines + finished.plan_lines())
         batch_tensors = BatchTensors(tower_set, outputs)
+    recorded = tower_set.recorded
     built = BuiltTowers(
         train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
@@ -167,51 +171,63 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.call.variable_scope), machines=update.machines,
         own_state=tower_set.roles.own_variables(),
-        made=frozenset(variable.op.name for variable in recorded.created),
+        made=frozenset(operation_names(recorded.created)),
         opened_scopes=recorded.opened_scopes)
     if built.machines is not None:
         built.machines.note(built)
     return built
 
 
-def check_build_arguments(*given, **named):
-    """Raises the errors of `build_towers` for all arguments but the inputs; makes no operation."""
+def check_build_arguments(*given: typing.Any, **named: typing.Any) -> None:
+    """Raises the errors of `build_towers` for all arguments but the inputs; makes no operation.
+
+    `given` and `named` are the arguments of a call of `build_towers`.
+    """
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
-    checked_request(**{name: value for name, value in bound.arguments.items()
-                       if name != 'inputs'})
+    arguments = dict(bound.arguments)
+    del arguments['inputs']
+    checked_request(**arguments)
 
 
-def check_inputs(request, inputs):
+def check_inputs(request: Request, inputs: typing.Any) -> None:
     """Raises `InputError` for inputs that cannot be cut; the graph has no new name then."""
     if isinstance(inputs, Shards):
-        if request.call.is_finished:
-            raise InputError('the inputs are cut into shards already, and the model is finished: '
-                             'pass the tensors of its graph at which the whole batch enters.')
-        for name, given, default in (('remainder', request.split.remainder, 'error'),
-                                     ('shares', set(request.split.shares), {1})):
-            if given != default:
-                raise InputError('the inputs are cut into shards already: leave %s= out.' % name)
-        if request.split.accumulate > 1:
-            raise InputError('the inputs are cut already, a shard for each tower, and accumulate= '
-                             'or micro_batches= cut each into %d: pass the tensors of a batch '
-                             'instead.' % request.split.accumulate)
-        if request.training.objectives:
-            check_nothing_is_trained_behind(inputs.batches)
-        inputs.check(request.devices)
+        _check_shards(request, inputs)
         return
-    size, parts = checked_inputs(inputs).size, len(request.split.parts)
-    if request.memory.schedule is not None and size is not None and size < parts:
-        raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
+    size = checked_inputs(inputs).size
+    num_parts = len(request.split.parts)
+    is_pipeline = request.memory.schedule is not None
+    if is_pipeline and size is not None and size < num_parts:
+        raise InputError('%d examples are fewer than the %d micro-batches of %s: pass a '
                          'smaller micro_batches=.' % (
-                             size, parts, len(request.devices),
-                             '' if len(request.devices) == 1 else 's'))
+                             size, num_parts, counted(len(request.devices), 'tower')))
     split = request.split
     checked_size(inputs, split.shares, split.remainder, split.word_for_parts)
 
 
-def split(request, inputs):
-    """The parts of the batch, `CutBatch`; and the `VariablesBehindInputs`."""
+def _check_shards(request: Request, shards: Shards) -> None:
+    """Raises `InputError` for shards, which are cut already, that do not go with the request."""
+    split = request.split
+    if request.call.is_finished:
+        raise InputError('the inputs are cut into shards already, and the model is finished: '
+                         'pass the tensors of its graph at which the whole batch enters.')
+    if split.remainder != 'error':
+        raise InputError('the inputs are cut into shards already: leave remainder= out.')
+    if set(split.shares) != {1}:
+        raise InputError('the inputs are cut into shards already: leave shares= out.')
+    if split.accumulate > 1:
+        raise InputError('the inputs are cut already, a shard for each tower, and accumulate= '
+                         'or micro_batches= cut each into %d: pass the tensors of a batch '
+                         'instead.' % split.accumulate)
+    if request.training.objectives:
+        check_nothing_is_trained_behind(shards.batches)
+    shards.check(request.devices)
+
+
+def split(request: Request, inputs: typing.Any
+          ) -> typing.Tuple[CutBatch, VariablesBehindInputs]:
+    """Cuts the batch into its parts; and finds the trained variables that it is computed from."""
     if isinstance(inputs, Shards):
         return inputs.cut(), VariablesBehindInputs()
     if request.training.objectives:
@@ -222,50 +238,82 @@ def split(request, inputs):
     return cut(behind.inputs, parts.shares, parts.remainder, parts.word_for_parts), behind
 
 
-def merge_outputs(tower_set):
-    """Merges losses, predictions and metrics of the towers into the batch's: `ModelOutput`."""
+def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:
+    """Makes the variables of the loss scale; None for a build without one."""
+    if request.numerics.loss_scale is None:
+        return None
+    return ScaledLosses(request.numerics.loss_scale, request.split.name + 's', request.placement)
+
+
+def merge_outputs(tower_set: TowerSet) -> ModelOutput:
+    """Merges losses, predictions and metrics of the towers into the batch's."""
     request, batch = tower_set.request, tower_set.batch
     towers = tower_set.towers
-    padded = batch.sizes if batch.pads else None
     with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
-            loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, batch.weights),
-                              *[tower.data_loss for tower in towers])
+            losses = [tower.data_loss for tower in towers]
+            loss = map_shaped(
+                lambda *losses_of_towers: weighted_mean(losses_of_towers, batch.weights), *losses)
         metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
         join_counters(towers, batch.weights, tower_set.roles)
         predictions = merge_predictions(
-            [tower.predictions for tower in towers], batch.weights, padded,
-            tower_set.recorded.proven)
+            [tower.predictions for tower in towers], batch.weights,
+            batch.sizes if batch.pads else None, tower_set.recorded.proven)
         return ModelOutput(loss, predictions, metrics)
 
 
-def combine_towers(tower_set):
+def combine_towers(tower_set: TowerSet) -> typing.Any:
     """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
     request, towers = tower_set.request, tower_set.towers
-    if not request.training.objectives:
+    objectives = request.training.objectives
+    if not objectives:
         return Combined([])
     gradients = [tower.gradients for tower in towers]
     if request.split.accumulate > 1:
         gradients = add_up_micro_batches(towers, request.split.accumulate, request.memory.schedule)
+    gradients_of_shards = [tower.of_shard for tower in towers]
+    return objectives.shaped([
+        _combine_objective(tower_set, objective, gradients, gradients_of_shards)
+        for objective in objectives])
 
-    def combined(objective):
-        of_towers, of_shards = [[request.training.objectives.of(objective, each) for each in some]
-                                for some in (gradients, [each.of_shard for each in towers])]
-        further = tower_set.gradients.behind.gradients(
-            of_shards, tower_set.batch.sizes, tower_set.roles.trainable)
-        with tf.name_scope('combine_gradients'), naming_loss(objective.name):
-            if not request.placement.has_replicas:
-                check_no_replicas(tower_set.roles.trainable)
-                return Combined(combine(of_towers + further))
-            return all_reduce(of_towers, further, request.devices)
+
+def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: list,
+                       gradients_of_shards: list) -> Combined:
+    """Combines the gradients of one loss.
+
+    Args:
+      tower_set: the towers.
+      objective: of the loss.
+      gradients: of each tower, shaped.
+      gradients_of_shards: of each part of the batch, `Tower.of_shard`, shaped.
+    """
+    request, trainable = tower_set.request, tower_set.roles.trainable
     objectives = request.training.objectives
-    return objectives.shaped(combined(each) for each in objectives)
+    of_towers = [objectives.of(objective, each) for each in gradients]
+    of_shards = [objectives.of(objective, each) for each in gradients_of_shards]
+    behind_inputs = tower_set.gradients.behind.gradients(
+        of_shards, tower_set.batch.sizes, trainable)
+    with tf.name_scope('combine_gradients'), naming_loss(objective.name):
+        if request.placement.has_replicas:
+            return all_reduce(of_towers, behind_inputs, request.devices)
+        check_no_replicas(trainable)
+        return Combined(combine(of_towers + behind_inputs))
 
 
-def combine_machines(tower_set, combined, loss):
-    """`(Combined over all machines, the Exchange that combines them)`; that is None without a
-    cluster. The loss of this machine's batch reads the weights before they change."""
+def combine_machines(tower_set: TowerSet, combined: typing.Any,
+                     loss: typing.Optional[tf.Tensor]) -> typing.Tuple[typing.Any, typing.Any]:
+    """Combines the gradients over all machines.
+
+    Args:
+      tower_set: the towers of this machine.
+      combined: of them: `Combined`, shaped.
+      loss: the loss of this machine's batch; it reads the weights before they change.
+
+    Returns:
+      `(Combined over all machines, the Exchange that combines them)`; that is None without a
+      cluster.
+    """
     request = tower_set.request
     if request.cluster is None or not request.training.objectives:
         return combined, None

@@ -1,6 +1,5 @@
 """The result of `build_towers`: `BuiltTowers`, and in it the `Plan`, which fits a screen."""
 
-import collections
 import itertools
 import textwrap
 import typing
@@ -8,18 +7,36 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_instance
-from towers.errors import InvalidArgumentError
-from towers.placement.devices import short_name
+from towers.errors import InvalidArgumentError, counted
+from towers.gradients.tower import Tower
+from towers.placement.devices import Devices, short_name
 from towers.placement.tower_device import stages_of
+from towers.placement.variable_device import Placement
+from towers.reduce.loss_scale import WatchedLosses
+from towers.reduce.replicas import Replicas
+from towers.variables.new_variables import DirectVariable
 
-PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
-"""A row: `examples` is None if not static; `owns` names the updates of this tower alone."""
+
+class PlannedTower(typing.NamedTuple):
+    """A row of the plan.
+
+    Attributes:
+      index: the number of the tower.
+      device: of the tower.
+      examples: in its shard; None if not static.
+      owns: names of the updates that this tower alone does.
+    """
+
+    index: int  # type: ignore[assignment]  # not `tuple.index`
+    device: str
+    examples: typing.Optional[int]
+    owns: typing.List[str]
+
 
 _WIDTH = 100  # columns of a screen
 
 
-class Plan(collections.namedtuple('Plan', [
-        'towers', 'lines', 'batch_size', 'remainder', 'shares', 'reduction', 'initial_of_first'])):
+class Plan(typing.NamedTuple):
     """The description of a build; `print(plan)` fits a screen.
 
     Attributes:
@@ -32,7 +49,14 @@ class Plan(collections.namedtuple('Plan', [
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
     """
-    __slots__ = ()
+
+    towers: typing.List[PlannedTower]
+    lines: typing.List[typing.Tuple[str, str]]
+    batch_size: typing.Optional[int]
+    remainder: str
+    shares: typing.Tuple[int, ...]
+    reduction: str
+    initial_of_first: typing.List[str]
 
     def line(self, label: str) -> typing.Optional[str]:
         """The text behind a label, such as `'batch norm'`; None where the plan has no such line.
@@ -46,42 +70,52 @@ class Plan(collections.namedtuple('Plan', [
 
     def with_line(self, label: str, text: str) -> 'Plan':
         """This plan with another text behind one of its labels."""
-        return self._replace(lines=[(each, text if each == label else old)
-                                    for each, old in self.lines])
+        lines = [(each, text if each == label else old) for each, old in self.lines]
+        return self._replace(lines=lines)
 
     def __str__(self):
+        """The text of a screen: the towers, and below them the lines."""
         width = max(len(_row_name(tower.device)) for tower in self.towers)
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
-        lines = [self._batch(), row % ('tower', 'device', 'examples', 'does for all')]
-        few = len(self.towers) <= 10
-        for tower in self.towers if few else self.towers[:8] + [None] + self.towers[-1:]:
-            lines.append('  ...' if tower is None else row % (
-                tower.index, _row_name(tower.device),
-                '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
+        rows = [self._row(row, tower) for tower in self.towers]
+        if len(rows) > 10:
+            rows[8:-1] = ['  ...']
+        printed = [self._batch(), row % ('tower', 'device', 'examples', 'does for all')] + rows
         for label, text in self.lines:
-            for part in textwrap.wrap(text, _WIDTH - 19):
-                lines.append('  %-15s  %s' % (label, part))
+            for line_of_text in textwrap.wrap(text, _WIDTH - 19):
+                printed.append('  %-15s  %s' % (label, line_of_text))
                 label = ''
-        return '\n'.join(line[:_WIDTH] for line in lines)
+        return '\n'.join(line[:_WIDTH] for line in printed)
 
-    def _batch(self):
+    @staticmethod
+    def _row(row: str, tower: PlannedTower) -> str:
+        """The row of a tower; `row` formats its columns."""
+        examples = '?' if tower.examples is None else tower.examples
+        return row % (tower.index, _row_name(tower.device), examples, ', '.join(tower.owns) or '-')
+
+    def _batch(self) -> str:
         """The first line: how many towers, and how the batch is cut."""
         sizes = [tower.examples for tower in self.towers]
         if self.batch_size is None:
-            batch = 'a batch of any size'
-            if len(sizes) > 1:
-                batch += ', a remainder: ' + self.remainder
-            if len(set(self.shares)) > 1:
-                batch += ', shares ' + ' : '.join(map(str, self.shares[:8]))
+            batch = self._batch_of_any_size()
         elif len(set(sizes)) > 1 and len(sizes) <= 8:
             batch = 'batch %d = %s' % (self.batch_size, ' + '.join(map(str, sizes)))
         else:
-            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(
-                '%d x %d' % (len(list(group)), size) for size, group in itertools.groupby(sizes)))
-        return '%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch)
+            runs = ['%d x %s' % (len(list(run)), size) for size, run in itertools.groupby(sizes)]
+            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(runs))
+        return '%s, %s' % (counted(len(sizes), 'tower'), batch)
+
+    def _batch_of_any_size(self) -> str:
+        """How a batch is cut whose size is not static."""
+        text = 'a batch of any size'
+        if len(self.towers) > 1:
+            text += ', a remainder: ' + self.remainder
+        if len(set(self.shares)) > 1:
+            text += ', shares ' + ' : '.join(map(str, self.shares[:8]))
+        return text
 
 
-def _row_name(device):
+def _row_name(device: str) -> str:
     """The devices of a tower; the first and the last where all would leave the screen's row."""
     names = short_name(device).split('+')
     if len('+'.join(names)) <= 45 or len(names) <= 2:
@@ -89,18 +123,13 @@ def _row_name(device):
     return '%s+...+%s (%d devices)' % (names[0], names[-1], len(names))
 
 
-def briefly(names, limit=2):
-    """The first names, and how many more there are: `'a, b and 3 more'`."""
+def briefly(names: typing.Sequence[str], limit: int = 2) -> str:
+    """The first `limit` names, and how many more there are: `'a, b and 3 more'`."""
     more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
     return ', '.join(names[:limit]) + more
 
 
-class BuiltTowers(collections.namedtuple('BuiltTowers', [
-        'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
-        'global_step', 'devices', 'placement', 'direct_variables',
-        'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
-        'machines', 'own_state', 'made', 'opened_scopes', 'batch_tensors'],
-        defaults=(None,))):
+class BuiltTowers(typing.NamedTuple):
     """The result of `build_towers`.
 
     Attributes:
@@ -145,7 +174,31 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         scopes from there.
       batch_tensors: `BatchTensors` of a finished model; None of a model function.
     """
-    __slots__ = ()
+
+    train_op: typing.Any
+    loss: typing.Any
+    predictions: typing.Any
+    metrics: typing.Dict[str, typing.Any]
+    gradients: typing.Any
+    variables: typing.List[tf.Variable]
+    slots: typing.List[tf.Variable]
+    towers: typing.List[Tower]
+    global_step: typing.Optional[tf.Variable]
+    devices: Devices
+    placement: Placement
+    direct_variables: typing.Tuple[DirectVariable, ...]
+    plan: Plan
+    replicas: typing.Optional[Replicas]
+    precision: str
+    scaled_losses: typing.Optional[WatchedLosses]
+    xla: bool
+    variable_scope: str
+    train_ops: typing.Dict[str, tf.Operation]
+    machines: typing.Any
+    own_state: typing.List[tf.Variable]
+    made: typing.FrozenSet[str]
+    opened_scopes: typing.Dict[str, int]
+    batch_tensors: typing.Any = None
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
         """The batch's value of a tensor of a finished model, from the towers.
@@ -187,13 +240,14 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         return self.machines is None or self.machines.updates_here
 
     def __repr__(self):
-        count = len(self.devices)
-        return '<BuiltTowers: %d tower%s on %s>' % (count, '' if count == 1 else 's', ', '.join(
-            '+'.join(stages_of(device)) for device in self.devices))
+        """The towers and their devices: the fields would fill many screens."""
+        names = ['+'.join(stages_of(device)) for device in self.devices]
+        return '<BuiltTowers: %s on %s>' % (counted(len(names), 'tower'), ', '.join(names))
 
 
-def check_same_graph(name, built):
-    """Raises `InvalidArgumentError` for a `BuiltTowers` of another graph than the default one."""
+def check_same_graph(name: str, built: BuiltTowers) -> None:
+    """Raises `InvalidArgumentError` for a build of another graph than the default one; `name` is
+    the argument by which it was given."""
     graphs = {getattr(variable, 'graph', None) for variable in built.variables} - {None}
     if graphs and tf.get_default_graph() not in graphs:
         raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '

@@ -130,7 +130,11 @@ def check_model_fn(model_fn: typing.Any) -> None:
 
 
 def _checked_call(model: typing.Any, copies: str, reuse: typing.Any) -> ModelCall:
-    """The `ModelCall` of a checked model; raises `InvalidArgumentError` for a bad `reuse`."""
+    """The `ModelCall` of a checked model; `copies` and `reuse` are as of `build_towers`.
+
+    Raises:
+      InvalidArgumentError: `reuse` is something else, or a build of another graph.
+    """
     if isinstance(reuse, BuiltTowers):
         check_same_graph('reuse', reuse)
         return ModelCall(model, is_finished(model), copies, reuse=True, earlier=reuse,
@@ -172,7 +176,16 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
 
 def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], remainder: typing.Any,
            call: ModelCall, cluster: typing.Any) -> BatchSplit:
-    """The `BatchSplit` into `accumulate` micro-batches for each tower; `shares` are the towers'."""
+    """The `BatchSplit` of a build.
+
+    Args:
+      devices: of the towers.
+      accumulate: how many micro-batches each tower has.
+      shares: the proportions of the towers' shards.
+      remainder: as of `build_towers`.
+      call: of the model.
+      cluster: `Cluster` or None.
+    """
     # The first tower is the model function's call itself, in the scope of the build.
     num_without_scope = 1 if call.copies == 'clone' and not call.is_finished else 0
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, num_without_scope)
@@ -185,7 +198,11 @@ def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without
                  ) -> typing.Tuple[str, typing.List[Part]]:
     """The prefix of the towers' name scopes, and the parts, whose scopes the graph does not have.
 
-    The `num_without_scope` first parts use none.
+    Args:
+      graph: of the build.
+      devices: of the towers.
+      accumulate: how many micro-batches each tower has.
+      num_without_scope: so many of the first parts use none.
     """
     for number in itertools.count(1):
         name = 'tower' if number == 1 else 'build_%d/tower' % number
@@ -220,7 +237,14 @@ def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[L
 
 def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectives: Objectives
              ) -> typing.Optional[Cutting]:
-    """The `Cutting` into stages; None where the model is not cut."""
+    """The `Cutting` into stages; None where the model is not cut.
+
+    Args:
+      pipeline: with the stages and micro-batches that are asked for.
+      placement: of the variables.
+      num_stages: how many devices a tower has.
+      objectives: with the optimizers, which have slots.
+    """
     if pipeline.stages is None:
         return None
     if pipeline.micro_batches == 1:

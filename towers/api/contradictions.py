@@ -14,7 +14,14 @@ from towers.placement.tower_device import stages_of
 
 def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
                  cluster: typing.Any) -> None:
-    """Refuses options that do not go with several losses, whose `names` are given."""
+    """Refuses options that do not go with several losses.
+
+    Args:
+      names: of the losses.
+      accumulate: how many micro-batches each tower has.
+      numerics: with the loss scale and the precision.
+      cluster: `Cluster` or None.
+    """
     if numerics.loss_scale is not None:
         raise _of_one_loss(names, 'a loss scale (loss_scale=)',
                            "pass precision='bf16' or 'float32', and no loss_scale")
@@ -30,13 +37,21 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
 
 
 def _of_one_loss(names: typing.List[str], option: str, reason: str) -> InvalidArgumentError:
+    """The error for an `option` that several losses, of these `names`, do not go with."""
     return InvalidArgumentError('%s goes with one loss, and there are several (%s): %s.' % (
         option, ', '.join(names), reason))
 
 
 def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory,
                         pipeline: Pipeline) -> None:
-    """Refuses micro-batches or stages that do not go with the rest."""
+    """Refuses micro-batches or stages that do not go with the rest.
+
+    Args:
+      devices: of the towers.
+      objectives: empty for an evaluation.
+      memory: with the micro-batches of each tower.
+      pipeline: with those of its stages.
+    """
     is_pipeline = pipeline.micro_batches > 1
     if is_pipeline:
         name, count = 'micro_batches', pipeline.micro_batches
@@ -63,6 +78,7 @@ def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory
 
 
 def _without_stages(option: str) -> InvalidArgumentError:
+    """The error for an `option` of stages, where each tower has one device."""
     return InvalidArgumentError(
         "%s, and each tower has one device: pass several a tower, such as devices=[['/gpu:0', "
         "'/gpu:1'], ['/gpu:2', '/gpu:3']]; to cut the batch alone, Memory(accumulate=…)." % option)

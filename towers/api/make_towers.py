@@ -3,7 +3,7 @@
 `copies='clone'`: tower 0 is the model function's graph, or an import of a finished model; the other
 towers are copies of it.
 
-`copies='reuse'`: the recipe, as in a hand-written tower loop:
+`copies='reuse'`: a call for each tower, as in a hand-written tower loop:
 
     for k, shard in enumerate(shards):
         with tf.device(devices[k]), tf.name_scope('tower_%d' % k):
@@ -15,189 +15,327 @@ shared, collections have the entries of all towers, and a tower has no state of 
 """
 
 import contextlib
+import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.capture.record import put_on_devices, record
-from towers.copies.copy import Copies
+from towers.api.request import Request
+from towers.capture.record import Recorded, put_on_devices, record
+from towers.capture.stage_cuts import StageCuts
+from towers.copies.copy import Copies, TowerCopy
 from towers.copies.substitution import Substitution
 from towers.copies.tower_set import TowerSet
 from towers.errors import ModelFunctionError, SharedVariableError
-from towers.gradients.backward_pass import TowerGradients
+from towers.gradients.backward_pass import Differentiated, TowerGradients
 from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.stateless_random import give_seeds_of_tower
+from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.variable_access import Writes, metric_variables
-from towers.model.losses import make_losses
+from towers.model.losses import Losses, make_losses
 from towers.model.objectives import flat, trained_variables
 from towers.model.outputs import fetches_of
+from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.replicas import make_replicas
-from towers.roles.ownership import EVERY, ownership
+from towers.roles.ownership import EVERY, Roles, ownership
 from towers.roles.write_order import (
     check_references_in_loops,
     write_after_reads,
     write_in_turn,
 )
+from towers.shards.batch_inputs import VariablesBehindInputs
+from towers.shards.cut_batch import CutBatch
 from towers.whole_batch.batch_values import exchange, is_batch_value
 
 
-def call_once_and_copy(request, batch, behind, scaled_losses):
-    """Builds all towers, by one call of the model function: `TowerSet`."""
-    weights = _as_tensors(batch.weights, batch.is_even)
-    # By these the losses are multiplied, so that the plain sum of gradients is the batch's.
-    num_parts = len(request.split.parts)
-    scales = [request.factor / num_parts if batch.is_even else weight * request.factor
-              for weight in weights]
-    of_model = request.training.objectives.of_model
-    of_calls = [None] if of_model is None else _as_tensors(of_model.weights(batch), batch.is_even)
-    with tf.name_scope(request.split.parts[0].scope) if request.call.is_finished else (
-            contextlib.nullcontext()):
-        recorded = record(
-            request, batch, 0, contextlib.nullcontext if of_model is None else (
-                lambda: of_model.call(of_calls[0], request.placement)))
-        of_update, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
-        names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
-        recorded = recorded._replace(variables=[
-            each for each in recorded.variables if each.op.name not in names_of_slots])
-        # In this order: state is where its stage is; and `ownership` takes writes that become
-        # updates out of the forward pass, before that is differentiated.
-        cuts = put_on_devices(recorded, request, request.split.parts[0].device)
-        trained = trained_variables(request.training.objectives)
-        roles = ownership(recorded, request, trained, of_update,
-                          make_replicas if request.placement.has_replicas else None)
-        taken = of_update + roles.inline_updates.updates
-        losses = make_losses(recorded, request, 0)
-        gradients = TowerGradients(request, batch, behind, scaled_losses, roles.trained)
-        first = gradients.differentiate(recorded, losses, 0, scales[0], taken)
-    copies = copies_of(first, roles, request, batch, [weights, scales, of_calls], of_update)
-    others = [tower for tower, _ in copies]
+class _ShardValues(typing.NamedTuple):
+    """Values of which each part of the batch has its own; tensors where they differ.
+
+    Attributes:
+      weights: the parts' shares of the batch.
+      loss_factors: by these the losses are multiplied, so that the plain sum of all parts'
+        gradients is the batch's.
+      call_weights: weights of the losses that the model function's own optimizers minimize; [None]
+        where it calls none.
+    """
+
+    weights: list
+    loss_factors: list
+    call_weights: list
+
+    def substitutes(self, number: int) -> typing.Dict[str, tf.Tensor]:
+        """{name of the first part's tensor: the tensor of part `number`}."""
+        return {values[0].name: values[number] for values in self
+                if isinstance(values[0], tf.Tensor)}
+
+
+class _FirstTower(typing.NamedTuple):
+    """Tower 0, and what was found out about it.
+
+    Attributes:
+      recorded: the call of the model function, or the import of the finished model.
+      cuts: how its stages were cut; or None.
+      roles: of its variables.
+      losses: that it differentiates.
+      gradients: by which it was differentiated.
+      differentiated: the tower, forward and backward.
+      optimizer_fetches: what the step runs of the model function's own optimizer calls.
+      slots: the variables that these have made.
+    """
+
+    recorded: Recorded
+    cuts: typing.Optional[StageCuts]
+    roles: Roles
+    losses: Losses
+    gradients: TowerGradients
+    differentiated: Differentiated
+    optimizer_fetches: list
+    slots: list
+
+    @property
+    def fetches(self) -> list:
+        """All tensors and operations that a step needs of the tower."""
+        recorded = self.recorded
+        gradients = tensors_of(self.differentiated.tower.pairs)
+        return (fetches_of(recorded.output) + self.optimizer_fetches
+                + self.roles.inline_updates.updates + recorded.updates + gradients)
+
+
+def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
+                       scaled_losses: typing.Optional[ScaledLosses]) -> TowerSet:
+    """Builds all towers, by one call of the model function, or one import of the finished model.
+
+    Args:
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+      behind: the trained variables that the inputs are computed from.
+      scaled_losses: of a build with a loss scale; or None.
+    """
+    values = _shard_values(request, batch)
+    scope_of_import: typing.ContextManager = contextlib.nullcontext()
+    if request.call.is_finished:
+        scope_of_import = tf.name_scope(request.split.parts[0].scope)
+    with scope_of_import:
+        first = _make_first(request, batch, behind, scaled_losses, values)
+    roles = first.roles
+    copies = _copies_of(first, request, batch, values)
+    first_tower = first.differentiated.tower
     # `ownership` turned some of tower 0's writes into updates; copies have none of these.
-    towers = [first.tower._replace(
-        updates=first.tower.updates + roles.inline_updates.updates)] + others
+    towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.updates)]
+    towers += [copy.tower for copy in copies]
     exchange(towers, batch.weights, request.placement.main)
-    if request.split.parts_before and others:
-        give_seeds_of_tower(
-            first.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
-                first.tower.pairs), request.split.parts_before)
+    parts_before = request.split.parts_before
+    if parts_before and copies:
+        give_seeds_of_tower(first.differentiated.operations, first.fetches, parts_before)
     _order_writes(request, towers, roles)
+
+    made = '1 call of the model function'
+    if request.call.is_finished:
+        made = '1 import of the finished model'
     return TowerSet(
-        request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
-        gradients=gradients, roles=roles, recomputed=first.recomputed, cuts=cuts, slots=slots,
-        copies=[copied for _, copied in copies],
+        request=request, batch=batch, towers=towers, recorded=first.recorded, losses=first.losses,
+        gradients=first.gradients, roles=roles, recomputed=first.differentiated.recomputed,
+        cuts=first.cuts, slots=first.slots, copies=[copy.copy_of for copy in copies],
         how_built='%s, %d cop%s of its graph' % (
-            '1 import of the finished model' if request.call.is_finished else
-            '1 call of the model function', len(others), 'y' if len(others) == 1 else 'ies'))
+            made, len(copies), 'y' if len(copies) == 1 else 'ies'))
 
 
-def _order_writes(request, towers, roles):
+def _shard_values(request: Request, batch: CutBatch) -> _ShardValues:
+    """Makes the values of which each part has its own."""
+    weights = _as_tensors(batch.weights, batch.is_even)
+    if batch.is_even:
+        num_parts = len(request.split.parts)
+        loss_factors = [request.factor / num_parts] * num_parts
+    else:
+        loss_factors = [weight * request.factor for weight in weights]
+    optimizer_calls = request.training.objectives.optimizer_calls
+    call_weights = [None]
+    if optimizer_calls is not None:
+        call_weights = _as_tensors(optimizer_calls.weights(batch), batch.is_even)
+    return _ShardValues(weights, loss_factors, call_weights)
+
+
+def _as_tensors(weights: typing.Optional[list], is_even: bool) -> list:
+    """Weights of shards; tensors where they differ, so that a copy can have another."""
+    if not weights:
+        return [None]
+    if is_even:
+        return weights
+    tensors = []
+    with tf.name_scope('shards'), tf.device('/cpu:0'):
+        for weight in weights:
+            if isinstance(weight, float):
+                weight = tf.constant(weight, tf.float64)
+            tensors.append(weight)
+    return tensors
+
+
+def _make_first(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
+                scaled_losses: typing.Optional[ScaledLosses], values: _ShardValues) -> _FirstTower:
+    """Builds tower 0; the arguments are those of `call_once_and_copy`."""
+    optimizer_calls = request.training.objectives.optimizer_calls
+
+    def around_call():
+        if optimizer_calls is None:
+            return contextlib.nullcontext()
+        return optimizer_calls.call(values.call_weights[0], request.placement)
+
+    recorded = record(request, batch, 0, around_call)
+    optimizer_fetches = []
+    slots = []
+    if optimizer_calls is not None:
+        optimizer_fetches = optimizer_calls.fetches()
+        slots = optimizer_calls.slots()
+    # A Saver that the model function makes reads them; yet they are no variables of the model.
+    slot_names = {slot.op.name for slot in slots}
+    variables = [each for each in recorded.variables if each.op.name not in slot_names]
+    recorded = recorded._replace(variables=variables)
+    # In this order: state is where its stage is; and `ownership` takes writes that become
+    # updates out of the forward pass, before that is differentiated.
+    cuts = put_on_devices(recorded, request, request.split.parts[0].device)
+    trained = trained_variables(request.training.objectives)
+    roles = ownership(recorded, request, trained, optimizer_fetches,
+                      make_replicas if request.placement.has_replicas else None)
+    losses = make_losses(recorded, request, 0)
+    gradients = TowerGradients(request, batch, behind, scaled_losses, roles.trained)
+    differentiated = gradients.differentiate(
+        recorded, losses, 0, values.loss_factors[0],
+        optimizer_fetches + roles.inline_updates.updates)
+    return _FirstTower(recorded, cuts, roles, losses, gradients, differentiated, optimizer_fetches,
+                       slots)
+
+
+def _order_writes(request: Request, towers: typing.Sequence[Tower], roles: Roles) -> None:
     """Orders the writes of shared variables before the update."""
     check_references_in_loops(towers)
-    if request.training.update_ops == 'first' and (len(towers) > 1 or request.has_copies):
+    update_ops = request.training.update_ops
+    if update_ops == 'first' and (len(towers) > 1 or request.has_copies):
         write_after_reads(towers, roles)
-    elif request.training.update_ops == 'all' and len(towers) > 1:
+    elif update_ops == 'all' and len(towers) > 1:
         write_in_turn(towers, roles)
 
 
-def copies_of(first, roles, request, batch, by_shard, further):
-    """Copies of the first tower, `Differentiated`, for the other parts: a list of `(Tower, function
-    from a tensor or operation to its copy)`. `by_shard` has lists of values, one a shard, whose
-    tensors stand in for each other; `further` tensors and operations are copied, too."""
-    if len(request.split.parts) == 1:
+def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _ShardValues
+               ) -> typing.List[TowerCopy]:
+    """Copies tower 0 for the other parts of the batch."""
+    parts = request.split.parts
+    if len(parts) == 1:
         return []
-    tower = first.tower
-    first = first._replace(tower=tower._replace(
-        updates=_updates_of_every_tower(tower.updates, roles, request)))
+    differentiated, roles = first.differentiated, first.roles
+    tower = differentiated.tower
+    updates = _updates_of_every_tower(tower.updates, roles, request)
     # A value that tower 0 alone writes may be computed from all towers' parts.
-    copies = Copies(first, roles.inline_updates, request.split.parts_before,
-                    further + [op for op in first.operations if is_batch_value(op)])
+    batch_values = [op for op in differentiated.operations if is_batch_value(op)]
+    copies = Copies(differentiated._replace(tower=tower._replace(updates=updates)),
+                    roles.inline_updates, request.split.parts_before,
+                    first.optimizer_fetches + batch_values)
+    first_leaves = leaves_of(batch.inputs[0])
     made = []
-    for number, part in list(enumerate(request.split.parts))[1:]:
-        substituted = dict(zip((leaf.name for leaf in leaves_of(batch.inputs[0])),
-                               leaves_of(batch.inputs[number])))
-        substituted.update((each[0].name, each[number]) for each in by_shard
-                           if isinstance(each[0], tf.Tensor))
+    for number in range(1, len(parts)):
+        substitutes = values.substitutes(number)
+        for first_leaf, leaf in zip(first_leaves, leaves_of(batch.inputs[number])):
+            substitutes[first_leaf.name] = leaf
+        variables = roles.in_tower(number, request.split.accumulate)
         made.append(copies.tower(
-            Substitution(number, substituted, roles.in_tower(number, request.split.accumulate)),
-            batch.inputs[number], batch.sizes[number], part))
+            Substitution(number, substitutes, variables), batch.inputs[number],
+            batch.sizes[number], parts[number]))
     return made
 
 
-def _updates_of_every_tower(updates, roles, request):
-    """Those of the first tower's updates that a step runs in every tower: a list. With `'first'`
-    these are the updates of the towers' own state, of metrics, and of rows and counts."""
-    if request.training.update_ops == 'all':
+def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> list:
+    """Those of the first tower's updates that a step runs in every tower. With `'first'` these are
+    the updates of the towers' own state, of metrics, and of rows and counts."""
+    update_ops = request.training.update_ops
+    if update_ops == 'all':
         return updates
-    if request.training.update_ops == 'none' or not request.training.objectives:
+    if update_ops == 'none' or not request.training.objectives:
         return []
-    names = roles.own_state.keys() | metric_variables().keys() | set(roles.names(EVERY))
-    finder = Writes(tf.get_default_graph())
+    names_of_every = set(roles.own_state) | set(metric_variables()) | set(roles.names(EVERY))
+    writes = Writes(tf.get_default_graph())
 
     def is_of_every_tower(update):
-        written = [finder.of(op) for op in graph_walk.step_operations([update])]
-        return any(not names.isdisjoint(each) for each in written)
+        written = set()
+        for op in graph_walk.step_operations([update]):
+            written.update(writes.of(op))
+        return not written.isdisjoint(names_of_every)
     return list(filter(is_of_every_tower, updates))
 
 
-def _as_tensors(weights, is_even):
-    """Weights of shards; tensors where they differ, so that a copy can have another."""
-    if is_even or weights is None:
-        return weights or [None]
-    with tf.name_scope('shards'), tf.device('/cpu:0'):
-        return [tf.constant(weight, tf.float64) if isinstance(weight, float) else weight
-                for weight in weights]
+# ---- a call for each tower -----------------------------------------------------------------------
+
+class _Call(typing.NamedTuple):
+    """One call of the model function, for one part of the batch."""
+
+    recorded: Recorded
+    roles: Roles  # of the variables that it uses
+    losses: Losses
+    differentiated: Differentiated
 
 
-def call_for_each_tower(request, batch, behind, scaled_losses):
-    """Builds all towers, by a call of the model function for each: `TowerSet`."""
-    calls, done = [], []
+def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
+                        scaled_losses: typing.Optional[ScaledLosses]) -> TowerSet:
+    """Builds all towers, by a call of the model function for each; the arguments are those of
+    `call_once_and_copy`."""
+    calls: typing.List[_Call] = []
+    gradients: typing.Any = None  # once the first call has made the variables
     for number, part in enumerate(request.split.parts):
-        # As in the recipe: entered anew, so that layers without a name find their variables.
+        # Entered anew, as in a hand-written loop: layers without a name then find their variables.
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
             recorded = record(request, batch, number)
             _check_made_by_name(recorded)
             put_on_devices(recorded, request, part.device)
-            if not number:
+            if gradients is None:
                 trained = trained_variables(request.training.objectives)
                 gradients = TowerGradients(request, batch, behind, scaled_losses, trained)
             roles = ownership(recorded, request, trained)
             losses = make_losses(recorded, request, number)
             _check_shard(number, recorded, batch)
-            calls.append((recorded, roles, losses))
-            done.append(gradients.differentiate(
-                recorded, losses, number, batch.weights[number] * request.factor))
-    towers = [each.tower for each in done]
+            loss_factor = batch.weights[number] * request.factor
+            differentiated = gradients.differentiate(recorded, losses, number, loss_factor)
+            calls.append(_Call(recorded, roles, losses, differentiated))
+    towers = [call.differentiated.tower for call in calls]
     exchange(towers, batch.weights, request.placement.main)
-    # All calls use the same variables: update and plan go by the first one's roles and losses. But
-    # the update may use a tensor of any call, so the record lists the operations of all.
-    recorded, roles, losses = calls[0]
-    _order_writes(request, towers, roles)
-    recorded = recorded._replace(operations=sum((call.operations for call, _, _ in calls), []),
-                                 sources=sum((call.sources for call, _, _ in calls), []))
+    # All calls use the same variables: update and plan go by the first one's roles and losses.
+    first = calls[0]
+    _order_writes(request, towers, first.roles)
+    # But the update may use a tensor of any call, so the record lists the operations of all.
+    operations: list = []
+    sources: list = []
+    for call in calls:
+        operations += call.recorded.operations
+        sources += call.recorded.sources
     return TowerSet(
-        request=request, batch=batch, towers=towers, recorded=recorded, losses=losses,
-        gradients=gradients, roles=roles, recomputed=done[0].recomputed,
+        request=request, batch=batch, towers=towers,
+        recorded=first.recorded._replace(operations=operations, sources=sources),
+        losses=first.losses, gradients=gradients, roles=first.roles,
+        recomputed=first.differentiated.recomputed,
         how_built='%d calls of the model function' % len(towers))
 
 
 @contextlib.contextmanager
-def _no_new_variables(number):
-    def refuse(next_creator, **kwargs):
+def _no_new_variables(number: int) -> typing.Iterator[None]:
+    """The context of the call for tower `number`, of which the first alone makes variables."""
+    def refuse(unused_next_creator, **kwargs):
         raise SharedVariableError(
             "copies='reuse', and the call of the model function for tower %d makes variable %r: it "
             'shares what tf.get_variable makes, under the same names in every call. Pass '
             "copies='clone', which calls the model function once." % (
                 number, kwargs.get('name') or 'Variable'))
-    with tf.variable_creator_scope(refuse) if number else contextlib.nullcontext():
+    if number == 0:
+        yield
+        return
+    with tf.variable_creator_scope(refuse):
         yield
 
 
-def _check_made_by_name(recorded):
+def _check_made_by_name(recorded: Recorded) -> None:
     """Refuses variables that a call makes without `tf.get_variable`: no other call has their name,
     and theirs begins with the name scope of the tower."""
     counters = metric_variables()
-    for variable in [each.variable for each in recorded.direct]:
+    for made in recorded.direct:
+        variable = made.variable
         if variable.op.name in counters:
             raise SharedVariableError(
                 "copies='reuse', and the model function calls a function of tf.metrics, whose "
@@ -211,8 +349,9 @@ def _check_made_by_name(recorded):
             % variable.op.name)
 
 
-def _check_shard(number, recorded, batch):
-    """Refuses a loss with another tower's loss in it, by `tf.losses.get_total_loss`, say."""
+def _check_shard(number: int, recorded: Recorded, batch: CutBatch) -> None:
+    """Refuses a loss of tower `number` with another tower's loss in it, as by
+    `tf.losses.get_total_loss`."""
     if recorded.output.loss is None:
         return
     known = graph_walk.ancestors(flat(recorded.output.loss))

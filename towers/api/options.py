@@ -1,6 +1,5 @@
 """Arguments of `build_towers` that travel together, and are checked together."""
 
-import collections
 import typing
 
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
@@ -14,7 +13,13 @@ from towers.reduce.loss_scale import LossScale
 from towers.reduce.micro_batches import SCHEDULES
 
 
-class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):
+class _VariablePlacementFields(typing.NamedTuple):
+    """The fields of `VariablePlacement`, which checks them."""
+
+    device: typing.Optional[str]
+
+
+class VariablePlacement(_VariablePlacementFields):
     """The devices of the shared variables.
 
     Attributes:
@@ -33,17 +38,27 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device')):
     __slots__ = ()
 
     def __new__(cls, device: typing.Any = None):
-        if device is not None and not (isinstance(device, str) and (
-                ':' in device or device in (BALANCED, REPLICATED, BY_STAGE))):
+        """Raises `InvalidArgumentError` for a `device` that is neither a word nor a name."""
+        is_text = isinstance(device, str)
+        is_word = is_text and device in (BALANCED, REPLICATED, BY_STAGE)
+        is_name = is_text and ':' in device
+        if not (device is None or is_word or is_name):
             raise InvalidArgumentError(
                 "device=%.80r: expected None, a device's name, with a number, or 'balanced', "
                 "'replicated' or 'stage' (not a device function)." % (device,))
-        if device is not None and ':' in device:
+        if is_name:
             canonical_device(device)
         return super(VariablePlacement, cls).__new__(cls, device)
 
 
-class Memory(collections.namedtuple('Memory', 'accumulate recompute')):
+class _MemoryFields(typing.NamedTuple):
+    """The fields of `Memory`, which checks them."""
+
+    accumulate: int
+    recompute: typing.Union[None, str, typing.Sequence[str]]
+
+
+class Memory(_MemoryFields):
     """Ways to reduce a tower's memory that do not change the gradient.
 
     Attributes:
@@ -61,17 +76,33 @@ class Memory(collections.namedtuple('Memory', 'accumulate recompute')):
 
     def __new__(cls, accumulate: int = 1,
                 recompute: typing.Union[None, str, typing.Sequence[str]] = None):
+        """Raises `InvalidArgumentError` for an `accumulate` that is no count, or a `recompute` that
+        is neither `'auto'` nor a list of names."""
         check_count('accumulate', accumulate)
-        if not (recompute is None or isinstance(recompute, str) and recompute == 'auto'
-                or isinstance(recompute, (list, tuple)) and recompute
-                and all(isinstance(name, str) and name.rstrip('/') for name in recompute)):
+        is_auto = isinstance(recompute, str) and recompute == 'auto'
+        if not (recompute is None or is_auto or _are_names(recompute)):
             raise InvalidArgumentError(
                 "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the "
                 'model whose results are kept, or None.' % (recompute,))
         return super(Memory, cls).__new__(cls, int(accumulate), recompute)
 
 
-class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages')):
+def _are_names(given: typing.Any) -> bool:
+    """Whether `given` is a list of at least one name of an operation or scope."""
+    if not isinstance(given, (list, tuple)) or not given:
+        return False
+    return all(isinstance(name, str) and name.rstrip('/') for name in given)
+
+
+class _PipelineFields(typing.NamedTuple):
+    """The fields of `Pipeline`, which checks them."""
+
+    micro_batches: int
+    schedule: str
+    stages: typing.Optional[str]
+
+
+class Pipeline(_PipelineFields):
     """The stages of towers that have several devices each, and the micro-batches in them.
 
     Attributes:
@@ -86,6 +117,8 @@ class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages
 
     def __new__(cls, micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
                 stages: typing.Optional[str] = None):
+        """Raises `InvalidArgumentError` for `micro_batches` that are no count, an unknown
+        `schedule`, or other `stages` than `'auto'`."""
         check_count('micro_batches', micro_batches)
         check_choice('schedule', schedule, SCHEDULES)
         if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
@@ -95,8 +128,17 @@ class Pipeline(collections.namedtuple('Pipeline', 'micro_batches schedule stages
         return super(Pipeline, cls).__new__(cls, int(micro_batches), schedule, stages)
 
 
-class Numerics(collections.namedtuple('Numerics', [
-        'precision', 'loss_scale', 'xla', 'check_numerics', 'stateless_random'])):
+class _NumericsFields(typing.NamedTuple):
+    """The fields of `Numerics`, which checks them."""
+
+    precision: str
+    loss_scale: typing.Optional[LossScale]
+    xla: bool
+    check_numerics: bool
+    stateless_random: bool
+
+
+class Numerics(_NumericsFields):
     """Precision, random numbers, and checks for numbers that are not finite.
 
     Attributes:
@@ -119,19 +161,28 @@ class Numerics(collections.namedtuple('Numerics', [
 
     def __new__(cls, precision: str = 'float32', loss_scale: typing.Optional[LossScale] = None,
                 xla: bool = False, check_numerics: bool = False, stateless_random: bool = False):
+        """Raises `InvalidArgumentError` for a field of another type, or an unknown `precision`."""
         check_choice('precision', precision, PRECISIONS)
         if loss_scale is not None:
             check_instance('loss_scale', loss_scale, LossScale,
                            'a LossScale, such as LossScale(initial=2. ** 15), or None')
-        for name, flag in (('xla', xla), ('check_numerics', check_numerics),
-                           ('stateless_random', stateless_random)):
-            check_flag(name, flag)
+        check_flag('xla', xla)
+        check_flag('check_numerics', check_numerics)
+        check_flag('stateless_random', stateless_random)
         return super(Numerics, cls).__new__(cls, precision, loss_scale, xla, check_numerics,
                                             stateless_random)
 
 
-class Objective(collections.namedtuple('Objective', [
-        'optimizer', 'var_list', 'transform_gradients', 'name'])):
+class _ObjectiveFields(typing.NamedTuple):
+    """The fields of `Objective`, which checks them."""
+
+    optimizer: typing.Any
+    var_list: typing.Any
+    transform_gradients: typing.Optional[typing.Callable]
+    name: typing.Optional[str]
+
+
+class Objective(_ObjectiveFields):
     """An optimizer with its variables and gradient transformation, for `build_towers`.
 
     >>> towers.build_towers(model_fn, inputs, towers.Objective(
@@ -150,6 +201,7 @@ class Objective(collections.namedtuple('Objective', [
 
     def __new__(cls, optimizer: typing.Any, var_list: typing.Any = None,
                 transform_gradients: typing.Optional[typing.Callable] = None):
+        """Raises `InvalidArgumentError` for a field that is not what its line above says."""
         check_optimizer(optimizer, or_else='')
         var_list = _checked_var_list(var_list)
         if transform_gradients is not None:
@@ -158,30 +210,42 @@ class Objective(collections.namedtuple('Objective', [
         return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients, None)
 
 
-def checked_objectives(optimizer):
-    """The `Objectives` of the `optimizer=` of `build_towers`."""
+def checked_objectives(optimizer: typing.Any) -> Objectives:
+    """The `Objectives` of the `optimizer=` of `build_towers`; none of None.
+
+    Raises:
+      InvalidArgumentError: it is no optimizer, and no dict of optimizers by names of losses.
+    """
+    if optimizer is None:
+        return Objectives([])
     if not isinstance(optimizer, dict):
-        return Objectives([] if optimizer is None else [_objective(optimizer, 'optimizer')])
+        return Objectives([_objective(optimizer, 'optimizer')])
     if not optimizer or not all(isinstance(name, str) for name in optimizer):
         raise InvalidArgumentError('optimizer=%.200r: expected an optimizer for each loss by its '
                                    'name, one optimizer, or None to evaluate.' % (optimizer,))
-    objectives = [_objective(each, 'optimizer[%r]' % name)._replace(name=name)
-                  for name, each in optimizer.items()]
-    if len({id(each.optimizer) for each in objectives}) < len(objectives):
+    objectives = []
+    for name, given in optimizer.items():
+        objective = _objective(given, 'optimizer[%r]' % name)
+        objectives.append(objective._replace(name=name))
+    num_optimizers = len({id(objective.optimizer) for objective in objectives})
+    if num_optimizers < len(objectives):
         raise InvalidArgumentError('optimizer=%.200r: expected an optimizer of its own for each '
                                    'loss, since it keeps slots by variable.' % (optimizer,))
     return Objectives(objectives)
 
 
-def _objective(given, argument):
+def _objective(given: typing.Any, argument: str) -> Objective:
+    """The `Objective` of an optimizer, or the given one; errors name the `argument`."""
     if isinstance(given, Objective):
         return given
-    check_optimizer(given, argument, or_else='a towers.Objective' + (
-        ', or None to evaluate' if argument == 'optimizer' else ''))
+    others = 'a towers.Objective'
+    if argument == 'optimizer':
+        others += ', or None to evaluate'
+    check_optimizer(given, argument, or_else=others)
     return Objective(given)
 
 
-def _checked_var_list(var_list):
+def _checked_var_list(var_list: typing.Any) -> typing.Any:
     """None, a function, or a list of variables; else `InvalidArgumentError`."""
     expected = ('None, a list of variables, or a function from all trainable variables to such a '
                 'list')

@@ -35,7 +35,8 @@ class Request(typing.NamedTuple):
 
     @property
     def factor(self) -> float:
-        """1 for the gradient of the mean over the batch, N for the recipe's sum: a float."""
+        """The factor of the batch's mean loss: 1. for `'mean'`, the number of towers for `'sum'`.
+        """
         return 1. if self.training.reduction == 'mean' else float(len(self.devices))
 
     @property

@@ -1,199 +1,382 @@
 """The train op of a build; with several losses, a train op for each loss and one for all."""
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.copies.closure_tensors import ClosureTensors
+from towers.copies.tower_set import TowerSet
 from towers.errors import InvalidArgumentError
 from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.optimizer_methods import OwnMinimize
+from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
 from towers.graph.variable_access import metric_variables
-from towers.model.objectives import flat, map_shaped
+from towers.model.build_context import BuildCollections
+from towers.model.objectives import flat
+from towers.model.outputs import ModelOutput
 from towers.optimizers import GradientsOfModel, has_own_minimize
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
+from towers.reduce.combination import Combined, Pairs
+from towers.reduce.loss_scale import WatchedLosses
 from towers.reduce.micro_batches import check_order
-from towers.reduce.replicas import follow_updates
-from towers.reduce.update import apply_update, as_the_update_takes_them, checked_transform
+from towers.reduce.replicas import Replicas, follow_updates
+from towers.reduce.update import (
+    Applied,
+    apply_update,
+    as_the_update_takes_them,
+    checked_transform,
+)
 from towers.roles.ownership import EVERY
 from towers.roles.write_order import hold_back, hold_update, updates_that_write
 
-Update = collections.namedtuple(
-    'Update', 'train_op train_ops slots gradients rides replicas counts scaled_losses machines')
-"""The operations of the update, as `update_variables` returns them.
 
-Fields:
-  train_op, train_ops, slots, gradients, replicas: as of `BuiltTowers`.
-  rides: dict from the name of a loss to the number of updates, such as batch norm's, that ride on
-    its train op; empty with one loss.
-  counts: whether the global step is counted here, since the optimizer leaves it to its caller.
-  scaled_losses: `WatchedLosses`, or None.
-  machines: `Machines`, or None without a cluster.
-"""
+class Update(typing.NamedTuple):
+    """The operations of the update, as `update_variables` returns them.
 
-_OfLoss = collections.namedtuple('_OfLoss', 'objective loss combined gradients')
-"""An objective, its loss over the batch, its `Combined` gradients, and these transformed."""
+    Attributes:
+      train_op: as of `BuiltTowers`.
+      train_ops: as of `BuiltTowers`.
+      slots: as of `BuiltTowers`.
+      gradients: as of `BuiltTowers`.
+      riding: dict from the name of a loss to the number of updates, such as batch norm's, that ride
+        on its train op; empty with one loss.
+      replicas: as of `BuiltTowers`.
+      counts_step: whether the global step is counted here, since the optimizer leaves it to its
+        caller.
+      scaled_losses: of a build with a loss scale; or None.
+      machines: `Machines`, or None without a cluster.
+    """
 
-_Step = collections.namedtuple('_Step', 'applied before redirect scaled_losses')
-"""One step: list of `Applied`, by loss; the tuple of losses and riding updates that the optimizer
-waits for; `redirect` as of `hold_back`; `WatchedLosses`, or None."""
+    train_op: typing.Optional[tf.Operation]
+    train_ops: typing.Dict[str, tf.Operation]
+    slots: typing.List[tf.Variable]
+    gradients: typing.Any
+    riding: typing.Dict[str, int]
+    replicas: typing.Optional[Replicas]
+    counts_step: bool
+    scaled_losses: typing.Optional[WatchedLosses]
+    machines: typing.Any
 
 
-def update_variables(tower_set, outputs, combined, exchange, collections_before):
-    """Makes the update of the shared variables, and puts other updates onto it: `Update`.
+class _LossGradients(typing.NamedTuple):
+    """A loss with its gradients.
+
+    Attributes:
+      objective: the loss's optimizer, and what it trains.
+      loss: the mean over the batch.
+      combined: the gradients over all towers and machines.
+      transformed: the pairs that the optimizer applies.
+    """
+
+    objective: typing.Any
+    loss: tf.Tensor
+    combined: Combined
+    transformed: Pairs
+
+
+class _Step(typing.NamedTuple):
+    """One step by one loss or several.
+
+    Attributes:
+      applied: the update of each loss, in their order.
+      awaited: the losses and riding updates that the optimizers wait for.
+      redirect: as of `hold_back`.
+      scaled_losses: of a build with a loss scale; or None.
+    """
+
+    applied: typing.List[Applied]
+    awaited: tuple
+    redirect: typing.Optional[typing.Callable]
+    scaled_losses: typing.Optional[WatchedLosses]
+
+    @property
+    def last(self) -> Applied:
+        """The update of the last loss, which comes after the others."""
+        return self.applied[-1]
+
+
+def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
+                     exchange: typing.Any, collections_before: BuildCollections) -> Update:
+    """Makes the update of the shared variables, and puts other updates onto it.
 
     With several losses there is a train op for each, which computes nothing for the others; and one
     for all, which takes all gradients at the weights before the step, and applies them in the order
     of the losses: two optimizers do not write the same variable at the same time.
+
+    Args:
+      tower_set: the towers.
+      outputs: the losses over the batch, among others.
+      combined: `Combined` of each loss, shaped.
+      exchange: the `Exchange` over machines; None without a cluster.
+      collections_before: of the graph before the build.
     """
-    request, replicas = tower_set.request, tower_set.roles.replicas
+    request = tower_set.request
     objectives = request.training.objectives
     if not objectives:
-        return Update(None, {}, [], [], {}, None, False, None, None)
-    of, of_towers = objectives.of, collections_before.new_updates()
+        return Update(train_op=None, train_ops={}, slots=[], gradients=[], riding={}, replicas=None,
+                      counts_step=False, scaled_losses=None, machines=None)
     steps = _Steps(tower_set, outputs, combined, exchange)
-    with graph_walk.Recording(tf.get_default_graph()) as made:
-        gradients = [tower_set.gradients.pairs_of_optimizer(
-            each, of(each, outputs.loss), of(each, combined).gradients) for each in objectives]
-        of_optimizers = collections_before.new_updates()[len(of_towers):]
-        of_losses = []
-        for objective, pairs in zip(objectives, gradients):
-            transformed = checked_transform(
-                objective.transform_gradients, pairs, request.placement.main, objective.name)
-            of_losses.append(_OfLoss(
-                objective, of(objective, outputs.loss), of(objective, combined),
-                as_the_update_takes_them(transformed)))
-    steps.closures.settle(made.operations, [
-        tensor for each in of_losses for tensor in tensors_of(each.gradients)])
-    updates = _updates(tower_set, collections_before.updates) + of_optimizers if (
-        request.training.update_ops != 'none') else []
-    riding = {} if objectives.names is None else _riding(updates, outputs.loss, tower_set.towers)
-    alone = [steps.step([each], riding[each.objective.name]) for each in of_losses if riding]
-    joint = steps.step(of_losses, updates)
-    train_op, applied = joint.applied[-1].train_op, sum(
-        (step.applied for step in alone + [joint]), [])
+    losses, optimizer_updates = _loss_gradients(
+        tower_set, outputs, combined, collections_before, steps.closures)
+    updates = []
+    if request.training.update_ops != 'none':
+        updates = _updates_of_towers(tower_set, collections_before.updates) + optimizer_updates
+
+    riding: typing.Dict[str, list] = {}
+    single_steps = collections.OrderedDict()  # of one loss alone, by the name of the loss
+    if objectives.names is not None:
+        riding = _riding(updates, outputs.loss, tower_set.towers)
+        for each in losses:
+            name = each.objective.name
+            single_steps[name] = steps.step([each], riding[name])
+    joint_step = steps.step(losses, updates)
+
+    train_op = joint_step.last.train_op
     if request.split.accumulate > 1:
         check_order([train_op])
+    replicas = tower_set.roles.replicas
     machines = None
     if exchange is not None:
         replicated = () if replicas is None else tuple(replicas.of_variable)
-        machines = exchange.step(train_op, joint.before, replicated, joint.redirect)
+        machines = exchange.step(train_op, joint_step.awaited, replicated, joint_step.redirect)
         train_op = machines.train_op
+    slots = []
+    slots_of_replicas = []
+    for step in list(single_steps.values()) + [joint_step]:
+        for applied in step.applied:
+            slots += applied.slots
+            slots_of_replicas += applied.slots_of_replicas
+    if replicas is not None:
+        replicas = replicas._replace(slots=slots_of_replicas)
     return Update(
-        train_op=train_op, train_ops=collections.OrderedDict(
-            (each.name, step.applied[-1].train_op) for each, step in zip(objectives, alone)),
-        slots=sum((each.slots for each in applied), []),
-        gradients=objectives.shaped([pair for pair in each.gradients if pair[0] is not None]
-                                    for each in of_losses),
-        rides={name: len(each) for name, each in riding.items()},
-        replicas=replicas and replicas._replace(
-            slots=sum((each.slots_of_replicas for each in applied), [])),
-        counts=joint.applied[-1].counts, scaled_losses=joint.scaled_losses, machines=machines)
+        train_op=train_op,
+        train_ops=collections.OrderedDict(
+            (name, step.last.train_op) for name, step in single_steps.items()),
+        slots=slots,
+        gradients=objectives.shaped(_with_gradient(each.transformed) for each in losses),
+        riding={name: len(its_updates) for name, its_updates in riding.items()},
+        replicas=replicas,
+        counts_step=joint_step.last.counts_step,
+        scaled_losses=joint_step.scaled_losses,
+        machines=machines)
+
+
+def _with_gradient(pairs: Pairs) -> Pairs:
+    """The pairs without those whose gradient is None."""
+    return [pair for pair in pairs if pair[0] is not None]
+
+
+def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
+                    collections_before: BuildCollections, closures: ClosureTensors
+                    ) -> typing.Tuple[typing.List[_LossGradients], list]:
+    """Has each optimizer and its transformation make their pairs of the combined gradients.
+
+    Args:
+      tower_set, outputs, combined, collections_before: as of `update_variables`.
+      closures: gives what is made here the losses over the batch.
+
+    Returns:
+      The losses with their gradients, and the `UPDATE_OPS` that the optimizers have made.
+    """
+    request = tower_set.request
+    objectives = request.training.objectives
+    num_updates = len(collections_before.new_updates())
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        optimizer_pairs = []
+        for objective in objectives:
+            loss = objectives.of(objective, outputs.loss)
+            gradients = objectives.of(objective, combined).gradients
+            optimizer_pairs.append(
+                tower_set.gradients.pairs_of_optimizer(objective, loss, gradients))
+        optimizer_updates = collections_before.new_updates()[num_updates:]
+        losses = []
+        for objective, pairs in zip(objectives, optimizer_pairs):
+            transformed = checked_transform(
+                objective.transform_gradients, pairs, request.placement.main, objective.name)
+            losses.append(_LossGradients(
+                objective, objectives.of(objective, outputs.loss),
+                objectives.of(objective, combined), as_the_update_takes_them(transformed)))
+    applied_gradients = []
+    for each in losses:
+        applied_gradients += tensors_of(each.transformed)
+    closures.settle(made.operations, applied_gradients)
+    return losses, optimizer_updates
 
 
 class _Steps:
-    """Makes the steps of a build; `closures` are its `ClosureTensors`."""
+    """Makes the steps of a build.
 
-    def __init__(self, tower_set, outputs, combined, exchange):
-        self._tower_set, self._exchange = tower_set, exchange
-        self.closures = ClosureTensors(tower_set, outputs.loss, [
-            tensor for each in flat(combined)
-            for tensor in tensors_of(list(each.gradients) + each.of_replicas)])
-        self._shown = fetches_in([outputs] + [  # can be had without a step
-            (tower.data_loss, tower.predictions, tower.metrics) for tower in tower_set.towers])
+    Attributes:
+      closures: gives operations of an update the losses over the batch, and refuses other tensors
+        of one tower.
+    """
 
-    def step(self, of_losses, updates):
-        """The `_Step` by some `_OfLoss`es, with updates that ride on it."""
-        tower_set, exchange = self._tower_set, self._exchange
-        losses, read = [each.loss for each in of_losses], [
-            tensor for each in of_losses
-            for tensor in tensors_of(each.gradients + each.combined.of_replicas)]
-        updates = updates + follow_updates(tower_set.roles.replicas, updates, losses + read)
-        awaited, redirect = exchange.conditions if exchange is not None else [], None
-        updates_here = exchange is None or exchange.updates_here
-        if exchange is not None and updates_here:
-            updates, redirect = hold_back(
-                updates, awaited, tower_set.request.cluster.active, self._shown)
-        scaled_losses = tower_set.gradients.scaled_losses
+    def __init__(self, tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
+                 exchange: typing.Any):
+        """The arguments are those of `update_variables`."""
+        self._tower_set = tower_set
+        self._exchange = exchange
+        self._updates_here = exchange is None or exchange.updates_here
+        # What every write of a step waits for.
+        self._conditions = [] if exchange is None else exchange.conditions
+        combined_gradients = []
+        for each in flat(combined):
+            combined_gradients += tensors_of(list(each.gradients) + each.of_replicas)
+        self.closures = ClosureTensors(tower_set, outputs.loss, combined_gradients)
+        tower_outputs = [(tower.data_loss, tower.predictions, tower.metrics)
+                         for tower in tower_set.towers]
+        # These a program can have without a step.
+        self._fetchable = fetches_in([outputs] + tower_outputs)
+
+    def step(self, losses: typing.List[_LossGradients], updates: list) -> _Step:
+        """The step by some losses, with updates that ride on it."""
+        loss_values = [each.loss for each in losses]
+        gradients = []
+        for each in losses:
+            gradients += tensors_of(each.transformed + each.combined.of_replicas)
+        riding, redirect = self._riding_updates(updates, readers=loss_values + gradients)
+        scaled_losses = self._tower_set.gradients.scaled_losses
         if scaled_losses is not None:  # of one loss
-            scaled_losses = scaled_losses.watched(of_losses[0].combined.gradients)
-        # Several optimizers apply gradients that all were taken at the weights before the step.
-        before, applied = losses + updates, []
-        first = before + _recomputations(tower_set) + (read if len(of_losses) > 1 else [])
+            scaled_losses = scaled_losses.watched(losses[0].combined.gradients)
+        awaited = loss_values + riding
+        applied = self._applied(losses, awaited, gradients, scaled_losses)
+        if redirect is not None:
+            redirect()
+        if self._updates_here:
+            self._hold(applied[-1].train_op, losses, awaited)
+        return _Step(applied, tuple(awaited), redirect, scaled_losses)
+
+    def _riding_updates(self, updates: list, readers: list
+                        ) -> typing.Tuple[list, typing.Optional[typing.Callable]]:
+        """What the optimizers wait for so that `updates` run; and `redirect` as of `hold_back`.
+
+        Replicas follow the updates after all `readers`, which read them.
+        """
+        tower_set = self._tower_set
+        riding = updates + follow_updates(tower_set.roles.replicas, updates, readers)
+        if self._exchange is None or not self._updates_here:
+            return riding, None
+        return hold_back(riding, self._conditions, tower_set.request.cluster.active,
+                         self._fetchable)
+
+    def _applied(self, losses: typing.List[_LossGradients], awaited: list, gradients: list,
+                 scaled_losses: typing.Optional[WatchedLosses]) -> typing.List[Applied]:
+        """Applies the gradients of each loss, one loss after the other.
+
+        Args:
+          losses: with their gradients.
+          awaited: the losses and riding updates that come first.
+          gradients: the tensors of all losses' gradients.
+          scaled_losses: as of `apply_update`.
+        """
+        tower_set = self._tower_set
+        first = awaited + _recomputations(tower_set)
+        if len(losses) > 1:
+            # Several optimizers apply gradients that all were taken at the weights before the step.
+            first = first + gradients
         global_step = tower_set.request.training.global_step
-        for each in of_losses:
+        applied: typing.List[Applied] = []
+        for each in losses:
             after = first + [done.train_op for done in applied]
+            counted_step = global_step if each is losses[-1] else None
             with graph_walk.Recording(tf.get_default_graph()) as made:
                 applied.append(apply_update(
                     tower_set, _applying(each, tower_set.copies),
-                    each.combined._replace(gradients=each.gradients),
-                    global_step if each is of_losses[-1] else None, after,
+                    each.combined._replace(gradients=each.transformed), counted_step, after,
                     scaled_losses))
             self.closures.settle(made.operations, [applied[-1].train_op], after)
-        if redirect is not None:
-            redirect()
-        if updates_here:
-            combined = []
-            transformed = []
-            for each in of_losses:
-                combined += list(each.combined.gradients) + each.combined.of_replicas
-                transformed += each.gradients
-            hold_update(applied[-1].train_op, combined, losses + tensors_of(transformed), before,
-                        self._shown, awaited)
-        return _Step(applied, tuple(before), redirect, scaled_losses)
+        return applied
+
+    def _hold(self, train_op: tf.Operation, losses: typing.List[_LossGradients],
+              awaited: list) -> None:
+        """Makes the writes of the update wait for what reads their variables.
+
+        Args:
+          train_op: of the step.
+          losses: with their gradients.
+          awaited: the losses and riding updates that the optimizers wait for.
+        """
+        combined: Pairs = []
+        fetched = [each.loss for each in losses]
+        for each in losses:
+            combined += list(each.combined.gradients) + each.combined.of_replicas
+            fetched += tensors_of(each.transformed)
+        hold_update(train_op, combined, fetched, awaited, self._fetchable, self._conditions)
 
 
-def _recomputations(tower_set):
+def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
     """An operation for each tower, after the recomputation of what was computed from reference
     variables; [] without such. The update, which writes these, has to wait for it."""
-    first = [op for each in tower_set.recomputed if each.reads_references
-             for op in each.operations]
-    if not first:
+    recomputed_by_first = []
+    for each in tower_set.recomputed:
+        if each.reads_references:
+            recomputed_by_first += each.operations
+    if not recomputed_by_first:
         return []
     if tower_set.request.call.copies == 'reuse':
         raise InvalidArgumentError(
             "recompute=, copies='reuse', and the model computes with reference variables, which "
             "an update may write before they are read again: make them with use_resource=True, or "
             "pass copies='clone'.")
-    of_towers = [first] + [list(map(copied, first)) for copied in tower_set.copies]
+    recomputed_by_tower = [recomputed_by_first]
+    for copied in tower_set.copies:
+        recomputed_by_tower.append([copied(op) for op in recomputed_by_first])
     done = []
-    for tower, operations in zip(tower_set.towers, of_towers):
+    for tower, operations in zip(tower_set.towers, recomputed_by_tower):
         with only_device(stages_of(tower.device)[0]):
             done.append(tf.group(*operations))
     return done
 
 
-def _applying(of_loss, copies):
-    """The optimizer of a loss, or an object with `apply_gradients` in its place."""
-    optimizer = of_loss.objective.optimizer
+def _applying(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing.Any:
+    """The optimizer of a loss, or an object with `apply_gradients` in its place.
+
+    `copies` are functions from a tensor of tower 0 to its copy, one for each further tower.
+    """
+    optimizer = loss_gradients.objective.optimizer
     if isinstance(optimizer, GradientsOfModel):
         return optimizer.of_all_towers(copies)
-    return OwnMinimize(optimizer, of_loss.loss) if has_own_minimize(optimizer) else optimizer
+    if has_own_minimize(optimizer):
+        return OwnMinimize(optimizer, loss_gradients.loss)
+    return optimizer
 
 
-def _riding(updates, losses, towers):
-    """{name of a loss: the updates that ride on its train op}: of each loss that is computed from
-    an update's activations; of one loss alone, if that is enough for the update."""
-    known = {name: {op for op in graph_walk.ancestors([loss])
-                    if any(tower.has(op) for tower in towers)} for name, loss in losses.items()}
-    of_any = set().union(*known.values())
-    needs = [{op.name for op in graph_walk.step_operations([update])} & of_any
-             for update in updates]
-    fits = [any(need <= own for own in known.values()) for need in needs]
-    return map_shaped(lambda own: [
-        update for update, need, fits_one in zip(updates, needs, fits)
-        if need <= own or not fits_one and need & own], known)
+def _riding(updates: list, losses: typing.Dict[str, tf.Tensor], towers: typing.Sequence[Tower]
+            ) -> typing.Dict[str, list]:
+    """{name of a loss: the updates that ride on its train op}.
+
+    An update rides on each loss that computes all activations which it takes; where none does, on
+    each loss that computes some of them.
+    """
+    computed_for = collections.OrderedDict()  # by the name of a loss: the towers' operations
+    for name, loss in losses.items():
+        computed_for[name] = {op for op in graph_walk.ancestors([loss])
+                              if any(tower.has(op) for tower in towers)}
+    computed_for_any = set().union(*computed_for.values())
+    riding: typing.Dict[str, list] = collections.OrderedDict((name, []) for name in losses)
+    for update in updates:
+        needed = graph_walk.names_of(graph_walk.step_operations([update])) & computed_for_any
+        with_all = [name for name, computed in computed_for.items() if needed <= computed]
+        with_some = [name for name, computed in computed_for.items() if needed & computed]
+        for name in with_all or with_some:
+            riding[name].append(update)
+    return riding
 
 
-def _updates(tower_set, before):
-    """The updates that run with a step: from `before` the towers, and of one or all towers."""
-    towers, others, roles = tower_set.towers, list(before), tower_set.roles
+def _updates_of_towers(tower_set: TowerSet, updates_before: list) -> list:
+    """The updates that run with a step: of one or all towers, and those from before the towers."""
+    towers = tower_set.towers
+    others = list(updates_before)
     if tower_set.request.training.update_ops == 'first':
-        others += updates_that_write(towers, [
-            variable.op.name for variable in roles.own_variables(1)]
-            + list(metric_variables()) + roles.names(EVERY))
+        own_state = [variable.op.name for variable in tower_set.roles.own_variables(1)]
+        written_by_all = own_state + list(metric_variables()) + tower_set.roles.names(EVERY)
+        others += updates_that_write(towers, written_by_all)
         towers = towers[:1]
-    return [update for tower in towers for update in tower.updates] + others
+    updates: list = []
+    for tower in towers:
+        updates += tower.updates
+    return updates + others

@@ -33,19 +33,6 @@ _STEP = re.compile(r'-(\d+)$')
 _V1_FILE = re.compile(r'.\.ckpt(-\d+)?$')
 
 
-class Newest(typing.NamedTuple):
-    """The checkpoint to go on from.
-
-    Attributes:
-      prefix: the argument for `Saver.restore`.
-      step: the step in its name, else the value of its `global_step`, else None.
-      skipped: list of `Damaged`, newest first: the checkpoints that `recover=True` passed over.
-    """
-    prefix: str
-    step: typing.Optional[int]
-    skipped: typing.List['Damaged']
-
-
 class Damaged(typing.NamedTuple):
     """A checkpoint, or the state file, that cannot be used; `str` says why.
 
@@ -60,6 +47,19 @@ class Damaged(typing.NamedTuple):
 
     def __str__(self):
         return shown('%s %s' % (self.prefix, self.reason))
+
+
+class Newest(typing.NamedTuple):
+    """The checkpoint to go on from.
+
+    Attributes:
+      prefix: the argument for `Saver.restore`.
+      step: the step in its name, else the value of its `global_step`, else None.
+      skipped: list of `Damaged`, newest first: the checkpoints that `recover=True` passed over.
+    """
+    prefix: str
+    step: typing.Optional[int]
+    skipped: typing.List[Damaged]
 
 
 class State(typing.NamedTuple):

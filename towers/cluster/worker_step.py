@@ -36,12 +36,18 @@ _NO_GRADIENT = ("a gradient of the gradient over several machines would be of on
 
 
 class Feed(typing.NamedTuple):
-    """A worker's batches, see `until_all_end`."""
-    inputs: typing.Any  # the tensors of a batch, for `build_towers`
+    """A worker's batches, see `until_all_end`.
+
+    Attributes:
+      inputs: the tensors of a batch, for `build_towers`.
+      active: float32 scalar, 0 when this worker has no batch left, for
+        `cluster._replace(active=…)`.
+      initializer: the operation that begins the data; `tf.train.MonitoredSession` runs it itself.
+    """
+
+    inputs: typing.Any
     active: tf.Tensor
-    """float32 scalar, 0 when this worker has no batch left, for `cluster._replace(active=…)`."""
     initializer: tf.Operation
-    """The operation that begins the data; `tf.train.MonitoredSession` runs it itself."""
 
 
 class SessionBegun(typing.NamedTuple):

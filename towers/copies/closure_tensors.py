@@ -66,7 +66,7 @@ class ClosureTensors:
         self._made = self._made + made
         is_one_part = len(self._towers) == 1 and self._request.has_whole_batch
         objectives = self._request.training.objectives
-        if is_one_part or objectives.of_model is not None:  # whose calls settle it
+        if is_one_part or objectives.optimizer_calls is not None:  # whose calls settle it
             return
         for op in self._made:
             for position, tensor in enumerate(op.inputs):

@@ -68,7 +68,8 @@ class TowerGradients:
     """
 
     def __init__(self, request: typing.Any, batch: CutBatch, behind: VariablesBehindInputs,
-                 scaled_losses: typing.Any, trained: typing.Dict[str, list]):
+                 scaled_losses: typing.Any,
+                 trained: typing.Dict[typing.Optional[str], list]):
         """
         Args:
           request: `Request` of the build.

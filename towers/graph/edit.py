@@ -75,7 +75,10 @@ class Library:
     """The functions that a graph has when one is first asked for, and those that are added here."""
 
     def __init__(self, graph: tf.Graph):
-        self._graph, self._known, self._gradients = graph, None, []
+        """Looks at the functions of `graph` when one is first asked for."""
+        self._graph = graph
+        self._known: typing.Optional[dict] = None
+        self._gradients: list = []
 
     def function(self, name: str) -> typing.Any:
         """The `FunctionDef` of that name, or None."""
@@ -89,7 +92,8 @@ class Library:
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
         """{name: `FunctionDef`} of all that nodes call, themselves or through other functions, and
         of the gradients of these functions."""
-        found, stack = {}, [name for node in nodes for name in self.called_by(node)]
+        stack = self._called_by_any(nodes)
+        found: dict = {}
         if not stack:
             return found  # and the graph is not looked at
         gradient_of = {each.function_name: each.gradient_func for each in self.gradients()}
@@ -98,10 +102,17 @@ class Library:
             if name in found:
                 continue
             found[name] = self.function(name)
-            stack += [each for node in found[name].node_def for each in self.called_by(node)]
+            stack += self._called_by_any(found[name].node_def)
             if name in gradient_of:
                 stack.append(gradient_of[name])
         return found
+
+    def _called_by_any(self, nodes: typing.Iterable[tf.NodeDef]) -> typing.List[str]:
+        """The names of the functions that some nodes may call."""
+        names = []
+        for node in nodes:
+            names += self.called_by(node)
+        return names
 
     def gradients(self) -> list:
         """The `GradientDef`s, which say which function is the gradient of another: a list."""
@@ -117,7 +128,8 @@ class Library:
             tf.import_graph_def(definition, name='')
         self._functions().update((each.signature.name, each) for each in functions)
 
-    def _functions(self):
+    def _functions(self) -> dict:
+        """{name: `FunctionDef`} of the graph and of those that were added."""
         if self._known is None:
             library = self._graph.as_graph_def().library
             self._known = {each.signature.name: each for each in library.function}
@@ -128,34 +140,55 @@ class Library:
 def functions_of(node: tf.NodeDef) -> typing.Set[str]:
     """Names of functions that a `NodeDef` may call: those in its attributes; or the type of the
     operation, where TF knows no such type."""
-    names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
+    is_operation = hasattr(tf.raw_ops, node.op)
+    names = set() if is_operation else {node.op}
     for value in node.attr.values():
         names.update(each.name for each in _in_attribute(value))
     return names
 
 
-def copied_functions(functions, suffix, change):
-    """Copies of functions, {name: `FunctionDef`} with all that they call: a list; and {name: name
-    of its copy}. `change` is called with each `NodeDef`, and whether it takes an argument of its
-    function that is a resource, or is colocated with one that does."""
-    names, copies = {name: '%s__%s' % (name, suffix) for name in functions}, []
+def copied_functions(functions: dict, suffix: str, change: typing.Callable
+                     ) -> typing.Tuple[list, typing.Dict[str, str]]:
+    """Copies functions together with all that they call.
+
+    Args:
+      functions: {name: `FunctionDef`}, with all functions that they call.
+      suffix: of the names of the copies.
+      change: function that is called with each `NodeDef` of a copy, to change it, and whether it
+        takes an argument of its function that is a resource, or is colocated with one that does.
+
+    Returns:
+      The copies, `FunctionDef`s; and {name: name of its copy}.
+    """
+    names = {name: '%s__%s' % (name, suffix) for name in functions}
+    copies = []
     for name in sorted(functions):
         copy = type(functions[name])()
         copy.CopyFrom(functions[name])
         copy.signature.name = names[name]
-        resources = {argument.name for argument in copy.signature.input_arg
-                     if argument.type == tf.resource.as_datatype_enum}
-        taking = [node for node in copy.node_def if not resources.isdisjoint(node.input)]
-        groups = {name for node in taking for name in [node.name] + group_in_node(node)}
-        inside = {node.name for node in copy.node_def}
+        names_beside_resources = _beside_resources(copy)
+        names_inside = {node.name for node in copy.node_def}
         for node in copy.node_def:
             rename_functions(node, names)
             # A group of what the function does not have would be one for all copies.
-            if not inside.issuperset(group_in_node(node)):
+            if not names_inside.issuperset(group_in_node(node)):
                 del node.attr['_class']
-            change(node, not groups.isdisjoint([node.name] + group_in_node(node)))
+            names_of_group = [node.name] + group_in_node(node)
+            change(node, not names_beside_resources.isdisjoint(names_of_group))
         copies.append(copy)
     return copies, names
+
+
+def _beside_resources(function: typing.Any) -> typing.Set[str]:
+    """Names of the nodes of a `FunctionDef` that take an argument which is a resource, and of what
+    these are colocated with."""
+    resources = {argument.name for argument in function.signature.input_arg
+                 if argument.type == tf.resource.as_datatype_enum}
+    names = set()
+    for node in function.node_def:
+        if not resources.isdisjoint(node.input):
+            names.update([node.name] + group_in_node(node))
+    return names
 
 
 def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> None:
@@ -194,6 +227,11 @@ def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
             compat.set_attribute(op, name, node.attr[name])
 
 
-def _in_attribute(value):
+def _in_attribute(value: tf.AttrValue) -> typing.Iterable:
+    """The functions that an attribute names, as `NameAttrList`s."""
     kind = value.WhichOneof('value')
-    return [value.func] if kind == 'func' else value.list.func if kind == 'list' else []
+    if kind == 'func':
+        return [value.func]
+    if kind == 'list':
+        return value.list.func
+    return []

@@ -14,6 +14,7 @@ class Recording:
     """The operations that a block of code adds to a graph, in the order in which they were made."""
 
     def __init__(self, graph: tf.Graph):
+        """Records what is added to `graph` while the context is open."""
         self._graph = graph
         self.operations: typing.List[tf.Operation] = []
 
@@ -87,8 +88,12 @@ def reachable_from(
 
 
 def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typing.Set[str]:
-    """The names of the operations that compute some tensors: a set. The inputs of operations of the
-    types `ends` do not count."""
+    """The names of the operations that compute some tensors: a set.
+
+    Args:
+      tensors: what is computed.
+      ends: types of operations whose inputs do not count.
+    """
     def producers_before(op):
         return () if op.type in ends else producers_of(op)
     return set(reached([tensor.op for tensor in tensors], producers_before))
@@ -96,11 +101,15 @@ def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typ
 
 def step_operations(fetches: typing.Iterable,
                     ends: typing.Container[str] = ()) -> typing.List[tf.Operation]:
-    """All operations that a run of some tensors and operations executes, by data and by control
-    edges: a list in no order, without what only the operations of the names `ends` wait for."""
+    """All operations that a run executes, by data and by control edges: a list in no order.
+
+    Args:
+      fetches: the tensors and operations that are run.
+      ends: names of operations; what only these wait for does not count.
+    """
     def inputs_before(op):
         return () if op.name in ends else inputs_of(op)
-    fetched = [getattr(fetch, 'op', fetch) for fetch in fetches]
+    fetched = [operation_of(fetch) for fetch in fetches]
     return list(reached(fetched, inputs_before).values())
 
 
@@ -160,28 +169,30 @@ def behind(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor:
 _READS = LEAD_IN | {'ReadVariableOp'}
 
 
-def is_computed_from(tensors: typing.Iterable, part: tf.Tensor) -> bool:
-    """Whether any of `tensors` is computed from `part`, or from a tensor that computes the same:
+def is_computed_from(tensors: typing.Iterable, term: tf.Tensor) -> bool:
+    """Whether any of `tensors` is computed from `term`, or from a tensor that computes the same:
     Keras makes the loss of a weight anew each time that a program asks for a layer's losses."""
-    known = ancestors(tensors)
-    if part.op.name in known:
+    names_behind = ancestors(tensors)
+    if term.op.name in names_behind:
         return True
-    for name in sorted(known):
-        op = part.graph.get_operation_by_name(name)
-        if op.type != part.op.type:
+    for name in sorted(names_behind):
+        op = term.graph.get_operation_by_name(name)
+        if op.type != term.op.type:
             continue
-        candidate = op.outputs[part.value_index]
-        if candidate.shape.ndims == part.shape.ndims and _is_same(part, candidate):
+        candidate = op.outputs[term.value_index]
+        if candidate.shape.ndims == term.shape.ndims and _is_same(term, candidate):
             return True
     return False
 
 
-def _is_same(one, other):
+def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Whether the same operations compute two tensors from the same variables."""
     stack = [(one, other)]
     compared = set()
     while stack:
-        one, other = [behind(tensor, _READS) for tensor in stack.pop()]
+        one, other = stack.pop()
+        one = behind(one, _READS)
+        other = behind(other, _READS)
         names = (one.name, other.name)
         if one.name == other.name or names in compared:
             continue
@@ -192,21 +203,21 @@ def _is_same(one, other):
     return True
 
 
-def _is_source(op):
+def _is_source(op: tf.Operation) -> bool:
     """Whether the result of an operation does not follow from its inputs and attributes alone."""
     if op.type in VARIABLE_OPS or op.op_def.is_stateful:
         return True
     return not op.inputs and op.type != 'Const'
 
 
-def _is_same_function(one, other):
+def _is_same_function(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Whether two tensors are the same output of operations that compute the same of inputs."""
     return (one.op.type == other.op.type and one.value_index == other.value_index
             and len(one.op.inputs) == len(other.op.inputs)
             and _attributes(one.op) == _attributes(other.op))
 
 
-def _attributes(op):
+def _attributes(op: tf.Operation) -> typing.Dict[str, tf.AttrValue]:
     """What a kernel knows of its operation, hence not what TensorFlow notes (`_class`)."""
     return {name: value for name, value in op.node_def.attr.items() if not name.startswith('_')}
 

@@ -21,6 +21,7 @@ from towers.graph.edit import (
     set_group_in_node,
     tell_apart,
 )
+from towers.graph.graph_walk import names_of
 
 
 class Imported:
@@ -33,6 +34,7 @@ class Imported:
 
     def __init__(self, operations: typing.Dict[str, tf.Operation],
                  substitutes: typing.Dict[str, tf.Tensor], scope: str):
+        """`substitutes` are tensors by the name of the original in whose place they are taken."""
         self.operations = operations
         self.scope = scope
         self._substitutes = substitutes
@@ -95,8 +97,9 @@ def import_again(operations: typing.Sequence[tf.Operation],
         None.
     """
     graph = tf.get_default_graph()
-    names = {op.name for op in operations}
-    definition, from_outside = tf.GraphDef(), {}
+    names = names_of(operations)
+    definition = tf.GraphDef()
+    from_outside = {}
     definition.versions.CopyFrom(graph.graph_def_versions)
     for op in operations:
         node = definition.node.add()
@@ -115,7 +118,9 @@ def import_again(operations: typing.Sequence[tf.Operation],
                 key = '__outside__/%s' % tensor.name
                 from_outside[key] = substitutes.get(tensor.name, tensor)
                 node.input.append(key)
-        node.input.extend('^' + other.name for other in op.control_inputs if other.name in names)
+        for other in op.control_inputs:
+            if other.name in names:
+                node.input.append('^' + other.name)
     suffix = graph.unique_name(scope + 'functions', mark_as_used=False).replace('/', '_')
     copy_functions(definition, Library(graph), suffix)
     tf.import_graph_def(definition, from_outside, name=scope)
@@ -127,7 +132,7 @@ def import_again(operations: typing.Sequence[tf.Operation],
     return imported
 
 
-def _finish(op, imported):
+def _finish(op: tf.Operation, imported: Imported) -> None:
     """Gives the import of an operation what `tf.import_graph_def` does not take."""
     new = imported.operations[op.name]
     waits_for = [imported.operation(other) for other in op.control_inputs
@@ -164,50 +169,63 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
     return [graph.get_operation_by_name(producer(name)) for name in names if name]
 
 
-def _restore_contexts(operations, imported):
+def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Imported) -> None:
     """Makes a loop or branch for each one that the original operations are in."""
     outermost = {}
     for op in operations:
-        for context in compat.contexts_around(op)[-1:]:
-            outermost[context.name] = context
+        contexts = compat.contexts_around(op)  # from the inside
+        if contexts:
+            outermost[contexts[-1].name] = contexts[-1]
     for context in outermost.values():
         definition = context.to_proto()
         _put_names_of_imports(definition, imported)
         compat.restore_context(context, definition)
 
 
-def _put_names_of_imports(definition, imported):
+def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
     """Puts the names of imports into the definition of a loop or branch, and of those within it.
 
     What was not imported, since nothing needs it, is left out.
+
+    Args:
+      definition: `CondContextDef` or `WhileContextDef`, which is changed.
+      imported: the imports.
     """
     graph = tf.get_default_graph()
-
-    def new_name(name):
-        return imported.tensor(graph.get_tensor_by_name(name)).name
-
     for field in _NAMES_OF_TENSORS:
-        if getattr(definition, field, ''):
-            setattr(definition, field, new_name(getattr(definition, field)))
+        name = getattr(definition, field, '')
+        if name:
+            setattr(definition, field, _new_name(name, imported))
     if hasattr(definition, 'loop_enter_names'):
         for names in (definition.loop_enter_names, definition.loop_exit_names):
-            names[:] = [new_name(name) for name in names]
+            names[:] = [_new_name(name, imported) for name in names]
         enter = graph.get_tensor_by_name(definition.loop_enter_names[0]).op
         # The gradient of a loop is in the frame of this name.
         definition.context_name = enter.get_attr('frame_name').decode()
     else:
         definition.context_name = imported.scope + definition.context_name
-    values = definition.values_def
-    from_outside = {outside: inside for outside, inside in values.external_values.items()
-                    if imported.has(inside)}
-    values.values[:] = [new_name(name) for name in values.values
-                        if imported.has(name) or name in from_outside]
-    values.external_values.clear()
-    for outside, inside in from_outside.items():
-        values.external_values[new_name(outside)] = new_name(inside)
-    within = [getattr(each, each.WhichOneof('ctxt')) for each in definition.nested_contexts]
-    for place, nested in reversed(list(enumerate(within))):
+    _put_names_into_values(definition.values_def, imported)
+    for place in reversed(range(len(definition.nested_contexts))):
+        one_of = definition.nested_contexts[place]
+        nested = getattr(one_of, one_of.WhichOneof('ctxt'))
         if imported.has(nested.pivot_name):
             _put_names_of_imports(nested, imported)
         else:
             del definition.nested_contexts[place]
+
+
+def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
+    """Puts the names of imports into a `ValuesDef`: the tensors that a loop or branch takes from
+    outside, each with the one that stands for it inside."""
+    from_outside = {outside: inside for outside, inside in values.external_values.items()
+                    if imported.has(inside)}
+    kept = [name for name in values.values if imported.has(name) or name in from_outside]
+    values.values[:] = [_new_name(name, imported) for name in kept]
+    values.external_values.clear()
+    for outside, inside in from_outside.items():
+        values.external_values[_new_name(outside, imported)] = _new_name(inside, imported)
+
+
+def _new_name(name: str, imported: Imported) -> str:
+    """The name of the import of a tensor."""
+    return imported.tensor(tf.get_default_graph().get_tensor_by_name(name)).name

@@ -1,9 +1,15 @@
 """Types of operations by what they do to a value: one list for each meaning."""
 
+import itertools
+import typing
 
-def _with_prefixes(prefixes, names):
-    """Each of the names after each of the prefixes: a frozenset."""
-    return frozenset(prefix + name for prefix in prefixes for name in names)
+import tensorflow.compat.v1 as tf
+
+
+def _with_prefixes(prefixes: typing.Iterable[str], names: typing.Iterable[str]
+                   ) -> typing.FrozenSet[str]:
+    """Each of the names after each of the prefixes."""
+    return frozenset(map(''.join, itertools.product(prefixes, names)))
 
 
 VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
@@ -20,11 +26,12 @@ FEEDS_DATA = ('QueueEnqueue', 'Stage', 'MapStage', 'OrderedMapStage', 'BarrierIn
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 
 
-def keeps_state(op):
+def keeps_state(op: tf.Operation) -> bool:
     """Whether an operation is more than its type, inputs and attributes: a table, a queue, an
     iterator, a resource variable."""
-    return op.type.startswith(_WITHOUT_NAME) or any(
-        attribute.name == 'shared_name' for attribute in op.op_def.attr)
+    if op.type.startswith(_WITHOUT_NAME):
+        return True
+    return any(attribute.name == 'shared_name' for attribute in op.op_def.attr)
 
 
 # Control flow v1: operations that enter, leave or repeat a loop or a branch; and v2.
@@ -54,7 +61,7 @@ QUOTIENTS = frozenset(['RealDiv', 'Div', 'DivNoNan'])
 CHOICES = frozenset(['Select', 'SelectV2', 'Switch', 'Merge', 'RefSwitch', 'RefMerge'])
 
 
-def is_fused_batch_norm(kind):
+def is_fused_batch_norm(kind: str) -> bool:
     """Whether an operation of a type is a batch norm in one kernel, in training mode or not."""
     return kind.startswith('FusedBatchNorm') and 'Grad' not in kind
 
@@ -83,7 +90,7 @@ BATCH_VALUE_TO_BE = '_towers_batch_value_to_be'
 imports the finished model that it is in: `b'<kind>'`."""
 
 
-def batch_value_to_be(op):
+def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
     """The kind of the value of the whole batch that the import of an operation hands on; or None.
     """
     if op.type != 'Identity' or BATCH_VALUE_TO_BE not in op.node_def.attr:
@@ -91,7 +98,7 @@ def batch_value_to_be(op):
     return op.get_attr(BATCH_VALUE_TO_BE).decode()
 
 
-def batch_value_kind(op):
+def batch_value_kind(op: tf.Operation) -> typing.Optional[str]:
     """The kind of the value of the whole batch that an operation hands on, `'sum'`, `'mean'` or
     `'concat'`, and in the backward pass `'sum_gradient'` and its like; None for any other one."""
     if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:

@@ -26,6 +26,7 @@ class Waits:
     def __init__(self, held: typing.Iterable[tf.Operation]):
         """`held` are the operations that may get a new wait."""
         self._precedence = Precedence(list(held))
+        # From the name of a held operation to itself and to those that it is to wait for, by name.
         self._awaited: typing.Dict[str, typing.Tuple[tf.Operation, dict]] = (
             collections.OrderedDict())
 
@@ -43,22 +44,29 @@ class Waits:
         return self._precedence.waits(op)
 
     def put_into_graph(self, finder: Writes) -> None:
-        """Makes the operations of the graph wait, by control edges."""
-        ends = {}
+        """Makes the operations of the graph wait, by control edges; `finder` is of its writes."""
+        ends: typing.Dict[str, typing.List[tf.Operation]] = {}  # as of `to_wait_for`, by name
         for held, all_awaited in self._awaited.values():
-            edges = []
+            control_inputs = []
             for name, awaited in all_awaited.items():
                 if name not in ends:
                     ends[name] = to_wait_for(awaited, finder)
-                edges += ends[name]
-            compat.add_control_inputs(held, edges)
+                control_inputs += ends[name]
+            compat.add_control_inputs(held, control_inputs)
 
 
 def to_hold(op: tf.Operation, variables: typing.Container[str],
             frames: 'Frames') -> typing.List[tf.Operation]:
-    """The operations that have to wait so that `op` writes its variables, of these names, later:
-    `op` itself, or, since one in a loop cannot wait for one outside, those that lead the variables
-    into the loop."""
+    """The operations that have to wait so that an operation writes its variables later.
+
+    That is `op` itself, or, since one in a loop cannot wait for one outside, those that lead the
+    variables into the loop.
+
+    Args:
+      op: the operation that writes.
+      variables: names of the variables whose write has to be later.
+      frames: the loops around.
+    """
     if frames.is_outside(op):
         return [op]
     held = []
@@ -74,23 +82,30 @@ def to_hold(op: tf.Operation, variables: typing.Container[str],
 
 
 def to_wait_for(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
-    """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
-    TensorFlow inlines these, and what waits for an `If` then waits for its condition alone
-    (measured on 1.15.5 and 2.21)."""
+    """The operations to wait for: `op`, and its values if it calls functions (control flow v2), as
+    `finder` says. TensorFlow inlines these, and what waits for an `If` then waits for its condition
+    alone (measured on 1.15.5 and 2.21)."""
     if not finder.within_function(op):
         return [op]
+    values = [tensor for tensor in op.outputs if not is_variable(tensor)]
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
             tf.name_scope(op.name + '_has_run/'):
-        return [op] + [tf.identity(tensor).op for tensor in op.outputs if not is_variable(tensor)]
+        return [op] + [tf.identity(value).op for value in values]
 
 
 class Precedence:
-    """Which of some operations, the sources, each operation waits for, while edges are added."""
+    """Which of some operations, the sources, each operation waits for, while edges are added.
+
+    A source is a bit of a number, so that the sources before an operation are one number.
+    """
 
     def __init__(self, sources: typing.Sequence[tf.Operation]):
+        """Looks at all that waits for any of the `sources`."""
         self._bit = {op.name: 1 << number for number, op in enumerate(sources)}
-        self._before = dict(self._bit)  # name of an operation -> bits of the sources before it
-        self._added = {}
+        # From the name of an operation to the bits of the sources before it.
+        self._before = dict(self._bit)
+        # From the name of an operation to those that are to wait for it, too.
+        self._added: typing.Dict[str, typing.List[tf.Operation]] = {}
         self._spread(sources)
 
     def waits_for(self, op: tf.Operation, source: tf.Operation) -> bool:
@@ -106,16 +121,19 @@ class Precedence:
         self._added.setdefault(before.name, []).append(op)
         self._spread([before])
 
-    def _spread(self, operations):
+    def _spread(self, operations: typing.Iterable[tf.Operation]) -> None:
+        """Notes the sources before some operations for all that waits for these."""
         queue = collections.deque(operations)
         while queue:
             op = queue.popleft()
             bits = self._before.get(op.name, 0)
-            for taker in compat.waiting_for(op) + self._added.get(op.name, []) if bits else ():
-                known = self._before.get(taker.name, 0)
-                if bits & ~known:
-                    self._before[taker.name] = known | bits
-                    queue.append(taker)
+            if not bits:
+                continue
+            for follower in compat.waiting_for(op) + self._added.get(op.name, []):
+                known_bits = self._before.get(follower.name, 0)
+                if bits & ~known_bits:
+                    self._before[follower.name] = known_bits | bits
+                    queue.append(follower)
 
 
 # ---- loops and branches of control flow v1 -------------------------------------------------------
@@ -126,7 +144,11 @@ class Frames:
     def __init__(self, operations: typing.Sequence[tf.Operation]):
         """`operations` hold the `Enter`s and `Switch`es of each loop and branch that they are in.
         """
-        self._around, self._leaves, self._takers = {}, {}, {}
+        # By the name of an operation: the loops and branches that it is in, the outermost first;
+        # those that its results are in; and the operations that take these.
+        self._around: typing.Dict[str, typing.Tuple[str, ...]] = {}
+        self._around_results: typing.Dict[str, typing.Tuple[str, ...]] = {}
+        self._takers: typing.Dict[str, typing.List[tf.Operation]] = {}
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
         for op in operations:
@@ -142,29 +164,42 @@ class Frames:
 
     def always_runs(self, op: tf.Operation) -> bool:
         """Whether an operation is in no loop or branch: it runs once; others may wait for it."""
-        return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
+        is_switch = op.type in ('Switch', 'RefSwitch')
+        return not is_switch and not self._around_results.get(op.name)
 
     def ends(self, op: tf.Operation) -> typing.List[tf.Operation]:
         """The operations that come after `op`, of which one is waited for instead: itself, where it
         always runs, else those by which its results leave all loops and branches, which run
         whichever branch is taken, and when a loop has ended. The list is empty if nothing outside
         depends on `op`."""
-        found = reached([op], lambda each: () if self.always_runs(each) else self._takers.get(
-            each.name, ()))
+        def takers_within(each):
+            return () if self.always_runs(each) else self._takers.get(each.name, ())
+        found = reached([op], takers_within)
         return [found[name] for name in sorted(found) if self.always_runs(found[name])]
 
-    def _note(self, op):
-        inputs = [self._leaves[name] for name in names_before(op) if name in self._leaves]
-        around = max(inputs, key=len) if inputs else ()
-        self._around[op.name] = leaves = around
-        kind = op.type[3:] if op.type.startswith('Ref') else op.type
-        if kind == 'Enter':
-            leaves = around + (_LOOP,)
-        elif kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
-            leaves = around + (_BRANCH,)
-        elif kind == 'Exit' or kind == 'Merge' and around and around[-1] == _BRANCH:
-            leaves = around[:-1]
-        self._leaves[op.name] = leaves
+    def _note(self, op: tf.Operation) -> None:
+        """Notes the loops and branches around an operation, after all that it waits for."""
+        around: typing.Tuple[str, ...] = ()
+        for name in sorted(names_before(op)):
+            around_input = self._around_results.get(name, ())
+            if len(around_input) > len(around):
+                around = around_input
+        self._around[op.name] = around
+        self._around_results[op.name] = _around_results(op, around)
+
+
+def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.Tuple[str, ...]:
+    """The loops and branches that the results of an operation are in; `around` has its own."""
+    kind = op.type[len('Ref'):] if op.type.startswith('Ref') else op.type
+    if kind == 'Enter':
+        return around + (_LOOP,)
+    if kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
+        return around + (_BRANCH,)
+    if kind == 'Exit':
+        return around[:-1]
+    if kind == 'Merge' and around and around[-1] == _BRANCH:
+        return around[:-1]
+    return around
 
 
 def left_branches(op: tf.Operation) -> tf.Operation:
@@ -174,18 +209,30 @@ def left_branches(op: tf.Operation) -> tf.Operation:
     if not branches:
         return op
     with tf.control_dependencies(None), tf.device('/cpu:0'), tf.name_scope('has_run/'):
-        skipped = [tf.raw_ops.Switch(data=pred, pred=pred)[1 - taken]
-                   for pred, taken, _ in branches]
+        # The output of a branch's condition that has a value if another branch is taken.
+        skipped = []
+        for condition, taken, _ in branches:
+            skipped.append(tf.raw_ops.Switch(data=condition, pred=condition)[1 - taken])
+        _, _, alive = branches[0]
         with tf.control_dependencies([op]):
-            done = tf.identity(branches[0][2])
+            done = tf.identity(alive)
         return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
 
 
-def waited_instead(control_inputs, left_out):
+def waited_instead(control_inputs: typing.Sequence[tf.Operation],
+                   left_out: typing.Container[str]) -> typing.List[tf.Operation]:
     """What to wait for instead of operations that are left out: the operations that these wait for.
+
     In a branch (v1) the values to be written are waited for, too: else what waits would run
-    whichever branch is taken."""
-    found, stack, seen = [], list(reversed(control_inputs)), set()
+    whichever branch is taken.
+
+    Args:
+      control_inputs: what is waited for now.
+      left_out: names of the operations that are left out.
+    """
+    found = []
+    stack = list(reversed(control_inputs))
+    seen = set()
     while stack:
         op = stack.pop()
         if op.name in seen:
@@ -219,25 +266,29 @@ def circle(operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operatio
     return found[::-1]
 
 
-def in_order(operations, awaited):
+def in_order(operations: typing.Sequence[tf.Operation],
+             awaited: typing.Callable[[tf.Operation], typing.Set[str]]
+             ) -> typing.Iterator[tf.Operation]:
     """Yields operations, each after those that it waits for; none that wait in a circle.
 
     `awaited` is a function from an operation to the names of those that it waits for, among others.
     """
-    by_name, left, takers = {op.name: op for op in operations}, {}, {}
+    by_name = {op.name: op for op in operations}
+    num_awaited = {}  # by name: how many operations it still waits for
+    followers: typing.Dict[str, typing.List[str]] = collections.defaultdict(list)
     for op in operations:
         names = awaited(op) & by_name.keys()
-        left[op.name] = len(names)
+        num_awaited[op.name] = len(names)
         for name in names:
-            takers.setdefault(name, []).append(op.name)
-    ready = [name for name, count in left.items() if not count]
+            followers[name].append(op.name)
+    ready = [name for name, count in num_awaited.items() if count == 0]
     while ready:
         name = ready.pop()
         yield by_name[name]
-        for taker in takers.get(name, ()):
-            left[taker] -= 1
-            if not left[taker]:
-                ready.append(taker)
+        for follower in followers.get(name, ()):
+            num_awaited[follower] -= 1
+            if num_awaited[follower] == 0:
+                ready.append(follower)
 
 
 def names_before(op: tf.Operation) -> typing.Set[str]:

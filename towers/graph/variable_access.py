@@ -113,6 +113,7 @@ class Writes:
     """
 
     def __init__(self, graph: tf.Graph):
+        """Looks into the functions of `graph` when they are first needed."""
         self._library = Library(graph)
         # (name of a function, position of an argument): whether the function writes it
         self._known: typing.Dict[typing.Tuple[str, int], bool] = {}
@@ -171,11 +172,17 @@ class Writes:
         variable, the memory that others hand on."""
         if variable.type not in REFERENCE_VARIABLES:
             return self.takers(variable)
-        found = reached([variable], lambda op: [
-            taker for output in op.outputs for taker in output.consumers()] if (
-                op is variable or op.type in HAND_ON_MEMORY) else ())
-        return [op for op in found.values() if op is not variable
-                and op.type not in HAND_ON_MEMORY]
+
+        def takers_of_memory(op):
+            takers: typing.List[tf.Operation] = []
+            if op is variable or op.type in HAND_ON_MEMORY:
+                for output in op.outputs:
+                    takers += output.consumers()
+            return takers
+
+        found = reached([variable], takers_of_memory)
+        del found[variable.name]
+        return [op for op in found.values() if op.type not in HAND_ON_MEMORY]
 
     def within_function(self, op: tf.Operation) -> bool:
         """Whether an operation writes through a function that it calls."""
@@ -185,11 +192,11 @@ class Writes:
         """The `FunctionDef`s of the functions that an operation calls."""
         return [self._library.function(name) for name in self._library.called_by(op.node_def)]
 
-    def _any_writes(self, functions, position):
+    def _any_writes(self, functions: typing.Iterable[str], position: int) -> bool:
         """Whether any of the functions of these names writes its argument at that position."""
         return any(self._writes_argument(name, position) for name in functions)
 
-    def _writes_argument(self, name, position):
+    def _writes_argument(self, name: str, position: int) -> bool:
         """Whether a function writes its argument at that position, counted from the last (-1)."""
         key = name, position
         if key not in self._known:
@@ -197,7 +204,7 @@ class Writes:
             self._known[key] = self._look_into(self._library.function(name), position)
         return self._known[key]
 
-    def _look_into(self, function, position):
+    def _look_into(self, function: typing.Any, position: int) -> bool:
         """As `_writes_argument`, found in the nodes of a `FunctionDef`."""
         arguments = function.signature.input_arg
         if len(arguments) < -position:
@@ -205,7 +212,7 @@ class Writes:
         handles = _handles(function, {arguments[position].name})
         return any(self._node_writes(node, handles) for node in function.node_def)
 
-    def _node_writes(self, node, handles):
+    def _node_writes(self, node: tf.NodeDef, handles: typing.Set[str]) -> bool:
         """Whether a node of a function writes the variable of any of `handles`, see `_handles`."""
         if node.op in _LEAVE:
             return False
@@ -220,27 +227,29 @@ class Writes:
         return any(self._any_writes(functions, position) for position in positions)
 
 
-def _takes_reference(op, position):
+def _takes_reference(op: tf.Operation, position: int) -> bool:
     """Whether an operation takes its input at that position as a reference, not as its value."""
     arguments = op.op_def.input_arg
     return len(arguments) == len(op.inputs) and arguments[position].is_ref
 
 
-def _variables_handed_on(op):
+def _variables_handed_on(op: tf.Operation) -> typing.List[tf.Tensor]:
     """The outputs of an operation that are the variable which it takes: a list."""
     if op.type not in HAND_ON:
         return []
     return [tensor for tensor in op.outputs if is_variable(tensor)]
 
 
-def _handles(function, arguments):
-    """The names of arguments that are handles of variables, and of the nodes that pass one on."""
+def _handles(function: typing.Any, arguments: typing.Set[str]) -> typing.Set[str]:
+    """The names of some `arguments` of a `FunctionDef`, handles of variables, and of the nodes that
+    pass one on."""
     def inputs_handed_on(node):
         return _data_inputs(node) if node.op in HAND_ON else ()
     return _with_followers(arguments, function, inputs_handed_on)
 
 
-def _with_followers(names, function, inputs_of_node):
+def _with_followers(names: typing.Iterable[str], function: typing.Any,
+                    inputs_of_node: typing.Callable) -> typing.Set[str]:
     """Some names in a `FunctionDef`, and those of all nodes that follow from them: a set.
 
     `inputs_of_node` is a function from a node to those of its inputs that count.
@@ -255,20 +264,27 @@ def _with_followers(names, function, inputs_of_node):
     return found
 
 
-def _takes_any(inputs, names):
+def _takes_any(inputs: typing.Iterable[str], names: typing.Container[str]) -> bool:
     """Whether any of some inputs of a node comes from the nodes or arguments of these names."""
     return any(producer(text) in names for text in inputs)
 
 
-def _data_inputs(node):
+def _data_inputs(node: tf.NodeDef) -> typing.List[str]:
     """The inputs of a `NodeDef` but for what it waits for."""
     return [text for text in node.input if not text.startswith('^')]
 
 
 def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typing.Any:
-    """The `FunctionDef` without the operations that assign to some of its arguments, the handles of
-    variables at these positions, counted from the last (-1). None where the function returns a
-    value that it has read after a write, or writes otherwise than by an assignment of its own."""
+    """A function without the operations that assign to some of its arguments.
+
+    Args:
+      function: `FunctionDef`.
+      positions: of arguments that are handles of variables, counted from the last (-1).
+
+    Returns:
+      `FunctionDef`; None where the function returns a value that it has read after a write, or
+      writes otherwise than by an assignment of its own.
+    """
     arguments = function.signature.input_arg
     handles = _handles(function, {arguments[position].name for position in positions})
     takers = [node for node in function.node_def if _takes_any(_data_inputs(node), handles)]
@@ -287,7 +303,7 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
     return changed
 
 
-def _remove_nodes(function, names):
+def _remove_nodes(function: typing.Any, names: typing.Container[str]) -> None:
     """Removes the nodes of these names, which are only waited for, from a `FunctionDef`."""
     for node in list(function.node_def):
         if node.name in names:

@@ -7,19 +7,31 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
-from towers.errors import AuditError, InvalidArgumentError
+from towers.errors import AuditError, counted
+from towers.gradients.tower import Tower
 from towers.graph.edit import beside
-from towers.graph.graph_walk import leaves_of, operation_named, step_operations
+from towers.graph.graph_walk import leaves_of, operation_names, step_operations
 from towers.graph.order import circle
+from towers.inspect.audit_step import findings_of_step
+from towers.inspect.findings import (
+    Findings,
+    broken,
+    bytes_text,
+    counted_operations,
+    findings_of_variables,
+    named,
+    note,
+    some,
+)
 from towers.inspect.gpu_kernels import (
     CPU,
+    MovedOperations,
     computes_floats,
     knows_gpu_kernels,
     moved_operations,
 )
 from towers.model.objectives import flat
 from towers.placement.devices import is_gpu, short_name
-from towers.placement.numerics import converted_operations, xla_clusters
 from towers.placement.tower_device import (
     all_devices,
     operation_device,
@@ -27,16 +39,36 @@ from towers.placement.tower_device import (
     stages_of,
     was_chosen,
 )
-from towers.variables.new_variables import owner_by_name
-
-Transfers = collections.namedtuple('Transfers', 'source target tensors bytes unknown')
-"""Tensors that cross from one device to another in a step; `unknown` have no static size."""
 
 
-_BROKEN, _NOTE = 'broken', 'note'
+class Transfers(typing.NamedTuple):
+    """Tensors that cross from one device to another in a step.
+
+    Attributes:
+      source: the device that makes them.
+      target: the device that takes them.
+      tensors: how many they are.
+      bytes: of those with a static size.
+      unknown: how many have no static size.
+    """
+
+    source: str
+    target: str
+    tensors: int
+    bytes: int
+    unknown: int
+
+    def __str__(self):
+        """`'/cpu:0 -> /gpu:1: 1.2 MB a step in 3 tensors'`."""
+        text = '%s -> %s: %s a step in %s' % (
+            short_name(self.source), short_name(self.target), bytes_text(self.bytes),
+            counted(self.tensors, 'tensor'))
+        if self.unknown:
+            text += ', and %d of unknown size' % self.unknown
+        return text
 
 
-class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
+class Audit(typing.NamedTuple):
     """The findings of the audit.
 
     Attributes:
@@ -44,22 +76,24 @@ class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
       notes: list of lines: facts that are no faults.
       transfers: list of `Transfers`, the largest first.
     """
-    __slots__ = ()
+
+    broken: typing.List[str]
+    notes: typing.List[str]
+    transfers: typing.List[Transfers]
 
     def __str__(self):
-        lines = ['audit: %s' % ('%d broken promise%s' % (
-            len(self.broken), '' if len(self.broken) == 1 else 's') if self.broken
-            else 'every promise kept')]
+        """The verdict, and a line for each finding."""
+        verdict = 'every promise kept'
+        if self.broken:
+            verdict = counted(len(self.broken), 'broken promise')
+        lines = ['audit: ' + verdict]
         lines += ['  BROKEN  ' + line for line in self.broken]
         lines += ['  note    ' + line for line in self.notes]
-        for pair in self.transfers[:6]:
-            lines.append('  sent    %s -> %s: %s a step in %d tensor%s%s' % (
-                short_name(pair.source), short_name(pair.target), _bytes(pair.bytes), pair.tensors,
-                '' if pair.tensors == 1 else 's',
-                ', and %d of unknown size' % pair.unknown if pair.unknown else ''))
-        if self.transfers[6:]:
-            lines.append('  sent    %d other pairs: %s a step' % (
-                len(self.transfers[6:]), _bytes(sum(pair.bytes for pair in self.transfers[6:]))))
+        lines += ['  sent    %s' % (pair,) for pair in self.transfers[:6]]
+        others = self.transfers[6:]
+        if others:
+            size = sum(pair.bytes for pair in others)
+            lines.append('  sent    %d other pairs: %s a step' % (len(others), bytes_text(size)))
         return '\n'.join(lines)
 
     def raise_if_broken(self) -> 'Audit':
@@ -94,151 +128,104 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if run_metadata is not None:
         check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
-    operations = step_operations(
-        [fetch for fetch in [built.train_op] + list(built.train_ops.values()) + flat(built.loss)
-         if fetch is not None]
-        + leaves_of(built.predictions))
-    found = list(_of_order(operations))
-    found += _of_variables(built, lambda variable: resolved(variable.device))
-    found += _of_operations(built, operations)
-    found += _of_gpu_kernels(built, operations)
-    if built.replicas is not None:
-        found.append((_NOTE, '%d replicas of trainable variables, and their %d slots, take %s on '
-                      '%s' % (len(built.replicas.variables), len(built.replicas.slots),
-                              _bytes(built.replicas.bytes()),
-                              ', '.join(short_name(device) for device in built.devices[1:]))))
+    train_ops = [built.train_op] + list(built.train_ops.values())
+    fetches = [fetch for fetch in train_ops + flat(built.loss) if fetch is not None]
+    operations = step_operations(fetches + leaves_of(built.predictions))
+
+    found = list(_findings_of_order(operations))
+    found += findings_of_variables(built, lambda variable: resolved(variable.device))
+    found += _findings_of_operations(built, operations)
+    found += _findings_of_gpu_kernels(built, operations)
+    found += _findings_of_replicas(built)
     if run_metadata is not None:
-        found += _of_runtime(built, run_metadata)
-    found = collections.OrderedDict.fromkeys(found)  # micro-batches of a tower are alike
-    return Audit([line for kind, line in found if kind == _BROKEN],
-                 [line for kind, line in found if kind == _NOTE], _transfers(operations))
+        found += findings_of_step(built, run_metadata)
+    different = list(dict.fromkeys(found))  # micro-batches of a tower are alike
+    return Audit(
+        broken=[finding.line for finding in different if finding.is_broken],
+        notes=[finding.line for finding in different if not finding.is_broken],
+        transfers=_transfers(operations))
 
 
-def _of_order(operations):
+def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
     """Yields a finding where operations wait for each other. TensorFlow looks at all of a graph
     before it runs any of it, so that not even variables could be initialized."""
-    for graph in {op.graph for op in operations[:1]}:
-        found = circle(graph.get_operations())
-        if found:
-            yield _BROKEN, (
-                '%s wait for each other in a circle, so that the graph never runs: %s' % (
-                    _operations(found), _some([op.name for op in found])))
-
-
-def _of_variables(built, device_of):
-    """Yields the findings about variables, replicas and slots: pairs (_BROKEN or _NOTE, line),
-    by the function `device_of` a variable."""
-    by_name = {variable.op.name: variable for variable in built.variables}
-    allowed = built.placement.devices()
-    for name, variable in by_name.items():
-        device = device_of(variable)
-        if device not in allowed and name in built.made:
-            yield _BROKEN, 'variable %s is on %s, not on %s' % (
-                name, _named(device), ' or '.join(map(short_name, allowed)))
-        elif device not in allowed:
-            yield _NOTE, 'variable %s, made before the towers, is on %s%s' % (
-                name, _named(device), '' if device else ': the runtime chooses')
-    yield from _of_slots(built.slots, by_name, device_of, 'its variable')
-    if built.replicas is None:
+    if not operations:
         return
-    for variable in built.variables:
-        for tower in built.towers[1:]:
-            replica = built.replicas.replica_of(variable, tower.index)
-            if replica is not variable and device_of(replica) != tower.device:
-                yield _BROKEN, "tower %d's replica of %s is on %s, not on %s" % (
-                    tower.index, variable.op.name, _named(device_of(replica)),
-                    short_name(tower.device))
-    yield from _of_slots(built.replicas.slots, {
-        replica.op.name: replica for replica in built.replicas.variables}, device_of,
-                         'the replica of its variable')
+    found = circle(operations[0].graph.get_operations())
+    if found:
+        yield broken('%s wait for each other in a circle, so that the graph never runs: %s' % (
+            counted_operations(found), some([op.name for op in found])))
 
 
-def _of_slots(slots, by_name, device_of, owner_is):
-    for slot in slots:
-        owner = owner_by_name(slot.op.name, by_name)
-        if owner is None or not device_of(owner):
-            continue  # without a device the runtime chooses one, which a step's metadata tells
-        if device_of(slot) != device_of(owner):
-            yield _BROKEN, 'slot %s is on %s, %s on %s' % (
-                slot.op.name, _named(device_of(slot)), owner_is, _named(device_of(owner)))
+def _findings_of_replicas(built: BuiltTowers) -> Findings:
+    """Yields how much memory the replicas of variables take."""
+    replicas = built.replicas
+    if replicas is not None:
+        devices = ', '.join(map(short_name, built.devices[1:]))
+        yield note('%d replicas of trainable variables, and their %d slots, take %s on %s' % (
+            len(replicas.variables), len(replicas.slots), bytes_text(replicas.bytes()), devices))
 
 
-def _of_operations(built, operations):
+# ---- operations ----------------------------------------------------------------------------------
+
+def _findings_of_operations(built: BuiltTowers, operations: typing.Iterable[tf.Operation]
+                            ) -> Findings:
     """Yields the findings about the towers' operations off their devices."""
-    variables = {variable.op.name for variable in list(built.variables) + (
-        [] if built.replicas is None else list(built.replicas.variables))}
+    variables = operation_names(built.variables)
+    if built.replicas is not None:
+        variables |= operation_names(built.replicas.variables)
     for tower in built.towers:
-        stray, with_variable, chosen = [], [], []
+        stray = []
+        with_variable = []
+        chosen = []
         for op in operations:
-            device = operation_device(op)
-            if not tower.has(op.name) or op.type == 'NoOp' or (  # it only waits for others
-                    device in stages_of(tower.device) or _follows_input(op, tower)):
+            if not tower.has(op.name) or not _is_off_device(op, tower):
                 continue
-            (with_variable if _touches_variable(op, variables) else
-             chosen if was_chosen(op, tower, built.towers[0]) else stray).append((op, device))
+            if _touches_variable(op, variables):
+                with_variable.append(op)
+            elif was_chosen(op, tower, built.towers[0]):
+                chosen.append(op)
+            else:
+                stray.append(op)
         if stray:
-            yield _BROKEN, '%s of tower %d off %s: %s' % (
-                _operations(stray), tower.index, short_name(tower.device),
-                _some(['%s on %s' % (op.name, _named(device)) for op, device in stray]))
+            places = ['%s on %s' % (op.name, named(operation_device(op))) for op in stray]
+            yield broken('%s of tower %d off %s: %s' % (
+                counted_operations(stray), tower.index, short_name(tower.device), some(places)))
         if with_variable:
-            yield _NOTE, '%s of tower %d, with a variable that is read or written, kept on %s' % (
-                _operations(with_variable), tower.index, _all_named(with_variable))
+            yield note('%s of tower %d, with a variable that is read or written, kept on %s' % (
+                counted_operations(with_variable), tower.index, _devices_of(with_variable)))
         if chosen:
-            yield _NOTE, "%s of tower %d on %s by the model's own tf.device: %s" % (
-                _operations(chosen), tower.index, _all_named(chosen),
-                _some([op.name for op, _ in chosen]))
+            yield note("%s of tower %d on %s by the model's own tf.device: %s" % (
+                counted_operations(chosen), tower.index, _devices_of(chosen),
+                some([op.name for op in chosen])))
 
 
-def _of_gpu_kernels(built, operations):
-    """Yields the findings about operations on GPUs that have no kernel there, in this TensorFlow.
-    """
-    if not any(is_gpu(device) for device in all_devices(built.devices)):
-        return
-    if not knows_gpu_kernels():
-        yield _NOTE, ('this TensorFlow was built without GPUs: it cannot tell which operations '
-                      'have no kernel on them')
-        return
-    for moved in moved_operations(operations, built.towers):
-        owner = 'no tower' if moved.owner is None else 'tower %d' % moved.owner
-        crosses = 'soft placement takes %%s to %s, and %s a step cross%s' % (
-            short_name(CPU), _bytes(moved.bytes),
-            ', with %d tensors of unknown size' % moved.unknown if moved.unknown else '')
-        if moved.on_floats:
-            yield _BROKEN, '%s of %s on %s without a GPU kernel: %s; %s' % (
-                _operations(moved.on_floats), owner, short_name(moved.device),
-                _typed(moved.on_floats), crosses % 'them')
-        if moved.on_others:
-            yield _NOTE, ('%s of %s on integers, strings and the like without a GPU kernel, which '
-                          'belong on the CPU: %s; %s' % (
-                              _operations(moved.on_others), owner, _typed(moved.on_others),
-                              crosses % 'them'))
-        if moved.pulled:
-            on_floats = any(computes_floats(op) for op in moved.pulled)
-            yield _BROKEN if on_floats else _NOTE, (
-                '%s of %s colocated with one without a GPU kernel: %s; %s' % (
-                    _operations(moved.pulled), owner, _typed(moved.pulled), crosses % 'them along'))
+def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
+    """Whether an operation of a tower is on none of the tower's devices, and should be."""
+    device = operation_device(op)
+    if op.type == 'NoOp' or device in stages_of(tower.device):  # a NoOp only waits for others
+        return False
+    return not _follows_input(op, tower)
 
 
-def _typed(ops):
-    """Some operations with their types: `'x (Unique of int64)'`."""
-    texts = []
-    for op in ops:
-        tensors = list(op.inputs) + list(op.outputs)
-        dtypes = sorted({tensor.dtype.base_dtype.name for tensor in tensors})
-        texts.append('%s (%s of %s)' % (op.name, op.type, ', '.join(dtypes)))
-    return _some(texts)
-
-
-def _touches_variable(op, names, depth=3):
+def _touches_variable(op: tf.Operation, names: typing.Set[str], depth: int = 3) -> bool:
     """Whether an operation gets a variable itself, not its value alone, or TF colocated it with one
-    that does."""
+    that does.
+
+    Args:
+      op: the operation.
+      names: of the variables.
+      depth: how many colocations lead to the operation at most.
+    """
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
-    return any(other.name in names or depth and _touches_variable(other, names, depth - 1)
-               for other in beside(op))
+    neighbours = beside(op)
+    if any(other.name in names for other in neighbours):
+        return True
+    return depth > 0 and any(_touches_variable(other, names, depth - 1) for other in neighbours)
 
 
-def _follows_input(op, tower):
+def _follows_input(op: tf.Operation, tower: Tower) -> bool:
     """Whether TensorFlow puts an operation with a value that it gets: a `Switch` of `tf.cond` (v1)
     with its input; a TensorArray (v1), and its size, with the first value that is written to it."""
     source = op
@@ -246,103 +233,92 @@ def _follows_input(op, tower):
         source = source.inputs[0].op
     if source is not op and not tower.has(source.name):
         return operation_device(op) == operation_device(source)
-    readers = [op] + [reader for tensor in op.outputs for reader in tensor.consumers()
-                      if op.type == 'Const']
-    return any(reader.type == 'TensorArrayV3' for reader in readers)
+    if op.type == 'TensorArrayV3':
+        return True
+    if op.type != 'Const':
+        return False
+    return any(reader.type == 'TensorArrayV3' for reader in op.outputs[0].consumers())
 
 
-def _of_runtime(built, run_metadata):
-    """Yields the findings about the devices on which the runtime placed a step."""
-    placed = {node.name: resolved(node.device) for graph in run_metadata.partition_graphs
-              for node in graph.node}
-    if not placed:
-        raise InvalidArgumentError(
-            'run_metadata holds no partition graphs: run the step with options='
-            'tf.RunOptions(output_partition_graphs=True).')
-    yield from _of_variables(
-        built._replace(variables=[v for v in built.variables if v.op.name in placed],
-                       slots=[s for s in built.slots if s.op.name in placed]),
-        lambda variable: placed.get(variable.op.name, resolved(variable.device)))
-    graph = leaves_of(built.towers[0].inputs)[0].graph
-    for tower in built.towers:
-        moved_away, without_kernel = [], []
-        for name, device in placed.items():
-            if not tower.has(name) or device in stages_of(tower.device):
-                continue
-            op = operation_named(graph, name)
-            # The runtime's own is a transfer, or a folded constant. A device named in the graph is
-            # what the audit of the graph has checked. A variable, or a TensorArray, binds the rest.
-            if op is None or operation_device(op) not in stages_of(tower.device) or any(
-                    tensor.dtype == tf.resource for tensor in op.inputs) or op.type == 'Enter':
-                continue
-            # Integers and strings have few kernels on a GPU; operations on floats have one.
-            floats = any(output.dtype.is_floating for output in op.outputs)
-            (moved_away if floats or not is_gpu(tower.device) else without_kernel).append(
-                '%s to %s' % (name, _named(device)))
-        if moved_away:
-            yield _BROKEN, 'the runtime moved %s of tower %d off %s: %s' % (
-                _operations(moved_away), tower.index, short_name(tower.device), _some(moved_away))
-        if without_kernel:
-            yield _NOTE, 'the runtime moved %s of tower %d that %s has no kernel for' % (
-                _operations(without_kernel), tower.index, short_name(tower.device))
-    yield from _of_rewrites(built, run_metadata)
-    yield _NOTE, 'what the runtime placed was checked: %s on %s' % (
-        _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values()))))
+def _devices_of(operations: typing.Iterable[tf.Operation]) -> str:
+    """The devices of some operations, in words."""
+    return ', '.join(sorted({named(operation_device(op)) for op in operations}))
 
 
-def _of_rewrites(built, run_metadata):
-    """Yields whether a precision and XLA, which the runtime's rewrites bring, are in the step."""
-    if built.precision != 'float32':
-        converted = converted_operations(run_metadata, built.precision)
-        if converted:
-            yield _NOTE, 'in %s: %s' % (built.precision, ', '.join(
-                '%d %s' % (count, kind) for kind, count in converted.most_common(6)))
-        else:
-            yield _BROKEN, (
-                'no operation ran in %s: was the session made with use_precision(config, %r, '
-                'built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1, fp16 a GPU of compute '
-                'capability 7.0' % (built.precision, built.precision))
-    if built.xla:
-        found = xla_clusters(run_metadata)
-        yield _NOTE, 'XLA compiled %s' % (', '.join('%d clusters for %s' % (
-            found[tower.device], short_name(tower.device)) for tower in built.towers))
-        if not all(found[tower.device] for tower in built.towers):
-            yield _BROKEN, 'XLA compiled nothing for some tower'
+# ---- kernels on GPUs -----------------------------------------------------------------------------
+
+def _findings_of_gpu_kernels(built: BuiltTowers, operations: typing.Iterable[tf.Operation]
+                             ) -> Findings:
+    """Yields the findings about operations on GPUs that have no kernel there, in this TensorFlow.
+    """
+    if not any(is_gpu(device) for device in all_devices(built.devices)):
+        return
+    if not knows_gpu_kernels():
+        yield note('this TensorFlow was built without GPUs: it cannot tell which operations '
+                   'have no kernel on them')
+        return
+    for moved in moved_operations(operations, built.towers):
+        yield from _findings_of_moved(moved)
 
 
-def _transfers(operations):
-    tensors = {(operation_device(tensor.op), operation_device(op), tensor.name): tensor
-               for op in operations for tensor in op.inputs if tensor.dtype != tf.resource}
-    by_pair = collections.OrderedDict()
-    for (source, target, _), tensor in tensors.items():
-        if source and target and source != target:
-            count = None if tensor.dtype == tf.string else tensor.shape.num_elements()
-            by_pair.setdefault((source, target), []).append(
-                None if count is None else count * tensor.dtype.base_dtype.size)
-    return sorted((Transfers(source, target, len(sizes), sum(size or 0 for size in sizes),
-                             sizes.count(None)) for (source, target), sizes in by_pair.items()),
-                  key=lambda pair: -pair.bytes)
+def _findings_of_moved(moved: MovedOperations) -> Findings:
+    """Yields the findings about the operations that one GPU has no kernels for."""
+    owner = 'no tower' if moved.owner is None else 'tower %d' % moved.owner
+    cross = '%s a step cross' % bytes_text(moved.bytes)
+    if moved.unknown:
+        cross += ', with %d tensors of unknown size' % moved.unknown
+    cpu = short_name(CPU)
+    if moved.on_floats:
+        yield broken('%s of %s on %s without a GPU kernel: %s; soft placement takes them to %s, '
+                     'and %s' % (
+                         counted_operations(moved.on_floats), owner, short_name(moved.device),
+                         _typed(moved.on_floats), cpu, cross))
+    if moved.on_others:
+        yield note('%s of %s on integers, strings and the like without a GPU kernel, which belong '
+                   'on the CPU: %s; soft placement takes them to %s, and %s' % (
+                       counted_operations(moved.on_others), owner, _typed(moved.on_others), cpu,
+                       cross))
+    if moved.pulled:
+        found = broken if any(map(computes_floats, moved.pulled)) else note
+        yield found('%s of %s colocated with one without a GPU kernel: %s; soft placement takes '
+                    'them along to %s, and %s' % (
+                        counted_operations(moved.pulled), owner, _typed(moved.pulled), cpu, cross))
 
 
-def _bytes(count):
-    for unit, size in (('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
-        if count >= size:
-            return '%.1f %s' % (count / size, unit)
-    return '%d bytes' % count
+def _typed(operations: typing.Iterable[tf.Operation]) -> str:
+    """Some operations with their types: `'x (Unique of int64)'`."""
+    texts = []
+    for op in operations:
+        tensors = list(op.inputs) + list(op.outputs)
+        dtypes = sorted({tensor.dtype.base_dtype.name for tensor in tensors})
+        texts.append('%s (%s of %s)' % (op.name, op.type, ', '.join(dtypes)))
+    return some(texts)
 
 
-def _operations(some):
-    return '%d operation%s' % (len(some), '' if len(some) == 1 else 's')
+# ---- transfers -----------------------------------------------------------------------------------
+
+def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfers]:
+    """What a step sends from device to device, the largest first."""
+    sent: dict = collections.OrderedDict()  # by source and target: the tensors, by name
+    for op in operations:
+        target = operation_device(op)
+        for tensor in op.inputs:
+            source = operation_device(tensor.op)
+            if source and target and source != target and tensor.dtype != tf.resource:
+                sent.setdefault((source, target), {})[tensor.name] = tensor
+    transfers = []
+    for (source, target), tensors in sent.items():
+        sizes = [_size_of(tensor) for tensor in tensors.values()]
+        known_sizes = [size for size in sizes if size is not None]
+        transfers.append(Transfers(
+            source, target, tensors=len(sizes), bytes=sum(known_sizes),
+            unknown=len(sizes) - len(known_sizes)))
+    return sorted(transfers, key=lambda pair: -pair.bytes)
 
 
-def _named(device):
-    return short_name(device) if device else 'no device'
-
-
-def _all_named(operations_on_devices):
-    return ', '.join(sorted({_named(device) for _, device in operations_on_devices}))
-
-
-def _some(items, limit=3):
-    more = ', ... (%d more)' % (len(items) - limit) if len(items) > limit else ''
-    return ', '.join(items[:limit]) + more
+def _size_of(tensor: tf.Tensor) -> typing.Optional[int]:
+    """The bytes of a tensor; None where its size is not static."""
+    elements = tensor.shape.num_elements()
+    if tensor.dtype == tf.string or elements is None:
+        return None
+    return elements * tensor.dtype.base_dtype.size

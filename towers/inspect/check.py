@@ -1,6 +1,5 @@
 """`check_towers`: does a model give the same numbers on N towers as on one device?"""
 
-import collections
 import functools
 import typing
 
@@ -22,9 +21,9 @@ from towers.capture.finished_model import is_finished, output_of_finished
 from towers.cluster.cluster import KINDS
 from towers.errors import InputError, InvalidArgumentError
 from towers.inspect.check_finished import FinishedProgram
-from towers.inspect.check_machines import run_machines
-from towers.inspect.check_report import TowersReport, report_on
-from towers.inspect.check_runs import map_leaves, run_one_device, run_towers
+from towers.inspect.check_machines import Machines, run_machines
+from towers.inspect.check_report import CheckedRuns, TowersReport, report_on
+from towers.inspect.check_runs import Program, map_leaves, run_one_device, run_towers
 from towers.model.outputs import ModelOutput
 from towers.placement.devices import MOST_TOWERS, resolve_devices
 from towers.placement.tower_device import all_devices
@@ -33,9 +32,6 @@ from towers.shards.cut_batch import checked_shares, checked_size
 OPTIONS = ('devices', 'remainder', 'variables', 'regularization', 'update_ops', 'copies', 'memory',
            'pipeline', 'batch_norm')
 
-Machines = collections.namedtuple('Machines', 'kind shares')
-"""The workers of `check_towers(cluster=…)`: the kind of cluster, and their shares of a batch."""
-
 
 def check_towers(model_fn: typing.Any, inputs: typing.Any,
                  make_optimizer: typing.Optional[typing.Callable] = None, num_towers: int = 2,
@@ -43,7 +39,7 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
                  tolerance: typing.Optional[float] = None, seed: int = 0,
                  cluster: typing.Optional[str] = None,
                  shares: typing.Optional[typing.Sequence[int]] = None,
-                 feed: typing.Optional[dict] = None, **options) -> TowersReport:
+                 feed: typing.Optional[dict] = None, **options: typing.Any) -> TowersReport:
     """Trains a model some steps on N towers and on one device, and compares the numbers.
 
     One device runs a plain TF1 program, without this package's towers and their analysis of graphs:
@@ -103,9 +99,7 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     _check_inputs(inputs)
     if make_optimizer is None:
         make_optimizer = functools.partial(tf.train.MomentumOptimizer, 0.01, 0.9)
-    check_function('make_optimizer', functools.partial(make_optimizer) if isinstance(
-        make_optimizer, type) else make_optimizer, 0, 'a function that makes the optimizer, such '
-                   'as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
+    _check_make_optimizer(make_optimizer)
     check_count('num_towers', num_towers, most=MOST_TOWERS)
     check_count('steps', steps)
     check_count('seed', seed, least=0)
@@ -113,40 +107,44 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
         check_number('tolerance', tolerance, 0, expected='None or a number of at least 0')
     check_flag('same_shards', same_shards)
     options = _checked_options(options)
-    machines = _checked_machines(cluster, shares, options)
+    machines = _checked_machines(cluster, shares, num_towers, options)
     if machines is None:
-        devices = resolve_devices(options.pop('devices')) if 'devices' in options else tuple(
-            '/device:CPU:%d' % index for index in range(num_towers))
-        num_towers, workers, of = len(devices), 1, 'towers'
+        devices: typing.Sequence[str] = [
+            '/device:CPU:%d' % index for index in range(num_towers)]
+        if 'devices' in options:
+            devices = resolve_devices(options.pop('devices'))
+        num_workers, num_towers = 1, len(devices)
         _check_devices(devices, options)
         shares = options['shares'] = checked_shares(shares, num_towers, 'towers')
         if not same_shards:
             _check_divides(inputs, shares, options)
     else:
-        workers, of, shares = len(machines.shares), 'workers', machines.shares
+        num_workers, shares = len(machines.shares), machines.shares
     if same_shards and len(set(shares)) > 1:
         raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
-                                   'that the %s have equal parts.' % (tuple(shares), of))
+                                   'that the %s have equal parts.' % (
+                                       tuple(shares), 'towers' if machines is None else 'workers'))
     # One for each tower, or for each of its micro-batches.
-    parts = workers * num_towers * options['memory'].accumulate * options['pipeline'].micro_batches
+    all_towers = num_workers * num_towers
+    num_parts = all_towers * options['memory'].accumulate * options['pipeline'].micro_batches
     if same_shards:
-        inputs = _first_shard_repeated(inputs, parts)
-    sizes = None if machines is None else _sizes_of_workers(inputs, shares)
-    factor = workers * num_towers if reduction == 'sum' else 1
-    one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
+        inputs = _first_shard_repeated(inputs, num_parts)
+
+    sizes = [] if machines is None else _sizes_of_workers(inputs, shares)
+    program = Program(model_fn, inputs, make_optimizer, steps, reduction, options)
+    one = run_one_device(program, seed, factor=all_towers if reduction == 'sum' else 1)
     if machines is None:
-        many, sum_of_losses = run_towers(model_fn, inputs, make_optimizer, devices, steps,
-                                         one['initial'], reduction, same_shards, options)
+        numbers, proof = run_towers(program, devices, one.initial, same_shards)
     else:
-        many, sum_of_losses = run_machines(
-            machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps,
-            one['initial'], reduction, options)
-    return report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards,
-                     towers=workers * num_towers, steps=steps, reduction=reduction, workers=workers)
+        numbers, proof = run_machines(program, machines, sizes, one.initial), None
+    ran = CheckedRuns(all_towers, num_workers, steps, reduction, num_parts, same_shards)
+    return report_on(one.numbers, numbers, one.traits, ran, tolerance, proof)
 
 
-def _checked_model(model, inputs, feed, cluster):
-    """`(model function or FinishedProgram, the arrays of the sample batch)`."""
+def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[dict],
+                   cluster: typing.Any) -> typing.Tuple[typing.Any, typing.Any]:
+    """`(model function or FinishedProgram, the arrays of the sample batch)`; the arguments are
+    those of `check_towers`: the `model` may be finished, `inputs`, `feed` and `cluster` fit it."""
     if not is_finished(model):
         check_model_fn(model)
         if feed is not None:
@@ -160,7 +158,7 @@ def _checked_model(model, inputs, feed, cluster):
     return program, program.batch
 
 
-def _as_output(model):
+def _as_output(model: typing.Any) -> ModelOutput:
     """A finished model as its `ModelOutput`; a dict of losses has one optimizer each."""
     names = None
     if isinstance(model, dict) and not set(model) <= set(ModelOutput._fields):
@@ -168,30 +166,49 @@ def _as_output(model):
     return output_of_finished(model, True, names)
 
 
-def _check_devices(devices, options):
+def _check_make_optimizer(make_optimizer: typing.Any) -> None:
+    """Raises `InvalidArgumentError` for what makes no optimizer, without arguments, anew."""
+    if isinstance(make_optimizer, type):  # a class is called, too, and has no code to look at
+        make_optimizer = functools.partial(make_optimizer)
+    check_function('make_optimizer', make_optimizer, 0,
+                   'a function that makes the optimizer, such as '
+                   'lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
+
+
+def _check_devices(devices: typing.Sequence[str], options: typing.Dict[str, typing.Any]) -> None:
     """Raises `InvalidArgumentError` for one tower that is built as a plain program is."""
-    if len(devices) < 2 and not (
-            len(all_devices(devices)) > 1 or options['memory'].recompute is not None
-            or options['memory'].accumulate > 1 or options['pipeline'].micro_batches > 1):
+    memory, pipeline = options['memory'], options['pipeline']
+    has_micro_batches = memory.accumulate > 1 or pipeline.micro_batches > 1
+    if len(all_devices(devices)) > 1 or len(devices) > 1 or has_micro_batches:
+        return
+    if memory.recompute is None:
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
                                    'device; or memory=, or several devices for '
                                    'the one.' % (devices,))
 
 
-def _check_divides(inputs, shares, options):
+def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
+                   options: typing.Dict[str, typing.Any]) -> None:
     """Raises `InputError` for a sample batch that the towers do not divide, before any step."""
-    counts = []
-
-    def count(leaf):
-        if not isinstance(leaf, tf.SparseTensorValue) and np.ndim(leaf):
-            counts.append(np.shape(leaf)[0])
-    map_leaves(count, inputs)
-    if counts:  # others are refused by the build
+    sizes = [size for size in _numbers_of_examples(inputs) if size is not None]
+    if sizes:  # others are refused by the build
         with tf.Graph().as_default():
-            checked_size(np.empty(counts[0]), shares, options.get('remainder', 'error'), 'towers')
+            checked_size(np.empty(sizes[0]), shares, options.get('remainder', 'error'), 'towers')
 
 
-def _check_inputs(inputs):
+def _numbers_of_examples(inputs: typing.Any) -> typing.List[typing.Optional[int]]:
+    """The number of examples of each leaf of the inputs; None for scalars and sparse leaves."""
+    sizes: typing.List[typing.Optional[int]] = []
+
+    def note_size(leaf):
+        is_sparse = isinstance(leaf, tf.SparseTensorValue)
+        sizes.append(None if is_sparse or not np.ndim(leaf) else np.shape(leaf)[0])
+    map_leaves(note_size, inputs)
+    return sizes
+
+
+def _check_inputs(inputs: typing.Any) -> None:
+    """Raises `InputError` for a sample batch that holds no arrays, or tensors of a graph."""
     leaves = [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
     if not leaves:
         raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
@@ -203,47 +220,46 @@ def _check_inputs(inputs):
                              % (leaf,))
 
 
-def _first_shard_repeated(inputs, num_towers):
-    """The inputs' first n // N examples, N times over."""
+def _first_shard_repeated(inputs: typing.Any, num_parts: int) -> typing.Any:
+    """The inputs' first n // N examples, N times over, for N parts of a batch."""
     def repeated(leaf):
         if isinstance(leaf, tf.SparseTensorValue):
             raise InputError('same_shards takes arrays here, not sparse tensors.')
         leaf = np.asarray(leaf)
-        if len(leaf) < num_towers:
+        if len(leaf) < num_parts:
             raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
-        return np.concatenate([leaf[:len(leaf) // num_towers]] * num_towers)
+        return np.concatenate([leaf[:len(leaf) // num_parts]] * num_parts)
     return map_leaves(repeated, inputs)
 
 
-def _checked_options(options):
+def _checked_options(options: typing.Dict[str, typing.Any]) -> typing.Dict[str, typing.Any]:
     """The arguments of `build_towers`, with defaults of those that are objects."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
+        hint = ''
+        if unknown[0] == 'optimizer':
+            hint = ' make_optimizer= is a function that makes the optimizer: there are two graphs.'
         raise InvalidArgumentError(
             'check_towers takes no %s: expected some of make_optimizer, %s.%s' % (
-                unknown[0], ', '.join(OPTIONS),
-                ' make_optimizer= is a function that makes the optimizer: there are two graphs.'
-                if unknown[0] == 'optimizer' else ''))
-    options = dict(options)
+                unknown[0], ', '.join(OPTIONS), hint))
+    checked = dict(options)
     for name, kind in (('memory', Memory), ('pipeline', Pipeline)):
-        given = options.get(name)
-        options[name] = kind() if given is None else given
-        check_instance(name, options[name], kind, 'a towers.%s, or None' % kind.__name__)
-    if options.get('remainder') == 'drop':
+        if checked.get(name) is None:
+            checked[name] = kind()
+        check_instance(name, checked[name], kind, 'a towers.%s, or None' % kind.__name__)
+    if checked.get('remainder') == 'drop':
         raise InvalidArgumentError("remainder='drop': give check_towers a batch that divides, or "
                                    "remainder='weight'.")
-    return options
+    return checked
 
 
-def _sizes_of_workers(inputs, shares):
+def _sizes_of_workers(inputs: typing.Any, shares: typing.Sequence[int]) -> typing.List[int]:
     """How many of the inputs' examples each worker has."""
-    leaves = tf.nest.flatten(inputs)
-    counts = {None if isinstance(leaf, tf.SparseTensorValue) or not np.ndim(leaf) else
-              np.shape(leaf)[0] for leaf in leaves if leaf is not None}
-    if len(counts) != 1 or None in counts:
+    sizes = _numbers_of_examples(inputs)
+    count = sizes[0]
+    if count is None or any(size != count for size in sizes):
         raise InputError('inputs=%.80r: with cluster= expected arrays [n, …] of the same n, '
                          'which can be cut into the parts of the workers.' % (inputs,))
-    [count] = counts
     if not count or count % sum(shares):
         raise InvalidArgumentError(
             'shares=%r of %d examples: expected whole numbers whose sum divides the number of '
@@ -251,17 +267,28 @@ def _sizes_of_workers(inputs, shares):
     return [share * count // sum(shares) for share in shares]
 
 
-def _checked_machines(cluster, shares, options):
-    """The `Machines` that `check_towers` is asked for; None for one machine."""
+def _checked_machines(cluster: typing.Any, shares: typing.Any, num_towers: int,
+                      options: typing.Dict[str, typing.Any]) -> typing.Optional[Machines]:
+    """The workers that `check_towers` is asked for; None for one machine.
+
+    Args:
+      cluster: as of `check_towers`.
+      shares: as of `check_towers`.
+      num_towers: of each worker.
+      options: of `build_towers`.
+    """
     if cluster is None:
         return None
     check_choice('cluster', cluster, KINDS)
-    for name, why in (('devices', 'each worker has num_towers towers on CPUs of its own'),
-                      ('remainder', "a worker's batch that does not divide is weighted")):
+    reasons = {'devices': 'each worker has num_towers towers on CPUs of its own',
+               'remainder': "a worker's batch that does not divide is weighted"}
+    for name, reason in reasons.items():
         if name in options:
-            raise InvalidArgumentError('%s= and cluster=: %s. Pass one of the two.' % (name, why))
-    shares = (1, 1) if shares is None else shares
+            raise InvalidArgumentError('%s= and cluster=: %s. Pass one of the two.' % (
+                name, reason))
+    if shares is None:
+        shares = (1, 1)
     if not isinstance(shares, (tuple, list)) or len(shares) < 2:
         raise InvalidArgumentError('shares=%.80r: expected the parts of two or more workers, whole '
                                    'numbers such as (1, 1) or (3, 1).' % (shares,))
-    return Machines(cluster, checked_shares(shares, len(shares), 'workers'))
+    return Machines(cluster, checked_shares(shares, len(shares), 'workers'), num_towers)

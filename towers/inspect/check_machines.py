@@ -3,6 +3,7 @@
 import json
 import multiprocessing.pool
 import threading
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -13,88 +14,139 @@ from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
 from towers.errors import ClusterError, failing_on
-from towers.inspect.check_runs import assigned, constants, map_leaves, train
+from towers.inspect.check_report import Numbers
+from towers.inspect.check_runs import (
+    InitialValues,
+    Program,
+    assigned,
+    constants,
+    map_leaves,
+    train,
+)
 from towers.placement.devices import session_config
 
 _PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong
 
 
-def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps, initial,
-                 reduction, options):
-    """Trains on several workers, from the initial values of `run_one_device`.
+
+
+class Machines(typing.NamedTuple):
+    """The workers of `check_towers(cluster=…)`.
+
+    Attributes:
+      kind: of cluster, as `Cluster` takes it.
+      shares: their proportions of a batch.
+      num_towers: how many towers each of them has.
+    """
+
+    kind: str
+    shares: typing.Tuple[int, ...]
+    num_towers: int
+
+
+Work = typing.Callable[[Cluster], Numbers]
+"""Trains the worker of a cluster; returns its numbers."""
+
+
+def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[int],
+                 initial: InitialValues) -> Numbers:
+    """Trains on several workers.
 
     Args:
-      machines: `check.Machines`.
+      program: what is trained.
+      machines: the workers.
       sizes: how many of the inputs' examples each worker has.
-      initial: list of (name, value) of variables.
-      The others are those of `check_towers`.
+      initial: the values with which training begins.
 
     Returns:
-      (result, sum of the workers' losses): the result is worker 0's, as that of `run_one_device`,
-      with the losses of all.
+      Worker 0's numbers, with the losses of all.
     """
-    begins, has_begun = np.cumsum([0] + sizes), threading.Event()
+    begins = np.cumsum([0] + list(sizes))
+    has_begun = threading.Event()
 
     def work(cluster):
         begin, end = begins[cluster.rank:cluster.rank + 2]
-        batch = map_leaves(lambda leaf: np.asarray(leaf)[begin:end], inputs)
-        return _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction,
-                      dict(initial), has_begun, options)
+        batch = map_leaves(lambda leaf: np.asarray(leaf)[begin:end], program.inputs)
+        return _train(cluster, program._replace(inputs=batch), machines.num_towers, dict(initial),
+                      has_begun)
+
     run = _by_horovod if machines.kind == 'horovod' else _on_servers
-    losses, many = run(machines, work, len(set(sizes)) > 1)
-    many['loss'] = {step: sum(size * loss[step] for size, loss in zip(sizes, losses)) / sum(sizes)
-                    for step in many['loss']}
-    return many, sum(float(loss['of step 1']) for loss in losses)
+    losses, numbers = run(machines, work, uneven=len(set(sizes)) > 1)
+    mean_losses = {}
+    for step in numbers.losses:
+        weighted = [size * loss[step] for size, loss in zip(sizes, losses)]
+        mean_losses[step] = sum(weighted) / sum(sizes)
+    sum_of_losses = sum(float(loss['of step 1']) for loss in losses)
+    return numbers._replace(losses=mean_losses, sum_of_losses=sum_of_losses)
 
 
-def _on_servers(machines, work, uneven):
+def _on_servers(machines: Machines, work: Work, uneven: bool
+                ) -> typing.Tuple[typing.List[dict], Numbers]:
     """Trains in threads of this process, each with a server of TensorFlow's.
+
+    Args:
+      machines: the workers.
+      work: trains one of them.
+      uneven: as of `Cluster`.
 
     Returns:
       `(losses, numbers)`: a dict of losses of each worker, and worker 0's numbers.
     """
+    num_workers = len(machines.shares)
+    num_servers = 1 if machines.kind == 'ps' else 0
     # All at once: what one call gives as free, the next one may give again.
-    kind, count = machines.kind, len(machines.shares)
-    ports = free_ports(count + (kind == 'ps'))
+    ports = free_ports(num_workers + num_servers)
     addresses = ['127.0.0.1:%d' % port for port in ports]
 
     def member(job, rank):
-        return Cluster(kind, addresses[:count], addresses[count:], job, rank, uneven=uneven)
-    servers = [start_server(each, each.session_config(tf.ConfigProto())) for each in (
-        member('ps', rank) for rank in range(len(addresses) - count))]
-    with multiprocessing.pool.ThreadPool(count) as threads:  # which waits for none after an error
+        return Cluster(machines.kind, addresses[:num_workers], addresses[num_workers:], job, rank,
+                       uneven=uneven)
+
+    servers = []
+    for rank in range(num_servers):
+        server = member('ps', rank)
+        servers.append(start_server(server, server.session_config(tf.ConfigProto())))
+    with multiprocessing.pool.ThreadPool(num_workers) as threads:
+        # `imap_unordered` waits for no other thread after an error.
         results = dict(threads.imap_unordered(
-            lambda rank: (rank, work(member('worker', rank))), range(count)))
+            lambda rank: (rank, work(member('worker', rank))), range(num_workers)))
     del servers
-    return [results[rank]['loss'] for rank in range(count)], results[0]
+    return [results[rank].losses for rank in range(num_workers)], results[0]
 
 
-def _by_horovod(machines, work, uneven):
-    """Trains in the processes that Horovod's launcher started; returns as `_on_servers`."""
-    cluster, count = Cluster('horovod', uneven=uneven), len(machines.shares)
+def _by_horovod(machines: Machines, work: Work, uneven: bool
+                ) -> typing.Tuple[typing.List[dict], Numbers]:
+    """Trains in the processes that Horovod's launcher started; takes and returns what
+    `_on_servers` does."""
+    cluster = Cluster('horovod', uneven=uneven)
+    count = len(machines.shares)
     if cluster.num_workers != count:
         raise ClusterError('shares of %d workers, and Horovod has %d: start this program with '
                            '`horovodrun -np %d python …`, or pass as many shares.' % (
                                count, cluster.num_workers, count))
-    result = work(cluster)
-    own = {step: float(loss) for step, loss in result['loss'].items()}
-    return [json.loads(text) for text in gathered_lines(json.dumps(own))], result
+    numbers = work(cluster)
+    own_losses = {step: float(loss) for step, loss in numbers.losses.items()}
+    return [json.loads(text) for text in gathered_lines(json.dumps(own_losses))], numbers
 
 
-def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction, initial,
-           has_begun, options):
-    """Trains one worker; returns its numbers in the dicts that `run_one_device` returns.
+def _train(cluster: Cluster, program: Program, num_towers: int,
+           initial: typing.Dict[str, typing.Any], has_begun: threading.Event) -> Numbers:
+    """Trains one worker.
 
     Args:
-      has_begun: `threading.Event` that the chief sets when its variables have the `initial` values:
-        on parameter servers the others begin then, elsewhere they set their own.
-      The others are those of `run_machines`, for this worker.
+      cluster: of this worker.
+      program: what is trained, on this worker's part of the batch.
+      num_towers: of this worker.
+      initial: the values with which training begins, by the names of the variables.
+      has_begun: is set by the chief when its variables have the initial values: on parameter
+        servers the others begin then, elsewhere they set their own.
     """
     with tf.Graph().as_default():
-        optimizer = make_optimizer()
+        optimizer = program.make_optimizer()
         built = build_towers(
-            model_fn, constants(batch), optimizer, num_towers, reduction, remainder='weight',
-            global_step=tf.train.get_global_step(), cluster=cluster, **options)
+            program.model_fn, constants(program.inputs), optimizer, num_towers, program.reduction,
+            remainder='weight', global_step=tf.train.get_global_step(), cluster=cluster,
+            **program.options)
         pairs = [(tf.convert_to_tensor(each), variable) for each, variable in built.gradients]
         assignments, fed = assigned(initial, {})
         refresh = [] if built.replicas is None else [built.replicas.refresh()]
@@ -107,8 +159,9 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
             step_context.session.run(assignments, fed)
             step_context.session.run(refresh)
             has_begun.set()
+
         with failing_on('on worker %d' % cluster.rank), join(
                 cluster, built, session_config(built.devices),
                 on_lost=lambda error: None) as member, member.session() as session:
             session.run_step_fn(begin)
-            return train(session, built.loss, pairs, built.train_op, steps, names)
+            return train(session, built.loss, pairs, built.train_op, program.steps, names)

@@ -1,28 +1,134 @@
-"""The report of `check_towers`: differences of two runs, values left out, the likely cause."""
+"""The report of `check_towers`: the numbers of two runs, their differences, the likely cause."""
 
-import collections
+import typing
 
 import numpy as np
 
-Difference = collections.namedtuple('Difference', 'what name relative')
-"""`what` is 'initial value', 'loss', 'gradient', 'variable' or 'slot'; `relative` the largest
-difference over the largest absolute value (inf where one side lacks it)."""
+from towers.errors import counted
 
-LeftOut = collections.namedtuple('LeftOut', 'name why')
-"""A variable that is not compared, by its name on one device, and why, in a few words."""
+INITIAL_VALUE, LOSS, GRADIENT, VARIABLE, SLOT = KINDS = (
+    'initial value', 'loss', 'gradient', 'variable', 'slot')
+"""What is compared, in the order in which a step computes it."""
+
+
+Arrays = typing.Dict[str, np.ndarray]
+"""Arrays by the name of their variable on one device."""
+
+
+class Numbers(typing.NamedTuple):
+    """The numbers of some steps.
+
+    Attributes:
+      losses: by `'of step 1'`, `'of step 2'` and so on; of several losses by `'of step 1 of
+        generator'` and the like.
+      gradients: of the first step.
+      variables: after the last step, without slots.
+      slots: after the last step.
+      sum_of_losses: the sum of the towers' losses in the first step; of one device 0.
+      initial_values: of the variables whose initial value is of a part of the batch: None for each.
+    """
+
+    losses: typing.Dict[str, typing.Any]
+    gradients: Arrays
+    variables: Arrays
+    slots: Arrays
+    sum_of_losses: float = 0.
+    initial_values: typing.Dict[str, None] = {}
+
+    def of_kind(self, what: str) -> typing.Dict[str, typing.Any]:
+        """The values of a kind, as `Difference.what` calls it."""
+        by_kind = {INITIAL_VALUE: self.initial_values, LOSS: self.losses,
+                   GRADIENT: self.gradients, VARIABLE: self.variables, SLOT: self.slots}
+        return by_kind[what]
+
+    def loss_of_first_step(self) -> float:
+        """The sum of the losses of the first step."""
+        total = 0.
+        for name, value in self.losses.items():
+            if name == 'of step 1' or name.startswith('of step 1 '):
+                total += float(value)
+        return total
+
+
+class Traits(typing.NamedTuple):
+    """What a model's forward pass has.
+
+    Attributes:
+      coarsest: the name of the floating type with the fewest digits that it computes in.
+      random: the types of its random operations.
+      batch_norm: whether it has batch norm.
+      updated: names of the variables that its updates write.
+    """
+
+    coarsest: str
+    random: typing.List[str]
+    batch_norm: bool
+    updated: typing.Set[str]
+
+
+class Difference(typing.NamedTuple):
+    """How far a value on the towers is from that on one device.
+
+    Attributes:
+      what: `'initial value'`, `'loss'`, `'gradient'`, `'variable'` or `'slot'`.
+      name: of the variable or loss.
+      relative: the largest difference over the largest absolute value; inf where one side lacks it.
+    """
+
+    what: str
+    name: str
+    relative: float
+
+
+class LeftOut(typing.NamedTuple):
+    """A variable that is not compared.
+
+    Attributes:
+      name: on one device.
+      why: in a few words.
+    """
+
+    name: str
+    why: str
+
 
 _NO_GRADIENT = 'its gradient is zero but for rounding'
 _SHARD_VARIANCE = 'a moving variance, under same_shards'
 
-_Rounding = collections.namedtuple('_Rounding', 'tolerance noise')
+
+class _Rounding(typing.NamedTuple):
+    """How exact a floating type is."""
+
+    tolerance: float  # the relative difference that some steps may make
+    noise: float  # of the largest gradient: what rounding alone may make
+
+
 # Sums in another order differ in the last digits, and steps make that grow.
 _ROUNDING = {'float64': _Rounding(1e-9, 1e-14), 'float32': _Rounding(1e-4, 1e-6),
              'float16': _Rounding(2e-2, 2e-3), 'bfloat16': _Rounding(0.1, 2e-2)}
 
 
-class TowersReport(collections.namedtuple('TowersReport', [
-        'equal', 'worst', 'tolerance', 'first', 'cause', 'compared', 'towers', 'steps',
-        'reduction', 'not_finite', 'left_out', 'workers', 'proof'])):
+class CheckedRuns(typing.NamedTuple):
+    """What `check_towers` ran beside one device.
+
+    Attributes:
+      towers: how many towers, of all workers.
+      workers: how many workers; 1 without a cluster.
+      steps: how many steps.
+      reduction: as given.
+      parts: into how many parts a batch is cut.
+      same_shards: whether all parts have the same examples.
+    """
+
+    towers: int
+    workers: int
+    steps: int
+    reduction: str
+    parts: int
+    same_shards: bool
+
+
+class TowersReport(typing.NamedTuple):
     """The result of `check_towers`; print it.
 
     Attributes:
@@ -43,169 +149,273 @@ class TowersReport(collections.namedtuple('TowersReport', [
       proof: the plan's line about one device, a text that begins with `proven` or `not proven`; or
         None, for one tower or with a cluster.
     """
-    __slots__ = ()
+
+    equal: bool
+    worst: Difference
+    tolerance: float
+    first: typing.Optional[Difference]
+    cause: typing.Optional[str]
+    compared: int
+    towers: int
+    steps: int
+    reduction: str
+    not_finite: typing.Optional[Difference]
+    left_out: typing.List[LeftOut]
+    workers: int
+    proof: typing.Optional[str]
 
     def __str__(self):
-        ran = '%d tower%s%s against one device on the full batch, %d steps, reduction %s' % (
-            self.towers, '' if self.towers == 1 else 's',
-            '' if self.workers == 1 else ' of %d workers' % self.workers, self.steps,
-            self.reduction)
+        """The proof, the verdict in one line, and what was left out."""
+        lines = [self._verdict()]
+        if self.proof is not None:
+            lines.insert(0, self.proof)
+        for why in (_NO_GRADIENT, _SHARD_VARIANCE):
+            names = [variable.name for variable in self.left_out if variable.why == why]
+            if names:
+                lines.append('not compared (%s): %s' % (why, ', '.join(names)))
+        return '\n'.join(lines)
+
+    def _verdict(self) -> str:
+        """Whether both sides are equal, and else the first difference and its likely cause."""
+        workers = '' if self.workers == 1 else ' of %d workers' % self.workers
+        ran = '%s%s against one device on the full batch, %d steps, reduction %s' % (
+            counted(self.towers, 'tower'), workers, self.steps, self.reduction)
         if self.not_finite is not None:
-            text = 'NOT finite: %s %s holds a NaN or an infinity: %s. Likely cause: %s' % (
+            return 'NOT finite: %s %s holds a NaN or an infinity: %s. Likely cause: %s' % (
                 self.not_finite.what, self.not_finite.name, ran, self.cause)
-        elif self.equal:
-            text = 'equal to within %.1e (largest: %s %s): %s; %d values compared' % (
-                self.worst.relative, self.worst.what, self.worst.name, ran, self.compared)
-        else:
-            text = 'NOT equal: %s %s differs by %.1e (allowed %.1e): %s. Likely cause: %s' % (
+        if self.first is not None:
+            return 'NOT equal: %s %s differs by %.1e (allowed %.1e): %s. Likely cause: %s' % (
                 self.first.what, self.first.name, self.first.relative, self.tolerance, ran,
                 self.cause)
-        if self.proof is not None:
-            text = '%s\n%s' % (self.proof, text)
-        return text + ''.join('\nnot compared (%s): %s' % (why, ', '.join(
-            each.name for each in self.left_out if each.why == why))
-                              for why in (_NO_GRADIENT, _SHARD_VARIANCE)
-                              if any(each.why == why for each in self.left_out))
+        return 'equal to within %.1e (largest: %s %s): %s; %d values compared' % (
+            self.worst.relative, self.worst.what, self.worst.name, ran, self.compared)
 
 
-def report_on(one, many, traits, tolerance, sum_of_losses, parts, same_shards, **ran):
-    """The `TowersReport` of two runs.
+def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
+              tolerance: typing.Optional[float], proof: typing.Optional[str]) -> TowersReport:
+    """The report of two runs.
 
     Args:
-      one, many: dicts from kind to dict from name to array: of one device, and of the towers.
-      traits: `Traits` of the model.
-      sum_of_losses: the sum of the towers' losses in the first step.
-      parts: into how many parts a batch is cut.
-      **ran: the fields of the report that say what was run.
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      traits: of the model.
+      ran: what was run.
+      tolerance: as of `check_towers`.
+      proof: the plan's line about one device; or None.
     """
-    rounding, proof = _ROUNDING[traits.coarsest], many.pop('proof', None)
-    tolerance = rounding.tolerance if tolerance is None else tolerance
+    rounding = _ROUNDING[traits.coarsest]
+    if tolerance is None:
+        tolerance = rounding.tolerance
     # The largest element of a gradient that rounding alone may make. A bias in front of a batch
     # norm has the gradient zero, computed as the remainder of a sum. (Adam's step is as large for
     # it as for any other gradient, which shows in the moving mean.)
-    noise = rounding.noise * max([_largest(each) for each in one['gradient'].values()] or [0.])
-    left_out = _not_compared(one, many, noise, same_shards)
-    differences = _compare(one, many, noise, [each.name for each in left_out])
-    beyond = [each for each in differences if not each.relative <= tolerance]
-    not_finite = next((each for each in differences if not (
-        _is_finite(one, each) and _is_finite(many, each))), None)
+    largest = max([_largest(gradient) for gradient in one.gradients.values()], default=0.)
+    noise = rounding.noise * largest
+    left_out = _not_compared(one, many, noise, ran.same_shards)
+    differences = _compare(one, many, noise, [variable.name for variable in left_out])
+    first = None
+    not_finite = None
+    for difference in reversed(differences):
+        if not difference.relative <= tolerance:  # NaN is not
+            first = difference
+        if not (_is_finite(one, difference) and _is_finite(many, difference)):
+            not_finite = difference
     cause = None
     if not_finite is not None:
-        cause = ('%s: a division by zero, a logarithm of zero or a learning rate that is too '
-                 'large, in the model or in what it was given.' % (
-                     'only the towers' if _is_finite(one, not_finite) else 'only one device'
-                     if _is_finite(many, not_finite) else
-                     'both sides, so the model itself makes it'))
-    elif beyond:
-        cause = _likely_cause(beyond[0], one, traits, sum_of_losses, parts)
-        if is_certain(proof) and not traits.random and beyond[0].what != 'initial value':
+        cause = _cause_of_not_finite(one, many, not_finite)
+    elif first is not None:
+        cause = _likely_cause(first, one, many, traits, ran.parts)
+        if is_certain(proof) and not traits.random and first.what != INITIAL_VALUE:
             cause += (' The plan says that equality is proven: this is an error of towers itself, '
                       'please report it with the model.')
     return TowersReport(
-        equal=not beyond and not_finite is None, tolerance=tolerance, cause=cause,
+        equal=first is None and not_finite is None,
         worst=max(differences, key=lambda difference: difference.relative),
-        first=beyond[0] if beyond else None, compared=len(differences), not_finite=not_finite,
-        left_out=left_out, proof=proof, **ran)
+        tolerance=tolerance, first=first, cause=cause, compared=len(differences),
+        towers=ran.towers, steps=ran.steps, reduction=ran.reduction, not_finite=not_finite,
+        left_out=left_out, workers=ran.workers, proof=proof)
 
 
-def is_certain(proof):
+def is_certain(proof: typing.Optional[str]) -> bool:
     """Whether a plan's line says that equality is proven, without a condition."""
     return proof is not None and proof.startswith('proven: ')
 
 
-def _not_compared(one, many, noise, same_shards):
-    """The variables left out of the comparison, as `LeftOut`s by name: those whose gradient
-    is noise; where the batch repeats one shard, moving variances."""
-    found = {name: _NO_GRADIENT for name in set(one['gradient']) & set(many['gradient'])
-             if noise and _largest(one['gradient'][name]) <= noise
-             and _largest(many['gradient'][name]) <= noise}
+# ---- the comparison ------------------------------------------------------------------------------
+
+def _not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
+                  ) -> typing.List[LeftOut]:
+    """The variables left out of the comparison, by name: those whose gradient is noise; and where
+    the batch repeats one shard, moving variances.
+
+    Args:
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      noise: as of `_compare`.
+      same_shards: whether the batch repeats one shard.
+    """
+    reasons = {}
+    for name, gradient in one.gradients.items():
+        if name not in many.gradients or not noise:
+            continue
+        if _largest(gradient) <= noise and _largest(many.gradients[name]) <= noise:
+            reasons[name] = _NO_GRADIENT
     if same_shards:
-        found.update((name, _SHARD_VARIANCE) for name in set(one['variable'])
-                     | set(many['variable']) if name.endswith('moving_variance'))
-    return [LeftOut(name, why) for name, why in sorted(found.items())]
+        for name in set(one.variables) | set(many.variables):
+            if name.endswith('moving_variance'):
+                reasons[name] = _SHARD_VARIANCE
+    return [LeftOut(name, why) for name, why in sorted(reasons.items())]
 
 
-def _compare(one, many, noise, left_out):
-    """The `Difference`s of two runs, without the gradients, values and slots of some variables."""
+def _compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence[str]
+             ) -> typing.List[Difference]:
+    """The differences of two runs, in the order in which a step computes the values.
+
+    Args:
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      noise: the largest element of a gradient that rounding alone may make.
+      left_out: names of variables whose gradients, values and slots are not compared.
+    """
     differences = []
-    for what in ('initial value', 'loss', 'gradient', 'variable', 'slot'):
-        on_one, on_many = one.get(what, {}), many.get(what, {})
+    for what in KINDS:
+        on_one = one.of_kind(what)
+        on_many = many.of_kind(what)
         for name in sorted(set(on_one) | set(on_many)):
-            if name in left_out or any(name.startswith(each + '/') for each in left_out):
+            if _is_of(name, left_out):
                 continue
             relative = float('inf')
             if name in on_one and name in on_many:
-                values = [on_one[name], on_many[name]]
-                if what in ('variable', 'slot'):
-                    values = _without_noise(values, [run['gradient'].get(
-                        name if what == 'variable' else name.rsplit('/', 1)[0])
-                                                     for run in (one, many)], noise)
-                relative = _relative(*values, noise if what == 'gradient' else 0.)
+                relative = _relative_difference(what, name, one, many, noise)
             differences.append(Difference(what, name, relative))
     return differences
 
 
-def _without_noise(values, gradients, noise):
-    """Values of a variable on two sides, without the elements whose gradient is rounding alone: the
-    loss does not depend on these (the keys' part of the bias in front of a softmax over products),
-    and an optimizer makes a step of rounding."""
-    if any(each is None or np.shape(each) != np.shape(values[0]) for each in gradients):
+def _is_of(name: str, variables: typing.Iterable[str]) -> bool:
+    """Whether a name is one of some variables', or of a slot of one."""
+    return any(name == variable or name.startswith(variable + '/') for variable in variables)
+
+
+def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, noise: float) -> float:
+    """The `Difference.relative` of a value that both runs have.
+
+    Args:
+      what: as of `Difference`.
+      name: of the value.
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      noise: as of `_compare`.
+    """
+    values = [one.of_kind(what)[name], many.of_kind(what)[name]]
+    if what == GRADIENT:
+        return _relative(values[0], values[1], noise)
+    if what in (VARIABLE, SLOT):
+        variable = name if what == VARIABLE else name.rsplit('/', 1)[0]
+        gradients = [one.gradients.get(variable), many.gradients.get(variable)]
+        values = _without_noise(values, gradients, noise)
+    return _relative(values[0], values[1], noise=0.)
+
+
+def _without_noise(values: list, gradients: list, noise: float) -> list:
+    """Values of a variable on two sides, without the elements whose gradient is rounding alone.
+
+    The loss does not depend on these (the keys' part of the bias in front of a softmax over
+    products), and an optimizer makes a step of rounding.
+
+    Args:
+      values: on both sides.
+      gradients: of the variable on both sides; None where a side has none.
+      noise: as of `_compare`.
+    """
+    shape = np.shape(values[0])
+    if any(gradient is None or np.shape(gradient) != shape for gradient in gradients):
         return values
-    sizes = np.maximum(*[np.abs(_as_numbers(each)) for each in gradients])
+    sizes = np.maximum(*[np.abs(_as_numbers(gradient)) for gradient in gradients])
     is_noise = (sizes > 0) & (sizes <= noise)
-    if sizes.shape != np.shape(values[0]) or not is_noise.any():
+    if sizes.shape != shape or not is_noise.any():
         return values
     return [np.where(is_noise, 0, _as_numbers(value)) for value in values]
 
 
-def _largest(array):
+def _largest(array: np.ndarray) -> float:
+    """The largest absolute value in an array; 0 for an empty one."""
     return np.abs(array).max() if array.size else 0.
 
 
-def _relative(one, many, noise):
-    one, many = _as_numbers(one), _as_numbers(many)
+def _relative(one: typing.Any, many: typing.Any, noise: float) -> float:
+    """The largest difference of two arrays over the largest absolute value of the first; 0 for a
+    difference of at most `noise`; inf for other shapes, or other places of NaNs and infinities."""
+    one = _as_numbers(one)
+    many = _as_numbers(many)
     if one.shape != many.shape:
         return float('inf')
     if one.dtype.kind not in 'fiub':
         return 0. if np.array_equal(one, many) else float('inf')
-    one, many = one.astype(np.float64), many.astype(np.float64)
-    if not np.array_equal(np.isfinite(one), np.isfinite(many)):
-        return float('inf')
+    one = one.astype(np.float64)
+    many = many.astype(np.float64)
     finite = np.isfinite(one)
-    largest, difference = _largest(one[finite]), _largest(one[finite] - many[finite])
+    if not np.array_equal(finite, np.isfinite(many)):
+        return float('inf')
+    largest = _largest(one[finite])
+    difference = _largest(one[finite] - many[finite])
     if difference <= noise:
         return 0.
     return float(difference / largest) if largest else float(difference)
 
 
-def _as_numbers(value):
+def _as_numbers(value: typing.Any) -> np.ndarray:
     """An array of numpy's own real numbers: of complex ones, their two parts; of bfloat16, which to
     numpy is no number, float32."""
     value = np.asarray(value)
     if value.dtype.kind == 'c':
         return np.stack([value.real, value.imag])
-    return value.astype(np.float32) if value.dtype.name == 'bfloat16' else value
+    if value.dtype.name == 'bfloat16':
+        return value.astype(np.float32)
+    return value
 
 
-def _is_finite(run, difference):
-    """Whether one run's side of a `Difference` holds no NaN and no infinity."""
-    value = run.get(difference.what, {}).get(difference.name)
-    value = _as_numbers(0 if value is None else value)
+def _is_finite(run: Numbers, difference: Difference) -> bool:
+    """Whether one run's side of a difference holds no NaN and no infinity."""
+    value = run.of_kind(difference.what).get(difference.name)
+    if value is None:
+        return True
+    value = _as_numbers(value)
     return value.dtype.kind != 'f' or bool(np.all(np.isfinite(value)))
 
 
-def _likely_cause(first, one, traits, sum_of_losses, num_parts):
-    """The cause that a report gives for the first `Difference`, told by the model's `Traits`."""
-    if first.what == 'initial value':
+# ---- causes --------------------------------------------------------------------------------------
+
+def _cause_of_not_finite(one: Numbers, many: Numbers, difference: Difference) -> str:
+    """Where a NaN or an infinity comes from."""
+    if _is_finite(one, difference):
+        who = 'only the towers'
+    elif _is_finite(many, difference):
+        who = 'only one device'
+    else:
+        who = 'both sides, so the model itself makes it'
+    return ('%s: a division by zero, a logarithm of zero or a learning rate that is too large, in '
+            'the model or in what it was given.' % who)
+
+
+def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits, num_parts: int
+                  ) -> str:
+    """The cause that a report gives for the first difference.
+
+    Args:
+      first: the difference.
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      traits: of the model.
+      num_parts: into how many parts a batch is cut.
+    """
+    if first.what == INITIAL_VALUE:
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
                 "0's part of it: compute it from the whole batch, before build_towers, or start "
                 'from a checkpoint of one device.' % first.name)
-    if first.relative == float('inf') and first.what in ('variable', 'slot', 'gradient'):
+    if first.relative == float('inf') and first.what in (VARIABLE, SLOT, GRADIENT):
         return ('%s %s exists on one side only: an unshared variable, or one whose name depends '
                 'on the tower.' % (first.what, first.name))
-    full = float(sum(value for name, value in one['loss'].items()
-                     if name == 'of step 1' or name.startswith('of step 1 ')))
-    if full and abs(sum_of_losses - full) < 0.5 * abs(sum_of_losses / num_parts - full):
+    if _sums_over_batch(one.loss_of_first_step(), many.sum_of_losses, num_parts):
         return ('the loss sums over the batch (the towers\' losses add up to the full one): return '
                 'the mean over examples.')
     if traits.random:
@@ -219,3 +429,10 @@ def _likely_cause(first, one, traits, sum_of_losses, num_parts):
                 "update_ops='all' has every tower write." % first.name)
     return ('something that mixes the examples of a batch other than by the mean of a loss, such '
             'as a statistic of the batch, or a loss divided by a count that differs by shard.')
+
+
+def _sums_over_batch(loss: float, sum_of_losses: float, num_parts: int) -> bool:
+    """Whether the loss of the batch is nearer to the sum of the towers' losses than to their mean.
+    """
+    from_mean = abs(sum_of_losses / num_parts - loss)
+    return loss != 0 and abs(sum_of_losses - loss) < 0.5 * from_mean

@@ -95,7 +95,7 @@ def _moved(owner: typing.Optional[int], device: str, ops: typing.List[tf.Operati
 
 def has_gpu_kernel(op: tf.Operation) -> bool:
     """Whether this TensorFlow has a kernel on GPUs for an operation and its types."""
-    types = {}
+    types: typing.Dict[str, typing.Sequence[tf.DType]] = {}
     for attribute in op.op_def.attr:
         if attribute.type in ('type', 'list(type)'):
             value = op.get_attr(attribute.name)

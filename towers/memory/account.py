@@ -124,9 +124,10 @@ class MemoryAccount(typing.NamedTuple):
                          for tensor in tensors)
 
     def __str__(self):
-        title = 'memory of a step%s, MB at the worst moment of each device' % (
-            '' if self.batch_size is None else ', batch %d' % self.batch_size)
-        lines = [title] + self._rows_of_kinds()
+        """The table of kinds, the worst moment, and the largest tensors then."""
+        batch = '' if self.batch_size is None else ', batch %d' % self.batch_size
+        lines = ['memory of a step%s, MB at the worst moment of each device' % batch]
+        lines += self._rows_of_kinds()
         lines.append('  the worst moment: %s' % self.fullest().moment)
         lines.append('largest tensors then')
         for tensor in self.fullest().tensors[:_TENSORS_SHOWN]:
@@ -139,7 +140,7 @@ class MemoryAccount(typing.NamedTuple):
                          "later, CUDA's own memory")
         return '\n'.join(lines)
 
-    def _rows_of_kinds(self):
+    def _rows_of_kinds(self) -> typing.List[str]:
         """The lines of the table: a column a device, a row a kind of memory, the peaks below."""
         columns = list(self.devices)
         if len(self.devices) > 1:
@@ -148,20 +149,25 @@ class MemoryAccount(typing.NamedTuple):
         if len(columns) > _MOST_COLUMNS:
             shown = columns[:_COLUMNS_OF_MANY] + [self.together]
         names = [short_name(column.device)[-12:] or 'together' for column in shown]
-        rows = ['  %-16s' % '' + ''.join('%13s' % name for name in names)]
+        rows = [_row('', ['%13s' % name for name in names])]
         for kind in KINDS:
             sizes = [column.kinds.get(kind, 0) for column in shown]
             if any(sizes):
-                rows.append(_row(kind, sizes))
-        rows.append(_row('peak', [column.peak for column in shown]))
+                rows.append(_row(kind, map(_as_megabytes, sizes)))
+        rows.append(_row('peak', [_as_megabytes(column.peak) for column in shown]))
         if len(shown) < len(columns):
             rows.append('  and %d devices more' % (len(columns) - len(shown)))
         return rows
 
 
-def _row(title: str, sizes: typing.List[int]):
-    """A line of a table: a title, and bytes as MB."""
-    return '  %-16s' % title + ''.join('%13.1f' % (size / 1e6) for size in sizes)
+def _row(title: str, cells: typing.Iterable[str]) -> str:
+    """A line of a table."""
+    return '  %-16s' % title + ''.join(cells)
+
+
+def _as_megabytes(size: int) -> str:
+    """A cell of a table with a number of bytes."""
+    return '%13.1f' % (size / 1e6)
 
 
 def memory_account(built: BuiltTowers,
@@ -194,15 +200,16 @@ def memory_account(built: BuiltTowers,
     run = Run(step)
     reader = _Reader(built, step)
     kept = _kept_constants(step) + _kept_initial_values(built)
-    devices = {buffer.device for buffer in run.buffers} | {tensor.device for tensor in kept}
-    devices = _in_order_of_towers(devices, built)
+    devices_in_use = {buffer.device for buffer in run.buffers}
+    devices_in_use |= {tensor.device for tensor in kept}
+    devices = _in_order_of_towers(devices_in_use, built)
     return MemoryAccount(
         batch_size=batch_size or built.plan.batch_size,
         devices=[reader.account(run, device, kept) for device in devices],
         together=reader.account(run, None, kept), unknown=step.unknown)
 
 
-def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers):
+def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.List[str]:
     """The devices as a list: those of the towers in their order, then others by their names."""
     towers = [device for device in built.devices if device in devices]
     others = sorted(devices - set(towers))
@@ -211,7 +218,7 @@ def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers):
 
 # ---- constants that stay in memory ---------------------------------------------------------------
 
-def _kept_constants(step: StepGraph):
+def _kept_constants(step: StepGraph) -> typing.List[HeldTensor]:
     """The constants that operations of a step take: list of `HeldTensor`."""
     used = {}
     for node in step.nodes:
@@ -224,7 +231,7 @@ def _kept_constants(step: StepGraph):
     return list(used.values())
 
 
-def _kept_initial_values(built: BuiltTowers):
+def _kept_initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
     """The constants that resource variables take their first values from: list of `HeldTensor`.
 
     They share memory until the variable's first update; the session keeps the constant.
@@ -242,7 +249,7 @@ def _kept_initial_values(built: BuiltTowers):
     return kept
 
 
-def _initial_values(built: BuiltTowers):
+def _initial_values(built: BuiltTowers) -> dict:
     """The initial values of resource variables: `{operation of the variable: tensor}`."""
     values = {}
     for variable in list(built.variables) + list(built.slots):
@@ -260,8 +267,9 @@ class _Reader:
     """Finds out what the memory of a simulated step is for."""
 
     def __init__(self, built: BuiltTowers, step: StepGraph):
-        self._parameters = {variable.op.name for variable in built.variables}
-        self._slots = {variable.op.name for variable in built.slots}
+        """Looks at the towers, and at their step."""
+        self._parameters = graph_walk.operation_names(built.variables)
+        self._slots = graph_walk.operation_names(built.slots)
         self._input = graph_walk.names_of(graph_walk.step_operations(shard_operations(built)))
         self._forward = forward_pass(built)
         self._gradients = gradients_in(step, built, self._forward)
@@ -298,7 +306,13 @@ class _Reader:
         return DeviceAccount(device or '', shown_kinds, moment, tensors)
 
     def _kind(self, buffer: Buffer, owner: Node, output: int) -> str:
-        """Which of the `KINDS` a buffer is that holds an output of `owner`."""
+        """Which of the `KINDS` a buffer is.
+
+        Args:
+          buffer: in memory at the worst moment.
+          owner: the operation whose result it holds, or the variable.
+          output: the number of that operation's output.
+        """
         if buffer.variable is not None:
             return self._kind_of_variable(buffer, owner)
         if buffer.what == SCRATCH:
@@ -313,7 +327,8 @@ class _Reader:
             return 'backward'
         return 'activations' if self._is_kept(owner) else 'forward'
 
-    def _kind_of_variable(self, buffer: Buffer, variable: Node):
+    def _kind_of_variable(self, buffer: Buffer, variable: Node) -> str:
+        """Which of the `KINDS` the buffer of a variable is."""
         if buffer.what == UPDATE:
             return 'updates'
         if variable.name in self._parameters:
@@ -322,25 +337,30 @@ class _Reader:
             return 'slots'
         return 'other variables'
 
-    def _is_kept(self, node: Node):
+    def _is_kept(self, node: Node) -> bool:
         """Whether an operation of the backward pass takes an output of this forward operation."""
         if node.number not in self._kept:
-            self._kept[node.number] = any(
-                self._is_backward(taker) or passes_on(taker) and self._is_kept(taker)
-                for taker in self._takers[node.number] if not _is_back_edge(node, taker))
+            takers = [taker for taker in self._takers[node.number]
+                      if not _is_back_edge(node, taker)]
+            self._kept[node.number] = any(map(self._leads_backward, takers))
         return self._kept[node.number]
 
-    def _is_backward(self, node: Node):
+    def _leads_backward(self, taker: Node) -> bool:
+        """Whether the backward pass gets what an operation takes: itself, or through others."""
+        return self._is_backward(taker) or passes_on(taker) and self._is_kept(taker)
+
+    def _is_backward(self, node: Node) -> bool:
+        """Whether an operation is of the backward pass, and run in a step."""
         return node.name not in self._forward and not node.folded
 
 
-def _has_best_fit_allocator(device):
+def _has_best_fit_allocator(device: typing.Optional[str]) -> bool:
     """Whether TensorFlow's best-fit allocator serves a device; None: all devices together."""
     if is_gpu(device or ''):
         return True
     return os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
 
 
-def _is_back_edge(node: Node, taker: Node):
+def _is_back_edge(node: Node, taker: Node) -> bool:
     """Whether a node is taken by one that was made before it, at the beginning of a loop."""
     return taker.number <= node.number and taker.type in ('Merge', 'NextIteration')

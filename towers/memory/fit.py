@@ -42,6 +42,7 @@ class FittedBatch(typing.NamedTuple):
     ends_search: bool
 
     def __str__(self):
+        """The batch, and its memory beside the limit."""
         micro_batches = ''
         if self.micro_batches > 1:
             micro_batches = ' in %d micro-batches' % self.micro_batches
@@ -81,20 +82,21 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = Non
     return _largest_batch(built, limit or device_limit(built.devices), most)
 
 
-def _largest_batch(built, limit, most):
-    """`largest_batch` of checked arguments, by doubling and then by halves, to 1/64 of it.
+def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -> FittedBatch:
+    """Finds the `largest_batch` of checked arguments: by doubling, then by halves, to 1/64 of it.
 
     Args:
       built: the towers.
       limit: bytes.
       most: as for `largest_batch`.
     """
-    examples_of_one = sum(built.plan.shares)  # the examples of a step in which the least part has 1
+    # The examples of a step in which the least shard, or micro-batch, has one.
+    examples_of_one = sum(built.plan.shares)
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
-    part = 'tower' if micro_batches == 1 else 'micro-batch'
+    place = 'tower' if micro_batches == 1 else 'micro-batch'
     if most is not None and most < examples_of_one:
         raise InvalidArgumentError('most=%d examples leave some of %d %ss without one.' % (
-            most, examples_of_one, part))
+            most, examples_of_one, place))
     end = MOST_PER_TOWER
     if most is not None:
         end = min(end, most // examples_of_one)
@@ -103,8 +105,8 @@ def _largest_batch(built, limit, most):
         raise OutOfMemoryError(
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
             'are %.1f MB. The largest: %s.' % (
-                part, examples_of_one, account.peak / 1e6, limit / 1e6, account.largest()))
-    fitting = 1  # examples of the least part
+                place, examples_of_one, account.peak / 1e6, limit / 1e6, account.largest()))
+    fitting = 1  # examples of the least shard
     too_many = end + 1
     while too_many - fitting > max(1, fitting // 64):
         guess = min(2 * fitting, (fitting + too_many) // 2)
@@ -181,7 +183,8 @@ def fit_batch_size(build: typing.Callable, first: int,
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
 
 
-def _run(build: typing.Callable, batch_size: int, config: typing.Optional[typing.Callable]):
+def _run(build: typing.Callable, batch_size: int, config: typing.Optional[typing.Callable]
+         ) -> typing.Optional[MeasuredMemory]:
     """The `MeasuredMemory` of a step of `build(batch_size)`; None where TensorFlow does not count.
     """
     with tf.Graph().as_default():

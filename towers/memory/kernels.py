@@ -57,19 +57,19 @@ def passes_on(node) -> bool:
     return node.type in CUTS and _cuts_along_rows(node)
 
 
-def _has_reference(node):
+def _has_reference(node) -> bool:
     """Whether an output of a node is a reference variable, which is written in place."""
     return any(tensor.dtype != tensor.dtype.base_dtype for tensor in node.op.outputs)
 
 
-def _cuts_along_rows(node):
+def _cuts_along_rows(node) -> bool:
     """Whether each output of a node in `CUTS` is a run of rows of the input, or all of its rows."""
     whole = _input_shape(node, 1 if node.type == 'Split' else 0)
     if not whole or None in node.shapes:
         return False
     if node.type == 'Unpack':
         return node.op.get_attr('axis') == 0
-    return all(len(part) == len(whole) and part[1:] == whole[1:] for part in node.shapes)
+    return all(len(shape) == len(whole) and shape[1:] == whole[1:] for shape in node.shapes)
 
 
 def scratch(node) -> int:
@@ -83,7 +83,7 @@ def scratch(node) -> int:
     return 0
 
 
-def _places_of_maxima(node):
+def _places_of_maxima(node) -> int:
     """Bytes of the places of all maxima, for which the gradient of a maximum pooling looks again.
 
     The maxima themselves go where the output was (`maxpooling_op.cc`).
@@ -92,7 +92,7 @@ def _places_of_maxima(node):
     return _INT64_BYTES * (pooled.sizes[index] // _FLOAT_BYTES)
 
 
-def _patches(node):
+def _patches(node) -> int:
     """Bytes of the patches of images that a convolution's gradient lays out.
 
     It takes some images at a time, as many as fill 30 MB together with the other factors
@@ -118,7 +118,7 @@ def _patches(node):
     return _FLOAT_BYTES * images * places * patch
 
 
-def _input_shape(node, number):
+def _input_shape(node, number) -> typing.Optional[tuple]:
     """The static shape of an input, a tuple; None where a dimension is not known."""
     source, index = node.inputs[number]
     return source.shapes[index]

@@ -51,7 +51,7 @@ def device_limit(devices: typing.Sequence[str],
     return min(limits)
 
 
-def _limit_of_cpus():
+def _limit_of_cpus() -> int:
     """The memory of the machine, or what its control group leaves of it to the process."""
     limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
     for path in _CGROUPS:

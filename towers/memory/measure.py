@@ -45,6 +45,7 @@ class MeasuredMemory(typing.NamedTuple):
             batch_size, account.peak / 1e6, self.peak / 1e6, 100 * error)
 
     def __str__(self):
+        """A line for each allocator."""
         lines = []
         for device, peak in sorted(self.peaks.items()):
             lines.append('%-10s %9.1f MB in use at the most, at %s' % (
@@ -104,7 +105,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
         batch_size=built.plan.batch_size)
 
 
-def _peaks_of_steps(session, step, feed_dict):
+def _peaks_of_steps(session, step, feed_dict) -> typing.Dict[str, _Peak]:
     """Runs some steps: `{device, '' for all CPUs: _Peak}`; {} where TensorFlow does not count.
 
     Args:
@@ -124,7 +125,7 @@ def _peaks_of_steps(session, step, feed_dict):
     return peaks
 
 
-def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak):
+def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak) -> None:
     """Keeps the `_Peak` of a device in a dict, where it is above that which is there."""
     if device not in peaks or peak.bytes > peaks[device].bytes:
         peaks[device] = peak

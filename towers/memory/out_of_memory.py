@@ -57,7 +57,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
         raise OutOfMemoryError(' '.join(sentences)) from error
 
 
-def _request(error: tf.errors.OpError, built: BuiltTowers):
+def _request(error: tf.errors.OpError, built: BuiltTowers) -> str:
     """A sentence: where memory ran out, and what TensorFlow's error says of it."""
     message = ' '.join(str(error.message).split('\n')[0].split())
     name = _operation_in(error)
@@ -70,7 +70,7 @@ def _request(error: tf.errors.OpError, built: BuiltTowers):
     return '%s ran out of memory%s: %s.' % (who, place, message)
 
 
-def _operation_in(error: tf.errors.OpError):
+def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
     """The name of the operation that an error of TensorFlow is of; None where it does not say."""
     name = getattr(getattr(error, 'op', None), 'name', None)
     if name:
@@ -81,7 +81,8 @@ def _operation_in(error: tf.errors.OpError):
     return found.group(1) or found.group(2)
 
 
-def _advice(built, batch_size, limit):
+def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
+            ) -> typing.List[str]:
     """Sentences: what a step takes, the largest batch that should fit, and what to do: a list.
 
     Args:
@@ -93,14 +94,15 @@ def _advice(built, batch_size, limit):
         account = memory_account(built, batch_size)
     except InvalidArgumentError as error:  # a sparse batch
         return [str(error)]
+    examples: typing.Any = account.batch_size  # the caller knows one
     needed = ('A step of batch %d takes %.1f MB at its worst moment, by the account; there are '
               '%.1f MB. The largest of it: %s.' % (
-                  account.batch_size, account.peak / 1e6, limit / 1e6, account.largest()))
+                  examples, account.peak / 1e6, limit / 1e6, account.largest()))
     try:
         fitted = largest_batch(built, limit)
     except OutOfMemoryError:
         return [needed, 'No batch fits, not one example a tower.']
-    pieces = max(2, -(-account.batch_size // fitted.batch_size))
+    pieces = max(2, -(-examples // fitted.batch_size))
     others = ' (CPUs share one memory)'
     if any(is_gpu(device) for device in built.devices):
         others = '; more devices, as towers or as stages of one'

@@ -5,7 +5,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_say, directory_name
-from towers.errors import MeasurementError, MissingPackageError
+from towers.errors import MeasurementError, MissingPackageError, counted
 from towers.memory.account import KINDS, MemoryAccount, memory_account
 from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
 from towers.memory.measure import called_build, check_build, config_of, measure_memory
@@ -16,10 +16,17 @@ _GB_FROM = 2e9  # bytes, from which on the picture counts in GB
 
 
 class _Point(typing.NamedTuple):
-    """A step at one batch size."""
+    """A step at one batch size.
+
+    Attributes:
+      account: of its memory.
+      measured: bytes; None where the step was not run, or did not fit.
+      text: a line about both.
+    """
+
     account: MemoryAccount
-    measured: typing.Optional[int]  # bytes; None where the step was not run, or did not fit
-    text: str  # a line about both
+    measured: typing.Optional[int]
+    text: str
 
 
 def memory_report(build: typing.Callable, batch_size: int,
@@ -62,26 +69,28 @@ def memory_report(build: typing.Callable, batch_size: int,
         say(point.text)
         points.append(point)
     if path is not None:
-        _draw(points, path, limit, 'memory of a step, %d tower%s' % (
-            len(built.towers), '' if len(built.towers) == 1 else 's'))
+        _draw(points, path, limit, 'memory of a step, ' + counted(len(built.towers), 'tower'))
         say('picture: %s' % path)
 
 
-def _batch_sizes(batch_size: int, unit: int):
+def _batch_sizes(batch_size: int, unit: int) -> typing.List[int]:
     """The batch sizes of a report about one, in order: multiples of `unit` examples."""
     sizes = set()
     for share in _SHARES_OF_BATCH:
-        sizes.add(max(1, int(batch_size * share) // unit) * unit)
+        num_units = max(1, int(batch_size * share) // unit)
+        sizes.add(num_units * unit)
     return sorted(sizes)
 
 
-def _point(build, size, limit, config):
-    """The `_Point` of a batch size, whose step is run where the account says that it fits.
+def _point(build: typing.Callable, size: int, limit: float,
+           config: typing.Optional[typing.Callable]) -> _Point:
+    """Predicts a step at a batch size, and runs it where the account says that it fits.
 
     Args:
-      build, config: as for `fit_batch_size`.
+      build: as for `fit_batch_size`.
       size: examples of a step.
       limit: bytes that it may take.
+      config: as for `fit_batch_size`.
     """
     with tf.Graph().as_default():
         built, start = called_build(build, size)
@@ -103,47 +112,63 @@ def _point(build, size, limit, config):
 
 # ---- the picture ---------------------------------------------------------------------------------
 
-def _draw(points, path, limit, title):
+def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> None:
     """Writes a PNG: the kinds of memory stacked, measured peaks as points, the limit as a line.
 
     Args:
-      points: list of `_Point`, by their batch sizes.
+      points: by their batch sizes.
       path: where it goes.
       limit: bytes that a step may take.
       title: of the picture.
     """
     figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
     axes = figure.add_subplot(111)
-    batches = [point.account.batch_size for point in points]
-    fullest = [point.account.fullest() for point in points]
-    run = [point for point in points if point.measured is not None]
-    highest = max([device.peak for device in fullest] + [point.measured for point in run])
-    unit, unit_name = (1e9, 'GB') if highest >= _GB_FROM else (1e6, 'MB')
-    kinds = [kind for kind in KINDS if any(device.kinds.get(kind) for device in fullest)]
-    rows = []
-    for kind in kinds:
-        rows.append([device.kinds.get(kind, 0) / unit for device in fullest])
-    axes.stackplot(batches, rows, labels=kinds, colors=[KINDS[kind] for kind in kinds], linewidth=0)
-    axes.set_xlim(min(batches), max(batches))
-    axes.plot(batches, [device.peak / unit for device in fullest], color='#333333',
-              label='predicted')
-    if run:
-        axes.plot([point.account.batch_size for point in run],
-                  [point.measured / unit for point in run], 'o', color='white',
-                  markeredgecolor='black', clip_on=False, zorder=5, label='measured')
+    highest = float(max(max(point.account.peak, point.measured or 0) for point in points))
+    unit, unit_name = 1e6, 'MB'
+    if highest >= _GB_FROM:
+        unit, unit_name = 1e9, 'GB'
+    _draw_points(axes, points, unit)
     axes.axhline(limit / unit, color='#cc0000', linestyle='--',
                  label='limit, %.6g %s' % (limit / unit, unit_name))
     top = highest
     if limit < 3 * highest:  # else it is far above all the rest
         top = max(highest, limit)
     axes.set_ylim(0, top / unit * 1.08)
-    axes.set_xticks(batches)
     axes.set_xlabel('batch size, examples of a step over all towers')
     axes.set_ylabel('memory at the worst moment, %s' % unit_name)
     axes.set_title(title, fontsize=11, loc='left')
     axes.legend(loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
     with written_whole(path, 'wb') as picture:
         figure.savefig(picture, bbox_inches='tight', format='png')
+
+
+def _draw_points(axes: typing.Any, points: typing.List[_Point], unit: float) -> None:
+    """Draws what was predicted and measured over the batch sizes.
+
+    Args:
+      axes: matplotlib's.
+      points: by their batch sizes.
+      unit: bytes of the vertical axis.
+    """
+    batches = [point.account.batch_size for point in points]
+    fullest = [point.account.fullest() for point in points]
+    kinds = []
+    rows = []
+    for kind in KINDS:
+        row = [device.kinds.get(kind, 0) / unit for device in fullest]
+        if any(row):
+            kinds.append(kind)
+            rows.append(row)
+    axes.stackplot(batches, rows, labels=kinds, colors=[KINDS[kind] for kind in kinds], linewidth=0)
+    axes.plot(batches, [device.peak / unit for device in fullest], color='#333333',
+              label='predicted')
+    measured = {point.account.batch_size: point.measured / unit for point in points
+                if point.measured is not None}
+    if measured:
+        axes.plot(list(measured), list(measured.values()), 'o', color='white',
+                  markeredgecolor='black', clip_on=False, zorder=5, label='measured')
+    axes.set_xlim(batches[0], batches[-1])
+    axes.set_xticks(batches)
 
 
 def figure_class() -> type:

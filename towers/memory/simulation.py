@@ -66,6 +66,7 @@ class Buffer:
 
     def __init__(self, size: int, device: str, what: str, variable: typing.Optional[Node],
                  owner: _Owner):
+        """The arguments are the attributes of these names; `owner` is the first one."""
         self.size = size
         self.device = device
         self.what = what
@@ -96,6 +97,7 @@ class _Memory:
     """The memory of all devices. Each allocation and each release is an event, counted from 1."""
 
     def __init__(self) -> None:
+        """Begins with nothing in use."""
         self.buffers: typing.List[Buffer] = []
         # Of each device, and of all together under None.
         self.peaks: typing.Dict[typing.Optional[str], Peak] = {}
@@ -131,14 +133,15 @@ class _Memory:
         owner = self._next_owner(node, 0)
         return self._add(Buffer(size, variable.device, what, variable, owner), node)
 
-    def _next_owner(self, node: Node, output: int):
+    def _next_owner(self, node: Node, output: int) -> _Owner:
+        """The owner of a buffer that is allocated now, which is an event."""
         self.last_event += 1
         return _Owner(self.last_event, node, output)
 
-    def _add(self, buffer: Buffer, node: Node):
+    def _add(self, buffer: Buffer, node: Node) -> Buffer:
         """Counts the bytes of a new buffer, which an operation begins with; returns the buffer."""
         self.buffers.append(buffer)
-        for key in (buffer.device, None):
+        for key in (buffer.device, None):  # of the device, and of all devices together
             self._in_use[key] += buffer.size
             if self._in_use[key] > self.peaks.get(key, NO_PEAK).bytes:
                 self.peaks[key] = Peak(self._in_use[key], buffer.since, node)
@@ -167,6 +170,7 @@ class Run:
     """
 
     def __init__(self, step: StepGraph):
+        """Runs the step."""
         self._memory = _Memory()
         self.buffers = self._memory.buffers
         self.peaks = self._memory.peaks
@@ -191,7 +195,7 @@ class Run:
         return [buffer for buffer in self.buffers if buffer.size and buffer.is_there(event)
                 and device in (None, buffer.device)]
 
-    def _connect(self, node: Node):
+    def _connect(self, node: Node) -> None:
         """Notes what a node waits for, and which outputs it takes."""
         sources = {source.number for source in node.controls if not source.folded}
         for source, index in _computed_inputs(node):
@@ -202,7 +206,8 @@ class Run:
         for number in sources:
             self._takers[number].append(node)
 
-    def _run(self, nodes: typing.List[Node]):
+    def _run(self, nodes: typing.List[Node]) -> None:
+        """Runs the nodes, each when all that it waits for has ended."""
         ready = collections.deque(node for node in nodes if not self._waits[node.number])
         started = {node.number for node in ready}
         scratch_buffer = None
@@ -217,14 +222,15 @@ class Run:
             self._end(node)
         self._memory.release(scratch_buffer)
 
-    def _input(self, source: Node, index: int, device: str):
+    def _input(self, source: Node, index: int, device: str) -> typing.Optional[Buffer]:
         """The `Buffer` of an input on a device; None where it takes no memory."""
         its_own = self._held.get((source.number, index, None))
         return self._held.get((source.number, index, device), its_own)
 
     # ---- the beginning of an operation
 
-    def _begin(self, node: Node, scratch_before: typing.Optional[Buffer]):
+    def _begin(self, node: Node, scratch_before: typing.Optional[Buffer]
+               ) -> typing.Optional[Buffer]:
         """Allocates an operation's outputs and scratch, and frees the scratch of the one before.
 
         Returns the `Buffer` of the scratch, or None.
@@ -240,7 +246,7 @@ class Run:
                 self._held[node.number, index, None] = buffer
         return scratch_buffer
 
-    def _move_variables_that_are_read(self, node: Node):
+    def _move_variables_that_are_read(self, node: Node) -> None:
         """Gives the variables of an update new memory where their old one is still being read."""
         for tensor, (source, _) in zip(node.op.inputs, node.inputs):
             if tensor.dtype != tf.resource:
@@ -251,7 +257,7 @@ class Run:
                     old.variable, old.size, node, what=UPDATE)
                 self._memory.release(old)
 
-    def _outputs(self, node: Node):
+    def _outputs(self, node: Node) -> typing.List[typing.Optional[Buffer]]:
         """The `Buffer` of each output of an operation, or None: a list."""
         if node.type in _VARIABLES:
             return [self._variables[node.number] if size else None for size in node.sizes]
@@ -275,7 +281,7 @@ class Run:
 
     # ---- its end
 
-    def _end(self, node: Node):
+    def _end(self, node: Node) -> None:
         """Hands the outputs to those that take them, on their devices; lets go of the inputs."""
         outputs = []
         for index in range(len(node.sizes)):
@@ -289,7 +295,7 @@ class Run:
             for buffer in outputs:
                 self._memory.release(buffer)
 
-    def _hand_out(self, node: Node, index: int, buffer: Buffer):
+    def _hand_out(self, node: Node, index: int, buffer: Buffer) -> None:
         """Counts the takers of an output, and copies it to the devices with another memory."""
         elsewhere: typing.Counter[str] = collections.Counter()  # device: how many take it there
         for device in self._uses.get((node.number, index), ()):
@@ -304,7 +310,7 @@ class Run:
                 self._held[node.number, index, device] = copied
 
 
-def _computed_inputs(node: Node):
+def _computed_inputs(node: Node) -> typing.List[typing.Tuple[Node, int]]:
     """The inputs that a step computes, without the back edges of loops: a loop is run once."""
     inputs = []
     for source, index in node.inputs:
@@ -314,7 +320,8 @@ def _computed_inputs(node: Node):
     return inputs
 
 
-def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]):
+def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
+               ) -> typing.List[typing.Optional[Buffer]]:
     """The buffers of the outputs of a node that are memory of its inputs' buffers: a list."""
     if node.type == 'IdentityN':
         sources = inputs
@@ -324,7 +331,9 @@ def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]):
     return [buffer if size else None for buffer, size in zip(sources, node.sizes)]
 
 
-def _buffer_to_write_over(node, index, inputs, outputs):
+def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Optional[Buffer]],
+                          outputs: typing.List[typing.Optional[Buffer]]
+                          ) -> typing.Optional[Buffer]:
     """The input that a kernel writes an output into, since no other operation needs it any more.
 
     Args:
@@ -347,7 +356,7 @@ def _buffer_to_write_over(node, index, inputs, outputs):
     return None
 
 
-def _variable_bytes(node: Node):
+def _variable_bytes(node: Node) -> int:
     """Bytes of the variable that an operation is; 0 where its shape is not known."""
     elements = tf.TensorShape(node.op.get_attr('shape')).num_elements()
     return (elements or 0) * tf.as_dtype(node.op.get_attr('dtype')).size
@@ -360,6 +369,6 @@ def _variable_of(node: Node):
     return node.number
 
 
-def _memory_of(device: str):
+def _memory_of(device: str) -> str:
     """The name of a device's memory, which the CPUs of a process share."""
     return device.rsplit(':', 1)[0] if 'CPU' in device else device

@@ -39,6 +39,7 @@ class Node:
                  'number')
 
     def __init__(self, op: tf.Operation, number: int):
+        """Begins without inputs and sizes, which `StepGraph` fills in."""
         self.op = op
         self.name = op.name
         self.type = op.type
@@ -84,13 +85,14 @@ class StepGraph:
             node.folded = _is_folded(node)
         _keep_order_of_folded(nodes_in_order)
 
-    def _connect(self, node: Node):
+    def _connect(self, node: Node) -> None:
+        """Notes the nodes that a node takes, and those that it waits for."""
         for tensor in node.op.inputs:
             node.inputs.append((self.by_name[tensor.op.name], tensor.value_index))
         for source in node.op.control_inputs:
             node.controls.append(self.by_name[source.name])
 
-    def _in_order(self):
+    def _in_order(self) -> typing.List[Node]:
         """The nodes, inputs first; in a loop, in the order in which the operations were made."""
         seen = set()
         in_order = []
@@ -110,7 +112,7 @@ class StepGraph:
                     path.append((source, iter(source.inputs)))
         return in_order
 
-    def _measure(self, node: Node, elements_of: typing.Callable):
+    def _measure(self, node: Node, elements_of: typing.Callable) -> None:
         """Notes the static shape and the bytes of each output of a node."""
         for tensor in node.op.outputs:
             shape = tensor.shape
@@ -121,27 +123,29 @@ class StepGraph:
                 self.unknown.append(node.name)
                 continue
             dtype = tensor.dtype.base_dtype
-            node.sizes.append(elements * (_STRING_BYTES if dtype == tf.string else dtype.size))
+            bytes_of_element = _STRING_BYTES if dtype == tf.string else dtype.size
+            node.sizes.append(elements * bytes_of_element)
 
 
-def _static_elements(tensor: tf.Tensor):
+def _static_elements(tensor: tf.Tensor) -> typing.Optional[int]:
+    """The number of elements of a tensor; None where its shape is not static."""
     return tensor.shape.num_elements()
 
 
-def _takes_no_memory(tensor):
+def _takes_no_memory(tensor) -> bool:
     """Whether a tensor is a handle, or `reserve_space_3`, which takes some memory on GPUs only."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant):
         return True
     return tensor.op.type == 'FusedBatchNormV3' and tensor.value_index == 5
 
 
-def _bytes_of_largest_input(node):
+def _bytes_of_largest_input(node) -> int:
     """Bytes of the largest input of a node, of those that have been measured."""
     sizes = [source.sizes[index] for source, index in node.inputs if index < len(source.sizes)]
     return max(sizes, default=0)
 
 
-def _is_folded(node):
+def _is_folded(node) -> bool:
     """Whether TensorFlow computes a node once, before the step, since its inputs are constants."""
     if node.type == 'Const':
         return True
@@ -154,7 +158,7 @@ def _is_folded(node):
     return all(source.folded for source, _ in node.inputs)
 
 
-def _keep_order_of_folded(nodes: typing.List[Node]):
+def _keep_order_of_folded(nodes: typing.List[Node]) -> None:
     """Moves control inputs of folded constants to the operations that take the constants."""
     # Number of a folded node: {number: Node} that it waits for.
     waits: typing.Dict[int, typing.Dict[int, Node]] = {}
@@ -196,7 +200,8 @@ def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
 
 def shard_operations(built: BuiltTowers) -> typing.List[tf.Operation]:
     """The operations that towers take their shards from: a list."""
-    return [tensor.op for tower in built.towers for tensor in leaves_of(tower.inputs)]
+    leaves = leaves_of([tower.inputs for tower in built.towers])
+    return [tensor.op for tensor in leaves]
 
 
 def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
@@ -221,7 +226,8 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
     return _scaled(built, fetches, batch_size)
 
 
-def _tensors_in(nest: typing.Any):
+def _tensors_in(nest: typing.Any) -> typing.List[tf.Tensor]:
+    """The tensors of a nest, without what else is in it."""
     return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.Tensor)]
 
 
@@ -249,7 +255,7 @@ def gradients_in(step: StepGraph, built: BuiltTowers,
     return _in_the_memory_of(ends, forward) | _made_from(ends, step, forward)
 
 
-def _all_gradients(built: BuiltTowers):
+def _all_gradients(built: BuiltTowers) -> typing.List[tf.Tensor]:
     """The gradients of all towers and their combinations: a list; of sparse ones the values."""
     pairs = []
     for tower in built.towers:
@@ -260,7 +266,8 @@ def _all_gradients(built: BuiltTowers):
             for gradient in gradients]
 
 
-def _in_the_memory_of(ends: typing.List[typing.Tuple[Node, int]], forward: typing.Set[str]):
+def _in_the_memory_of(ends: typing.List[typing.Tuple[Node, int]], forward: typing.Set[str]
+                      ) -> typing.Set[typing.Tuple[str, int]]:
     """The outputs, `(name, output)`, that gradients are made in: the same memory, or as large.
 
     `ends` are the gradients, pairs of a `Node` and the number of its output.
@@ -280,7 +287,7 @@ def _in_the_memory_of(ends: typing.List[typing.Tuple[Node, int]], forward: typin
 
 
 def _made_from(ends: typing.List[typing.Tuple[Node, int]], step: StepGraph,
-               forward: typing.Set[str]):
+               forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
     """The outputs, `(name, output)`, of the combination and of what is done with gradients."""
     gradients = {(node.number, output) for node, output in ends}
     takers = []
@@ -296,7 +303,7 @@ def _made_from(ends: typing.List[typing.Tuple[Node, int]], step: StepGraph,
 
 # ---- a step at another batch size than the static one
 
-def _scaled(built: BuiltTowers, fetches: list, batch_size: int):
+def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
     """The `StepGraph` of the fetches, whose tensors are scaled from the static batch size."""
     static_size = built.plan.batch_size
     step = StepGraph(fetches)
@@ -312,7 +319,7 @@ def _scaled(built: BuiltTowers, fetches: list, batch_size: int):
     return StepGraph(fetches, elements_of)
 
 
-def _computed_from_batch(step: StepGraph, built: BuiltTowers):
+def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]:
     """Names of the operations whose results grow with the batch: a set."""
     shards = shard_operations(built)
     names = graph_walk.reachable_from(shards, [node.op for node in step.nodes])
@@ -327,7 +334,7 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers):
     return names
 
 
-def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int):
+def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
     """The `StepGraph` of the fetches in a copy of the graph whose batch has a static size."""
     leaves = tf.nest.flatten([tower.inputs for tower in built.towers])
     if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
@@ -353,7 +360,8 @@ def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int):
     return StepGraph([graph.get_operation_by_name(fetch.name) for fetch in fetches], elements_of)
 
 
-def _set_batch_size(graph_def, built, sizes, batch_size):
+def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Dict[str, int],
+                    batch_size: int) -> None:
     """Writes the size of the batch, and of its shards, into the shapes of a `GraphDef`.
 
     Args:
@@ -362,8 +370,7 @@ def _set_batch_size(graph_def, built, sizes, batch_size):
       sizes: dict from the names of the operations that the shards come from to their examples.
       batch_size: examples of the whole batch.
     """
-    shards = [tensor for op in shard_operations(built) for tensor in op.outputs]
-    before_shards = graph_walk.ancestors(shards)
+    before_shards = graph_walk.ancestors(leaves_of([tower.inputs for tower in built.towers]))
     for node in graph_def.node:
         if node.name in sizes:
             if node.op == 'PlaceholderWithDefault':
@@ -379,7 +386,7 @@ def _set_batch_size(graph_def, built, sizes, batch_size):
                 _set_first(shape, batch_size)
 
 
-def _set_first(shape: typing.Any, size: int):
+def _set_first(shape: typing.Any, size: int) -> None:
     """Gives the first dimension of a `TensorShapeProto` a size, where it has none."""
     if not shape.unknown_rank and shape.dim and shape.dim[0].size == -1:
         shape.dim[0].size = size

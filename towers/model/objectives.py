@@ -26,7 +26,7 @@ class Objectives(tuple):
         return [objective.name for objective in self]
 
     @property
-    def of_model(self) -> typing.Optional[GradientsOfModel]:
+    def optimizer_calls(self) -> typing.Optional[GradientsOfModel]:
         """The `GradientsOfModel` in the place of an optimizer; or None."""
         for objective in self:
             if isinstance(objective.optimizer, GradientsOfModel):

@@ -95,8 +95,9 @@ class Transfer:
         """The states of results, without the mark of a gradient of the program's own."""
         original = self._view.program_op(op)
         known = _if_complete(states)
-        if original is not None and batch_value_kind(original) is not None:
-            return self._over_towers(op, states[0], batch_value_kind(original))
+        kind = None if original is None else batch_value_kind(original)
+        if kind is not None:
+            return self._over_towers(op, states[0], kind)
         if op.name in self._written_before.reads:
             return None if known is None else self._read_of_written(op, known)
         if op.name in self._written_before.calls:

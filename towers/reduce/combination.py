@@ -1,5 +1,6 @@
 """One gradient per variable from the gradients of all towers."""
 
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -22,15 +23,22 @@ Pairs = typing.List[typing.Tuple[typing.Any, typing.Any]]
 
 
 class Combined(typing.NamedTuple):
-    """The gradient of each variable over all towers."""
-    gradients: Pairs  # as `combine_gradients` returns them
+    """The gradient of each variable over all towers.
+
+    Attributes:
+      gradients: as `combine_gradients` returns them.
+      on_towers: the gradient on each tower, by the name of a replicated variable; None without
+        replicas.
+    """
+
+    gradients: Pairs
     on_towers: typing.Optional[typing.Dict[str, list]] = None
-    """The gradient on each tower, by the name of a replicated variable; None without replicas."""
 
     @property
     def of_replicas(self) -> Pairs:
         """The gradients that replicas get as pairs, with None in the place of their variable."""
-        copies = [gradient for copies in (self.on_towers or {}).values() for gradient in copies]
+        on_towers = self.on_towers or {}
+        copies = itertools.chain.from_iterable(on_towers.values())
         return [(gradient, None) for gradient in copies]
 
 
@@ -199,16 +207,23 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     added up: on one device these have no row twice either, and a norm of them, taken for clipping,
     counts none twice."""
     lookups_of_towers = [lookups_of(gradient) for gradient in gradients]
-    flags_of_towers = [[lookup.is_unique for lookup in lookups] for lookups in lookups_of_towers]
-    first_flags = flags_of_towers[0]
-    are_alike = all(flags == first_flags for flags in flags_of_towers)
-    if not are_alike or not any(first_flags):
+    first_lookups = lookups_of_towers[0]
+    has_unique = any(lookup.is_unique for lookup in first_lookups)
+    if not has_unique or not all(_are_alike(lookups, first_lookups)
+                                 for lookups in lookups_of_towers):
         return _concatenated(gradients)
     by_lookup = []
-    for is_unique, lookups in zip(first_flags, zip(*lookups_of_towers)):
-        rows = _concatenated([lookup.slices for lookup in lookups])
-        by_lookup.append(each_row_once(rows) if is_unique else rows)
+    for same_lookup in zip(*lookups_of_towers):  # one of each tower
+        rows = _concatenated([lookup.slices for lookup in same_lookup])
+        by_lookup.append(each_row_once(rows) if same_lookup[0].is_unique else rows)
     return by_lookup[0] if len(by_lookup) == 1 else _concatenated(by_lookup)
+
+
+def _are_alike(lookups: list, others: list) -> bool:
+    """Whether the lookups behind two towers' gradients are as many, and take rows alike."""
+    if len(lookups) != len(others):
+        return False
+    return all(one.is_unique == other.is_unique for one, other in zip(lookups, others))
 
 
 def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
@@ -216,10 +231,9 @@ def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     indices = [each.indices for each in slices]
     if len({each.dtype for each in indices}) > 1:
         indices = [tf.cast(each, tf.int64) for each in indices]
-    shapes = [each.dense_shape for each in slices if each.dense_shape is not None]
+    dense_shape = next((each.dense_shape for each in slices if each.dense_shape is not None), None)
     return tf.IndexedSlices(values=tf.concat([each.values for each in slices], 0),
-                            indices=tf.concat(indices, 0),
-                            dense_shape=shapes[0] if shapes else None)
+                            indices=tf.concat(indices, 0), dense_shape=dense_shape)
 
 
 # ---- wide dense layers ---------------------------------------------------------------------------
@@ -248,23 +262,34 @@ def joined_product(gradients: typing.List[typing.Any],
     """
     if len(gradients) < 2 or not all(isinstance(gradient, tf.Tensor) for gradient in gradients):
         return None
-    made = [_made_by(gradient) for gradient in gradients]
-    products = [op for op, _ in made]
+    products = []
+    awaited: typing.List[tf.Operation] = []
+    for gradient in gradients:
+        product, control_inputs = _made_by(gradient)
+        products.append(product)
+        awaited += control_inputs
     factors = _factors(products, variable)
-    if factors is None or not _are_cpus_of_one_process(
-            [variable.device] + [op.device for op in products]):
+    devices = [variable.device] + [product.device for product in products]
+    if factors is None or not _are_cpus_of_one_process(devices):
         return None
-    waits_for = [op for _, control_inputs in made for op in control_inputs]
-    with tf.control_dependencies(waits_for):
+    with tf.control_dependencies(awaited):
         x = tf.concat(factors.inputs, 0 if factors.transpose_x else 1)
         y = tf.concat(factors.output_gradients, 1 if factors.transpose_y else 0)
         return tf.matmul(x, y, transpose_a=factors.transpose_x, transpose_b=factors.transpose_y)
 
 
 class _Factors(typing.NamedTuple):
-    """The factors of the towers' products, see `joined_product`, all transposed alike."""
-    inputs: typing.List[tf.Tensor]  # x_k [r_k, m]; or [m, r_k], where they are not transposed
-    output_gradients: typing.List[tf.Tensor]  # y_k [r_k, n]; or [n, r_k], where transposed
+    """The factors of the towers' products, see `joined_product`, all transposed alike.
+
+    Attributes:
+      inputs: x_k [r_k, m]; or [m, r_k], where they are not transposed.
+      output_gradients: y_k [r_k, n]; or [n, r_k], where transposed.
+      transpose_x: as of `tf.matmul`.
+      transpose_y: as of `tf.matmul`.
+    """
+
+    inputs: typing.List[tf.Tensor]
+    output_gradients: typing.List[tf.Tensor]
     transpose_x: bool
     transpose_y: bool
 
@@ -287,15 +312,20 @@ def _factors(products: typing.List[tf.Operation],
     elements = variable.get_shape().num_elements() or 0
     if elements < _LEAST_ELEMENTS or not all(_is_thin_product(op, elements) for op in products):
         return None
-    transpositions = {(op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products}
-    if len(transpositions) > 1:
-        return None
-    transpose_x, transpose_y = transpositions.pop()
-    inputs = [op.inputs[0] for op in products]
-    rows = [tensor.shape.as_list()[0 if transpose_x else 1] for tensor in inputs]
+    transpose_x = products[0].get_attr('transpose_a')
+    transpose_y = products[0].get_attr('transpose_b')
+    factors = _Factors([], [], transpose_x, transpose_y)
+    rows = []
+    for op in products:
+        if (op.get_attr('transpose_a'), op.get_attr('transpose_b')) != (transpose_x, transpose_y):
+            return None
+        x, y = op.inputs
+        factors.inputs.append(x)
+        factors.output_gradients.append(y)
+        rows.append(x.shape.as_list()[0 if transpose_x else 1])
     if max(rows) > _MOST_ROWS or sum(rows) > _MOST_JOINT_ROWS:
         return None
-    return _Factors(inputs, [op.inputs[1] for op in products], transpose_x, transpose_y)
+    return factors
 
 
 def _is_thin_product(op: tf.Operation, elements: int) -> bool:

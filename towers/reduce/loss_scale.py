@@ -14,6 +14,7 @@ _LARGEST = float(tf.float32.max)
 
 class _Rule(typing.NamedTuple):
     """The fields of `LossScale`, which checks them."""
+
     initial: float
     growth_steps: int
     factor: float
@@ -125,10 +126,18 @@ def _variable(name: str, value: float, dtype: tf.DType) -> tf.Variable:
 
 
 class WatchedLosses(typing.NamedTuple):
-    """`ScaledLosses` with a check of the step's gradients. To fetch its tensors changes nothing."""
+    """The loss scale of a build, with a check of the step's gradients. To fetch its tensors changes
+    nothing.
+
+    Attributes:
+      losses: the `ScaledLosses`.
+      is_finite: bool scalar, whether all gradients of the step are finite.
+      skipped_steps: int64 scalar, the skipped steps so far, this one included.
+    """
+
     losses: ScaledLosses
-    is_finite: tf.Tensor  # bool scalar, whether all gradients of the step are finite
-    skipped_steps: tf.Tensor  # int64 scalar, the skipped steps so far, this one included
+    is_finite: tf.Tensor
+    skipped_steps: tf.Tensor
 
     @property
     def scale(self) -> tf.Tensor:

@@ -11,62 +11,108 @@ micro-batch, the stage before works on the next. Each stage has one thing to do 
 order of `stage_order`; for tensors of other stages a pass waits by its data.
 """
 
+import typing
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.gradients.gradient_pairs import tensors_of
+from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.op_types import PLACEHOLDERS
 from towers.graph.order import BACK, Frames, in_order, names_before
-from towers.graph.variable_access import initializers
+from towers.graph.variable_access import initializers, is_variable
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
-from towers.reduce.combination import add_up, by_variable
+from towers.reduce.combination import Pairs, add_up, by_variable
 
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
 
 
-def add_up_micro_batches(parts, micro_batches, schedule=None):
-    """Runs each tower's micro-batches in order: for each tower a list of its gradients' sums,
-    sparse where all are. `parts` are the `Tower`s; without a `schedule` micro-batches go through
-    all stages one by one."""
-    totals, to_begin = [], _needed_to_begin(tf.get_default_graph())
-    for start in range(0, len(parts), micro_batches):
-        of_tower = parts[start:start + micro_batches]
-        stages = (str(of_tower[0].device),) if schedule is None else stages_of(of_tower[0].device)
-        rows = [stage_order(schedule, stage, len(stages), micro_batches)
-                for stage in range(len(stages))]
-        groups = [_by_stage(part, stages, to_begin) for part in of_tower]
-        frames = Frames(graph_walk.step_operations(
-            [tensor for part in of_tower for tensor in _results(part)]))
-        # In the order of the backward passes, which is the same in all stages.
-        first, *others = [number for what, number in rows[0] if what == 'backward']
-        total = of_tower[first].gradients
-        for number in others:
-            with tf.name_scope('accumulate_gradients'), \
-                    graph_walk.Recording(tf.get_default_graph()) as made:
-                # Of variables behind the inputs no part has a gradient, see `Tower.of_shard`.
-                aligned = by_variable([total, of_tower[number].gradients])
-                total = [(_added(present, variable, stages) if present else None, variable)
-                         for variable, present in aligned]
-            for op in made.operations:
-                stage = _stage_of(op, stages)
-                if stage is not None and _may_wait(op, to_begin):
-                    groups[number]['backward', stage].append(op)
-        for stage, row in enumerate(rows):
-            order = [operations for operations in (
-                groups[number][what, stage] for what, number in row) if operations]
-            with tf.name_scope('micro_batches'), only_device(stages[stage]):
-                for earlier, later in zip(order, order[1:]):
-                    _follow(earlier, later, frames)
-        totals.append(total)
+FORWARD, BACKWARD = 'forward', 'backward'
+
+Pass = typing.Tuple[str, int]
+"""`FORWARD` or `BACKWARD`, and the number of the micro-batch; or, of one micro-batch, the stage."""
+
+
+def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
+                         schedule: typing.Optional[str] = None) -> typing.List[Pairs]:
+    """Runs each tower's micro-batches in order, and adds up their gradients.
+
+    Args:
+      micro_batches: of all towers, tower by tower.
+      per_tower: how many each tower has.
+      schedule: the order of the micro-batches in the stages of a tower; None where each goes
+        through all stages by itself.
+
+    Returns:
+      For each tower the sums of its gradients, sparse where all are.
+    """
+    runs_first = _needed_to_begin(tf.get_default_graph())
+    totals = []
+    for start in range(0, len(micro_batches), per_tower):
+        of_tower = micro_batches[start:start + per_tower]
+        device = of_tower[0].device
+        stages = (str(device),) if schedule is None else stages_of(device)
+        totals.append(_add_up_in_order(of_tower, stages, schedule, runs_first))
     return totals
 
 
-def stage_order(schedule, stage, num_stages, micro_batches):
-    """The passes of a stage, in order: list of `('forward' or 'backward', micro-batch)`.
+def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Sequence[str],
+                     schedule: typing.Optional[str], runs_first: typing.Set[str]) -> Pairs:
+    """The sums of one tower's gradients; makes its stages run their passes in order.
+
+    Args:
+      micro_batches: of the tower.
+      stages: the device of each stage.
+      schedule: as of `add_up_micro_batches`.
+      runs_first: as of `_needed_to_begin`.
+    """
+    orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
+              for stage in range(len(stages))]
+    # For each micro-batch, from a pass and a stage to the operations there.
+    operations = [_by_stage(each, stages, runs_first) for each in micro_batches]
+    results: list = []
+    for each in micro_batches:
+        results += _results(each)
+    frames = Frames(graph_walk.step_operations(results))
+    # In the order of the backward passes, which is the same in all stages.
+    first, *others = [number for direction, number in orders[0] if direction == BACKWARD]
+    total = micro_batches[first].gradients
+    for number in others:
+        with tf.name_scope('accumulate_gradients'), \
+                graph_walk.Recording(tf.get_default_graph()) as made:
+            total = _sum_of_two(total, micro_batches[number].gradients, stages)
+        for op in made.operations:
+            stage_of_op = _stage_of(op, stages)
+            if stage_of_op is not None and _may_wait(op, runs_first):
+                operations[number][BACKWARD, stage_of_op].append(op)
+    for stage, order in enumerate(orders):
+        passes = [operations[number][direction, stage] for direction, number in order]
+        passes = [each for each in passes if each]
+        with tf.name_scope('micro_batches'), only_device(stages[stage]):
+            for earlier, later in zip(passes, passes[1:]):
+                _follow(earlier, later, frames)
+    return total
+
+
+def _sum_of_two(total: Pairs, gradients: Pairs, stages: typing.Sequence[str]) -> Pairs:
+    """The sum of the gradients so far and those of the next micro-batch, by variable."""
+    sums = []
+    # Of variables behind the inputs no micro-batch has a gradient, see `Tower.of_shard`.
+    for variable, present in by_variable([total, gradients]):
+        added = None
+        if present:
+            added = _added([gradient for _, gradient in present], variable, stages)
+        sums.append((added, variable))
+    return sums
+
+
+def stage_order(schedule: typing.Optional[str], stage: int, num_stages: int, micro_batches: int
+                ) -> typing.List[Pass]:
+    """The passes of a stage, in order, each with its micro-batch.
 
     `'all_forward'`: all forward passes, then all backward passes, the last micro-batch's first. The
     activations of all micro-batches are kept at the same time (Huang et al. 2019, GPipe).
@@ -76,90 +122,131 @@ def stage_order(schedule, stage, num_stages, micro_batches):
     (K - 1) / (M + K - 1) of the time, for M micro-batches and stages of equal length.
     """
     if schedule == 'all_forward':
-        return ([('forward', each) for each in range(micro_batches)]
-                + [('backward', each) for each in reversed(range(micro_batches))])
+        return ([(FORWARD, each) for each in range(micro_batches)]
+                + [(BACKWARD, each) for each in reversed(range(micro_batches))])
     ahead = kept_at_once(schedule, stage, num_stages, micro_batches)
-    order = [('forward', each) for each in range(ahead)]
+    order = [(FORWARD, each) for each in range(ahead)]
     for each in range(micro_batches):
-        order.append(('backward', each))
+        order.append((BACKWARD, each))
         if ahead + each < micro_batches:
-            order.append(('forward', ahead + each))
+            order.append((FORWARD, ahead + each))
     return order
 
 
-def kept_at_once(schedule, stage, num_stages, micro_batches):
-    """How many micro-batches' activations a stage keeps at the same time, at the most."""
-    return micro_batches if schedule == 'all_forward' else min(num_stages - stage, micro_batches)
+def kept_at_once(schedule: typing.Optional[str], stage: int, num_stages: int, micro_batches: int
+                 ) -> int:
+    """How many micro-batches' activations a stage keeps at the same time, at the most.
+
+    Args:
+      schedule: the order of the micro-batches.
+      stage: the number of the stage.
+      num_stages: of a tower.
+      micro_batches: how many each tower has.
+    """
+    if schedule == 'all_forward':
+        return micro_batches
+    return min(num_stages - stage, micro_batches)
 
 
-def _stage_of(op, stages):
+def _stage_of(op: tf.Operation, stages: typing.Sequence[str]) -> typing.Optional[int]:
     """The number of an operation's stage; None where it is elsewhere, with a variable, say."""
     if len(stages) == 1:
         return 0
     return stages.index(op.device) if op.device in stages else None
 
 
-def _by_stage(part, stages, to_begin):
-    """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
-    groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
+def _by_stage(micro_batch: Tower, stages: typing.Sequence[str], runs_first: typing.Set[str]
+              ) -> typing.Dict[Pass, typing.List[tf.Operation]]:
+    """{(pass, stage): the operations of a micro-batch that a step runs there}."""
+    found: typing.Dict[Pass, typing.List[tf.Operation]] = {}
+    for stage in range(len(stages)):
+        found[FORWARD, stage] = []
+        found[BACKWARD, stage] = []
     # Metric updates are no part of a pass: they run only if the program fetches them.
-    step = graph_walk.step_operations(_results(part))
-    # Operations that run before the loss can, a loop's pushes onto stacks included.
-    forward = graph_walk.reached([part.data_loss.op], lambda op: map(
-        op.graph.get_operation_by_name, _waits_for(op)))
+    step = graph_walk.step_operations(_results(micro_batch))
+    before_loss = _operations_before(micro_batch.data_loss.op)
     varying = _computed_from_more_than_constants(step)
     for op in step:
-        stage = _stage_of(op, stages)
-        if stage is not None and part.has(op.name) and op.name in varying and _may_wait(
-                op, to_begin):
-            is_backward = op.name not in forward and op.name in part.backward
-            groups['backward' if is_backward else 'forward', stage].append(op)
+        stage_of_op = _stage_of(op, stages)
+        belongs = micro_batch.has(op.name) and op.name in varying
+        if stage_of_op is not None and belongs and _may_wait(op, runs_first):
+            is_backward = op.name in micro_batch.backward and op.name not in before_loss
+            found[BACKWARD if is_backward else FORWARD, stage_of_op].append(op)
     if len(stages) > 1:
-        check_stages([op for (what, _), each in groups.items() if what == 'forward' for op in each],
-                     part.device)
-    return groups
+        forward: typing.List[tf.Operation] = []
+        for stage in range(len(stages)):
+            forward += found[FORWARD, stage]
+        check_stages(forward, micro_batch.device)
+    return found
 
 
-def _results(part):
+def _operations_before(last: tf.Operation) -> typing.Set[str]:
+    """The names of the operations that run before one can, a loop's pushes onto stacks included."""
+    def awaited(op):
+        return [op.graph.get_operation_by_name(name) for name in _waits_for(op)]
+    return set(graph_walk.reached([last], awaited))
+
+
+def _results(micro_batch: Tower) -> list:
     """The tensors that a step needs of a micro-batch: its gradients and its loss."""
-    return tensors_of(part.pairs) + graph_walk.fetches_in(part.of_shard) + [part.data_loss]
+    gradients = tensors_of(micro_batch.pairs) + graph_walk.fetches_in(micro_batch.of_shard)
+    return gradients + [micro_batch.data_loss]
 
 
-def _added(present, variable, stages):
-    gradient = present[-1][1]
-    device = stages[0] if len(stages) == 1 else getattr(gradient, 'values', gradient).device
+def _added(gradients: list, variable: tf.Variable, stages: typing.Sequence[str]) -> typing.Any:
+    """The sum of gradients of one variable, on the tower's device, or on the last one's stage."""
+    if len(stages) == 1:
+        device = stages[0]
+    else:
+        last = gradients[-1]
+        device = getattr(last, 'values', last).device
     with only_device(device or None):
-        return add_up([each for _, each in present], variable)
+        return add_up(gradients, variable)
 
 
-def _follow(earlier, later, frames):
-    """Makes the first operations of a pass wait for the last operations of another pass. None waits
-    for an operation within a v1 loop or branch, which may never run, but for the operations that
-    leave the loop."""
-    inside, names = {op.name for op in earlier}, {op.name for op in later}
-    earlier = [op for op in earlier if frames.always_runs(op)]
-    taken = {name for op in earlier for name in _waits_for(op)}
-    ends = [op for op in earlier if op.name in inside - taken]
-    if not ends:
+def _follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Operation],
+            frames: Frames) -> None:
+    """Makes the first operations of a pass wait for the last operations of another pass.
+
+    None waits for an operation within a v1 loop or branch, which may never run, but for the
+    operations that leave the loop.
+
+    Args:
+      earlier: all operations of the pass that is waited for.
+      later: all operations of the pass that waits.
+      frames: the loops and branches around them.
+    """
+    names_earlier = graph_walk.names_of(earlier)
+    names_later = graph_walk.names_of(later)
+    always_run = [op for op in earlier if frames.always_runs(op)]
+    followed = set()
+    for op in always_run:
+        followed |= _waits_for(op)
+    last_operations = [op for op in always_run if op.name in names_earlier - followed]
+    if not last_operations:
         return
-    with tf.control_dependencies(ends):
+    with tf.control_dependencies(last_operations):
         has_ended = tf.no_op('next')
     for op in later:
-        if names.isdisjoint(_waits_for(op)) and frames.is_outside(op):
+        is_first = names_later.isdisjoint(_waits_for(op))
+        if is_first and frames.is_outside(op):
             compat.add_control_inputs(op, [has_ended])
 
 
-def _may_wait(op, to_begin):
-    """Whether an operation of a micro-batch may be made to wait for others. Constants may not,
-    since they are folded; nor handles of variables, tables and queues, which run outside of
-    steps, too."""
-    names_state = not op.inputs and op.outputs and all(
-        tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
-        for tensor in op.outputs)
-    return op.type != 'Const' and not names_state and op.name not in to_begin
+def _may_wait(op: tf.Operation, runs_first: typing.Set[str]) -> bool:
+    """Whether an operation of a micro-batch may be made to wait for others.
+
+    Constants may not, since they are folded; nor handles of variables, tables and queues, and what
+    runs before the first step, by the names `runs_first`: these run outside of steps, too.
+    """
+    if op.type == 'Const' or op.name in runs_first:
+        return False
+    names_state = not op.inputs and op.outputs and all(map(is_variable, op.outputs))
+    return not names_state
 
 
-def _computed_from_more_than_constants(operations):
+def _computed_from_more_than_constants(operations: typing.Iterable[tf.Operation]
+                                       ) -> typing.Set[str]:
     """The names of the operations that are not computed from constants alone: a set.
 
     TensorFlow folds the others, such as an attention mask, and has one constant for all
@@ -169,42 +256,47 @@ def _computed_from_more_than_constants(operations):
     return graph_walk.reachable_from(sources, operations, control=True)
 
 
-def _may_vary(op):
+def _may_vary(op: tf.Operation) -> bool:
     """Whether an operation may have another value than what its inputs alone determine."""
-    is_given = not op.inputs and op.type != 'Const' or op.type in PLACEHOLDERS
-    return is_given or op.op_def.is_stateful or graph_walk.is_control_flow(op)
+    is_source = not op.inputs and op.type != 'Const'
+    return (is_source or op.type in PLACEHOLDERS or op.op_def.is_stateful
+            or graph_walk.is_control_flow(op))
 
 
-def _needed_to_begin(graph):
+def _needed_to_begin(graph: tf.Graph) -> typing.Set[str]:
     """Names of the operations that a session runs before the first step, for initial values."""
-    return {op.name for op in graph_walk.step_operations(
-        list(map(graph.get_operation_by_name, initializers()))
-        + graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
+    of_variables = [graph.get_operation_by_name(name) for name in initializers()]
+    of_tables = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)
+    return graph_walk.names_of(graph_walk.step_operations(of_variables + of_tables))
 
 
-def check_order(fetches):
+def check_order(fetches: typing.Iterable) -> None:
     """Raises `InvalidArgumentError` if operations would wait for each other, and no step could end:
     the model makes an earlier micro-batch wait for a later one."""
     operations = graph_walk.step_operations(fetches)
-    runs = {op.name for op in in_order(operations, _waits_for)}
-    if len(runs) < len(operations):
+    names_run = graph_walk.names_of(in_order(operations, _waits_for))
+    stuck = [op.name for op in operations if op.name not in names_run]
+    if stuck:
         raise InvalidArgumentError(
             'the micro-batches of a tower run one after the other, and the model makes an earlier '
             'one wait for a later one (operation %s): its forward pass writes a variable that it '
             'reads. Put the update into the collection UPDATE_OPS, or return it in '
-            "'updates'; or train without accumulate= and micro_batches=." % next(
-                op.name for op in operations if op.name not in runs))
+            "'updates'; or train without accumulate= and micro_batches=." % stuck[0])
 
 
-def _waits_for(op):
+def _waits_for(op: tf.Operation) -> typing.Set[str]:
     """Names of the operations that an operation waits for, without the back edges of a loop.
 
     An exit of a loop waits for all that leads into the next turn, onto stacks included.
     """
     names = names_before(op)
-    if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:
-        condition = op.inputs[0].op.inputs[1]  # of the Switch that the loop is left by
+    if op.type not in ('Exit', 'RefExit'):
+        return names
+    left_by = op.inputs[0].op
+    if len(left_by.inputs) == 2:  # a Switch, with the condition of the loop
+        condition = left_by.inputs[1]
         for switch in condition.consumers():
-            names.update(tensor.op.name for tensor in switch.inputs[0].op.inputs
-                         if tensor.op.type in BACK)
+            for tensor in switch.inputs[0].op.inputs:
+                if tensor.op.type in BACK:
+                    names.add(tensor.op.name)
     return names

@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.gradients.gradient_pairs import each_row_once
-from towers.graph.graph_walk import bytes_of, step_operations
+from towers.graph.graph_walk import bytes_of, operation_names, step_operations
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.variables.initial_values import value_or_initial_value
@@ -29,11 +29,17 @@ from towers.variables.new_variables import local_variable, owner_by_name
 
 
 class Replicas(typing.NamedTuple):
-    """The replicas of the model's trainable variables on towers 1, 2, …"""
-    devices: typing.Tuple[str, ...]  # of all towers
+    """The replicas of the model's trainable variables on towers 1, 2, …
+
+    Attributes:
+      devices: of all towers.
+      of_variable: from the name of a variable to `(variable, [its replica on tower 1, …])`.
+      slots: the variables that the optimizer made for the replicas.
+    """
+
+    devices: typing.Tuple[str, ...]
     of_variable: typing.Dict[str, typing.Tuple[tf.Variable, typing.List[tf.Variable]]]
-    """From the name of a variable to `(variable, [its replica on tower 1, …])`."""
-    slots: typing.List[tf.Variable]  # that the optimizer made for the replicas
+    slots: typing.List[tf.Variable]
 
     @property
     def variables(self) -> typing.List[tf.Variable]:
@@ -179,7 +185,9 @@ def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence
     if replicas is None or not updates:
         return []
     writes = Writes(tf.get_default_graph())
-    written = {name for op in step_operations(updates) for name in writes.of(op)}
+    written: typing.Set[str] = set()
+    for op in step_operations(updates):
+        written.update(writes.of(op))
     return replicas.follow(written, list(updates) + list(after))
 
 
@@ -212,7 +220,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
 def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
     """Raises `InvalidArgumentError` if an earlier build keeps replicas of variables that this one
     trains without them."""
-    local_names = {variable.op.name for variable in tf.local_variables()}
+    local_names = operation_names(tf.local_variables())
     for variable in variables:
         if _replica_name(variable, 1) in local_names:
             raise InvalidArgumentError(

@@ -1,11 +1,12 @@
 """The one update of the shared variables by an optimizer."""
 
-import collections
 import contextlib
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.copies.tower_set import TowerSet
 from towers.errors import InvalidArgumentError
 from towers.gradients.gradient_pairs import (
     expected_gradient,
@@ -17,57 +18,93 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import Writes, is_reference
 from towers.optimizers import is_repeatable, rows_at_rate
 from towers.placement.variable_device import only_device
+from towers.reduce.combination import Combined, Pairs
+from towers.reduce.loss_scale import WatchedLosses
 from towers.variables.new_variables import like_current_scope, new_slots
 
-Applied = collections.namedtuple('Applied', 'train_op slots slots_of_replicas counts')
-"""The operation of one step; the variables that the optimizer made for variables, and for replicas;
-whether the step is counted here, since the optimizer leaves it to its caller."""
 
+class Applied(typing.NamedTuple):
+    """The update by one optimizer.
 
-def apply_update(tower_set, optimizer, combined, global_step, after, scaled_losses=None):
-    """Applies the `Combined` gradients once, after `after`: `Applied`.
-
-    `global_step` is increased by one, also where the optimizer leaves that to its caller, as BERT's
-    does. Replicas are updated in the same call, or, where the optimizer is not `is_repeatable`, get
-    the new values. With `scaled_losses`, `WatchedLosses`, gradients that are not finite change
-    nothing, and yet the step is counted.
+    Attributes:
+      train_op: the operation of the step.
+      slots: the variables that the optimizer made for variables.
+      slots_of_replicas: the variables that it made for replicas.
+      counts_step: whether the step is counted here, since the optimizer leaves it to its caller.
     """
-    placement, replicas = tower_set.request.placement, tower_set.roles.replicas
-    is_repeated = replicas is not None and is_repeatable(optimizer)
-    pairs = replicas.pairs(*combined) if is_repeated else combined.gradients
-    known, of_replicas = tower_set.recorded.variables + [v for _, v in pairs], []
+
+    train_op: tf.Operation
+    slots: typing.List[tf.Variable]
+    slots_of_replicas: typing.List[tf.Variable]
+    counts_step: bool
+
+
+def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
+                 global_step: typing.Optional[tf.Variable], after: typing.Sequence,
+                 scaled_losses: typing.Optional[WatchedLosses] = None) -> Applied:
+    """Applies the combined gradients once.
+
+    Replicas are updated in the same call, or, where the optimizer is not `is_repeatable`, get the
+    new values.
+
+    Args:
+      tower_set: the towers whose variables are updated.
+      optimizer: an object with `apply_gradients`.
+      combined: the gradients to apply, transformed.
+      global_step: is increased by one, also where the optimizer leaves that to its caller, as
+        BERT's does; or None.
+      after: operations and tensors that come before the update.
+      scaled_losses: with it, gradients that are not finite change nothing, and yet the step is
+        counted.
+    """
+    placement = tower_set.request.placement
+    replicas = tower_set.roles.replicas
+    updates_replicas = replicas is not None and is_repeatable(optimizer)
+    pairs = replicas.pairs(*combined) if updates_replicas else combined.gradients
+    known = tower_set.recorded.variables + [variable for _, variable in pairs]
+    slots_of_replicas: typing.List[tf.Variable] = []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
-        if is_repeated:  # the outer one is the last to see a creation
-            of_replicas = scopes.enter_context(replicas.new_slots(known))
-        slots = scopes.enter_context(new_slots(placement, known))
+        if updates_replicas:  # the outer one is the last to see a creation
+            slots_of_replicas = scopes.enter_context(replicas.new_slots(known))
+        all_slots = scopes.enter_context(new_slots(placement, known))
         scopes.enter_context(rows_at_rate(optimizer))
         scopes.enter_context(tf.control_dependencies(after))
-        with graph_walk.Recording(tf.get_default_graph()) as made:
-            applied = optimizer.apply_gradients(pairs, global_step=global_step) if (
-                scaled_losses is None) else _apply_if_finite(
-                    optimizer, pairs, global_step, scaled_losses)
-        made = made.operations
-        free_initial_values(slots, made, after)
+        with graph_walk.Recording(tf.get_default_graph()) as recording:
+            if scaled_losses is None:
+                applied = optimizer.apply_gradients(pairs, global_step=global_step)
+            else:
+                applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses)
+        made = recording.operations
+        free_initial_values(all_slots, made, after)
         if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
                                        'operation that updates the variables.'
                                        % (optimizer, applied))
-        if replicas is not None and not is_repeated:
-            writes = Writes(tf.get_default_graph())
-            applied = tf.group(applied, *replicas.follow(
-                {name for op in made for name in writes.of(op)}.union(
-                    variable.op.name for _, variable in pairs), [applied]))
-        uncounted, is_left = (None, False) if global_step is None else _uncounted(
-            applied, made, global_step, scaled_losses)
-        if uncounted is not None:
-            with tf.control_dependencies([applied]), only_device(global_step.device or None):
-                applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
-    names = {slot.op.name for slot in of_replicas}
-    return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied),
-                   [slot for slot in slots if slot.op.name not in names], of_replicas, is_left)
+        if replicas is not None and not updates_replicas:
+            written = _names_written(made, pairs)
+            applied = tf.group(applied, *replicas.follow(written, [applied]))
+        counts_step = False
+        if global_step is not None:
+            steps_to_add, counts_step = _steps_to_add(applied, made, global_step, scaled_losses)
+            if steps_to_add is not None:
+                with tf.control_dependencies([applied]), only_device(global_step.device or None):
+                    applied = tf.group(applied, tf.assign_add(global_step, steps_to_add).op)
+    names_of_replicas = graph_walk.operation_names(slots_of_replicas)
+    slots = [slot for slot in all_slots if slot.op.name not in names_of_replicas]
+    train_op = applied if isinstance(applied, tf.Operation) else tf.group(applied)
+    return Applied(train_op, slots, slots_of_replicas, counts_step)
 
 
-def as_the_update_takes_them(pairs):
+def _names_written(operations: typing.Iterable[tf.Operation], pairs: Pairs) -> typing.Set[str]:
+    """The names of the variables of pairs, and of those that some operations write."""
+    names = graph_walk.operation_names(variable for _, variable in pairs)
+    writes = Writes(tf.get_default_graph())
+    for op in operations:
+        names.update(writes.of(op))
+    return names
+
+
+def as_the_update_takes_them(pairs: Pairs) -> Pairs:
     """The pairs, with operations of their own for the gradients of reference variables.
 
     For a sum of products with a variable's value TensorFlow (1.15) gives the update one product,
@@ -82,37 +119,70 @@ def as_the_update_takes_them(pairs):
     return found
 
 
-def _identity(values):
+def _identity(values: tf.Tensor) -> tf.Tensor:
+    """A tensor with these values, on their device."""
     with tf.name_scope('fetched'), only_device(values.device or None):
         return tf.identity(values)
 
 
-def free_initial_values(created, made, after):
-    """Has initializers of created variables wait for nothing that the update waits for, `after`: a
-    `tf.Variable(tf.zeros_like(…))` made in `apply_gradients` would wait for the loss, and so for a
-    batch."""
-    made = {op.name for op in made}
-    after = {getattr(each, 'op', each).name for each in after}
-    for op in graph_walk.step_operations([each.initializer for each in created], ends=after):
-        left = [other for other in op.control_inputs if other.name not in after]
-        if op.name in made and len(left) < len(op.control_inputs):
-            compat.set_control_inputs(op, left)
+def free_initial_values(created: typing.Iterable[tf.Variable],
+                        made: typing.Iterable[tf.Operation], after: typing.Iterable) -> None:
+    """Has the initializers of variables wait for nothing that the update waits for.
+
+    A `tf.Variable(tf.zeros_like(…))` made in `apply_gradients` would wait for the loss, and so for
+    a batch.
+
+    Args:
+      created: the variables.
+      made: the operations of the update, which may be changed.
+      after: operations and tensors that the update waits for.
+    """
+    names_made = graph_walk.names_of(made)
+    names_after = graph_walk.operation_names(after)
+    initializers = [variable.initializer for variable in created]
+    for op in graph_walk.step_operations(initializers, ends=names_after):
+        kept = [other for other in op.control_inputs if other.name not in names_after]
+        if op.name in names_made and len(kept) < len(op.control_inputs):
+            compat.set_control_inputs(op, kept)
 
 
-def _uncounted(applied, made, global_step, scaled_losses):
-    """(number to add to the step, or None; whether the optimizer leaves it to its caller)."""
+def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
+                  global_step: tf.Variable, scaled_losses: typing.Optional[WatchedLosses]
+                  ) -> typing.Tuple[typing.Optional[tf.Tensor], bool]:
+    """The number to add to the step after an update, None for nothing; and whether the optimizer
+    leaves the count to its caller.
+
+    Args:
+      applied: the update.
+      made: its operations.
+      global_step: the variable that counts steps.
+      scaled_losses: as of `apply_update`.
+    """
     dtype = global_step.dtype.base_dtype
-    writing = {op.name for op in Writes(global_step.graph).to(global_step)}
-    if not writing.isdisjoint(op.name for op in made):
-        return None if scaled_losses is None else tf.cast(
-            tf.logical_not(scaled_losses.is_finite), dtype), False
-    if writing and not writing.isdisjoint(
-            op.name for op in graph_walk.step_operations([applied])):
+    names_writing = graph_walk.names_of(Writes(global_step.graph).to(global_step))
+    if not names_writing.isdisjoint(graph_walk.names_of(made)):
+        if scaled_losses is None:
+            return None, False
+        is_skipped = tf.logical_not(scaled_losses.is_finite)
+        return tf.cast(is_skipped, dtype), False
+    names_run = graph_walk.names_of(graph_walk.step_operations([applied]))
+    if not names_writing.isdisjoint(names_run):
         return None, False  # an operation from before this update writes the step
     return tf.ones([], dtype), True
 
 
-def _apply_if_finite(optimizer, gradients, global_step, scaled_losses):
+def _apply_if_finite(optimizer: typing.Any, gradients: Pairs,
+                     global_step: typing.Optional[tf.Variable],
+                     scaled_losses: WatchedLosses) -> typing.Any:
+    """Applies the gradients in a branch that is taken if all of them are finite, and then updates
+    the loss scale.
+
+    Args:
+      optimizer: an object with `apply_gradients`.
+      gradients: to apply.
+      global_step: for the optimizer to count; or None.
+      scaled_losses: knows whether all gradients are finite.
+    """
     is_finite = tf.identity(scaled_losses.is_finite)  # after the operations that have to come first
     outside = tf.get_default_graph().get_name_scope()
 
@@ -132,7 +202,7 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses):
 
 
 @contextlib.contextmanager
-def _scope_without_reuse():
+def _scope_without_reuse() -> typing.Iterator[None]:
     """The caller's variable scope, without its reuse flag: under reuse no slot could be made."""
     scope = tf.get_variable_scope()
     if scope.reuse is not True:
@@ -142,19 +212,30 @@ def _scope_without_reuse():
         yield
 
 
-def checked_transform(transform, gradients, device=None, of_loss=None):
-    """The user's transformation of the combined gradients, made on `device`, checked."""
+def checked_transform(transform: typing.Optional[typing.Callable], gradients: Pairs,
+                      device: typing.Optional[str] = None,
+                      name_of_loss: typing.Optional[str] = None) -> Pairs:
+    """The user's transformation of the combined gradients.
+
+    Args:
+      transform: as of `Objective`; None leaves the gradients as they are.
+      gradients: the combined gradients.
+      device: of the transformation; None for that of the scopes around.
+      name_of_loss: for errors, where there are several losses.
+
+    Raises:
+      InvalidArgumentError: it returned anything but gradients of given variables.
+    """
     if transform is None:
         return gradients
-    with only_device(device) if device else contextlib.nullcontext(), tf.name_scope(
-            'transform_gradients'):
+    device_scope = only_device(device) if device else contextlib.nullcontext()
+    with device_scope, tf.name_scope('transform_gradients'):
         returned = transform(gradients)
+    called = 'transform_gradients'
+    if name_of_loss is not None:
+        called += ' for %r' % name_of_loss
     transformed = listed_pairs(returned)
-    called = 'transform_gradients' + (' for %r' % of_loss if of_loss is not None else '')
-    names = {variable.op.name for _, variable in gradients}
-    found = [getattr(getattr(variable, 'op', None), 'name', None)
-             for _, variable in transformed or ()]
-    if not found or not names.issuperset(found) or len(set(found)) < len(found):
+    if not transformed or not _are_given_variables(transformed, gradients):
         raise InvalidArgumentError(
             '%s returned %.200r: expected a list of (gradient, variable) pairs of given '
             'variables, each once.' % (called, returned))
@@ -166,3 +247,10 @@ def checked_transform(transform, gradients, device=None, of_loss=None):
             raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (
                 called, gradient, variable.op.name, expected_gradient(variable)))
     return transformed
+
+
+def _are_given_variables(pairs: Pairs, given: Pairs) -> bool:
+    """Whether the pairs are of variables that were `given` in pairs, each once."""
+    given_names = graph_walk.operation_names(variable for _, variable in given)
+    names = [getattr(getattr(variable, 'op', None), 'name', None) for _, variable in pairs]
+    return given_names.issuperset(names) and len(set(names)) == len(names)

@@ -102,7 +102,7 @@ def ownership(recorded, request, trained, taken=(), make_replicas=None):
                       'the forward pass')
     of_metrics = set(metric_variables()).union(*(
         write.variables for write in writes if write.op.name in counted - step))
-    if request.training.objectives.of_model is None:
+    if request.training.objectives.optimizer_calls is None:
         _check_trains_nothing(writes, runs)
     state = _own_state(recorded, writes, step, counted, request.parts_a_call)
     replicas = None if make_replicas is None else make_replicas(

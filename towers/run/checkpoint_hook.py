@@ -80,13 +80,13 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._global_step = global_step
         self._save_steps = save_steps
         self._keep = keep
-        self._saver = saver
+        self._saver: typing.Any = saver  # None until `begin`
         self._listeners = list(listeners)
-        self._saved_step: typing.Optional[int] = None
+        self._saved_step = -1  # none yet
         # Checkpoints of earlier runs beyond `keep`, to be removed.
         self._surplus: typing.List[str] = []
 
-    def begin(self):
+    def begin(self) -> None:
         """Makes the directory and, if there is none, the saver."""
         names_in(self._directory)  # raises for a file, which makedirs of TF 1.15 accepts
         try:
@@ -103,7 +103,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         for listener in self._listeners:
             listener.begin()
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Takes over the checkpoints that are there, and saves if this step is not among them."""
         step = int(session.run(self._global_step))
         earlier = self._earlier_checkpoints(step)
@@ -116,11 +116,13 @@ class CheckpointHook(tf.train.SessionRunHook):
         if (not earlier or step_of(earlier[-1]) != step) and self._save(session, step):
             coord.request_stop()
 
-    def before_run(self, run_context):
+    def before_run(self, run_context: tf.train.SessionRunContext
+                   ) -> typing.Optional[tf.train.SessionRunArgs]:
         """Fetches the global step with the run, from before or after its update."""
         return tf.train.SessionRunArgs(self._global_step)
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: tf.train.SessionRunContext,
+                  run_values: tf.train.SessionRunValues) -> None:
         """Saves if the run has come to a step to save."""
         # Reading the exact step costs another `session.run`: only where it may be one to save.
         if not self._is_time(int(run_values.results) + 1):
@@ -129,7 +131,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         if self._is_time(step) and self._save(run_context.session, step):
             run_context.request_stop()
 
-    def end(self, session):
+    def end(self, session: tf.Session) -> None:
         """Saves the last step, unless it is saved already."""
         step = int(session.run(self._global_step))
         if step != self._saved_step:
@@ -137,14 +139,15 @@ class CheckpointHook(tf.train.SessionRunHook):
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _is_time(self, step):
+    def _is_time(self, step: int) -> bool:
         """Whether a checkpoint is due at this step."""
         if step == self._saved_step:
             return False
-        return (any(getattr(listener, 'wants_save', False) for listener in self._listeners)
-                or step // self._save_steps > self._saved_step // self._save_steps)
+        if any(getattr(listener, 'wants_save', False) for listener in self._listeners):
+            return True
+        return step // self._save_steps > self._saved_step // self._save_steps
 
-    def _save(self, session, step):
+    def _save(self, session: tf.Session, step: int) -> bool:
         """Saves this step; returns whether a listener asks the run to stop."""
         for listener in self._listeners:
             listener.before_save(session, step)
@@ -166,8 +169,9 @@ class CheckpointHook(tf.train.SessionRunHook):
         # All of them, not just up to the first that wants to stop.
         return any([listener.after_save(session, step) for listener in self._listeners])
 
-    def _failure(self, step, error):
-        """One line: what failed, what is safe, what to do. Removes the half-written files."""
+    def _failure(self, step: int, error: Exception) -> str:
+        """One line: what failed, by the error, what is safe, what to do. Removes files that are
+        half written."""
         text = 'step %d could not be saved in %s: %s.' % (step, self._directory, first_line(error))
         with contextlib.suppress(tf.errors.OpError):  # what is half-written then stays
             remove_leftovers(self._directory)
@@ -178,7 +182,7 @@ class CheckpointHook(tf.train.SessionRunHook):
                 text, safe, advice)
         return '%s %s %s.' % (text, safe, advice)
 
-    def _earlier_checkpoints(self, step):
+    def _earlier_checkpoints(self, step: int) -> typing.List[str]:
         """Prefixes of the directory's checkpoints that its state file lists, the newest one last.
 
         Raises `CheckpointError` where the state file is damaged, or lists a later step than that
@@ -193,10 +197,11 @@ class CheckpointHook(tf.train.SessionRunHook):
                 % (os.path.join(self._directory, STATE_FILE), wrong))
         if newest is None:
             return []
-        if (step_of(newest) or 0) > step:
+        newest_step = step_of(newest) or 0
+        if newest_step > step:
             raise CheckpointError(
                 'the newest checkpoint in %s is of step %d, but the session starts from step %d: '
                 'it was not restored. Nothing was written. Restore it (towers.newest_checkpoint '
-                'finds it), or give another directory.' % (self._directory, step_of(newest), step))
+                'finds it), or give another directory.' % (self._directory, newest_step, step))
         known = state_checkpoints(self._directory, there)
         return [path for path in known if path != newest] + [newest]

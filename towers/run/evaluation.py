@@ -22,7 +22,7 @@ from towers.arguments import (
 )
 from towers.capture.finished_model import BatchAxis, is_finished
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
-from towers.graph.graph_walk import step_operations
+from towers.graph.graph_walk import operation_names, step_operations
 from towers.graph.variable_access import Writes
 from towers.model.objectives import with_parts
 
@@ -84,7 +84,7 @@ class Evaluation:
         if any(shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
             raise InputError('dataset gives elements of the shapes %s, single examples: expected '
                              'batches, from its .batch(n).' % compat.shapes_text(shapes))
-        options = dict(
+        options: typing.Dict[str, typing.Any] = dict(
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
         if is_finished(model_fn):
@@ -109,11 +109,11 @@ class Evaluation:
         except SharedVariableError as error:
             raise SharedVariableError('%s (In an Evaluation reuse= is trained=, what build_towers '
                                       'returned.)' % error) from error
-        own = counters[before:]
+        own_counters = counters[before:]
         if is_finished(model_fn):  # it has made its counters
-            own = _counters_of(self.built, counters)
-        metrics = _checked_metrics(self.built, own)
-        self._from_0 = tf.variables_initializer(own)
+            own_counters = _counters_of(self.built, counters)
+        metrics = _checked_metrics(self.built, own_counters)
+        self._from_0 = tf.variables_initializer(own_counters)
         pairs = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
         self._updates = [update for _, update in pairs.values()]
         self._means = {name: metrics[name] for name in metrics if name not in pairs}
@@ -182,7 +182,8 @@ class Evaluation:
             if next(batches, None) is None:
                 raise InputError(_NO_BATCH)
 
-    def _batches(self, session, fetches):
+    def _batches(self, session: tf.Session, fetches: typing.Any
+                 ) -> typing.Iterator[typing.Tuple[int, typing.Any]]:
         """Yields, for each batch of the data set, its number of examples and the fetched values."""
         session.run(self._iterator.initializer)
         while True:
@@ -193,36 +194,50 @@ class Evaluation:
             yield int(size), values
 
 
-def _check_alike(inputs, dataset):
+def _check_alike(inputs: typing.Any, dataset: typing.Any) -> None:
     """Raises `InvalidArgumentError` for inputs that are no nest like an element of the data set."""
+    types = tf.data.get_output_types(dataset)
     try:
-        tf.nest.assert_same_structure(inputs, tf.data.get_output_types(dataset))
+        tf.nest.assert_same_structure(inputs, types)
     except (TypeError, ValueError):
         raise InvalidArgumentError(
             'inputs=%.80r: the model is finished, and expected are its tensors that take the '
             'elements of the data set, such as its placeholders, in a nest like %.200r.' % (
-                inputs, tf.data.get_output_types(dataset))) from None
+                inputs, types)) from None
 
 
-def _by_tensor(inputs, batch):
+def _by_tensor(inputs: typing.Any, batch: typing.Any) -> dict:
     """{tensor of a finished model: tensor of the batch}, both with the same dimensions."""
-    pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(batch))
-    return {entry: BatchAxis(leaf, entry.axis) if isinstance(entry, BatchAxis) else leaf
-            for entry, leaf in pairs}
+    by_tensor = {}
+    for entry, leaf in zip(tf.nest.flatten(inputs), tf.nest.flatten(batch)):
+        if isinstance(entry, BatchAxis):
+            leaf = BatchAxis(leaf, entry.axis)
+        by_tensor[entry] = leaf
+    return by_tensor
 
 
 _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
-def _counters_of(built, counters):
-    """Those of the counters that the metrics of a finished model count in: a list."""
-    writes = Writes(tf.get_default_graph())
+def _counters_of(built: BuiltTowers, counters: typing.Iterable[tf.Variable]
+                 ) -> typing.List[tf.Variable]:
+    """Those of the counters that the metrics of a finished model count in."""
     updates = [value[1] for value in built.metrics.values() if isinstance(value, tuple)]
-    written = {name for op in step_operations(updates) for name in writes.of(op)}
+    written = _names_written(updates)
     return [counter for counter in counters if counter.op.name in written]
 
 
-def _checked_metrics(built, counters):
+def _names_written(updates: typing.Iterable) -> typing.Set[str]:
+    """The names of the variables that some operations and tensors write when they are run."""
+    writes = Writes(tf.get_default_graph())
+    names: typing.Set[str] = set()
+    for op in step_operations(updates):
+        names.update(writes.of(op))
+    return names
+
+
+def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
+                     ) -> typing.Dict[str, typing.Any]:
     """Dict from names to scalar tensors, or to pairs of `tf.metrics` that count in `counters`."""
     metrics = dict(built.metrics)
     if built.loss is not None:
@@ -232,7 +247,8 @@ def _checked_metrics(built, counters):
                                    'is nothing to evaluate.')
     for metric, value in (built.towers[0].metrics or {}).items():
         if isinstance(value, (tuple, list)):
-            _check_counters(metric, *metrics[metric], counters)
+            metric_value, update = metrics[metric]
+            _check_counters(metric, metric_value, update, counters)
             value = value[0]
             if value.shape.ndims:
                 raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
@@ -244,19 +260,27 @@ def _checked_metrics(built, counters):
     return metrics
 
 
-def _check_counters(metric, value, update, counters):
-    """Raises `InvalidArgumentError` unless a metric counts in these variables alone."""
-    writes = Writes(value.graph)
-    written = {name for op in step_operations([update]) for name in writes.of(op)}
+def _check_counters(metric: str, value: tf.Tensor, update: typing.Any,
+                    counters: typing.Sequence[tf.Variable]) -> None:
+    """Raises `InvalidArgumentError` unless a metric counts in some variables alone.
+
+    Args:
+      metric: its name.
+      value: a scalar.
+      update: the operation or tensor that counts a batch.
+      counters: the variables.
+    """
+    others = _names_written([update]) - operation_names(counters)
     for op in step_operations([value]):
-        if op.name in written.difference(counter.op.name for counter in counters):
+        if op.name in others:
             raise InvalidArgumentError(
                 'metric %r counts in the variable %r, which is no counter of this evaluation alone '
                 'that begins at 0: make it by tf.Variable(..., collections=[LOCAL_VARIABLES, '
                 'METRIC_VARIABLES]), as tf.metrics does.' % (metric, op.name))
 
 
-def _check_stop_at(stop_at, every_steps, metrics):
+def _check_stop_at(stop_at: typing.Any, every_steps: typing.Optional[int],
+                   metrics: typing.Dict[str, typing.Any]) -> None:
     """Raises `InvalidArgumentError` for a `stop_at` that is no pair of a metric and a number.
 
     `every_steps` is the argument of that name, which it needs; `metrics` are those of the
@@ -310,15 +334,15 @@ class EvaluationHook(tf.train.SessionRunHook):
             check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
         if stop_at is not None:
             _check_stop_at(stop_at, every_steps, evaluation.metrics)
-        if not isinstance(listeners, (list, tuple)) or not all(
-                hasattr(listener, 'evaluated') for listener in listeners):
+        is_list = isinstance(listeners, (list, tuple))
+        if not is_list or not all(hasattr(listener, 'evaluated') for listener in listeners):
             raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
                                        'step, results, seconds), such as [summaries].' % (
                                            listeners,))
-        self.latest = None
+        self.latest: typing.Optional[typing.Dict[str, float]] = None
         self._evaluation = evaluation
         self._global_step = global_step
-        self._every_steps = every_steps
+        self._every_steps: typing.Any = every_steps
         self._listeners = list(listeners)
         self._stop_at = stop_at
         self._skip_end = skip_end
@@ -327,7 +351,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._evaluated_step: typing.Optional[int] = None
         self._given_up = False
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Takes over the restored step; if `stop_at` is reached there, asks the session to stop."""
         self._step = self._since = int(session.run(self._global_step))
         self._evaluated_step = None
@@ -339,7 +363,8 @@ class EvaluationHook(tf.train.SessionRunHook):
             if self._evaluate(session, listeners=()):
                 coord.request_stop()
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: tf.train.SessionRunContext,
+                  run_values: tf.train.SessionRunValues) -> None:
         """Evaluates if the run has come to a multiple of `every_steps`."""
         self._step += 1
         if self._every_steps is None or self._step % self._every_steps:
@@ -351,7 +376,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         if self._evaluate(run_context.session, self._listeners):
             run_context.request_stop()
 
-    def end(self, session):
+    def end(self, session: tf.Session) -> None:
         """Evaluates the final weights, unless this step has been, or `skip_end` says otherwise."""
         self._step = int(session.run(self._global_step))
         if self._evaluated_step == self._step or self._given_up:
@@ -360,7 +385,7 @@ class EvaluationHook(tf.train.SessionRunHook):
             return
         self._evaluate(session, self._listeners)
 
-    def _evaluate(self, session, listeners):
+    def _evaluate(self, session: tf.Session, listeners: typing.Sequence) -> bool:
         """Evaluates the current step, and gives the results and their seconds to the listeners;
         returns whether to stop: it was given up, or has reached `stop_at`."""
         begin = time.perf_counter()

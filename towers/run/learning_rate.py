@@ -31,7 +31,8 @@ def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
     check_number('base', base, above=0, expected='a number above 0')
     check_count('num_towers', num_towers)
     check_choice('rule', rule, RULES)
-    factor = {'none': 1, 'sqrt': math.sqrt(num_towers), 'linear': num_towers}[rule]
+    factors = {'none': 1, 'sqrt': math.sqrt(num_towers), 'linear': num_towers}
+    factor = factors[rule]
     check_number('base=%r and num_towers=%d, as a rate' % (base, num_towers), base * factor,
                  expected='a rate that fits a float32')
     return float(base * factor)
@@ -79,13 +80,18 @@ class LearningRate(object):
           InvalidArgumentError: an argument out of range, missing for this decay, or unused by it.
         """
         self.peak = scale_learning_rate(base, num_towers, rule)
-        self.base, self.num_towers, self.rule = float(base), int(num_towers), rule
+        self.base = float(base)
+        self.num_towers = int(num_towers)
+        self.rule = rule
         self._start = 0. if self.peak == self.base else self.base  # of the warm-up
         check_count('warmup_examples', warmup_examples, 0)
         self._warmup_examples = int(warmup_examples)
         check_choice('decay', decay, DECAYS)
         _check_decay(decay, decay_examples, decay_rate)
-        self._decay, self._decay_examples, self._decay_rate = decay, decay_examples, decay_rate
+        self._decay = decay
+        # `_check_decay` has seen to it that a decay has what it needs of these.
+        self._decay_examples: typing.Any = decay_examples
+        self._decay_rate: typing.Any = decay_rate
 
     def tensor(self, examples_seen: tf.Tensor) -> tf.Tensor:
         """The rate of the step that comes after `examples_seen` examples, a scalar float32 tensor.
@@ -100,15 +106,16 @@ class LearningRate(object):
                                        % (examples_seen,))
         with tf.name_scope('learning_rate'):
             # float64: a cosine near its end is a small difference of numbers near 1.
-            examples, rate = tf.cast(examples_seen, tf.float64), tf.cast(self.peak, tf.float64)
+            examples = tf.cast(examples_seen, tf.float64)
+            rate = tf.cast(self.peak, tf.float64)
             if self._warmup_examples:
-                rate = self._start + (self.peak - self._start) * tf.minimum(
-                    examples / self._warmup_examples, 1.)
+                warmed_up = tf.minimum(examples / self._warmup_examples, 1.)
+                rate = self._start + (self.peak - self._start) * warmed_up
             if self._decay == 'exponential':
                 rate *= self._decay_rate ** (examples / self._decay_examples)
             elif self._decay == 'cosine':
-                rate *= (1. + tf.cos(math.pi * tf.minimum(
-                    examples / self._decay_examples, 1.))) / 2.
+                decayed = tf.minimum(examples / self._decay_examples, 1.)
+                rate *= (1. + tf.cos(math.pi * decayed)) / 2.
             return tf.cast(rate, tf.float32)
 
     def describe(self) -> str:
@@ -131,14 +138,22 @@ class LearningRate(object):
     __str__ = describe
 
 
-def _check_decay(decay, decay_examples, decay_rate):
-    """Raises InvalidArgumentError unless decay has the arguments it needs and no others."""
-    taken = ['decay_examples', 'decay_rate'][:{'none': 0, 'cosine': 1, 'exponential': 2}[decay]]
-    given = [name for name, value in (('decay_examples', decay_examples),
-                                      ('decay_rate', decay_rate)) if value is not None]
-    if given != taken:
+_ARGUMENTS_OF_DECAY = {'none': [], 'cosine': ['decay_examples'],
+                       'exponential': ['decay_examples', 'decay_rate']}
+
+
+def _check_decay(decay: str, decay_examples: typing.Optional[int],
+                 decay_rate: typing.Optional[float]) -> None:
+    """Raises `InvalidArgumentError` unless a decay has the arguments it needs and no others."""
+    needed = _ARGUMENTS_OF_DECAY[decay]
+    given = []
+    if decay_examples is not None:
+        given.append('decay_examples')
+    if decay_rate is not None:
+        given.append('decay_rate')
+    if given != needed:
         raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
-            decay, *(' and '.join(names) or 'nothing' for names in (taken, given))))
+            decay, ' and '.join(needed) or 'nothing', ' and '.join(given) or 'nothing'))
     if given:
         check_count('decay_examples', decay_examples)
     if 'decay_rate' in given:

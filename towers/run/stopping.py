@@ -42,15 +42,20 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """`stream`: text stream for the line about the signal; None: standard error."""
         if stream is not None and not hasattr(stream, 'write'):
             raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
-        self.received, self._stream, self._former = None, stream, {}
-        self._watcher = self._pipe_end = self._former_fd = self._coordinator = None
+        self.received: typing.Optional[int] = None
+        self._stream = stream
+        self._former: dict = {}  # the handlers that were there, by the number of their signal
+        self._coordinator: typing.Optional[tf.train.Coordinator] = None
+        self._watcher: typing.Optional[threading.Thread] = None
+        self._pipe_end: typing.Any = None  # to which signals are written for the watcher
+        self._former_fd: typing.Any = None
 
     @property
     def stopping_signal(self) -> typing.Optional[int]:
         """As `received`; of a `StopTogetherHook`, the signal that any worker received."""
         return self.received
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Installs the handlers, once.
 
         Raises:
@@ -73,8 +78,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     @classmethod
     def handled(cls) -> list:
         """The numbers of the signals that it takes: not of a SIGHUP that the process ignores."""
-        return [number for number in cls._SIGNALS if number in (signal.SIGTERM, signal.SIGINT)
-                or signal.getsignal(number) is not signal.SIG_IGN]
+        always = (signal.SIGTERM, signal.SIGINT)
+        return [number for number in cls._SIGNALS
+                if number in always or signal.getsignal(number) is not signal.SIG_IGN]
 
     def stop(self, number: int, unused_frame: typing.Any = None) -> None:
         """Stops the session as the signal of that number would. It is the handler, too, which runs
@@ -87,12 +93,13 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         if self.received is None:
             self.received = number
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: tf.train.SessionRunContext,
+                  run_values: tf.train.SessionRunValues) -> None:
         """Asks the session to stop after a signal."""
         if self.received is not None:
             run_context.request_stop()
 
-    def end(self, session):
+    def end(self, session: tf.Session) -> None:
         """Puts the former handlers back."""
         self.restore()
 
@@ -107,7 +114,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             self._watcher = None
         self._former = {}
 
-    def _watch(self):
+    def _watch(self) -> None:
         """Starts a thread that learns of signals at once, from a pipe of the C handler."""
         read_end, self._pipe_end = os.pipe()
         os.set_blocking(self._pipe_end, False)
@@ -118,21 +125,25 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         # A forked process would write its signals to the same pipe.
         os.register_at_fork(after_in_child=self.restore)
 
-    def _wait_for_signals(self, read_end):
-        """The thread: says the first signal in a line, and ends the process at a second one."""
-        first, since = None, None
+    def _wait_for_signals(self, read_end: int) -> None:
+        """Runs in the thread: reads signals from a pipe, says the first one in a line, and ends the
+        process at a second one."""
+        first = None
+        since = 0.
         with open(read_end, 'rb', buffering=0) as pipe:
             for byte in iter(lambda: pipe.read(1), b''):
                 number = byte[0]
                 if number not in self._former:
                     continue
                 if first is None:
-                    first, since = number, time.monotonic()
+                    first = number
+                    since = time.monotonic()
                     self._say(number)
                 elif number != first or time.monotonic() - since >= self._ECHO_SECONDS:
                     os._exit(128 + number)
 
-    def _say(self, number):
+    def _say(self, number: int) -> None:
+        """Writes a line about the signal of that number."""
         stream = self._stream or sys.stderr
         try:
             stream.write('\n%s: finishing this step and saving; once more to stop at once\n'

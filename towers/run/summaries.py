@@ -65,24 +65,41 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
         if norms:
             values.update(_norms(built))
         with tf.device('/cpu:0'):
-            own = tf.raw_ops.ScalarSummary(
-                tags=['train/' + name for name in values],
-                values=tf.stack([tf.cast(value, tf.float32) for value in values.values()]))
-    return [own] + [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
-                    if built.towers[0].has(summary.op.name)]
+            numbers = [tf.cast(value, tf.float32) for value in values.values()]
+            of_training = tf.raw_ops.ScalarSummary(
+                tags=['train/' + name for name in values], values=tf.stack(numbers))
+    of_model = [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
+                if built.towers[0].has(summary.op.name)]
+    return [of_training] + of_model
 
 
-def _norms(built):
-    """Dict from names to the norms of gradients and weights, and the noise scale if it is known."""
-    found = {name: [([gradient], variable) for gradient, variable in pairs if gradient is not None]
-             for name, pairs in with_parts('gradient_norm', built.gradients)}
+Sums = typing.List[typing.Tuple[list, tf.Variable]]
+"""Sums of gradients or weights: the tensors to be added, and the variable of their device."""
+
+
+def _norms(built: typing.Any) -> typing.Dict[str, tf.Tensor]:
+    """From names to the norms of gradients and weights, and the noise scale if it is known, of a
+    build."""
+    sums: typing.Dict[str, Sums] = {}
+    for name, pairs in with_parts('gradient_norm', built.gradients):
+        sums[name] = [([gradient], variable) for gradient, variable in pairs
+                      if gradient is not None]
     trained = {variable.op.name: variable for gradient, variable in all_pairs(built.gradients)
                if gradient is not None}
-    found['weight_norm'] = [([variable], variable) for variable in trained.values()]
+    sums['weight_norm'] = [([variable], variable) for variable in trained.values()]
+    norms = {}
     with only_device(built.placement.main):
-        found = {name: tf.sqrt(_squares(sums, built.placement)) for name, sums in found.items()}
-    noise = _noise_scale(built)
-    return found if noise is None else dict(found, noise_scale=noise)
+        for name, its_sums in sums.items():
+            norms[name] = tf.sqrt(_squares(its_sums, built.placement))
+    noise_scale = _noise_scale(built)
+    if noise_scale is not None:
+        norms['noise_scale'] = noise_scale
+    return norms
+
+
+def _is_summary(given: typing.Any) -> bool:
+    """Whether something given may be a summary: a tensor of strings."""
+    return isinstance(given, tf.Tensor) and given.dtype == tf.string
 
 
 class SummaryHook(tf.train.SessionRunHook):
@@ -107,8 +124,8 @@ class SummaryHook(tf.train.SessionRunHook):
         Raises:
           InvalidArgumentError: an argument of another kind.
         """
-        if not isinstance(summaries, (list, tuple)) or not all(
-                isinstance(each, tf.Tensor) and each.dtype == tf.string for each in summaries):
+        is_list = isinstance(summaries, (list, tuple))
+        if not is_list or not all(map(_is_summary, summaries)):
             raise InvalidArgumentError('summaries=%.80r: expected a list of what tf.summary.scalar '
                                        'and the like return.' % (summaries,))
         check_step_variable(global_step)
@@ -123,7 +140,7 @@ class SummaryHook(tf.train.SessionRunHook):
         self._writer: typing.Any = None
         self._step = 0  # counted, as if each run of the session did one step
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Opens an event file and writes its `SessionLog.START`."""
         self._step = int(session.run(self._global_step))
         if self._writer is None:
@@ -136,14 +153,16 @@ class SummaryHook(tf.train.SessionRunHook):
         # From the next step on: the summaries of this one were written before its checkpoint.
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._step + 1)
 
-    def before_run(self, run_context):
+    def before_run(self, run_context: tf.train.SessionRunContext
+                   ) -> typing.Optional[tf.train.SessionRunArgs]:
         """Fetches the summaries if they are due after the coming step."""
         self._step += 1
         if self._step % self._summary_steps:
             return None
         return tf.train.SessionRunArgs(self._summaries)
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: tf.train.SessionRunContext,
+                  run_values: tf.train.SessionRunValues) -> None:
         """Writes the summaries that were fetched."""
         if run_values.results is None:
             return
@@ -170,8 +189,9 @@ class SummaryHook(tf.train.SessionRunHook):
         self._writer.flush()
 
 
-def _noise_scale(built):
-    """The gradient noise scale: the batch, in examples, beyond which more help little; a float64.
+def _noise_scale(built: typing.Any) -> typing.Optional[tf.Tensor]:
+    """The gradient noise scale of a build, a float64: the number of examples in a batch beyond
+    which more help little.
 
     McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1. The
     gradients of N equal shards of a batch of B examples give without another pass
@@ -205,8 +225,8 @@ def _noise_scale(built):
     # Each tower's gradient is its share of the sum: G_k and their mean are N times as large, but
     # for a factor that they have in common.
     count = len(towers)
-    shards = []
-    sums = []
+    shards: Sums = []
+    sums: Sums = []
     for name, gradients in gradients_of.items():
         shards += [([gradient], variables[name]) for gradient in gradients]
         sums.append((gradients, variables[name]))
@@ -216,7 +236,7 @@ def _noise_scale(built):
         return count * towers[0].size * (small - big) / (count * big - small)
 
 
-def _are_equal_shards(towers):
+def _are_equal_shards(towers: typing.Sequence[typing.Any]) -> bool:
     """Whether towers are several, of one known size, and without micro-batches."""
     sizes = {tower.size for tower in towers}
     if len(towers) < 2 or len(sizes) > 1 or not isinstance(towers[0].size, int):
@@ -224,9 +244,9 @@ def _are_equal_shards(towers):
     return not any(tower.micro_batch for tower in towers)
 
 
-def _squares(sums, placement):
-    """The sum of all squares of the sums of tensors, `(tensors, variable)` pairs, each computed on
-    the device of its variable."""
+def _squares(sums: Sums, placement: typing.Any) -> tf.Tensor:
+    """The sum of all squares of some sums, each computed on the device of its variable; `placement`
+    is of the build."""
     squares = []
     for tensors, variable in sums:
         with placement.scope_of(variable):
@@ -234,7 +254,7 @@ def _squares(sums, placement):
     return tf.add_n(squares)
 
 
-def _squared_norm_of_sum(tensors):
+def _squared_norm_of_sum(tensors: list) -> tf.Tensor:
     """The sum of squares of a sum of tensors, a float64 scalar: sums over hundreds of variables are
     exact enough in float64. Rows of `IndexedSlices` that occur several times are summed first."""
     if all(isinstance(each, tf.IndexedSlices) for each in tensors):

@@ -11,7 +11,7 @@ import warnings
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 import tensorflow.compat.v1 as tf
 
@@ -88,8 +88,8 @@ def training_session(directory: str, global_step: tf.Variable,
     """
     directory = directory_name('directory', directory)
     check_step_variable(global_step)
-    hooks = listed_hooks('hooks', hooks)
-    last_hooks = listed_hooks('last_hooks', last_hooks)
+    hooks_before = listed_hooks('hooks', hooks)
+    hooks_after = listed_hooks('last_hooks', last_hooks)
     if config is None:
         config = config_of_towers()
     else:
@@ -120,10 +120,10 @@ def training_session(directory: str, global_step: tf.Variable,
         else:
             creator = member.session_creator(_NewestCheckpoint(
                 newest, newest_again, scaffold, member.target, member.config), scaffold)
-            hooks = member.hooks + hooks
+            hooks_before = member.hooks + hooks_before
+        all_hooks = [steps] + hooks_before + [checkpoints] + hooks_after
         try:
-            with tf.train.MonitoredSession(
-                    creator, [steps] + hooks + [checkpoints] + last_hooks) as session:
+            with tf.train.MonitoredSession(creator, all_hooks) as session:
                 yield session
         except tf.errors.OpError as error:
             reason = explained(error, steps.number + 1)
@@ -132,7 +132,7 @@ def training_session(directory: str, global_step: tf.Variable,
             raise reason from None
 
 
-def _check_optional(check, member, initial_values):
+def _check_optional(check: typing.Any, member: typing.Any, initial_values: typing.Any) -> None:
     """Raises `InvalidArgumentError` for these arguments of `training_session`, None or not."""
     if check is not None:
         check_function('check', check, 3, 'a function of a checkpoint and two texts, or None')
@@ -143,7 +143,8 @@ def _check_optional(check, member, initial_values):
         check_instance('initial_values', initial_values, InitialValues, 'what init_from returned')
 
 
-def _init_fn(initial_values, newest, say):
+def _init_fn(initial_values: typing.Optional[InitialValues], newest: typing.Optional[Newest],
+             say: typing.Callable) -> typing.Optional[typing.Callable]:
     """The function of a `Scaffold` that takes the initial values; None where none are taken.
 
     Args:
@@ -163,7 +164,8 @@ def _init_fn(initial_values, newest, say):
     return restore
 
 
-def _checked_newest(directory, recover, check, say):
+def _checked_newest(directory: str, recover: bool, check: typing.Optional[typing.Callable],
+                    say: typing.Callable) -> typing.Optional[Newest]:
     """Finds the newest checkpoint, compares it with the graph, and tidies the directory.
 
     The arguments are those of `training_session`.
@@ -212,7 +214,7 @@ class _NewestCheckpoint(tf.train.SessionCreator):
         self._config = config
         self._is_first = True
 
-    def create_session(self):
+    def create_session(self) -> tf.Session:
         """A `tf.Session` with the restored (or initialised) variables."""
         newest = self._newest if self._is_first else self._newest_again()
         self._is_first = False
@@ -225,14 +227,16 @@ class _NewestCheckpoint(tf.train.SessionCreator):
 class _StepsDone(tf.train.SessionRunHook):
     """Counts the steps that have succeeded, for an error raised when the session is closed."""
 
-    def __init__(self, global_step):
+    def __init__(self, global_step: tf.Variable):
+        """Counts from the value of `global_step` on."""
         self.number = 0
         self._global_step = global_step
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self.number = int(session.run(self._global_step))
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: tf.train.SessionRunContext,
+                  run_values: tf.train.SessionRunValues) -> None:
         self.number += 1
 
 
@@ -266,7 +270,7 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
     with contextlib.ExitStack() as stack:
         try:
             tf.io.gfile.makedirs(directory)
-            unlocked = 'there are no file locks for it'
+            unlocked: typing.Optional[str] = 'there are no file locks for it'
             if fcntl is not None and '://' not in directory:
                 # Unbuffered, so that a full disk is an error of the write.
                 lock_file = stack.enter_context(open(
@@ -284,8 +288,9 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
         yield not unlocked
 
 
-def _locked(directory, lock_file):
-    """Locks the file and writes into it who holds it; returns None, or why there is no lock."""
+def _locked(directory: str, lock_file: typing.Any) -> typing.Optional[str]:
+    """Locks the file `run.lock` of a directory, and writes into it who holds it; returns None, or
+    why there is no lock."""
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -48,7 +48,7 @@ class WeightAverages:
                      expected='a number between 0 and 1, such as 0.999')
         check_step_variable(global_step)
         self._averages = tf.train.ExponentialMovingAverage(float(decay), global_step)
-        self._by_name = {}
+        self._by_name: typing.Dict[str, tf.Variable] = {}
 
     def update_after(self, train_op: tf.Operation,
                      variables: typing.Sequence[tf.Variable]) -> tf.Operation:
@@ -103,8 +103,9 @@ class WeightAverages:
 
         def average_or_variable(getter, name, *args, **kwargs):
             variable = getter(name, *args, **kwargs)
-            return self._by_name.get(getattr(getattr(variable, 'op', None), 'name', None),
-                                     variable)
+            name_of_op = getattr(getattr(variable, 'op', None), 'name', None)
+            return self._by_name.get(name_of_op, variable)
+
         with graph_walk.Recording(tf.get_default_graph()) as made, tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=average_or_variable,
                 auxiliary_name_scope=False):
@@ -118,21 +119,31 @@ class WeightAverages:
                     'tf.get_variable.' % variable.op.name)
 
 
-def averages_in(checkpoint, variables):
+def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
+                ) -> typing.Tuple[typing.Dict[str, tf.Variable], int]:
     """From which names of a checkpoint to restore variables: their moving averages, if it has them.
 
     For a graph without `WeightAverages` that evaluates or exports.
+
+    Args:
+      checkpoint: its prefix.
+      variables: to be restored.
 
     Returns:
       `(names, count)`: a dict from names in the checkpoint to variables, for `tf.train.Saver`, and
       how many of the names are of averages.
     """
-    there = {name for name, _ in tf.train.list_variables(checkpoint)}
+    names_saved = {name for name, _ in tf.train.list_variables(checkpoint)}
     names = {}
+    num_averages = 0
     for variable in variables:
-        average = variable.op.name + '/ExponentialMovingAverage'
-        names[average if average in there else variable.op.name] = variable
-    return names, sum(name.endswith('/ExponentialMovingAverage') for name in names)
+        name = variable.op.name
+        average = name + '/ExponentialMovingAverage'
+        if average in names_saved:
+            name = average
+        num_averages += name.endswith('/ExponentialMovingAverage')
+        names[name] = variable
+    return names, num_averages
 
 
 # ---- SavedModel ----------------------------------------------------------------------------------
@@ -199,14 +210,21 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
     return target
 
 
-def _checked_signature(built):
+def _checked_signature(built: typing.Any) -> typing.Tuple[dict, dict]:
     """`(inputs, outputs)` of what the caller's function built in the default graph."""
-    graph = tf.get_default_graph()
-    if not isinstance(built, (tuple, list)) or len(built) != 2 or not all(
-            isinstance(part, dict) and part and all(
-                isinstance(each, _TENSORS) and getattr(each, 'graph', graph) is graph
-                for each in part.values()) for part in built):
+    is_pair = isinstance(built, (tuple, list)) and len(built) == 2
+    if not is_pair or not all(map(_is_dict_of_tensors, built)):
         raise InvalidArgumentError('build returned %.200r: expected (inputs, outputs), two dicts '
                                    'from names to tensors of the graph that it is called under.'
                                    % (built,))
-    return built
+    inputs, outputs = built
+    return inputs, outputs
+
+
+def _is_dict_of_tensors(given: typing.Any) -> bool:
+    """Whether something given is a dict with tensors of the default graph, at least one."""
+    graph = tf.get_default_graph()
+    if not isinstance(given, dict) or not given:
+        return False
+    return all(isinstance(value, _TENSORS) and getattr(value, 'graph', graph) is graph
+               for value in given.values())

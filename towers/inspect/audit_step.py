@@ -1,0 +1,117 @@
+"""The audit of a step that was run: did TensorFlow place and rewrite it as the plan says?"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.built import BuiltTowers
+from towers.errors import InvalidArgumentError
+from towers.gradients.tower import Tower
+from towers.graph.graph_walk import leaves_of, operation_named
+from towers.inspect.findings import (
+    Findings,
+    broken,
+    counted_operations,
+    findings_of_variables,
+    named,
+    note,
+    some,
+)
+from towers.placement.devices import is_gpu, short_name
+from towers.placement.numerics import converted_operations, xla_clusters
+from towers.placement.tower_device import operation_device, resolved, stages_of
+
+
+def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
+    """Yields the findings about the devices on which the runtime placed a step, and about its
+    rewrites. Raises `InvalidArgumentError` for metadata without partition graphs."""
+    placed = {}  # from the name of an operation to its device
+    for partition in run_metadata.partition_graphs:
+        for node in partition.node:
+            placed[node.name] = resolved(node.device)
+    if not placed:
+        raise InvalidArgumentError(
+            'run_metadata holds no partition graphs: run the step with options='
+            'tf.RunOptions(output_partition_graphs=True).')
+    yield from findings_of_variables(
+        built._replace(variables=[v for v in built.variables if v.op.name in placed],
+                       slots=[s for s in built.slots if s.op.name in placed]),
+        lambda variable: placed.get(variable.op.name, resolved(variable.device)))
+    graph = leaves_of(built.towers[0].inputs)[0].graph
+    for tower in built.towers:
+        yield from _findings_of_moves(tower, graph, placed)
+    yield from _findings_of_precision(built, run_metadata)
+    yield from _findings_of_xla(built, run_metadata)
+    devices = ', '.join(map(short_name, sorted(set(placed.values()))))
+    yield note('what the runtime placed was checked: %s on %s' % (
+        counted_operations(placed), devices))
+
+
+def _findings_of_moves(tower: Tower, graph: tf.Graph, placed: typing.Dict[str, str]) -> Findings:
+    """Yields the operations of a tower that the runtime has moved off the tower's devices.
+
+    Args:
+      tower: the tower.
+      graph: that it is in.
+      placed: from the name of an operation to the device on which it ran.
+    """
+    moved_away = []
+    without_kernel = []
+    for name, device in placed.items():
+        if not tower.has(name) or device in stages_of(tower.device):
+            continue
+        op = operation_named(graph, name)
+        if op is None or not _may_not_move(op, tower):  # None: the runtime's own, a transfer, say
+            continue
+        # Integers and strings have few kernels on a GPU; operations on floats have one.
+        has_floats = any(output.dtype.is_floating for output in op.outputs)
+        place = '%s to %s' % (name, named(device))
+        if has_floats or not is_gpu(tower.device):
+            moved_away.append(place)
+        else:
+            without_kernel.append(place)
+    if moved_away:
+        yield broken('the runtime moved %s of tower %d off %s: %s' % (
+            counted_operations(moved_away), tower.index, short_name(tower.device),
+            some(moved_away)))
+    if without_kernel:
+        yield note('the runtime moved %s of tower %d that %s has no kernel for' % (
+            counted_operations(without_kernel), tower.index, short_name(tower.device)))
+
+
+def _may_not_move(op: tf.Operation, tower: Tower) -> bool:
+    """Whether an operation asks for a device of its tower, and nothing binds it to another one.
+
+    Another device that is named in the graph is what the audit of the graph has checked. A
+    variable, or a TensorArray, binds what takes it.
+    """
+    if operation_device(op) not in stages_of(tower.device) or op.type == 'Enter':
+        return False
+    return all(tensor.dtype != tf.resource for tensor in op.inputs)
+
+
+def _findings_of_precision(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
+    """Yields whether a precision, which the runtime's rewrite brings, is in the step."""
+    if built.precision == 'float32':
+        return
+    converted = converted_operations(run_metadata, built.precision)
+    if converted:
+        counts = ['%d %s' % (count, kind) for kind, count in converted.most_common(6)]
+        yield note('in %s: %s' % (built.precision, ', '.join(counts)))
+        return
+    yield broken(
+        'no operation ran in %s: was the session made with use_precision(config, %r, '
+        'built.devices)? bf16 on CPUs needs TF_ENABLE_ONEDNN_OPTS=1, fp16 a GPU of compute '
+        'capability 7.0' % (built.precision, built.precision))
+
+
+def _findings_of_xla(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
+    """Yields how much of each tower XLA has compiled, where it was to."""
+    if not built.xla:
+        return
+    clusters = xla_clusters(run_metadata)
+    counts = ['%d clusters for %s' % (clusters[tower.device], short_name(tower.device))
+              for tower in built.towers]
+    yield note('XLA compiled %s' % ', '.join(counts))
+    if not all(clusters[tower.device] for tower in built.towers):
+        yield broken('XLA compiled nothing for some tower')

@@ -1,0 +1,120 @@
+"""What an audit finds, the words in which it says it, and what it finds about variables."""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.built import BuiltTowers
+from towers.errors import counted
+from towers.placement.devices import short_name
+from towers.reduce.replicas import Replicas
+from towers.variables.new_variables import owner_by_name
+
+
+class Finding(typing.NamedTuple):
+    """One line of an audit.
+
+    Attributes:
+      is_broken: whether a promise of the plan does not hold; else it is a fact to know.
+      line: what was found.
+    """
+
+    is_broken: bool
+    line: str
+
+
+Findings = typing.Iterator[Finding]
+
+DeviceOf = typing.Callable[[tf.Variable], str]
+"""A function from a variable to its canonical device, `''` for none."""
+
+
+def broken(line: str) -> Finding:
+    """A promise of the plan that does not hold."""
+    return Finding(True, line)
+
+
+def note(line: str) -> Finding:
+    """A fact that is no fault."""
+    return Finding(False, line)
+
+
+def counted_operations(operations: typing.Sized) -> str:
+    """How many operations there are: `'1 operation'`."""
+    return counted(len(operations), 'operation')
+
+
+def named(device: str) -> str:
+    """A device for people; `'no device'` for `''`."""
+    return short_name(device) if device else 'no device'
+
+
+def some(texts: typing.Sequence[str], limit: int = 3) -> str:
+    """The first `limit` of some texts, and how many more there are."""
+    text = ', '.join(texts[:limit])
+    if len(texts) > limit:
+        text += ', ... (%d more)' % (len(texts) - limit)
+    return text
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes as text: `'1.2 MB'`."""
+    for unit, size in (('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
+        if count >= size:
+            return '%.1f %s' % (count / size, unit)
+    return '%d bytes' % count
+
+
+# ---- variables -----------------------------------------------------------------------------------
+
+def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
+    """Yields the findings about variables, replicas and slots, by their devices."""
+    allowed = built.placement.devices()
+    for variable in built.variables:
+        name, device = variable.op.name, device_of(variable)
+        if device in allowed:
+            continue
+        if name in built.made:
+            yield broken('variable %s is on %s, not on %s' % (
+                name, named(device), ' or '.join(map(short_name, allowed))))
+        elif device:
+            yield note('variable %s, made before the towers, is on %s' % (name, named(device)))
+        else:
+            yield note('variable %s, made before the towers, is on no device: the runtime chooses'
+                       % name)
+    yield from _findings_of_slots(built.slots, built.variables, device_of, 'its variable')
+    if built.replicas is not None:
+        yield from _findings_of_replicas(built, built.replicas, device_of)
+        yield from _findings_of_slots(built.replicas.slots, built.replicas.variables, device_of,
+                                      'the replica of its variable')
+
+
+def _findings_of_replicas(built: BuiltTowers, replicas: Replicas, device_of: DeviceOf) -> Findings:
+    """Yields the replicas that are off their tower's device, by `device_of` a variable."""
+    for variable in built.variables:
+        for tower in built.towers[1:]:
+            replica = replicas.replica_of(variable, tower.index)
+            if replica is not variable and device_of(replica) != tower.device:
+                yield broken("tower %d's replica of %s is on %s, not on %s" % (
+                    tower.index, variable.op.name, named(device_of(replica)),
+                    short_name(tower.device)))
+
+
+def _findings_of_slots(slots: typing.Iterable[tf.Variable], owners: typing.Iterable[tf.Variable],
+                       device_of: DeviceOf, owner_text: str) -> Findings:
+    """Yields the slots that are not with their owner.
+
+    Args:
+      slots: variables that an optimizer has made.
+      owners: the variables that they belong to.
+      device_of: gives the device of a variable.
+      owner_text: what an owner is, in words.
+    """
+    owners_by_name = {owner.op.name: owner for owner in owners}
+    for slot in slots:
+        owner = owner_by_name(slot.op.name, owners_by_name)
+        if owner is None or not device_of(owner):
+            continue  # without a device the runtime chooses one, which a step's metadata tells
+        if device_of(slot) != device_of(owner):
+            yield broken('slot %s is on %s, %s on %s' % (
+                slot.op.name, named(device_of(slot)), owner_text, named(device_of(owner))))
