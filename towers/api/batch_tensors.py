@@ -51,7 +51,8 @@ class BatchTensors:
         return self._values[tensor.name]
 
     def _merged(self, tensor):
-        towers, recorded = self._towers, self._towers.recorded
+        towers = self._towers
+        recorded = self._towers.recorded
         operations = self._model.operations_beside(tensor, self._all_towers_have)
         self._check_beside(tensor, operations)
         with graph_walk.Recording(tf.get_default_graph()) as of_first:
@@ -59,7 +60,8 @@ class BatchTensors:
         values += [self._in_tower(number, tensor, operations)
                    for number in range(1, len(towers.towers))]
         self._imports += 1
-        batch, proven = towers.batch, recorded.proven
+        batch = towers.batch
+        proven = recorded.proven
         if operations and len(values) > 1:
             analysis = analyse(recorded.operations + of_first.operations, batch.inputs[0],
                                values[:1])
@@ -89,11 +91,13 @@ class BatchTensors:
                 self._towers.copies[number - 1](of_first))
         if not operations:
             return of_tower(tensor)
-        tower, names = self._towers.towers[number], graph_walk.names_of(operations)
+        tower = self._towers.towers[number]
+        names = graph_walk.names_of(operations)
         substitutes = {leaf.name: of_tower(leaf) for op in operations for leaf in op.inputs
                        if leaf.op.name not in names}
         part = self._towers.request.split.parts[number]
-        graph, scope = tf.get_default_graph(), '%s/of_program_%d/' % (part.scope, self._imports)
+        graph = tf.get_default_graph()
+        scope = '%s/of_program_%d/' % (part.scope, self._imports)
         with only_device(TowerDevice(stages_of(tower.device)[-1])), graph.name_scope(None):
             return import_again(operations, substitutes, scope).tensor(tensor)
 

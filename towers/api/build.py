@@ -247,7 +247,8 @@ def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:
 
 def merge_outputs(tower_set: TowerSet) -> ModelOutput:
     """Merges losses, predictions and metrics of the towers into the batch's."""
-    request, batch = tower_set.request, tower_set.batch
+    request = tower_set.request
+    batch = tower_set.batch
     towers = tower_set.towers
     with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
         loss = None
@@ -265,7 +266,8 @@ def merge_outputs(tower_set: TowerSet) -> ModelOutput:
 
 def combine_towers(tower_set: TowerSet) -> typing.Any:
     """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
-    request, towers = tower_set.request, tower_set.towers
+    request = tower_set.request
+    towers = tower_set.towers
     objectives = request.training.objectives
     if not objectives:
         return Combined([])
@@ -288,7 +290,8 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
       gradients: of each tower, shaped.
       gradients_of_shards: of each part of the batch, `Tower.of_shard`, shaped.
     """
-    request, trainable = tower_set.request, tower_set.roles.trainable
+    request = tower_set.request
+    trainable = tower_set.roles.trainable
     objectives = request.training.objectives
     of_towers = [objectives.of(objective, each) for each in gradients]
     of_shards = [objectives.of(objective, each) for each in gradients_of_shards]

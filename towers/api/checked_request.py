@@ -261,7 +261,8 @@ def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectiv
 def _check_cluster(request: Request) -> None:
     """Raises `ClusterError` for a cluster that cannot train so, and for the parameter servers of a
     program that passes no cluster."""
-    objectives, placement = request.training.objectives, request.placement
+    objectives = request.training.objectives
+    placement = request.placement
     if not objectives:
         return
     if request.cluster is None:

@@ -54,9 +54,11 @@ def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory
     """
     is_pipeline = pipeline.micro_batches > 1
     if is_pipeline:
-        name, count = 'micro_batches', pipeline.micro_batches
+        name = 'micro_batches'
+        count = pipeline.micro_batches
     else:
-        name, count = 'accumulate', memory.accumulate
+        name = 'accumulate'
+        count = memory.accumulate
     if is_pipeline and memory.accumulate > 1:
         raise InvalidArgumentError(
             'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
@@ -95,7 +97,8 @@ def check_variables_of_reuse(earlier: BuiltTowers) -> None:
 
 def check_together(request: Request) -> None:
     """Refuses other options that contradict each other."""
-    training, call = request.training, request.call
+    training = request.training
+    call = request.call
     if request.numerics.stateless_random and training.global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_recompute(request)

@@ -40,7 +40,9 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Pl
       update: of their variables.
       num_updates_before: how many `UPDATE_OPS` there were before the towers.
     """
-    request, batch, towers = tower_set.request, tower_set.batch, tower_set.towers
+    request = tower_set.request
+    batch = tower_set.batch
+    towers = tower_set.towers
     trains = bool(request.training.objectives)
     metric_counters = operation_names(tf.local_variables())
     variables = [variable for variable in tower_set.recorded.variables
@@ -216,7 +218,8 @@ def _lines_of_training(tower_set: TowerSet, update: Update) -> Lines:
 
 def _one_device(tower_set: TowerSet) -> typing.Optional[str]:
     """Whether the towers are proven to be one device, for each loss; None for one tower alone."""
-    request, recorded = tower_set.request, tower_set.recorded
+    request = tower_set.request
+    recorded = tower_set.recorded
     accumulate = request.split.accumulate
     if len(tower_set.towers) == 1 and request.has_whole_batch:
         return None
@@ -259,7 +262,8 @@ def _num_towers_of_update(request: Request) -> int:
 
 def _reduction(request: Request) -> str:
     """The loss whose gradient the combined gradient is, in words."""
-    reduction, cluster = request.training.reduction, request.cluster
+    reduction = request.training.reduction
+    cluster = request.cluster
     num_towers = _num_towers_of_update(request)
     if num_towers == 1:
         return '%s (of one tower: its own gradient)' % reduction

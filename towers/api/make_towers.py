@@ -222,7 +222,8 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _S
     parts = request.split.parts
     if len(parts) == 1:
         return []
-    differentiated, roles = first.differentiated, first.roles
+    differentiated = first.differentiated
+    roles = first.roles
     tower = differentiated.tower
     updates = _updates_of_every_tower(tower.updates, roles, request)
     # A value that tower 0 alone writes may be computed from all towers' parts.

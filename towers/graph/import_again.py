@@ -163,7 +163,8 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
 
     All results of a loop are among them, since a loop can be differentiated as a whole only.
     """
-    definition, graph = context.to_proto(), tf.get_default_graph()
+    definition = context.to_proto()
+    graph = tf.get_default_graph()
     names = [getattr(definition, field, '') for field in _NAMES_OF_TENSORS]
     names += getattr(definition, 'loop_exit_names', ())
     return [graph.get_operation_by_name(producer(name)) for name in names if name]

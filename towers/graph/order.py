@@ -15,7 +15,8 @@ from towers.graph.graph_walk import inputs_of, reached
 from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
 from towers.graph.variable_access import Writes, is_variable, variable_op
 
-_LOOP, _BRANCH = 'loop', 'branch'
+_LOOP = 'loop'
+_BRANCH = 'branch'
 BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
 
 

@@ -113,13 +113,15 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
             '/device:CPU:%d' % index for index in range(num_towers)]
         if 'devices' in options:
             devices = resolve_devices(options.pop('devices'))
-        num_workers, num_towers = 1, len(devices)
+        num_workers = 1
+        num_towers = len(devices)
         _check_devices(devices, options)
         shares = options['shares'] = checked_shares(shares, num_towers, 'towers')
         if not same_shards:
             _check_divides(inputs, shares, options)
     else:
-        num_workers, shares = len(machines.shares), machines.shares
+        num_workers = len(machines.shares)
+        shares = machines.shares
     if same_shards and len(set(shares)) > 1:
         raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
                                    'that the %s have equal parts.' % (
@@ -136,7 +138,8 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     if machines is None:
         numbers, proof = run_towers(program, devices, one.initial, same_shards)
     else:
-        numbers, proof = run_machines(program, machines, sizes, one.initial), None
+        numbers = run_machines(program, machines, sizes, one.initial)
+        proof = None
     ran = CheckedRuns(all_towers, num_workers, steps, reduction, num_parts, same_shards)
     return report_on(one.numbers, numbers, one.traits, ran, tolerance, proof)
 
@@ -177,7 +180,8 @@ def _check_make_optimizer(make_optimizer: typing.Any) -> None:
 
 def _check_devices(devices: typing.Sequence[str], options: typing.Dict[str, typing.Any]) -> None:
     """Raises `InvalidArgumentError` for one tower that is built as a plain program is."""
-    memory, pipeline = options['memory'], options['pipeline']
+    memory = options['memory']
+    pipeline = options['pipeline']
     has_micro_batches = memory.accumulate > 1 or pipeline.micro_batches > 1
     if len(all_devices(devices)) > 1 or len(devices) > 1 or has_micro_batches:
         return

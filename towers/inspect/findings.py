@@ -71,7 +71,8 @@ def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
     """Yields the findings about variables, replicas and slots, by their devices."""
     allowed = built.placement.devices()
     for variable in built.variables:
-        name, device = variable.op.name, device_of(variable)
+        name = variable.op.name
+        device = device_of(variable)
         if device in allowed:
             continue
         if name in built.made:

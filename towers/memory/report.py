@@ -124,9 +124,11 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
     figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
     axes = figure.add_subplot(111)
     highest = float(max(max(point.account.peak, point.measured or 0) for point in points))
-    unit, unit_name = 1e6, 'MB'
+    unit = 1e6
+    unit_name = 'MB'
     if highest >= _GB_FROM:
-        unit, unit_name = 1e9, 'GB'
+        unit = 1e9
+        unit_name = 'GB'
     _draw_points(axes, points, unit)
     axes.axhline(limit / unit, color='#cc0000', linestyle='--',
                  label='limit, %.6g %s' % (limit / unit, unit_name))

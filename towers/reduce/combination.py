@@ -240,7 +240,8 @@ def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 # Measured on two cores, see benchmarks/results/speed.md: from 64 examples a tower on, towers that
 # multiply side by side are as fast. No more rows in all than were measured.
-_MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
+_MOST_ROWS = 32
+_MOST_JOINT_ROWS = 128
 _LEAST_ELEMENTS = 2 ** 20
 
 

@@ -31,7 +31,8 @@ from towers.reduce.combination import Pairs, add_up, by_variable
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
 
 
-FORWARD, BACKWARD = 'forward', 'backward'
+FORWARD = 'forward'
+BACKWARD = 'backward'
 
 Pass = typing.Tuple[str, int]
 """`FORWARD` or `BACKWARD`, and the number of the micro-batch; or, of one micro-batch, the stage."""
