@@ -87,13 +87,7 @@ class Evaluation:
         options: typing.Dict[str, typing.Any] = dict(
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
-        if is_finished(model_fn):
-            _check_alike(inputs, dataset)
-        else:
-            check_model_fn(model_fn)
-            if inputs is not None:
-                raise InvalidArgumentError('inputs= is for the tensors of a finished model, and '
-                                           'this is a model function.')
+        _check_model(model_fn, inputs, dataset)
         self._feed = feed
         check_build_arguments(model_fn, None, None, devices, **options)
         with tf.device('/cpu:0'):
@@ -192,6 +186,17 @@ class Evaluation:
             except tf.errors.OutOfRangeError:
                 return
             yield int(size), values
+
+
+def _check_model(model: typing.Any, inputs: typing.Any, dataset: typing.Any) -> None:
+    """Checks a model function, or a finished model with its `inputs`, for a data set."""
+    if is_finished(model):
+        _check_alike(inputs, dataset)
+        return
+    check_model_fn(model)
+    if inputs is not None:
+        raise InvalidArgumentError('inputs= is for the tensors of a finished model, and '
+                                   'this is a model function.')
 
 
 def _check_alike(inputs: typing.Any, dataset: typing.Any) -> None:
