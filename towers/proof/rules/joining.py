@@ -61,6 +61,9 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     place = 1 if is_even else 0  # of the tensor among the inputs
     axis = view.value(op.inputs[0 if is_even else 2])
     state = as_number(op, states[place], view)
+    arguments = list(states[:place]) + list(states[place + 1:])
+    if any(argument.is_total for argument in arguments):
+        return unknown(op, 'has parts whose sizes are computed from the examples')
     if not state.is_by_example or state.kind is Kind.ONE_EXAMPLE:
         return state
     rank = view.rank(op.inputs[place])

@@ -61,7 +61,8 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
         return sizes
     state = as_number(op, states[0], view)
     arguments = list(states[1:])
-    has_shape_of_examples = op.type == 'Reshape' and state.is_by_example
+    is_of_batch = state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
+    has_shape_of_examples = op.type == 'Reshape' and is_of_batch
     if not has_shape_of_examples:
         arguments = as_numbers(op, arguments, view)
     for argument in arguments:

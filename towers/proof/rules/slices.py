@@ -182,7 +182,7 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     if sizes is None:
         return unknown(op, NO_STATIC_ARGUMENT)
     for limit in limits:
-        if limit.kind not in (Kind.INDEPENDENT, Kind.SIZES):
+        if limit.kind not in (Kind.INDEPENDENT, Kind.SIZES) or limit.depends_on_size:
             return unknown(op, NO_STATIC_ARGUMENT)
     axes = [axis for axis, size in enumerate(sizes) if size.per_example]
     if not axes and not gradient.is_by_example and not gradient.has_offset:
