@@ -17,7 +17,7 @@ Read in this order:
 6. `batch_norms`: the statistics that are those of batch norms; `written`: what is written to
    variables; `verdict`: the plan's line.
 
-Tests: `tests/proof/test_rules.py` has a line for each answer of a rule, `losses.py` has whole losses
+Tests: `tests/proof/test_rules.py` has a line for each answer of a rule, `losses.py` whole losses
 whose answer is known by hand, `random_graphs.py` makes programs at random. What has no test file of
 its own (`scratch`, `functions`, `view`, `contexts`, `transfer`, `fixed_point`, `written_before`) is
 tested by these, and by `test_analysis.py`.
