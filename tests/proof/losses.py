@@ -2063,3 +2063,8 @@ def norm_by_channels_with_a_scale_of_others(image):
     normalized = tf.nn.fused_batch_norm(
         channels, tf.reverse(scale, [0]), 0 * scale, data_format='NCHW')[0]
     return average(tf.square(tf.reshape(normalized, [-1, 3, 64])[:, 1, 5]))
+
+
+@coupled
+def zeros_of_a_fed_shape(x):
+    return average(score(x) + tf.zeros(tf.placeholder_with_default([8], [1])))

@@ -107,7 +107,8 @@ class State(typing.NamedTuple):
     shard_statistics: typing.FrozenSet[str] = frozenset()
     # whether random numbers take part
     is_random: bool = False
-    # INDEPENDENT: whether all entries are equal, or drawn alike, each by itself
+    # INDEPENDENT: whether all entries are equal, or drawn alike, each by itself; in a graph of a
+    # static batch (`View.is_as_built`) ones [8, 4] are as good as ones for each of 8 examples
     is_uniform: bool = False
     # UNKNOWN: where and why the proof ended
     reason: typing.Optional[Reason] = None

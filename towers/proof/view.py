@@ -21,7 +21,9 @@ class View:
     Attributes:
       graph: `tf.Graph`, the scratch graph.
       bodies: `Bodies` of the functions that are called in it.
-      examples: the number of examples in it: int, a prime if `is_prime`.
+      examples: the number of examples in it: int.
+      is_as_built: whether that is the size of the program's own batch, which is static, not a
+        prime: then states tell where the examples are in this graph, and nothing of another batch.
       states: {name of a tensor: `State`}, which `FixedPoint` fills.
       reasons: {name of a statistic of the shard: `Reason`, its first use that is not linear}.
       arrays: `Arrays`, the states of the elements of `tf.TensorArray`s.
@@ -38,6 +40,7 @@ class View:
         self.graph = scratch.graph
         self.bodies = bodies
         self.examples = scratch.examples
+        self.is_as_built = not scratch.is_prime
         self.states = dict(scratch.given)
         self.reasons: typing.Dict[str, Reason] = {}
         self.arrays = Arrays()

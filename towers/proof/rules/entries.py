@@ -154,8 +154,8 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
         return unknown(op, 'brings examples together with each other')
     layout = layouts.pop()
     for tensor, state in zip(op.inputs, states):
-        goes_to_each = state.is_uniform or _is_broadcast_along(tensor, layout.axis, view)
-        if not state.is_by_example and not goes_to_each:
+        is_alike = state.is_by_example or view.is_as_built and state.is_uniform
+        if not is_alike and not _is_broadcast_along(tensor, layout.axis, view):
             return unknown(op, HAS_OWN_SIZE)
     found = State(*layout._replace(axis=rank + layout.axis))
     return found._replace(is_constant=_are_constant(states)).with_marks_of(marks)

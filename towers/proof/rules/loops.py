@@ -131,15 +131,21 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
             return state
     numbers = as_numbers(op, states, view)
     if any(state.is_by_example for state in numbers):
-        return _either_of_examples(op, numbers).with_marks_of(*states)
+        return _either_of_examples(op, numbers, view).with_marks_of(*states)
     if any(state.is_position for state in numbers):
         return unknown(op, 'joins numbers of the examples')
     return sum_of_totals(op, numbers, view)
 
 
-def _either_of_examples(op: tf.Operation, states: _States) -> State:
-    """One of several values of the examples, which have them in the same place."""
-    values = [state for state in states if not state.is_uniform]
+def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
+    """One of several values of the examples, which have them in the same place.
+
+    In a graph of a static batch, the state of zeros [8, 4] that a recurrent cell begins with is
+    that of what it goes on with.
+    """
+    values = states
+    if view.is_as_built:
+        values = [state for state in states if not state.is_uniform]
     kinds = {state.kind for state in values}
     if kinds == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
         return ONE_EXAMPLE
