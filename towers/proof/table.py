@@ -1,8 +1,8 @@
 """The table of rules: one row for each kind of operation, with the sentence that justifies it.
 
 To add an operation, add its type to the row whose sentence holds for it, or a row with a rule of
-its own; and a test that compares towers with one device. An operation in no row gives results of
-which nothing is proven, unless none of its inputs depends on the examples.
+its own; and lines in `tests/proof/test_rules.py` (docs/proof.md has the steps). An operation in no
+row gives results of which nothing is proven, unless none of its inputs depends on the examples.
 """
 
 import typing
