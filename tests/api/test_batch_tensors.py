@@ -144,3 +144,27 @@ def test_tensors_of_another_graph_are_refused():
     built = towers.build_towers(model(x, y)[1], (x, y), sgd(), 2, 'mean', remainder='weight')
     with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError, match='of the graph of the build'):
         built.of(tf.constant(1.))
+
+
+@pytest.mark.parametrize('options', [
+    dict(memory=towers.Memory(accumulate=2)),
+    pytest.param(dict(variables=towers.VariablePlacement('replicated')), marks=pytest.mark.slow),
+    pytest.param(dict(pipeline=towers.Pipeline(stages='auto')), marks=pytest.mark.slow)],
+    ids=['accumulate', 'replicated', 'stages'])
+def test_beside_modes(options):
+    """Micro-batches, replicas of the variables, and towers of two devices."""
+    devices = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']] if 'pipeline' in options else 2
+    x, y = placeholders()
+    logits = dense(tf.tanh(dense(x, 4, 'a')), 3, 'b')
+    loss = tf.reduce_mean(tf.square(logits - y))
+    right = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), tf.argmax(y, 1)), tf.float32))
+    built = towers.build_towers(loss, (x, y), sgd(), devices, 'mean', remainder='weight', **options)
+    of_batch = [built.of(right), built.of(logits)]
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        if built.replicas is not None:
+            session.run(built.replicas.refresh())
+        ours, theirs = session.run([of_batch, [right, logits]], {x: X, y: Y})
+        for mine, expected in zip(ours, theirs):
+            np.testing.assert_allclose(mine, expected, rtol=1e-6)
+        session.run([built.train_op] + of_batch, {x: X, y: Y})
