@@ -2068,3 +2068,316 @@ def norm_by_channels_with_a_scale_of_others(image):
 @coupled
 def zeros_of_a_fed_shape(x):
     return average(score(x) + tf.zeros(tf.placeholder_with_default([8], [1])))
+
+
+# ---- loops that end with the longest example -----------------------------------------------------
+
+def until_longest(seq, lengths, step, end=None, values=None):
+    """Carries values [n, 4] from word to word up to the longest example: [n, 4] and time."""
+    lengths = tf.cast(lengths, tf.int32)
+    end = tf.minimum(5, tf.reduce_max(lengths) if end is None else end(lengths))
+    values = tf.zeros_like(seq[:, 0]) if values is None else values
+    return tf.while_loop(
+        lambda time, _: time < end,
+        lambda time, h: (time + 1, step(time, h, tf.tanh(seq[:, 0] + h), lengths)), [0, values])
+
+
+def kept_from_its_end(time, before, new, lengths):
+    return tf.where(time >= lengths, before, new)
+
+
+@independent
+def dynamic_rnn_of_lengths(seq, lengths):
+    outputs, state = rnn(seq, lengths=lengths)
+    return average(state) + average(tf.reduce_max(outputs, 1))
+
+
+@independent
+def time_major_rnn_of_lengths(seq, lengths):
+    outputs, state = rnn(seq, True, lengths)
+    return average(tf.square(state)) + average(tf.reduce_max(outputs, 0))
+
+
+@independent
+def reversed_rnn_of_lengths(seq, lengths):
+    backwards = tf.reverse_sequence(seq, lengths, seq_axis=1, batch_axis=0)
+    outputs = tf.reverse_sequence(rnn(backwards, lengths=lengths)[0], lengths, seq_axis=1)
+    return average(tf.reduce_max(outputs, 1))
+
+
+@independent
+def loop_that_keeps_what_has_ended(seq, lengths):
+    return average(until_longest(seq, lengths, kept_from_its_end)[1])
+
+
+@coupled
+def loop_that_goes_on_to_the_longest(seq, lengths):
+    return average(until_longest(seq, lengths, lambda time, before, new, lengths: new)[1])
+
+
+@coupled
+def loop_that_keeps_from_one_later(seq, lengths):
+    def step(time, before, new, lengths):
+        return tf.where(time > lengths, before, new)
+    return average(until_longest(seq, lengths, step)[1])
+
+
+@coupled
+def loop_that_keeps_from_other_lengths(seq, lengths):
+    def step(time, before, new, lengths):
+        return tf.where(time >= lengths + 1, before, new)
+    return average(until_longest(seq, lengths, step)[1])
+
+
+@coupled
+def loop_that_keeps_the_new_value(seq, lengths):
+    def step(time, before, new, lengths):
+        return tf.where(time >= lengths, new, before)
+    return average(until_longest(seq, lengths, step)[1])
+
+
+@coupled
+def loop_that_changes_what_has_ended(seq, lengths):
+    def step(time, before, new, lengths):
+        return tf.where(time >= lengths, before / 2., new)
+    return average(until_longest(seq, lengths, step)[1])
+
+
+@coupled
+def loop_to_the_shortest(seq, lengths):
+    return average(until_longest(seq, lengths, kept_from_its_end, tf.reduce_min)[1])
+
+
+@coupled
+def loop_to_half_of_the_longest(seq, lengths):
+    def half(lengths):
+        return tf.reduce_max(lengths) // 2
+    return average(until_longest(seq, lengths, kept_from_its_end, half)[1])
+
+
+@coupled
+def loop_to_the_shorter_of_two_maxima(seq, lengths, ids):
+    def shorter(lengths):
+        return tf.minimum(tf.reduce_max(lengths), tf.reduce_max(tf.cast(ids[:, 0], tf.int32)))
+    return average(until_longest(seq, lengths, kept_from_its_end, shorter)[1])
+
+
+@coupled
+def loop_below_twice_its_maximum(seq, lengths):
+    def limit(lengths):
+        return tf.minimum(tf.reduce_max(lengths), 6 - tf.reduce_max(lengths))
+    return average(until_longest(seq, lengths, kept_from_its_end, limit)[1])
+
+
+@coupled
+def time_at_the_end_of_the_longest(seq, lengths):
+    time, h = until_longest(seq, lengths, kept_from_its_end)
+    return average(h) * floats(time)
+
+
+@coupled
+def maximum_of_lengths_beside_its_loop(seq, lengths):
+    h = until_longest(seq, lengths, kept_from_its_end)[1]
+    return average(h) * floats(tf.reduce_max(lengths))
+
+
+@coupled
+def maximum_of_lengths_within_its_loop(seq, lengths):
+    longest = floats(tf.reduce_max(lengths))
+
+    def step(time, before, new, lengths):
+        return tf.where(time >= lengths, before, new * longest)
+    return average(until_longest(seq, lengths, step)[1])
+
+
+@coupled
+def loop_that_counts_from_one(seq, lengths):
+    lengths = tf.cast(lengths, tf.int32)
+    longest = tf.reduce_max(lengths)
+    _, h = tf.while_loop(
+        lambda time, _: 2 * time < longest,
+        lambda time, h: (time + 1, tf.where(time >= lengths, h, tf.tanh(seq[:, 0] + h))),
+        [1, tf.zeros_like(seq[:, 0])])
+    return average(h)
+
+
+def outputs_until_longest(seq, lengths, at_end, places=None):
+    """The values of each word, `at_end` behind an example's length: [5, n, 4]."""
+    lengths = tf.cast(lengths, tf.int32)
+    longest = tf.minimum(5, tf.reduce_max(lengths))
+    words = tf.TensorArray(tf.float32, 5).unstack(tf.transpose(seq, [1, 0, 2]))
+    made = tf.TensorArray(tf.float32, 5, element_shape=[None, 4])
+
+    def step(time, made):
+        place = time if places is None else places(time)
+        return time + 1, made.write(place, tf.where(
+            time >= lengths, at_end, tf.tanh(words.read(time))))
+    return tf.while_loop(lambda time, _: time < longest, step, [0, made])[1].stack()
+
+
+@independent
+def zeros_behind_the_end(seq, lengths):
+    outputs = outputs_until_longest(seq, lengths, tf.zeros_like(seq[:, 0]))
+    return average(tf.reduce_max(outputs, 0))
+
+
+@coupled
+def ones_behind_the_end(seq, lengths):
+    outputs = outputs_until_longest(seq, lengths, tf.ones_like(seq[:, 0]))
+    return average(tf.reduce_max(outputs, 0))
+
+
+@coupled
+def first_words_behind_the_end(seq, lengths):
+    outputs = outputs_until_longest(seq, lengths, seq[:, 0])
+    return average(tf.reduce_max(outputs, 0))
+
+
+# ---- one example in an iteration -----------------------------------------------------------------
+
+def of_each_example(function, n):
+    """A function of the number of each example, in a loop over them: [n, …]."""
+    made = tf.TensorArray(tf.float32, 0, dynamic_size=True)
+    made = tf.while_loop(lambda e, _: e < n,
+                         lambda e, made: (e + 1, made.write(e, function(e))), [0, made])[1]
+    return made.stack()
+
+
+@coupled
+def first_example_in_each_iteration(seq, mask):
+    n = size(seq)
+    return average(of_each_example(lambda e: tf.square(seq[e] - seq[0]), n))
+
+
+@coupled
+def next_example_in_each_iteration(seq):
+    n = size(seq)
+    return average(of_each_example(lambda e: tf.square(seq[e] - seq[tf.minimum(e + 1, n - 1)]), n))
+
+
+@coupled
+def examples_up_to_each_iteration(seq):
+    n = size(seq)
+    return average(of_each_example(lambda e: tf.square(average(seq[:e + 1])), n))
+
+
+@coupled
+def rows_of_two_indices(seq, mask):
+    indices = tf.where(mask > 0)  # [pairs, 2]
+    pairs = tf.reshape(indices[:size(indices) // 2 * 2], [-1, 4])
+    table = tf.tile(seq[:, :, :1, None], [1, 1, 8, 5])
+    return average(tf.square(tf.gather_nd(table, pairs)))
+
+
+@coupled
+def index_vectors_of_two_rows(seq, mask):
+    pairs = tf.reshape(tf.where(mask > 0), [-1, 4])  # (example, word, other example, its word)
+    table = tf.tile(seq[:, :, None, None, 0], [1, 1, 8, 5])
+    return average(tf.square(tf.gather_nd(table, pairs)))
+
+
+# ---- embeddings of sparse tensors ----------------------------------------------------------------
+
+def sparse_words(ids, mask):
+    """A sparse tensor [n, 5] of the words that a mask leaves."""
+    indices = tf.where(mask > 0)
+    return tf.SparseTensor(indices, tf.gather_nd(ids, indices), tf.shape(ids, out_type=tf.int64))
+
+
+@independent
+def embedding_of_filled_rows(ids, mask):
+    filled, is_empty = tf.sparse.fill_empty_rows(sparse_words(ids, mask), tf.constant(3, tf.int64))
+    h = tf.nn.embedding_lookup_sparse(variable('table', [10, 3]), filled, None, combiner='mean')
+    return average(tf.reduce_max(tf.where(is_empty, tf.zeros_like(h), h), 1))
+
+
+@independent
+def embedding_of_words_that_are_kept(ids, mask):
+    words = sparse_words(ids, mask)
+    kept = tf.sparse.retain(words, words.values > 2)
+    filled = tf.sparse.fill_empty_rows(kept, tf.constant(3, tf.int64))[0]
+    h = tf.nn.embedding_lookup_sparse(variable('table', [10, 3]), filled, None, combiner='sum')
+    return average(tf.square(h))
+
+
+@coupled
+def embedding_without_rows_of_empty_examples(ids, mask):
+    h = tf.nn.embedding_lookup_sparse(variable('table', [10, 3]), sparse_words(ids, mask), None,
+                                      combiner='sum')
+    return average(tf.square(h))
+
+
+@coupled
+def embedding_of_another_unique(ids, mask):
+    filled = tf.sparse.fill_empty_rows(sparse_words(ids, mask), tf.constant(3, tf.int64))[0]
+    table = tf.gather(variable('table', [10, 3]), tf.unique(filled.values // 2)[0])
+    which = tf.unique(filled.values)[1] // 2
+    positions = tf.cast(filled.indices[:, 0], tf.int32)
+    return average(tf.square(tf.sparse.segment_sum(table, which, positions)))
+
+
+@coupled
+def different_words_of_the_shard(ids, mask):
+    filled = tf.sparse.fill_empty_rows(sparse_words(ids, mask), tf.constant(3, tf.int64))[0]
+    different, which = tf.unique(filled.values)
+    numbers = variable('table', [50, 3])  # a row for the number that the shard gives a word
+    positions = tf.cast(filled.indices[:, 0], tf.int32)
+    by_number = tf.sparse.segment_sum(tf.gather(numbers, tf.range(size(different))), which,
+                                      positions)
+    return average(tf.square(by_number))
+
+
+@coupled
+def words_that_another_mask_keeps(ids, mask, seq):
+    words, others = sparse_words(ids, mask), sparse_words(ids, seq[:, :, 0])
+    kept = tf.squeeze(tf.where(others.values > 2), [1])
+    filled = tf.sparse.fill_empty_rows(
+        tf.SparseTensor(tf.gather(words.indices, kept), tf.gather(words.values, kept),
+                        words.dense_shape), tf.constant(3, tf.int64))[0]
+    return average(tf.square(tf.sparse.to_dense(filled)))
+
+
+@coupled
+def rows_of_a_shape_that_joins_examples(ids, mask):
+    words = sparse_words(ids, mask)
+    joined = tf.sparse.reshape(words, tf.stack([tf.cast(size(ids), tf.int64) * 5, 1]))
+    filled = tf.sparse.fill_empty_rows(joined, tf.constant(3, tf.int64))[0]
+    h = tf.nn.embedding_lookup_sparse(variable('table', [10, 3]), filled, None, combiner='sum')
+    return tf.reduce_max(h) + average(h)
+
+
+@independent
+def rows_of_a_shape_of_the_examples(ids, mask):
+    words = tf.sparse.reshape(sparse_words(ids, mask),
+                              tf.stack([tf.cast(size(ids), tf.int64), 5, 1]))
+    words = tf.sparse.reshape(words, tf.stack([tf.cast(size(ids), tf.int64), -1]))
+    filled = tf.sparse.fill_empty_rows(words, tf.constant(3, tf.int64))[0]
+    h = tf.nn.embedding_lookup_sparse(variable('table', [10, 3]), filled, None, combiner='sum')
+    return average(tf.square(h))
+
+
+@coupled
+def pairs_by_loops_in_each_other(seq):
+    n = size(seq)
+
+    def distance_from(e):
+        def distance_to(other):
+            return tf.reduce_sum(tf.square(seq[e] - seq[other]))
+        return average(tf.map_fn(distance_to, tf.range(n), tf.float32))
+    return average(of_each_example(distance_from, n))
+
+
+@coupled
+def example_that_enters_another_loop(seq):
+    def distances(one):
+        return average(tf.map_fn(lambda other: tf.reduce_sum(tf.square(one - other)), seq))
+    return average(tf.map_fn(distances, seq))
+
+
+@coupled
+def every_second_iteration(seq):
+    n = size(seq)
+    made = tf.TensorArray(tf.float32, 0, dynamic_size=True)
+    made = tf.while_loop(lambda e, _: e < floats(n), lambda e, made: (
+        e + 1.5, made.write(tf.cast(e, tf.int32), total(tf.square(seq[0])))), [0., made])[1]
+    return average(made.stack())

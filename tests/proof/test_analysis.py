@@ -104,3 +104,42 @@ def test_of_several_losses_each_offset_counts():
     question = MEAN_OF_TOWERS._replace(adds_shards=True)
     assert verdict_of(parts[:1], analysis, norms, question).is_proven
     assert not verdict_of(parts, analysis, norms, question).is_proven
+
+
+def pixels():
+    """Losses of pixels [n, height, width], by valid convolutions of images that are larger."""
+    image = tf.placeholder(tf.float32, [None, None, None, 3])
+    labels = tf.placeholder(tf.int64, [None, None, None])
+    logits = tf.nn.conv2d(image, tf.get_variable('w', [3, 3, 3, 4]), 1, 'VALID')
+    return image, labels, logits
+
+
+def test_lengths_that_are_not_static_are_equal_where_an_operation_needs_it():
+    image, labels, logits = pixels()
+    flat = tf.reshape(logits, [-1, 4])
+    of_pixels = losses.cross_entropies(tf.reshape(labels, [-1]), flat)
+    assert verdict(tf.reduce_mean(of_pixels), (image, labels)).startswith('proven: ')
+    back = tf.reshape(of_pixels, tf.shape(labels))
+    assert verdict(tf.reduce_mean(tf.reduce_max(back, [1, 2])), (image, labels)).startswith(
+        'proven: ')
+    assert verdict(tf.reduce_mean(tf.reduce_max(back, 0)), (image, labels)).startswith(
+        'not proven: ')
+
+
+def test_lengths_that_are_not_static_do_not_tell_the_order_of_entries():
+    image, labels, logits = pixels()
+    by_row = tf.reshape(tf.transpose(labels, [1, 0, 2]), [-1])
+    of_pixels = losses.cross_entropies(by_row, tf.reshape(logits, [-1, 4]))
+    assert verdict(tf.reduce_mean(of_pixels), (image, labels)).startswith('not proven: ')
+    halves = tf.reshape(logits, tf.stack([2, -1, 4]))
+    assert verdict(tf.reduce_mean(halves[0] * halves[1]), (image, labels)).startswith(
+        'not proven: ')
+
+
+def test_a_proof_says_what_it_supposes_of_a_shape():
+    x = tf.placeholder(tf.float32, [None, None])
+    columns = tf.reduce_max(tf.reshape(x, [-1, 5, 1], name='columns'), 1)
+    assert verdict(tf.reduce_mean(columns), x).startswith(
+        "proven, if 'columns' takes 5 numbers of each example (a static shape needs no if): ")
+    rows = tf.reshape(tf.transpose(x), [-1, 5, 1])
+    assert verdict(tf.reduce_mean(tf.reduce_max(rows, 1)), x).startswith('not proven: ')

@@ -32,6 +32,8 @@ class Analysis(typing.NamedTuple):
     forward_pass: typing.FrozenSet[str]
     # names of placeholders of no known shape, which are taken for scalars
     assumed_scalars: typing.List[str]
+    # {name of an operation: the sentence that a proof supposes of it, where a state has its mark}
+    suppositions: typing.Dict[str, str]
     # where the graph takes no batch of another size, the analysis for the size that it has: it
     # tells where the examples are in this graph, and nothing of one for another batch
     as_built: typing.Optional['Analysis'] = None
@@ -57,7 +59,7 @@ class Analysis(typing.NamedTuple):
         return self.states.get(tensor.name, INDEPENDENT)
 
 
-NO_ANALYSIS = Analysis({}, {}, [], [], {}, frozenset(), frozenset(), [])
+NO_ANALYSIS = Analysis({}, {}, [], [], {}, frozenset(), frozenset(), [], {})
 """The analysis of nothing, where one tower has the whole batch."""
 
 
@@ -133,7 +135,7 @@ def _analysis_of(scratch: Scratch, needed: typing.List[tf.Operation]) -> Analysi
     return Analysis(
         states=settled.view.states, reasons=settled.view.reasons, operations=names, random=random,
         writes=_writes(settled), means=_means(settled), forward_pass=frozenset(names),
-        assumed_scalars=scratch.scalars)
+        assumed_scalars=scratch.scalars, suppositions=settled.view.suppositions)
 
 
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:

@@ -11,6 +11,7 @@ are calls of functions (`functions`).
 
 import typing
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -84,9 +85,10 @@ def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
 
 
 def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
-    """The value of a scalar constant; None for any other tensor."""
+    """The value of a scalar constant that is whole; None for any other tensor."""
     value = tf.get_static_value(tensor)
-    if value is None or value.shape:
+    is_number = value is not None and not value.shape and np.issubdtype(value.dtype, np.number)
+    if not is_number or int(value) != value:
         return None
     return int(value)
 

@@ -37,7 +37,7 @@ def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
     in_functions = [scratch.graph.get_operation_by_name(name) for name in bodies.callers]
     written_before = find_written_before(program, in_functions)
     program_ops = {op.name: op for op in program}
-    view = View(scratch, bodies, program_ops)
+    view = View(scratch, bodies, program_ops, written_before.reads)
     needed_first = _needed_first(scratch.graph, bodies, written_before)
     operations = _in_order(scratch.graph, needed_first)
     rounds = _Rounds(view, Transfer(view, written_before), scratch.is_prime)
@@ -135,7 +135,8 @@ class _LengthsOfExamples:
 
     def agree(self, tensor: tf.Tensor, state: State) -> bool:
         """Whether a state says of the examples' dimension what shape inference does."""
-        if state.kind is Kind.UNKNOWN or state.is_position:
+        is_list = tensor.dtype == tf.variant  # of whose elements the shape says nothing
+        if is_list or state.kind is Kind.UNKNOWN or state.is_position:
             return True
         lengths = self._lengths_of(tensor)
         if state.kind is not Kind.PER_EXAMPLE:

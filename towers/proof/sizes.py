@@ -56,6 +56,14 @@ def quotient(one: Size, other: Size) -> _PerhapsSize:
     return Size(one.constant // divisor, one.per_example // divisor)
 
 
+def remainder(one: Size, other: Size) -> _PerhapsSize:
+    """The remainder of two constants, the second one positive; else None."""
+    is_constant = not one.per_example and not other.per_example and other.constant > 0
+    if not is_constant or _may_stand_in(one) or _may_stand_in(other):
+        return None
+    return Size(one.constant % other.constant)
+
+
 def _may_stand_in(size: Size):
     """Whether a size may have a length in it that is not static, for which a prime stands in."""
     return max(abs(size.constant), abs(size.per_example)) >= LEAST_STAND_IN
@@ -100,11 +108,23 @@ def sizes_in(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Siz
 
 
 def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Sizes]:
-    """The shape of a tensor as sizes; None where a dimension is not known."""
+    """The shape of a tensor as sizes; None where a dimension is not known.
+
+    A length that is not static, but is the same on every tower, has a large prime in its place.
+    """
     shape = view.shape(tensor)
-    if shape is None or None in shape or state.kind in (Kind.UNKNOWN, Kind.ROWS):
+    if shape is None or state.kind in (Kind.UNKNOWN, Kind.ROWS):
         return None
-    lengths = [Size(length) for length in shape]
+    if None in shape and state.kind not in (Kind.INDEPENDENT, Kind.PER_EXAMPLE):
+        return None
+    if state.kind is Kind.PER_EXAMPLE:
+        shape[state.axis] = view.examples  # whose size follows
+    lengths = []
+    for axis, length in enumerate(shape):
+        static = view.stand_in(tensor, axis) if length is None else length
+        if static is None:
+            return None
+        lengths.append(Size(static))
     if state.kind is Kind.PER_EXAMPLE:
         lengths[state.axis] = Size(0, state.outer * state.inner)
     return tuple(lengths)

@@ -14,6 +14,7 @@ which all towers share) that is the same for all examples and does not depend on
     SIZES         numbers computed from shapes alone, each constant or a multiple of n
     POSITION      the position of each entry or row among those of the shard, outer x n x inner in
                   all: `tf.range(n)`, `tf.where(mask)`
+    ROW_POSITION  the position of each row among those of another selection, of which a mask left it
     INDICES       vectors whose first number is the position of their example: the indices of a
                   sparse tensor, `tf.stack([tf.range(n), column], 1)`
     EMPTY         a list of tensors in which nothing is written yet
@@ -44,6 +45,7 @@ class Kind(enum.Enum):
     SHARE = 'a part for each example'
     SIZES = 'sizes'
     POSITION = 'the numbers of the examples'
+    ROW_POSITION = 'the numbers of rows'
     INDICES = 'places of examples'
     EMPTY = 'an empty list'
     UNKNOWN = 'unknown'
@@ -141,7 +143,7 @@ class State(typing.NamedTuple):
     @property
     def is_position(self) -> bool:
         """Whether it tells positions of examples, with which nothing else is computed."""
-        return self.kind in (Kind.POSITION, Kind.INDICES)
+        return self.kind in (Kind.POSITION, Kind.ROW_POSITION, Kind.INDICES)
 
     @property
     def is_count(self) -> bool:

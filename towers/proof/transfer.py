@@ -15,6 +15,7 @@ from towers.graph.op_types import (
     ADDS_ROWS,
     BRANCHES_V2,
     CALLS,
+    CONTROL_FLOW,
     READS,
     SETS,
     VARIABLE_OPS,
@@ -22,7 +23,14 @@ from towers.graph.op_types import (
 )
 from towers.proof.rules import loops, loops_v2
 from towers.proof.sizes import as_numbers
-from towers.proof.states import INDEPENDENT, TAKES_NO_OTHER_BATCH, Kind, State, unknown
+from towers.proof.states import (
+    INDEPENDENT,
+    ONE_EXAMPLE,
+    TAKES_NO_OTHER_BATCH,
+    Kind,
+    State,
+    unknown,
+)
 from towers.proof.table import RULES, Row
 from towers.proof.view import View
 from towers.proof.written_before import WrittenBefore
@@ -134,9 +142,14 @@ class Transfer:
         found = row.rule(op, states if row.takes_unknown else known, self._view)
         if found is None or not row.keeps_marks:
             return found
-        if isinstance(found, State):
-            return self._finished(row, op, known, found)
-        return [self._finished(row, op, known, result) for result in found]
+        results = [found] if isinstance(found, State) else found
+        is_of_one = _is_of_one_example(op, known)
+        finished = []
+        for result in results:
+            if is_of_one and result.kind is Kind.UNKNOWN:
+                result = ONE_EXAMPLE
+            finished.append(self._finished(row, op, known, result))
+        return finished[0] if isinstance(found, State) else finished
 
     def _finished(self, row: Row, op: tf.Operation, states: typing.List[State],
                   result: State) -> State:
@@ -293,6 +306,16 @@ def _refused(row: Row, op: tf.Operation, states: _Inputs) -> typing.Optional[Sta
         if state.is_position and not row.takes_positions:
             return unknown(op, 'computes with the numbers of the examples')
     return None
+
+
+def _is_of_one_example(op: tf.Operation, states: typing.List[State]) -> bool:
+    """Whether the results of an operation are functions of one example, whatever it computes."""
+    holds_state = op.op_def.is_stateful or op.type in CONTROL_FLOW or any(
+        tensor.dtype in (tf.resource, tf.variant) for tensor in list(op.inputs) + op.outputs)
+    kinds = {state.kind for state in states if state.kind is not Kind.SIZES}
+    depends_on_size = any(state.depends_on_size for state in states)
+    return not holds_state and not depends_on_size and Kind.ONE_EXAMPLE in kinds and (
+        kinds <= {Kind.ONE_EXAMPLE, Kind.INDEPENDENT})
 
 
 def _is_uniform_constant(op: tf.Operation):

@@ -78,7 +78,7 @@ def _reason_against(state: State, analysis: Analysis,
     statistics = analysis.in_order(state.shard_statistics)
     of_batch_norms = batch_norms.statistics()
     for name in statistics:
-        if name not in of_batch_norms:
+        if name not in of_batch_norms and name not in analysis.suppositions:
             return analysis.reasons[name]
     if state.kind is Kind.INDEPENDENT and statistics:  # which is no mean, even in sync
         return analysis.reasons[statistics[0]]
@@ -106,7 +106,12 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions += ', if %s is fed a scalar (give it the shape [])' % names
-    if state.shard_statistics and batch_norms.number:
+    supposed = [name for name in analysis.in_order(state.shard_statistics)
+                if name in analysis.suppositions]
+    if supposed:
+        sentences = [analysis.suppositions[name] for name in supposed]
+        conditions += ', if %s (a static shape needs no if)' % ' and '.join(sentences)
+    if state.shard_statistics.difference(supposed) and batch_norms.number:
         norms = '%d batch norm%s' % (batch_norms.number, '' if batch_norms.number == 1 else 's')
         conditions += ", but for %s of each %s's shard (batch_norm='sync' takes the statistics " \
                       'of the whole batch)' % (norms, question.names)

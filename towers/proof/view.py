@@ -9,10 +9,17 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers import compat
+from towers.graph import graph_walk
 from towers.graph.variable_access import read_from
 from towers.proof.functions import Bodies
 from towers.proof.scratch import Scratch
+from towers.proof.stand_ins import primes_from
 from towers.proof.states import INDEPENDENT, Kind, Reason, State
+
+_LARGEST_LENGTH = 2 ** 31  # no dimension is longer
+_LARGEST_NUMBER = 2 ** 62  # a product of such lengths that an int64 holds
+_SAME_SHAPE = frozenset('Identity Cast StopGradient Relu Tanh Sigmoid Neg'.split())
 
 
 class View:
@@ -24,25 +31,33 @@ class View:
       examples: the number of examples in it: int.
       is_as_built: whether that is the size of the program's own batch, which is static, not a
         prime: then states tell where the examples are in this graph, and nothing of another batch.
+      reads_of_written: names of the reads of what the forward pass has written before.
       states: {name of a tensor: `State`}, which `FixedPoint` fills.
       reasons: {name of a statistic of the shard: `Reason`, its first use that is not linear}.
+      suppositions: {name of an operation: a sentence that a proof supposes of it}.
       arrays: `Arrays`, the states of the elements of `tf.TensorArray`s.
     """
 
-    def __init__(self, scratch: Scratch, bodies: Bodies, program: typing.Dict[str, tf.Operation]):
+    def __init__(self, scratch: Scratch, bodies: Bodies, program: typing.Dict[str, tf.Operation],
+                 reads_of_written: typing.Container[str] = ()):
         """Begins with the states of the tensors at which the forward pass begins.
 
         Args:
           scratch: `Scratch`.
           bodies: `Bodies` of its functions.
           program: {name: operation of the program} that the scratch graph has once more.
+          reads_of_written: names of the reads that get what the forward pass has written before.
         """
         self.graph = scratch.graph
         self.bodies = bodies
+        self.reads_of_written = reads_of_written
         self.examples = scratch.examples
         self.is_as_built = not scratch.is_prime
         self.states = dict(scratch.given)
         self.reasons: typing.Dict[str, Reason] = {}
+        self._stand_ins: typing.Dict[typing.Tuple[str, int], int] = {}
+        self._large_primes = primes_from(_LARGEST_LENGTH)
+        self.suppositions: typing.Dict[str, str] = {}
         self.arrays = Arrays()
         self._program = program
         self._has_static_batch = scratch.has_static_batch
@@ -69,8 +84,9 @@ class View:
         original = self._original(tensor)  # in loops it may know what the import does not
         return None if original is None else original.shape.ndims
 
-    def shape(self, tensor: tf.Tensor) -> typing.Optional[list]:
-        """The lengths of the dimensions in the scratch graph, None where one is not static.
+    def shape_by_inference(self, tensor: tf.Tensor) -> typing.Optional[list]:
+        """The shape that TensorFlow infers, without what the tensor's own state tells: a rule for
+        this tensor must not take its own answer of the round before for granted.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -81,16 +97,42 @@ class View:
         lengths: typing.List[typing.Optional[int]] = [None] * rank
         if tensor.shape.ndims is not None:
             lengths = tensor.shape.as_list()
-        if None not in lengths:
-            return lengths
         original = self._original(tensor)
-        if original is not None and not self._has_static_batch:
-            lengths = [length or known
-                       for length, known in zip(lengths, original.shape.as_list())]
+        is_known = original is not None and original.shape.ndims == rank
+        if None not in lengths or not is_known or self._has_static_batch:
+            return lengths
+        return [length or known for length, known in zip(lengths, original.shape.as_list())]
+
+    def shape(self, tensor: tf.Tensor) -> typing.Optional[list]:
+        """The lengths of the dimensions in the scratch graph, None where one is not static.
+
+        Returns:
+          List of int or None; None where the rank is not static.
+        """
+        lengths = self.shape_by_inference(tensor)
         state = self.state_or_none(tensor)
-        if state is not None and state.kind is Kind.PER_EXAMPLE:
+        if lengths is None or None not in lengths or state is None:
+            return lengths
+        if state.kind is Kind.PER_EXAMPLE:
             lengths[state.axis] = state.outer * state.inner * self.examples
         return lengths
+
+    def stand_in(self, tensor: tf.Tensor, axis: int) -> typing.Optional[int]:
+        """A prime in the place of a length that is not static, the same one for the same length.
+
+        It is larger than any length, so that no other number is taken for it. In a loop a length
+        may be another one in each iteration: there it is None.
+        """
+        source = graph_walk.behind(tensor, _SAME_SHAPE)
+        original = self.program_op(source.op)
+        is_in_loop = source.op.name in self.bodies.callers or (
+            original is not None and not compat.in_branches_alone(original))
+        if is_in_loop:
+            return None
+        key = source.name, axis
+        if key not in self._stand_ins:
+            self._stand_ins[key] = next(self._large_primes)
+        return self._stand_ins[key]
 
     def value(self, tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
         """The static value of a tensor that is the same on every tower; None for any other."""
@@ -103,8 +145,21 @@ class View:
             self._static_values[tensor.name] = tf.get_static_value(tensor)
         return self._static_values[tensor.name]
 
+    def entry(self, tensor: tf.Tensor, place: int) -> typing.Optional[np.ndarray]:
+        """The static value of an entry, or of a row, of which a tensor may have others that are not
+        static: the first one of `tf.stack([0, length])`; None where it is not static."""
+        value = self.value(tensor)
+        if value is not None:
+            return value[place]
+        stack = graph_walk.behind(tensor, ('Identity', 'Cast')).op
+        if stack.type != 'Pack' or stack.get_attr('axis') != 0:
+            return None
+        return self.value(stack.inputs[place])
+
     def _value_of_sizes(self, tensor: tf.Tensor, state: State):
         """The numbers of a scalar or a vector of constant sizes."""
+        if any(abs(size.constant) > _LARGEST_NUMBER for size in state.sizes):
+            return None
         numbers = np.array([size.constant for size in state.sizes], np.int64)
         rank = self.rank(tensor)
         if rank is None or rank > 1:
@@ -143,6 +198,16 @@ class View:
           why: the predicate of a sentence whose subject is `op`.
         """
         self.reasons.setdefault(statistic, Reason(op.name, op.type, why))
+
+    def suppose(self, op: tf.Operation, what: str) -> None:
+        """Notes what a proof supposes of an operation, by whose name states are marked.
+
+        Args:
+          op: the operation.
+          what: the predicate of a sentence whose subject is `op`.
+        """
+        self.note(op.name, op, 'has to be shown that it %s' % what)
+        self.suppositions[op.name] = "'%s' %s" % (op.name, what)
 
     def remembered(self, function: typing.Callable, tensor: tf.Tensor, argument: typing.Any,
                    meanwhile: typing.Any) -> typing.Any:

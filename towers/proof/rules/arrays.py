@@ -10,6 +10,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.proof import contexts
 from towers.proof.contexts import HAND_ON
 from towers.proof.rules.loops import either
 from towers.proof.rules.totals import not_linear
@@ -56,13 +57,35 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
 #   maker: the operation `TensorArrayV3` that made the array
 
 def _size(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
-    """The number of elements is the size that the array was made with."""
+    """The number of elements: the size that the array was made with; or n, where a loop over the
+    examples has written one in each iteration."""
+    if _is_written_for_each(op.inputs[1], view):
+        return State(Kind.SIZES, sizes=contexts.ONE_OF_EACH)
     if maker.get_attr('dynamic_size'):
         return unknown(maker, 'has elements added to it')
     sizes = sizes_in(maker.inputs[0], view.state(maker.inputs[0]), view)
     if sizes is None:
         return unknown(maker, 'has a size that is not static')
     return State(Kind.SIZES, sizes=sizes)
+
+
+def _is_written_for_each(flow, view: View) -> bool:
+    """Whether an array that was made empty comes out of a loop over the examples, each iteration of
+    which writes an element at its number."""
+    leaving = graph_walk.behind(flow, ('Identity',)).op
+    if leaving.type != 'Exit' or not contexts.loop_of(leaving, view).is_over_examples:
+        return False
+    merge = leaving.inputs[0].op.inputs[0].op
+    back = contexts.back_edge(merge)
+    maker = graph_walk.behind(merge.inputs[0], ('Identity', 'Enter')).op
+    if back is None or maker.type != 'TensorArrayV3' or contexts.constant_of(maker.inputs[0]) != 0:
+        return False
+    write = graph_walk.behind(back, ('NextIteration', 'Identity')).op
+    if write.type != 'TensorArrayWriteV3':
+        return False
+    _, index, _, before = write.inputs
+    is_carried = graph_walk.behind(before, ('Identity', 'Switch')).op is merge
+    return is_carried and view.state(index).kind is Kind.POSITION
 
 
 def _scatter(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
@@ -87,7 +110,9 @@ def _scatter(op: tf.Operation, states: _States, view: View, maker: tf.Operation)
 def _write(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
     """One element, at the loop's counter or at a place that is the same on every tower."""
     index, value = states[1], states[2]
-    if index.kind is Kind.POSITION:
+    if value.kind is Kind.UNKNOWN:
+        element = value
+    elif index.kind is Kind.POSITION:
         if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
             element = unknown(op, 'writes a value of all examples for each')
         else:
@@ -149,12 +174,14 @@ def _gather(op: tf.Operation, states: _States, view: View,
     """`stack`: the elements along a new first dimension; n examples [d] give [n, d]."""
     indices = states[1]
     element = view.arrays.element(maker.name)
-    if element is None:
-        return None
+    if element is None or element.kind is Kind.UNKNOWN:
+        return element
     if element.kind is Kind.ONE_EXAMPLE:
         if indices.kind is not Kind.POSITION:
             return unknown(op, 'takes some of the examples, or changes their order')
         return per_example(0).with_marks_of(element)
+    if indices.kind is Kind.UNKNOWN:
+        return indices
     if indices.kind is not Kind.INDEPENDENT:
         return unknown(op, 'takes elements by their places')
     if element.is_by_example:

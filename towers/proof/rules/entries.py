@@ -19,7 +19,7 @@ from towers.proof.rules.totals import (
     quotient_of_totals,
     sum_of_totals,
 )
-from towers.proof.sizes import as_numbers
+from towers.proof.sizes import LEAST_STAND_IN, as_numbers
 from towers.proof.states import NO_STATIC_RANK, Kind, Layout, State, per_example, unknown
 from towers.proof.view import View
 
@@ -82,7 +82,7 @@ def cast(op: tf.Operation, states: _States, view: View) -> State:
     state = states[0]
     dtype = op.outputs[0].dtype
     is_exact = dtype in _WIDE_INTEGERS
-    if state.kind is Kind.POSITION:
+    if state.is_position:
         return state if is_exact else unknown(op, 'rounds the numbers of the examples')
     if state.kind is Kind.SIZES:
         return state if is_exact or dtype.is_floating else not_linear(op, states, view)
@@ -147,6 +147,8 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
             return unknown(op, 'joins one example with the whole batch')
         return State(Kind.ONE_EXAMPLE).with_marks_of(marks)
     layouts = _layouts_from_end(op, states, view)
+    if layouts is not None:
+        layouts = of_equal_lengths(layouts)
     rank = view.rank(op.outputs[0])
     if layouts is None or rank is None:
         return unknown(op, NO_STATIC_RANK)
@@ -159,6 +161,16 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
             return unknown(op, HAS_OWN_SIZE)
     found = State(*layout._replace(axis=rank + layout.axis))
     return found._replace(is_constant=_are_constant(states)).with_marks_of(marks)
+
+
+def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
+    """The layouts of values that have equal lengths along the examples, as an operation on them
+    demands: [n · k] and [n · m] have the same number of entries of each example, so that a number k
+    that is not static is the other one."""
+    numbers = sorted(layout.inner for layout in layouts)  # static ones first
+    inner = numbers[0] if numbers else 1
+    return {layout if layout.inner < LEAST_STAND_IN else layout._replace(inner=inner)
+            for layout in layouts}
 
 
 def _layouts_from_end(op: tf.Operation, states: _States,

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.proof.rules.entries import by_example, elementwise
+from towers.proof.rules.lookups import rows_of_rows
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import any_by_example, not_linear
 from towers.proof.sizes import as_number, as_numbers
@@ -41,6 +42,8 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
         if sizes is not None:
             return sizes
     params, indices = as_numbers(op, states[:2], view)
+    if indices.kind is Kind.ROW_POSITION:
+        return rows_of_rows(op, params, indices, view)
     if params.is_position or indices.kind is Kind.INDICES:
         return unknown(op, _WITH_POSITIONS)
     if indices.kind is Kind.POSITION:

@@ -122,7 +122,7 @@ def pack(op: tf.Operation, states: _States, view: View) -> State:
         if sizes is not None:
             return sizes
     parts = as_numbers(op, states, view)
-    if any_of_kind(parts, Kind.POSITION, Kind.INDICES):
+    if any(part.is_position for part in parts):
         return _indices_of_each(op, parts)
     if not any_by_example(parts):
         return sum_of_totals(op, parts, view)

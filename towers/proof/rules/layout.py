@@ -13,11 +13,13 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import any_by_example, not_linear, sum_of_totals
-from towers.proof.sizes import as_number, as_numbers, sizes_in
+from towers.proof.sizes import as_number, as_numbers, sizes_in, sizes_of_dimensions
 from towers.proof.states import (
     NO_STATIC_ARGUMENT,
     NO_STATIC_RANK,
+    ROW_OF_EACH_EXAMPLE,
     Kind,
+    Size,
     State,
     per_example,
     unknown,
@@ -68,7 +70,7 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
     for argument in arguments:
         if argument.kind not in (Kind.INDEPENDENT, Kind.SIZES):
             return unknown(op, 'moves entries to places that are computed from the examples')
-    if state.kind is Kind.POSITION:
+    if state.is_position:
         return _moved_positions(op, state, view)
     if not state.is_by_example or state.kind is Kind.ONE_EXAMPLE:
         is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
@@ -105,7 +107,8 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
 def _moved_positions(op: tf.Operation, state: State, view: View):
     """Positions [n] of examples stay positions as [n, 1] or [1, n]."""
     shape = view.shape(op.outputs[0])
-    has_same_entries = op.type in ('ExpandDims', 'Reshape', 'Squeeze', 'Identity')
+    is_vector = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
+    has_same_entries = is_vector and op.type in ('ExpandDims', 'Reshape', 'Squeeze', 'Identity')
     if has_same_entries and shape is not None and shape.count(1) == len(shape) - 1:
         axes = [axis for axis, length in enumerate(shape) if length != 1]
         return state._replace(axis=axes[0])
@@ -119,13 +122,16 @@ def reshape(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reshape`: the entries keep their order, so the stride of an example is the same before
     and after: [n, 3, 4] becomes [3 n, 4], with 3 neighbouring rows of each example."""
     before = view.shape(op.inputs[0])
-    after = view.shape(op.outputs[0])
+    after = view.shape_by_inference(op.outputs[0])
     if before is None or after is None:
         return unknown(op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
         return _reshaped_rows(op, state, before, after)
     if None in before or None in after:
-        return _reshaped_behind(op, state, before, after)
+        blocks = _reshaped_blocks(op, state, view)
+        if blocks is not None:
+            return blocks
+        return _reshaped_behind(op, state, before, after, view)
     stride = state.inner * _product(before[state.axis + 1:])
     axes = {}  # {dimension that may have the examples: number of neighbouring entries of one}
     for axis, length in enumerate(after):
@@ -142,6 +148,14 @@ def reshape(op: tf.Operation, state: State, view: View) -> State:
         return unknown(op, 'has a shape that is another one for another number of examples')
     outer = after[axis] // (view.examples * inner)
     return per_example(axis, outer, inner, state.is_constant)
+
+
+def _exact_product(lengths) -> int:
+    """The product of lengths, among which are stand-ins for those that are not static."""
+    total = 1
+    for length in lengths:
+        total *= length
+    return total
 
 
 def _product(lengths) -> int:
@@ -164,13 +178,52 @@ def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
     return True
 
 
-def _reshaped_behind(op: tf.Operation, state: State, before: _Lengths, after: _Lengths):
+def _reshaped_behind(op: tf.Operation, state: State, before: _Lengths, after: _Lengths,
+                     view: View):
     """A reshape of dimensions some of which are not static: [n, None, 4] as [n, None, 2, 2]; right
     where all dimensions up to that of the examples keep their lengths."""
     kept = before[:state.axis + 1]
     if None not in kept and kept == after[:state.axis + 1]:
         return state
-    return unknown(op, _NOT_STATIC_SHAPE)
+    return _reshaped_if(op, state, after, view)
+
+
+def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
+    """A reshape of [n, L, 4], where each example is a block of entries, whose lengths need not be
+    static; None where that is not known.
+
+    As [k n, 4] with a number n of examples in it, it has k rows of each example, since the number
+    of entries is the same before and after. As [-1, 4], it has as many rows of each example as 4
+    divides the entries of one.
+    """
+    lengths = sizes_of_dimensions(op.inputs[0], state, view)
+    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
+    is_of_blocks = state.axis == 0 and state.outer == 1
+    if not is_of_blocks or lengths is None or not shape:
+        return None
+    if any(size.per_example for size in shape[1:]):
+        return None
+    first, rest = shape[0], [size.constant for size in shape[1:]]
+    is_known = all(length > 0 or length == -1 for length in rest)
+    if first.per_example and not first.constant and is_known:
+        return per_example(0, inner=first.per_example, is_constant=state.is_constant)
+    entries = state.inner * _exact_product([size.constant for size in lengths[1:]])
+    width = _exact_product(rest)
+    if first != Size(-1) or min(rest, default=1) <= 0 or entries % width:
+        return None
+    return per_example(0, inner=entries // width, is_constant=state.is_constant)
+
+
+def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View):
+    """A reshape of [n, None] as [-1, 5]: a row for each example, if each has 5 numbers; a proof
+    that needs it says so."""
+    shape = view.value(op.inputs[1])
+    if state.layout != ROW_OF_EACH_EXAMPLE or shape is None:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    if len(shape) < 2 or shape[0] != -1 or None in after[1:]:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    view.suppose(op, 'takes %d numbers of each example' % _product(after[1:]))
+    return state.with_shard_statistics([op.name])
 
 
 def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Lengths):
@@ -231,10 +284,10 @@ def transpose(op: tf.Operation, state: State, view: View) -> State:
 @moves_entries
 def pad(op: tf.Operation, state: State, view: View) -> State:
     """`tf.pad`: of other dimensions than the examples'; zeros around a mean are means of zeros."""
-    widths = view.value(op.inputs[1])
+    widths = view.entry(op.inputs[1], state.axis)
     if widths is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    if widths[state.axis].any():
+    if widths.any():
         return unknown(op, 'pads the examples')
     return state._replace(is_constant=False)
 
@@ -245,7 +298,7 @@ def tile(op: tf.Operation, states: _States, view: View) -> _Found:
     Of x [n, 4], along dimension 0, all examples come after all of them; along another one, each has
     more entries.
     """
-    state, multiples = states
+    state, multiples = as_number(op, states[0], view), states[1]
     if state.is_by_example or multiples.kind is not Kind.SIZES:
         return _tile_examples(op, states, view)
     if state.kind is not Kind.INDEPENDENT:
@@ -265,10 +318,10 @@ def tile(op: tf.Operation, states: _States, view: View) -> _Found:
 @moves_entries
 def _tile_examples(op: tf.Operation, state: State, view: View) -> State:
     """A tile of values of the examples."""
-    multiples = view.value(op.inputs[1])
-    if multiples is None:
+    multiple = view.entry(op.inputs[1], state.axis)
+    if multiple is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    times = int(multiples[state.axis])
+    times = int(multiple)
     if times != 1 and state.kind is not Kind.PER_EXAMPLE:
         return unknown(op, 'repeats rows of which examples have different numbers')
     return state._replace(outer=state.outer * times)

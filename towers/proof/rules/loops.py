@@ -10,7 +10,9 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph import graph_walk
 from towers.proof import contexts
+from towers.proof.rules import longest
 from towers.proof.rules.totals import not_linear, sum_of_totals
 from towers.proof.sizes import as_number, as_numbers
 from towers.proof.states import ONE_EXAMPLE, Kind, State, unknown
@@ -195,9 +197,48 @@ def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
     state = states[0]
     loop = contexts.loop_of(op, view)
     if not loop.is_over_examples:
-        return in_branch(op, state, loop.condition, view)
+        return in_branch(op, state, _end_of(op, loop, view), view)
     if state.kind is Kind.POSITION:
         return State(Kind.SIZES, sizes=contexts.ONE_OF_EACH)
     if contexts.is_array_flow(op.inputs[0]):
         return state
     return unknown(op, 'leaves a loop over the examples')
+
+
+def _end_of(leaving, loop, view: View) -> State:
+    """The state of the condition that ends a loop, for one of the values that leave it: without the
+    maximum of the examples' lengths where that value does not depend on it.
+
+    Args:
+      leaving: the `Exit` of the value.
+      loop: `contexts.Loop`.
+      view: `View`.
+    """
+    switch_op = leaving.inputs[0].op
+    merge_op, test = switch_op.inputs[0].op, switch_op.inputs[1].op
+    back = contexts.back_edge(merge_op)
+    if back is None or test.type != 'LoopCond':
+        return loop.condition
+    frame = longest.Loop(test.inputs[0], _before_loop, _is_counter)
+    ends_with = longest.longest_of(frame, view)
+
+    def is_before(tensor):
+        return graph_walk.behind(tensor, ('Identity', 'Switch')).op is merge_op
+
+    value = graph_walk.behind(back, ('NextIteration', 'Identity'))
+    is_empty = _before_loop(merge_op.inputs[0]).op.type == 'TensorArrayV3'
+    if ends_with is None or not longest.is_kept(value, is_before, is_empty, ends_with, frame):
+        return loop.condition
+    return longest.without(loop.condition, ends_with)
+
+
+def _before_loop(tensor):
+    """The tensor that enters a loop as it is; a tensor of the loop's own is returned itself."""
+    return graph_walk.behind(tensor, ('Identity', 'Enter', 'RefEnter'))
+
+
+def _is_counter(tensor):
+    """Whether a tensor of a loop is the number of the iteration."""
+    merge_op = graph_walk.behind(tensor, ('Identity', 'Switch')).op
+    back = contexts.back_edge(merge_op) if merge_op.type == 'Merge' else None
+    return back is not None and contexts.is_counter(merge_op, back)

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.proof.contexts import ONE_OF_EACH, constant_of
 from towers.proof.functions import LoopBody
-from towers.proof.rules import loops
+from towers.proof.rules import longest, loops
 from towers.proof.sizes import sizes_in
 from towers.proof.states import Kind, State, unknown
 from towers.proof.view import View
@@ -117,6 +117,8 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
     if condition is None:
         return None
     is_of_examples = is_over_examples(op, body, view)
+    loop = longest.Loop(body.condition, _Frame(op, body).before_loop, _Frame(op, body).is_counter)
+    end = None if is_of_examples else longest.longest_of(loop, view)
     found = []
     for number, tensor in enumerate(body.arguments):
         carried = Carried(op, body, number)
@@ -124,7 +126,10 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
         if state is None:
             return None
         if not is_of_examples:
-            found.append(loops.in_branch(op, state, condition, view))
+            its_end = condition
+            if end is not None and _is_kept_by(end, loop, carried, view):
+                its_end = longest.without(condition, end)
+            found.append(loops.in_branch(op, state, its_end, view))
         elif state.kind is Kind.POSITION:
             found.append(State(Kind.SIZES, sizes=ONE_OF_EACH))
         elif carried.is_kept or carried.is_list:
@@ -132,6 +137,42 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
         else:
             found.append(unknown(op, 'leaves a loop over the examples'))
     return found
+
+
+class _Frame(typing.NamedTuple):
+    """A loop, for the questions of `longest`."""
+    op: tf.Operation
+    body: LoopBody
+
+    def carried(self, tensor: tf.Tensor) -> typing.Optional[Carried]:
+        """The value of the loop that a tensor is at the beginning of an iteration; else None."""
+        tensor = _behind_identities(tensor)
+        for number, argument_tensor in enumerate(self.body.arguments):
+            if argument_tensor.name == tensor.name:
+                return Carried(self.op, self.body, number)
+        return None
+
+    def before_loop(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor that enters the loop as it is; a tensor of the loop's own is itself."""
+        carried = self.carried(tensor)
+        if carried is None or not carried.is_kept:
+            return _behind_identities(tensor)
+        return _behind_identities(carried.initial)
+
+    def is_counter(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is the number of the iteration."""
+        carried = self.carried(tensor)
+        return carried is not None and carried.is_counter
+
+
+def _is_kept_by(end: longest.Longest, loop: longest.Loop, carried: Carried, view: View) -> bool:
+    """Whether a carried value does not depend on the maximum of the lengths that ends the loop."""
+    def is_before(tensor):
+        return _behind_identities(tensor).name == carried.argument.name
+
+    is_empty = view.state(carried.initial).kind is Kind.EMPTY
+    value = _behind_identities(carried.result)
+    return longest.is_kept(value, is_before, is_empty, end, loop)
 
 
 def is_over_examples(op: tf.Operation, body: LoopBody, view: View) -> bool:

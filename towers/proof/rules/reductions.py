@@ -9,7 +9,12 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.entries import HAS_OWN_SIZE, by_example, elementwise
+from towers.proof.rules.entries import (
+    HAS_OWN_SIZE,
+    by_example,
+    elementwise,
+    of_equal_lengths,
+)
 from towers.proof.rules.shapes import prod_of_sizes
 from towers.proof.rules.totals import (
     any_by_example,
@@ -126,6 +131,7 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
             layouts.add(state.layout)
         elif not _has_one_row(tensor, view):
             return unknown(op, HAS_OWN_SIZE)
+    layouts = of_equal_lengths(layouts)
     if len(layouts) > 1:
         return unknown(op, 'brings examples together with each other')
     found = State(*layouts.pop()).with_marks_of(*numbers)

@@ -32,7 +32,8 @@ _EACH_EXAMPLE = Size(0, 1)  # the size n
 
 def where(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.where(mask [n])`: the positions of the examples that a mask leaves, in their order; of a
-    mask [n, 4], index vectors (position of the example, place in its row)."""
+    mask [n, 4], index vectors (position of the example, place in its row); of a mask of rows, the
+    positions of those that it leaves among them."""
     mask = states[0]
     if not mask.is_by_example:
         return not_linear(op, [mask], view)
@@ -42,6 +43,8 @@ def where(op: tf.Operation, states: _States, view: View) -> State:
         return found.with_marks_of(mask)
     if mask.layout == ROW_OF_EACH_EXAMPLE:
         return State(Kind.INDICES, selection=op.name).with_marks_of(mask)
+    if mask.kind is Kind.ROWS and mask.axis == 0 and view.rank(op.inputs[0]) == 1:
+        return State(Kind.ROW_POSITION, selection=op.name).with_marks_of(mask)
     return unknown(op, 'finds places in more than one dimension')
 
 
@@ -87,7 +90,7 @@ def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
 
 # ---- sparse tensors ------------------------------------------------------------------------------
 
-def _is_sparse(indices: State, values: State) -> bool:
+def is_sparse(indices: State, values: State) -> bool:
     """Whether these are the indices and the values of a sparse tensor [n, …]."""
     if indices.kind is not Kind.INDICES or indices.selection == EVERY_EXAMPLE:
         return False
@@ -101,7 +104,7 @@ def sparse_product(op: tf.Operation, states: _States, view: View) -> State:
     if not any_of_kind([indices, values], Kind.INDICES, Kind.ROWS):
         return not_linear(op, states, view)
     sizes = sizes_in(op.inputs[2], shape, view)
-    has_row_of_each = _is_sparse(indices, values) and sizes is not None and (
+    has_row_of_each = is_sparse(indices, values) and sizes is not None and (
         sizes[0] == _EACH_EXAMPLE)
     if not has_row_of_each or matrix.kind is not Kind.INDEPENDENT or op.get_attr('adjoint_a'):
         return unknown(op, 'multiplies a sparse tensor that is not known to be of the examples')
@@ -112,7 +115,7 @@ def sparse_to_dense(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.to_dense`: [n, 20], a row for each row of a sparse tensor of the examples."""
     indices, shape, values, default = states
     sizes = sizes_in(op.inputs[1], shape, view)
-    has_row_of_each = _is_sparse(indices, values) and sizes is not None and (
+    has_row_of_each = is_sparse(indices, values) and sizes is not None and (
         sizes[0] == _EACH_EXAMPLE)
     if not has_row_of_each or default.kind is not Kind.INDEPENDENT:
         return unknown(op, 'fills in values at places that are not known to be of the examples')
@@ -124,7 +127,7 @@ def ctc_loss(op: tf.Operation, states: _States, view: View) -> typing.Union[
     """`tf.nn.ctc_loss`: a loss [n], of the sequences [time, n, classes] and the sparse labels of
     each example; beside it the gradient of the sequences."""
     sequences, indices, values, lengths = states
-    is_of_examples = sequences.layout == per_example(1).layout and _is_sparse(indices, values)
+    is_of_examples = sequences.layout == per_example(1).layout and is_sparse(indices, values)
     if not is_of_examples:
         return unknown(op, 'has sequences or labels that are not known to be of the examples')
     is_of_others = lengths.kind is Kind.PER_EXAMPLE and lengths.layout != ROW_OF_EACH_EXAMPLE

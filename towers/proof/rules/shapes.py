@@ -58,7 +58,8 @@ def _shape_of(op: tf.Operation, tensor: tf.Tensor, state: State, view: View):
 # ---- arithmetic ----------------------------------------------------------------------------------
 
 _ARITHMETIC = {'Add': sizes.plus, 'AddV2': sizes.plus, 'Sub': sizes.minus, 'Mul': sizes.product,
-               'FloorDiv': sizes.quotient, 'Div': sizes.quotient, 'Maximum': sizes.larger}
+               'FloorDiv': sizes.quotient, 'Div': sizes.quotient, 'FloorMod': sizes.remainder,
+               'Maximum': sizes.larger}
 
 
 def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:

@@ -15,6 +15,8 @@ from towers.proof.sizes import as_number, sizes_in
 from towers.proof.states import (
     NO_STATIC_ARGUMENT,
     NO_STATIC_RANK,
+    ONE_EXAMPLE,
+    ROW_OF_EACH_EXAMPLE,
     Kind,
     State,
     unknown,
@@ -142,11 +144,17 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
 def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
     """`x[:, 1]`: all of the examples, and a part of the other dimensions, keep [n, 4] as [n].
 
-    Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples.
+    Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration
+    e of a loop over the examples, `x[e]` is one example.
     """
+    if _is_at_counter(op, states[0], view):
+        return ONE_EXAMPLE.with_marks_of(*states)
+    for state in states:
+        if state.kind is Kind.UNKNOWN:
+            return state
     if states[0].kind is Kind.INDICES:
         return _column_of_indices(op, states[0], view)
-    if states[0].kind is Kind.POSITION:
+    if states[0].is_position:
         return unknown(op, _WITH_POSITIONS)
     return _strided_slice(op, states, view)
 
@@ -158,6 +166,25 @@ def _strided_slice(op: tf.Operation, state: State, view: View) -> State:
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
     return _sliced(op, state, rank, list(op.inputs)[1:], view)
+
+
+def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
+    """Whether a slice is `x[e]` or `x[e, …]`, of the number e of an iteration over the examples.
+
+    The end of an index is not looked at: TensorFlow takes the entry at its begin.
+    """
+    begin, end = op.inputs[1].op, op.inputs[2].op
+    is_index = _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
+    is_index = is_index and begin.type == end.type == 'Pack'
+    if not is_index or state.layout != ROW_OF_EACH_EXAMPLE:
+        return False
+    number = view.state(begin.inputs[0])
+    if number.kind is not Kind.POSITION or view.rank(begin.inputs[0]) != 0:
+        return False
+    limits = list(begin.inputs)[1:] + list(end.inputs)[1:] + list(op.inputs)[3:]
+    others = [view.state(tensor) for tensor in limits]
+    return all(other.kind in (Kind.INDEPENDENT, Kind.ONE_EXAMPLE, Kind.SIZES) and (
+        not other.depends_on_size) for other in others)
 
 
 def _column_of_indices(op: tf.Operation, indices: State, view: View):
@@ -202,10 +229,10 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
 @moves_entries
 def slice_(op: tf.Operation, state: State, view: View) -> State:
     """`tf.slice(x, [0, 1], [-1, 2])`: all of the examples, from the first to the last."""
-    begin = view.value(op.inputs[1])
-    size = view.value(op.inputs[2])
+    begin = view.entry(op.inputs[1], state.axis)
+    size = view.entry(op.inputs[2], state.axis)
     if begin is None or size is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    if int(begin[state.axis]) != 0 or int(size[state.axis]) != -1:
+    if int(begin) != 0 or int(size) != -1:
         return unknown(op, _TAKES_SOME)
     return state
