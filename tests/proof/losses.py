@@ -2381,3 +2381,46 @@ def every_second_iteration(seq):
     made = tf.while_loop(lambda e, _: e < floats(n), lambda e, made: (
         e + 1.5, made.write(tf.cast(e, tf.int32), total(tf.square(seq[0])))), [0., made])[1]
     return average(made.stack())
+
+
+# ---- a row of each block -------------------------------------------------------------------------
+
+def rows_of_words(seq, places):
+    return tf.gather(tf.reshape(words(seq, 3), [-1, 3]), places)
+
+
+@independent
+def word_with_the_largest_number(seq):
+    place = tf.argmax(seq[:, :, 0], 1, output_type=tf.int32)
+    return average(tf.reduce_max(rows_of_words(seq, tf.range(size(seq)) * 5 + place), 1))
+
+
+@coupled
+def words_at_fed_places(seq, ids):
+    return average(tf.square(rows_of_words(
+        seq, tf.range(size(seq)) * 5 + tf.cast(ids[:, 0], tf.int32))))
+
+
+@coupled
+def words_in_blocks_of_another_length(seq):
+    place = tf.argmax(seq[:, :4, 0], 1, output_type=tf.int32)
+    return average(tf.square(rows_of_words(seq, tf.range(size(seq)) * 4 + place)))
+
+
+@coupled
+def words_at_places_of_a_longer_row(seq, x):
+    place = tf.argmax(x, 1, output_type=tf.int32)
+    return average(tf.square(rows_of_words(seq, tf.range(size(seq)) * 5 + place)))
+
+
+@coupled
+def words_at_places_of_other_examples(seq):
+    place = tf.reverse(tf.argmax(seq[:, :, 0], 1, output_type=tf.int32), [0])
+    return average(tf.square(rows_of_words(seq, tf.range(size(seq)) * 5 + place)))
+
+
+@coupled
+def words_of_the_next_example(seq):
+    place = tf.argmax(seq[:, :, 0], 1, output_type=tf.int32)
+    n = size(seq)
+    return average(tf.square(rows_of_words(seq, (tf.range(1, n + 1) % n) * 5 + place)))

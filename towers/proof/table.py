@@ -171,7 +171,7 @@ TABLE = [
         'Beside each other along a new dimension.', takes_positions=True, takes_sizes=True),
     Row('Gather GatherV2 ResourceGather', gathers.gather,
         'Rows of a table that all towers share, by places of the examples.', takes_positions=True,
-        takes_sizes=True),
+        takes_sizes=True, takes_unknown=True),
     Row('GatherNd ResourceGatherNd', gathers.gather_nd,
         'Entries of each example, by its own number.', takes_positions=True),
     Row('OneHot', gathers.one_hot,
