@@ -53,6 +53,44 @@ class Batch:
                 rng.randn(EXAMPLES, 4, 4, 3), rng.randn(EXAMPLES, 3, 3) + 3 * np.eye(3)]
 
 
+def to_the_longest(b, step):
+    """Values [n, 4] after as many steps as the longest example has, at most 3."""
+    end = tf.minimum(3, tf.reduce_max(b.ids))
+    return tf.while_loop(lambda t, _: t < end, lambda t, h: (t + 1, step(t, h)),
+                         [0, tf.zeros_like(b.x)])[1]
+
+
+def outputs_to_the_longest(b, at_end):
+    """Values [3, n, 4] of 3 steps, `at_end` behind the length of an example."""
+    end = tf.minimum(3, tf.reduce_max(b.ids))
+    made = tf.TensorArray(tf.float64, 3, element_shape=[None, 4])
+    return tf.while_loop(
+        lambda t, _: t < end,
+        lambda t, made: (t + 1, made.write(t, tf.where(
+            t >= b.ids, at_end, tf.tanh(b.x * tf.cast(t + 1, tf.float64))))),
+        [0, made])[1].stack()
+
+
+def each_by_its_number(b):
+    made = tf.TensorArray(tf.float64, b.n)
+    return tf.while_loop(lambda e, _: e < b.n, lambda e, made: (e + 1, made.write(e, 2 * b.x[e])),
+                         [0, made])[1].stack()
+
+
+def looked_up(b, is_filled):
+    """Sums of rows of a table, of the places where x is positive."""
+    indices = tf.where(b.x > 0)
+    words = tf.SparseTensor(indices, tf.gather_nd(tf.tile(b.ids[:, None], [1, 4]), indices),
+                            tf.shape(b.x, out_type=tf.int64))
+    if is_filled:
+        words = tf.sparse.fill_empty_rows(words, tf.constant(1))[0]
+    return tf.nn.embedding_lookup_sparse(b.w, words, None, combiner='sum')
+
+
+def of_blocks(b, places):
+    return tf.gather(tf.reshape(b.seq, [-1, 4]), tf.range(b.n) * 3 + places)
+
+
 CASES = {
     # ---- entries
     'exp': (lambda b: tf.exp(b.x), EACH),
@@ -153,6 +191,11 @@ CASES = {
     'rows_of_two_masks': (lambda b: tf.boolean_mask(b.x, b.ids > 1) + tf.boolean_mask(
         b.x, b.ids > 2), UNKNOWN),
     'rows_summed_by_class': (lambda b: tf.math.unsorted_segment_sum(b.x, b.ids, 4), UNKNOWN),
+    'row_of_each_block': (lambda b: of_blocks(b, tf.argmax(
+        b.seq[:, :, 0], 1, output_type=tf.int32)), EACH),
+    'row_at_any_place': (lambda b: of_blocks(b, b.ids), UNKNOWN),
+    'looked_up': (lambda b: looked_up(b, True), EACH),
+    'looked_up_without_all_rows': (lambda b: looked_up(b, False), UNKNOWN),
     # ---- images
     'pooled': (lambda b: tf.nn.max_pool(b.image, 2, 2, 'SAME'), EACH),
     'blocks': (lambda b: tf.space_to_batch_nd(b.image, [2, 2], [[0, 0], [0, 0]]),
@@ -168,6 +211,13 @@ CASES = {
         lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h)), [0, b.x])[1], EACH),
     'looped_to_count': (lambda b: tf.while_loop(
         lambda i, h: i < b.n, lambda i, h: (i + 1, tf.tanh(h)), [0, b.w])[1], UNKNOWN),
+    'each_by_its_number': (each_by_its_number, EACH),
+    'kept_to_the_longest': (lambda b: to_the_longest(b, lambda t, h: tf.where(
+        t >= b.ids, h, tf.tanh(h + b.x))), EACH),
+    'changed_to_the_longest': (lambda b: to_the_longest(
+        b, lambda t, h: tf.tanh(h + b.x)), STATISTIC),
+    'zeros_to_the_longest': (lambda b: outputs_to_the_longest(b, tf.zeros_like(b.x)), SECOND),
+    'others_to_the_longest': (lambda b: outputs_to_the_longest(b, b.x), STATISTIC),
     'branch': (lambda b: tf.cond(b.w[0, 0] > 0, lambda: b.x, lambda: 2 * b.x), EACH),
     'branch_by_mean': (lambda b: tf.cond(b.mean > 0, lambda: b.x, lambda: 2 * b.x), STATISTIC),
 }

@@ -87,15 +87,19 @@ def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
     rows that the values of each example have in a table that all towers share.
 
     `different` and `which` are the results of `tf.unique(values)`, so that `different[which]` are
-    the values: which numbers the shard gives them is of no account.
+    the values: which numbers the shard gives them is of no account. Or the values themselves are
+    looked up: `tf.sparse.segment_sum(table, values, positions)`.
     """
     table_rows, which, positions = op.inputs
     unique = graph_walk.behind(which, _SAME)
     gather = graph_walk.behind(table_rows, ('Identity',)).op
-    if not _is_lookup_of(unique, gather, view):
+    table, values, segments = states
+    if _is_lookup_of(unique, gather, view):
+        table, values = view.state(gather.inputs[0]), view.state(unique.op.inputs[0])
+    elif table.kind is not Kind.INDEPENDENT or values.kind is not Kind.ROWS:
         return _first_unknown(states) or _sums_of_others(op, states, view)
-    table, values = view.state(gather.inputs[0]), view.state(unique.op.inputs[0])
-    segments = view.state(positions)
+    if segments.kind is Kind.UNKNOWN:
+        return segments
     is_of_same_rows = segments.kind is Kind.POSITION and (
         values.layout == rows(0, segments.selection).layout)
     is_of_each = is_of_same_rows and _has_row_of_each(segments.selection, view)
