@@ -1,6 +1,4 @@
-"""The order of a step's writes and reads: over several towers, in turn, and before the update."""
-
-import time
+"""The order of the towers' writes and reads before the update, and in turn."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import tf_slim as slim
 
 import towers
 from sample_models import sgd, switched
-from towers.graph.graph_walk import reachable_from, step_operations
 
 ONES, ZEROS = tf.ones_initializer(), tf.zeros_initializer()
 
@@ -216,80 +213,3 @@ def test_a_loop_after_a_write_is_one_devices(graph):
         losses, values = losses_and_values(
             lambda x: count_before_a_loop(x, count), tf.constant(X), 2, ['count'], 1)
     assert losses == [8. * X.mean()] and values == {'count': 1.}
-
-
-# ---- what a run fetches of a step is of before the update ----------------------------------------
-
-def slowly(value):
-    """The same value, 0.15 seconds later."""
-    def after_a_while(each):
-        time.sleep(.15)
-        return each
-    later = tf.py_func(after_a_while, [value], value.dtype)
-    later.set_shape(value.shape)
-    return later
-
-
-def late_gradient(value):
-    """The same value, whose gradient comes later."""
-    @tf.custom_gradient
-    def same(number):
-        return tf.identity(number), slowly
-    return same(value)
-
-
-def penalty(x, v, u):
-    return tf.nn.l2_loss(v) + tf.nn.l2_loss(u) + 0. * tf.reduce_mean(x)
-
-
-def read_by_another_gradient(x, v, u):
-    """The gradient of u needs the value of v, long after the gradient of v is there."""
-    return tf.reduce_sum(v) + tf.reduce_sum(tf.stop_gradient(v) * late_gradient(u)) + (
-        0. * tf.reduce_mean(x))
-
-
-@pytest.mark.parametrize('loss_fn', [penalty, read_by_another_gradient])
-@pytest.mark.parametrize('count', [1, 2])
-def test_fetched_gradients_are_of_before_the_update(loss_fn, count, graph):
-    values = np.arange(1., 7.).reshape([2, 3]).astype('float32')
-    v, u = [tf.get_variable(name, [2, 3], initializer=tf.constant_initializer(values * scale),
-                            use_resource=False) for name, scale in (('v', 1.), ('u', 2.))]
-    built = towers.build_towers(lambda x: loss_fn(x, v, u), tf.constant(X), sgd(.5), count, 'mean')
-    of_v, of_u = {'penalty': (values, 2. * values)}.get(loss_fn.__name__, (1., values))
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        found_v, found_u, _ = session.run(
-            [gradient for gradient, _ in built.gradients] + [built.train_op])
-        np.testing.assert_allclose(found_v, of_v * np.ones_like(values), 1e-6)
-        np.testing.assert_allclose(found_u, of_u, 1e-6)
-        np.testing.assert_allclose(session.run(v), values - .5 * of_v, 1e-6)
-        np.testing.assert_allclose(session.run(u), 2. * values - .5 * of_u, 1e-6)
-
-
-def test_a_transformed_gradient_that_reads_another_variable_is_of_before_the_update(graph):
-    v, u = [tf.get_variable(name, [2], initializer=ONES, use_resource=False) for name in 'vu']
-
-    def transform(pairs):
-        (of_v, _), (of_u, _) = pairs
-        return [(of_v, v), (slowly(of_u) + v, u)]
-    built = towers.build_towers(
-        lambda x: tf.reduce_sum(v) + tf.reduce_sum(u) + 0. * tf.reduce_mean(x), tf.constant(X),
-        towers.Objective(sgd(.5), transform_gradients=transform), 2, 'mean')
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        of_u, _ = session.run([built.gradients[1][0], built.train_op])
-        np.testing.assert_array_equal(of_u, [2., 2.])
-        np.testing.assert_array_equal(session.run(u), [0., 0.])
-
-
-def test_the_update_waits_for_what_predictions_read_by_themselves(graph):
-    def model_fn(x):
-        w = tf.get_variable('w', [], initializer=ONES)
-        return {'loss': tf.reduce_mean(x) * w, 'predictions': x * w.read_value()}
-    built = towers.build_towers(model_fn, tf.constant(X), sgd(.01), 2)
-    step = step_operations([built.train_op])
-    reads = [op for op in step_operations([built.predictions]) if op.type == 'ReadVariableOp']
-    [update] = [op for op in step if op.type == 'ResourceApplyGradientDescent']
-    assert len(reads) == 2 and all(
-        update.name in reachable_from([read], step, control=True) for read in reads)
-    assert built.predictions.op not in step

@@ -13,7 +13,8 @@ from towers.api.make_towers import call_for_each_tower, call_once_and_copy
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
 from towers.api.request import Request
 from towers.api.train_ops import update_variables
-from towers.capture.finished_model import FinishedModel, entries_of
+from towers.capture.finished_model import FinishedModel
+from towers.capture.model_inputs import entries_of
 from towers.copies.tower_set import TowerSet
 from towers.errors import InputError, counted
 from towers.graph.graph_walk import operation_names

@@ -12,7 +12,7 @@ from towers.api.built import Plan, PlannedTower, briefly
 from towers.api.request import Request
 from towers.api.train_ops import Update
 from towers.capture.record import Recorded
-from towers.capture.stage_cuts import accumulation_line, stages_line
+from towers.capture.stage_lines import accumulation_line, stages_line
 from towers.copies.tower_set import TowerSet
 from towers.errors import counted
 from towers.gradients.tower import Tower

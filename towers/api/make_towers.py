@@ -39,14 +39,12 @@ from towers.model.outputs import fetches_of
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.replicas import make_replicas
 from towers.roles.ownership import EVERY, Roles, ownership
-from towers.roles.write_order import (
-    check_references_in_loops,
-    write_after_reads,
-    write_in_turn,
-)
+from towers.roles.write_in_turn import write_in_turn
+from towers.roles.write_order import check_references_in_loops, write_after_reads
 from towers.shards.batch_inputs import VariablesBehindInputs
 from towers.shards.cut_batch import CutBatch
-from towers.whole_batch.batch_values import exchange, is_batch_value
+from towers.whole_batch.batch_values import is_batch_value
+from towers.whole_batch.exchange import exchange
 
 
 class _ShardValues(typing.NamedTuple):

@@ -31,7 +31,8 @@ from towers.reduce.update import (
     checked_transform,
 )
 from towers.roles.ownership import EVERY
-from towers.roles.write_order import hold_back, hold_update, updates_that_write
+from towers.roles.update_order import hold_back, hold_update
+from towers.roles.write_order import updates_that_write
 
 
 class Update(typing.NamedTuple):

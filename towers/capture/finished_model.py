@@ -11,16 +11,22 @@ function would have made:
 The program's own operations stay as they are. They compute on one device, if they are fetched.
 """
 
-import dataclasses
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_instance
+from towers.capture.model_inputs import WAYS_OUT, Entries, checked_entries
 from towers.errors import InputError, ModelFunctionError, TowersError
 from towers.graph import graph_walk
-from towers.graph.graph_walk import fetches_in, leaves_of, map_leaves
+from towers.graph.graph_walk import (
+    fetches_in,
+    leaves_of,
+    map_leaves,
+    names_of,
+    operation_names,
+    operation_of,
+)
 from towers.graph.import_again import Imported, defining_operations, import_again
 from towers.graph.op_types import (
     ADDS,
@@ -38,15 +44,14 @@ from towers.model.losses import registered_losses
 from towers.model.objectives import with_parts
 from towers.model.outputs import ModelOutput, to_model_output
 from towers.optimizers import OPTIMIZER_UPDATES
-from towers.shards.batch_inputs import checked_inputs
+from towers.shards.batch_inputs import Inputs
 from towers.whole_batch.batch_values import mark_import
 
 
 class ImportedModel(typing.NamedTuple):
     """What a call of a model function would have returned and registered."""
     output: ModelOutput
-    registered: typing.List[tf.Tensor]
-    """The registered losses that depend on the shard."""
+    registered: typing.List[tf.Tensor]  # the registered losses that depend on the shard
     imported: Imported
 
 
@@ -62,99 +67,14 @@ def output_of_finished(model: typing.Any, needs_loss: bool,
     """The `ModelOutput` of a loss, a dict of losses, or a `ModelOutput`. `needs_loss` says whether
     there is an optimizer; `names` are the names of several losses, or None."""
     if isinstance(model, dict):
-        model = ModelOutput(**model) if set(model) <= set(ModelOutput._fields) else (
-            ModelOutput(loss=model))
-    fetches = fetches_in(tuple(model)) if isinstance(model, ModelOutput) else [model]
-    for fetch in fetches:
+        has_fields = set(model) <= set(ModelOutput._fields)
+        model = ModelOutput(**model) if has_fields else ModelOutput(loss=model)
+    for fetch in fetches_in(tuple(model) if isinstance(model, ModelOutput) else model):
         if fetch.graph is not tf.get_default_graph():
             raise ModelFunctionError(
                 'model: %s is of another graph than the default one: call build_towers under the '
                 'tf.Graph() of the model.' % fetch.name)
     return to_model_output(model, needs_loss, names)
-
-
-_WAYS_OUT = (
-    'Build the model for any batch size (placeholders [None, …], tf.shape(x)[0] for the size); or '
-    'for the size of a part, and pass {x: batch} as inputs, a tensor of all parts for each x.')
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BatchAxis:
-    """A tensor of a finished model whose examples are along another dimension than the first.
-
-    In `build_towers(model.loss, (BatchAxis(model.words, 1), model.labels), …)` the placeholder
-    `model.words` [time, examples] is fed as before. The batch is cut along that dimension, and each
-    tower gets its part in the same order of dimensions.
-
-    Attributes:
-      tensor: a dense tensor of known rank, where the batch enters the model.
-      axis: the dimension of its examples, an int from 0 to the rank, without that.
-
-    Raises:
-      InputError: a tensor that has no such dimension.
-      InvalidArgumentError: `tensor` is no dense tensor.
-    """
-    tensor: tf.Tensor
-    axis: int
-
-    def __post_init__(self):
-        check_instance('tensor', self.tensor, tf.Tensor, 'a dense tensor of a finished model')
-        rank = self.tensor.shape.ndims
-        if rank is None or type(self.axis) is not int or not 0 <= self.axis < rank:
-            raise InputError(
-                'BatchAxis(%s, %.80r): the tensor has the shape %s, and expected is the number of '
-                'one of its dimensions, from 0 on.' % (
-                    self.tensor.name, self.axis, self.tensor.shape))
-
-    def order(self) -> typing.List[int]:
-        """The dimensions of the tensor with that of the examples as the first."""
-        others = [axis for axis in range(self.tensor.shape.ndims) if axis != self.axis]
-        return [self.axis] + others
-
-
-class Entries(typing.NamedTuple):
-    """Where the batch enters a finished model: three nests of one structure."""
-    of_model: typing.Any
-    """The tensors of the model that hold the batch."""
-    by_example: typing.Any
-    """The same with the examples along the first dimension."""
-    batch: typing.Any
-    """The batch itself with the examples along the first dimension, mostly the same tensors."""
-    axes: typing.Dict[str, BatchAxis]
-    """{name of a tensor of the model: its axis}, where that is not the first."""
-
-
-def entries_of(inputs: typing.Any) -> Entries:
-    """The `Entries` of the inputs of a build: a nest of tensors of the model, or a dict from these
-    to the tensors of the batch that take their places. A `BatchAxis` makes a transposition."""
-    if is_by_tensor(inputs):
-        given, batch = tuple(inputs.keys()), tuple(inputs.values())
-    else:
-        given, batch = inputs, inputs
-    axes = {leaf.tensor.name: leaf for leaf in tf.nest.flatten([given, batch])
-            if isinstance(leaf, BatchAxis)}
-    if not axes:
-        return Entries(given, given, batch, axes)
-    for leaf in axes.values():
-        if leaf.tensor.graph is not tf.get_default_graph():
-            raise InputError('%s of a BatchAxis is of another graph than the default one.'
-                             % leaf.tensor.name)
-    with tf.name_scope('batch_axis'), tf.device('/cpu:0'):
-        turned = {name: tf.transpose(leaf.tensor, leaf.order()) for name, leaf in axes.items()}
-
-    def by_example(leaf):
-        return turned[leaf.tensor.name] if isinstance(leaf, BatchAxis) else leaf
-
-    def of_model(leaf):
-        return leaf.tensor if isinstance(leaf, BatchAxis) else leaf
-    return Entries(tf.nest.map_structure(of_model, given), tf.nest.map_structure(by_example, given),
-                   tf.nest.map_structure(by_example, batch), axes)
-
-
-def is_by_tensor(inputs: typing.Any) -> bool:
-    """Whether inputs are a dict from tensors of the model to those that take their places."""
-    return isinstance(inputs, dict) and bool(inputs) and all(
-        isinstance(key, (tf.Tensor, tf.SparseTensor, BatchAxis)) for key in inputs)
 
 
 class FinishedModel:
@@ -170,26 +90,33 @@ class FinishedModel:
         """Checks the model, and makes no operation. `num_parts` is how many parts a batch has."""
         self._graph = tf.get_default_graph()
         self._axes = entries.axes
-        checked = checked_inputs(entries.by_example)
-        _check_leaves(checked)
-        _check_static_size(checked, checked_inputs(entries.batch), num_parts)
+        checked = checked_entries(entries, num_parts)
         self._inputs = leaves_of(entries.of_model)
-        self._input_names = {tensor.name for tensor in self._inputs}
-        self._input_operations = {tensor.op.name for tensor in self._inputs}
+        self._input_names = names_of(self._inputs)
+        self._input_operations = operation_names(self._inputs)
         registered = registered_losses()
         self._everything = self._graph.get_operations()
         self.operations_before = len(self._everything)
-        self._from_inputs = graph_walk.reachable_from(
-            [tensor.op for tensor in self._inputs], self._everything, control=True)
+        self._from_inputs = self._reachable_from_inputs(self._everything)
         self._registered = [loss for loss in registered if loss.op.name in self._from_inputs]
         self.output = output._replace(updates=self._updates(output))
         needed = self._needed(fetches_in(tuple(self.output)) + self._registered)
-        self._operations = [op for op in self._everything
-                            if op.name in needed and not self._is_shared(op)]
-        self._shared = [op for op in needed.values() if self._is_shared(op)]
+        self._operations: typing.List[tf.Operation] = []  # that are imported
+        for op in self._everything:
+            if op.name in needed and not self._is_shared(op):
+                self._operations.append(op)
+        self._shared = list(filter(self._is_shared, needed.values()))
         self._check_operations()
+        self._check_shared()
         self._check_inputs(checked, list(map(leaves_of, tf.nest.flatten(entries.of_model))))
         self._check_losses()
+
+    def _reachable_from_inputs(self, operations: typing.Iterable[tf.Operation],
+                               control: bool = True) -> typing.Set[str]:
+        """The names of those operations that depend on the batch, by data and, unless `control` is
+        False, by control edges."""
+        return graph_walk.reachable_from(
+            list(map(operation_of, self._inputs)), operations, control=control)
 
     def import_for(self, shard: typing.Any) -> ImportedModel:
         """Imports the model into the current name scope, with a shard in the place of the batch."""
@@ -203,7 +130,7 @@ class FinishedModel:
         except ValueError as error:  # of TensorFlow's inference of shapes
             raise ModelFunctionError(
                 'the model cannot be computed for a part of the batch (%s). %s' % (
-                    str(error).split('\n', 1)[0][:200], _WAYS_OUT)) from error
+                    str(error).split('\n', 1)[0][:200], WAYS_OUT)) from error
         self._keep_shapes(imported)
         output = ModelOutput(*map_leaves(imported.leaf, tuple(self.output)))
         registered = [imported.tensor(loss) for loss in self._registered]
@@ -212,29 +139,30 @@ class FinishedModel:
     def check_runs_no_update(self) -> None:
         """Refuses a build under `tf.control_dependencies` of the model's updates: these would run
         on one device, too."""
-        waits_for = {op.name for op in compat.current_control_inputs(self._graph)}
+        waits_for = names_of(compat.current_control_inputs(self._graph))
         for update in self.output.updates:
-            if _operation(update).name in waits_for:
+            if operation_of(update).name in waits_for:
                 raise ModelFunctionError(
                     'build_towers is called under tf.control_dependencies of %s, which its train '
-                    'op runs by itself: call it outside of that block.' % _operation(update).name)
+                    'op runs by itself: call it outside of that block.' % operation_of(update).name)
 
     def values_of_outputs(self, merged: ModelOutput) -> typing.Dict[str, tf.Tensor]:
         """{name of a tensor of the program: its value over all towers}, of the tensors that the
         build was given; `merged` is the output over all towers."""
-        values = {}
-        for of_program, of_batch in zip((self.output.loss, self.output.predictions,
-                                         self.output.metrics), merged):
-            pairs = zip(tf.nest.flatten(of_program), tf.nest.flatten(of_batch))
-            values.update((tensor.name, value) for tensor, value in pairs
-                          if isinstance(tensor, tf.Tensor))
+        values: typing.Dict[str, tf.Tensor] = {}
+        own = self.output
+        for of_program, of_batch in (
+                (own.loss, merged.loss), (own.predictions, merged.predictions),
+                (own.metrics, merged.metrics)):
+            for tensor, value in zip(tf.nest.flatten(of_program), tf.nest.flatten(of_batch)):
+                if isinstance(tensor, tf.Tensor):
+                    values[tensor.name] = value
         return values
 
     def depending_on_inputs(self) -> typing.Set[str]:
         """The names of the operations that depend on the batch, also of those that were made after
         the model."""
-        return graph_walk.reachable_from(
-            [tensor.op for tensor in self._inputs], self._graph.get_operations(), control=True)
+        return self._reachable_from_inputs(self._graph.get_operations())
 
     def operations_beside(self, tensor: tf.Tensor,
                           has: typing.Callable[[tf.Operation], bool]) -> typing.List[tf.Operation]:
@@ -245,11 +173,17 @@ class FinishedModel:
           tensor: a tensor of the program.
           has: function of an operation: whether all towers have it.
         """
-        def is_end(op):
-            return self._is_shared(op) or has(op) and not compat.contexts_around(op)
+        def is_end(op: tf.Operation) -> bool:
+            if self._is_shared(op):
+                return True
+            return has(op) and not compat.contexts_around(op)
+
         needed = self._needed([tensor], is_end)
-        return [op for op in self._graph.get_operations()
-                if op.name in needed and not is_end(op)]
+        beside = []
+        for op in self._graph.get_operations():
+            if op.name in needed and not is_end(op):
+                beside.append(op)
+        return beside
 
     def plan_lines(self) -> typing.List[typing.Tuple[str, str]]:
         """Lines for the plan of the build: `[(label, text)]`."""
@@ -265,123 +199,133 @@ class FinishedModel:
             lines.append(('fed to all', ', '.join(shared) + ': the same for all examples'))
         left_out = self._writes_left_out()
         if left_out:
-            more = '' if len(left_out) <= 2 else ' and %d more' % (len(left_out) - 2)
-            lines.append(('not run', '%s%s: what depends on the batch is written into variables '
-                          'that are not trained; if it belongs to a step, pass ModelOutput(loss, '
-                          'updates=[...])' % (', '.join(left_out[:2]), more)))
+            names = ', '.join(left_out[:2])
+            if len(left_out) > 2:
+                names += ' and %d more' % (len(left_out) - 2)
+            lines.append(('not run', names + (
+                ': what depends on the batch is written into variables that are not trained; if it '
+                'belongs to a step, pass ModelOutput(loss, updates=[...])')))
         return lines
 
-    def _writes_left_out(self):
+    def _writes_left_out(self) -> typing.List[str]:
         """The names of the program's writes of what depends on the batch that no step runs, and of
         which nothing says that they are not the model's: no metric, no part of an optimizer."""
-        from_batch = graph_walk.reachable_from(
-            [tensor.op for tensor in self._inputs], self._everything)
+        from_batch = self._reachable_from_inputs(self._everything, control=False)
         computed = self._needed(fetches_in(tuple(self.output))).keys() | initializers()
-        trained = {variable.op.name for variable in tf.trainable_variables()}
-        known = trained | metric_variables().keys()
-        writes = Writes(self._graph)
-        found = []
+        trained = operation_names(tf.trainable_variables())
+        counters = metric_variables().keys()
+        types = SETS | ADDS | ADDS_ROWS
+        finder = Writes(self._graph)
+        left_out = []
         for op in self._everything:
-            is_write = op.type in SETS or op.type in ADDS or op.type in ADDS_ROWS
-            if not is_write or op.name not in from_batch or op.name in computed:
+            if op.type not in types or op.name not in from_batch or op.name in computed:
                 continue
-            written = [name for name in writes.of(op) if name not in known]
-            # An optimizer's slots are named so: w/Adam.
-            if any(name.rsplit('/', 1)[0] not in trained for name in written):
-                found.append(op.name)
-        return found
+            for variable in set(finder.of(op)) - trained - counters:
+                # An optimizer's slots are named so: w/Adam.
+                is_slot = variable.rsplit('/', 1)[0] in trained
+                if not is_slot:
+                    left_out.append(op.name)
+                    break
+        return left_out
 
     # ---- what is imported ------------------------------------------------------------------------
 
-    def _updates(self, output):
+    def _updates(self, output: ModelOutput) -> list:
         """The updates that the program returned, and those of `UPDATE_OPS`, and of the Keras layers
         of a functional model, that are the model's.
 
         These depend on the inputs, or the outputs wait for them, or they write a variable that the
         outputs are computed from, such as a counter: they are to come after all towers' reads.
         """
+        updates = {}  # by the name of the operation
+        for update in output.updates or ():
+            if not self._waits_for_keras_input(update):
+                updates[operation_of(update).name] = update
         needed = self._needed(fetches_in(tuple(output)))
-        of_keras = compat.keras_updates_behind(needed.values())
         variables = {name for name, op in needed.items() if op.type in VARIABLE_OPS}
-        finder = Writes(self._graph)
-        listed = []
+        of_keras = compat.keras_updates_behind(needed.values())
         for update in updates_of_no_build(self._graph) + of_keras:
-            name = _operation(update).name
-            if name in self._from_inputs or name in needed or variables.intersection(
-                    self._written(update, finder)):
-                listed.append(update)
-        given = [update for update in output.updates or ()
-                 if not self._waits_for_keras_input(update)]
-        return list({_operation(update).name: update for update in given + listed}.values())
+            name = operation_of(update).name
+            is_of_model = name in self._from_inputs or name in needed
+            if is_of_model or self._writes_any(update, variables):
+                updates[name] = update
+        return list(updates.values())
 
-    def _written(self, update, finder):
-        """The names of the variables that an update writes: a list."""
-        return [name for op in self._needed([update]).values() for name in finder.of(op)]
+    def _writes_any(self, update: typing.Any, variables: typing.Set[str]) -> bool:
+        """Whether an update writes any of the variables of these names."""
+        finder = Writes(self._graph)
+        operations = self._needed([update]).values()
+        return any(variables.intersection(finder.of(op)) for op in operations)
 
-    def _waits_for_keras_input(self, update):
+    def _waits_for_keras_input(self, update: typing.Any) -> bool:
         """Whether an update is one of those by which Keras 2 has defined a model, on a
         `keras.Input` that is no input of the build: it can never run."""
-        return any(compat.is_keras_input(op) for op in self._needed([update]).values())
+        return any(map(compat.is_keras_input, self._needed([update]).values()))
 
-    def _needed(self, fetches, is_end=None):
+    def _needed(self, fetches: typing.Iterable,
+                is_end: typing.Optional[typing.Callable] = None) -> typing.Dict[str, tf.Operation]:
         """{name: operation} of all that some tensors and operations need, up to the inputs and to
         what keeps state; or up to where the function `is_end` of an operation is True."""
-        contexts = set()
-        is_end = is_end or self._is_shared
+        contexts: typing.Set[str] = set()  # names of loops and branches that were looked at
+        ends = is_end or self._is_shared
 
-        def needs(op):
-            if is_end(op):
+        def needs(op: tf.Operation) -> typing.List[tf.Operation]:
+            if ends(op):
                 return []
             needed = [tensor.op for tensor in op.inputs if tensor.name not in self._input_names]
-            needed += [other for other in op.control_inputs
-                       if other.name not in self._input_operations]
+            for other in op.control_inputs:
+                if other.name not in self._input_operations:
+                    needed.append(other)
             for context in compat.contexts_around(op):
                 if context.name not in contexts:
                     contexts.add(context.name)
                     needed += defining_operations(context)
             return needed
-        ends = [fetch for fetch in fetches if fetch.name not in self._input_names]
-        return graph_walk.reached(list(map(_operation, ends)), needs)
 
-    def _is_shared(self, op):
+        starts = [fetch for fetch in fetches if fetch.name not in self._input_names]
+        return graph_walk.reached(map(operation_of, starts), needs)
+
+    def _is_shared(self, op: tf.Operation) -> bool:
         """Whether an operation keeps state, or is fed: it is not imported."""
         if op.type == 'PlaceholderWithDefault':
             return op.name not in self._from_inputs
         return op.type in PLACEHOLDERS or keeps_state(op)
 
-    def _shard_as_in_model(self, shard, scope):
-        """{name of an input of the model: the shard's tensor, with the model's order of dimensions}
-        """
-        substitutes = {tensor.name: of_shard for tensor, of_shard
-                       in zip(self._inputs, leaves_of(shard))}
-        for name, of_model in self._axes.items():
+    def _shard_as_in_model(self, shard: typing.Any, scope: str) -> typing.Dict[str, tf.Tensor]:
+        """{name of an input of the model: the shard's tensor, with the model's order of
+        dimensions}; operations for that are made in a name scope."""
+        substitutes = dict(zip((tensor.name for tensor in self._inputs), leaves_of(shard)))
+        for name, batch_axis in self._axes.items():
             if name in substitutes:
-                order = of_model.order()
-                inverse = [order.index(axis) for axis in range(len(order))]
                 with tf.name_scope(scope + 'batch_axis/'):
-                    substitutes[name] = tf.transpose(substitutes[name], inverse)
+                    substitutes[name] = batch_axis.as_in_model(substitutes[name])
         return substitutes
 
-    def _scalars(self, scope):
-        """Substitutes of the placeholders without a shape, {name: tensor}: scalars, or the step
-        fails. Of a batch that was fed there each tower would compute with all of it."""
+    def _scalars(self, scope: str) -> typing.Dict[str, tf.Tensor]:
+        """Substitutes of the placeholders without a shape, {name: tensor}, in a name scope:
+        scalars, or the step fails. Of a batch that was fed there each tower would compute with all
+        of it."""
         substitutes = {}
         with tf.name_scope(scope + 'same_for_all_examples/'):
             for op in self._shared:
-                if op.type in PLACEHOLDERS and op.outputs[0].shape.ndims is None:
-                    substitutes[op.outputs[0].name] = tf.ensure_shape(
-                        op.outputs[0], [], name=op.name.replace('/', '_'))
+                if op.type not in PLACEHOLDERS:
+                    continue
+                fed = op.outputs[0]
+                if fed.shape.ndims is None:
+                    substitutes[fed.name] = tf.ensure_shape(
+                        fed, [], name=op.name.replace('/', '_'))
         return substitutes
 
-    def _keep_shapes(self, imported):
+    def _keep_shapes(self, imported: Imported) -> None:
         """Gives the imports the shapes that Python code has set, which are in no `GraphDef`."""
-        if any(self._has_static_size(tensor) for tensor in self._inputs):
+        if any(map(self._has_static_size, self._inputs)):
             return  # then a side of the batch's size may be among them
         for op in self._operations:
             for tensor in op.outputs:
                 imported.tensor(tensor).set_shape(tensor.shape)
 
-    def _has_static_size(self, tensor):
+    def _has_static_size(self, tensor: tf.Tensor) -> bool:
+        """Whether an input has a static number of examples, or is a scalar."""
         if tensor.shape.ndims is None:
             return False
         axis = self._axes[tensor.name].axis if tensor.name in self._axes else 0
@@ -389,7 +333,8 @@ class FinishedModel:
 
     # ---- checks ----------------------------------------------------------------------------------
 
-    def _check_operations(self):
+    def _check_operations(self) -> None:
+        """Refuses a model that needs operations which only one tower may run."""
         for op in self._operations + self._shared:
             if op.type.startswith(DRAWS_DATA):
                 raise InputError(
@@ -404,59 +349,50 @@ class FinishedModel:
                 raise ModelFunctionError(
                     'the model waits for %s, which updates a variable: pass the loss as it is '
                     'before an optimizer minimizes it.' % op.name)
+
+    def _check_shared(self) -> None:
+        """Refuses a model that needs a placeholder which may hold a batch, and is no input."""
         for op in self._shared:
+            if op.type not in PLACEHOLDERS:
+                continue
             shape = op.outputs[0].shape
-            if op.type in PLACEHOLDERS and shape.ndims and shape.as_list()[0] is None:
+            if shape.ndims and shape.as_list()[0] is None:
                 raise InputError(
                     'the model computes with the placeholder %s of shape %s, which may hold a '
                     'batch, and each tower would compute with all of it: pass it as one of the '
                     'inputs; or, if it is the same for all examples, set its first dimension, by '
                     'its set_shape.' % (op.outputs[0].name, shape))
 
-    def _check_inputs(self, checked, inputs_by_leaf):
-        taken = {tensor.name for op in self._operations for tensor in op.inputs}
-        taken.update(fetch.name for fetch in fetches_in(tuple(self.output)))
+    def _check_inputs(self, checked: Inputs,
+                      inputs_by_leaf: typing.Sequence[typing.List[tf.Tensor]]) -> None:
+        """Refuses inputs that the model does not need, and inputs of which one is computed from
+        another. `inputs_by_leaf` has the tensors of the model for each leaf of the `checked`
+        ones."""
+        read = names_of(fetches_in(tuple(self.output)))
+        for op in self._operations:
+            read |= names_of(op.inputs)
         for (path, _), tensors in zip(checked.leaves, inputs_by_leaf):
-            if tensors and taken.isdisjoint(tensor.name for tensor in tensors):
+            if not tensors:
+                continue
+            if read.isdisjoint(names_of(tensors)):
                 raise InputError(
                     '%s (%s) does not reach the loss, or another output of the model: pass the '
                     'tensors that it is computed from, such as its placeholders.' % (
                         path, tensors[0].name))
-            behind = set().union(*(graph_walk.ancestors(tensor.op.inputs) for tensor in tensors))
+            behind: typing.Set[str] = set()
+            for tensor in tensors:
+                behind |= graph_walk.ancestors(tensor.op.inputs)
             others = behind & self._input_operations
             if others:
                 raise InputError(
                     '%s (%s) is computed from another of the inputs, %s: pass one of the two.'
                     % (path, tensors[0].name, min(others)))
 
-    def _check_losses(self):
-        reached = graph_walk.reachable_from(
-            [tensor.op for tensor in self._inputs], self._operations, control=True)
+    def _check_losses(self) -> None:
+        """Refuses a loss that does not depend on the inputs."""
+        reached = self._reachable_from_inputs(self._operations)
         for name, loss in with_parts('loss', self.output.loss):
             if loss is not None and loss.op.name not in reached:
                 raise ModelFunctionError(
                     'the %s, %s, does not depend on the inputs: every tower would compute the '
                     'same.' % (name, loss.name))
-
-
-def _check_leaves(checked):
-    for path, leaf in checked.leaves:
-        if leaf is not None and not isinstance(leaf, (tf.Tensor, tf.SparseTensor)):
-            raise InputError(
-                '%s is a %s: the inputs of a finished model are the tensors of its graph at which '
-                'the batch enters, such as its placeholders.' % (path, type(leaf).__name__))
-
-
-def _check_static_size(of_model, batch, num_parts):
-    """Refuses a model for a batch of a static size that a part of the batch does not have."""
-    if of_model.size is None or num_parts == 1 or batch.size == num_parts * of_model.size:
-        return
-    path = next(path for path, _ in of_model.leaves if path not in of_model.unknown)
-    raise InputError(
-        '%s has the static size %d, which may be in constants of the finished model, and a part of '
-        'the batch has another one. %s' % (path, of_model.size, _WAYS_OUT))
-
-
-def _operation(fetch):
-    """The operation of a tensor, or of a variable; an operation itself."""
-    return getattr(fetch, 'op', fetch)

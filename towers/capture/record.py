@@ -1,22 +1,26 @@
 """Records the model on shard 0, as a value: one call of the model function, in the caller's scopes;
-or the import of a finished model."""
+or the import of a finished model.
 
-import collections
+Its tests are `tests/api/test_build.py` and `test_reuse.py`.
+"""
+
 import contextlib
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.capture.finished_model import FinishedModel
-from towers.capture.stage_cuts import cut_into_stages
+from towers.capture.stage_cuts import StageCuts, cut_into_stages
 from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
+from towers.graph.import_again import Imported
 from towers.graph.variable_access import variables_read
 from towers.model.build_context import BuildCollections, call_of_model_fn, without
-from towers.model.keras_calls import record_keras_calls, unique
+from towers.model.keras_calls import KerasCalls, record_keras_calls, unique
 from towers.model.losses import registered_losses
-from towers.model.outputs import call_model_fn, to_model_output
+from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
 from towers.placement.numerics import compiled
 from towers.placement.stages import (
     keep_arrays_with_readers,
@@ -25,19 +29,23 @@ from towers.placement.stages import (
     says_stages,
 )
 from towers.placement.tower_device import TowerDevice, check_reads_in_loops, stages_of
-from towers.variables.new_variables import NewVariables
+from towers.shards.cut_batch import CutBatch
+from towers.variables.new_variables import DirectVariable, NewVariables
 from towers.whole_batch.batch_values import is_batch_value
-from towers.whole_batch.proven import prove
+from towers.whole_batch.proven import Proven, prove
 
 
-class Recorded(collections.namedtuple('Recorded', [
-        'output', 'operations', 'sources', 'from_shard', 'created', 'direct', 'owned', 'variables',
-        'updates', 'registered', 'registered_before', 'keras_losses', 'keras_states',
-        'opened_scopes', 'proven', 'imported'])):
+class KerasLosses(typing.NamedTuple):
+    """The losses of the Keras layers that were called, each a list of scalars."""
+    of_weights: typing.List[tf.Tensor]
+    of_activations: typing.List[tf.Tensor]
+
+
+class Recorded(typing.NamedTuple):
     """A call of the model function, or the import of a finished model.
 
     Attributes:
-      output: `ModelOutput`.
+      output: what it returned.
       operations: list of the operations that the call made, in order.
       sources: list of the operations of the shard.
       from_shard: names of the operations that depend on the shard, or on random numbers; dependence
@@ -45,69 +53,154 @@ class Recorded(collections.namedtuple('Recorded', [
       created, direct, owned, opened_scopes: as of `NewVariables`.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
-      registered, registered_before: the losses that the call put into `REGULARIZATION_LOSSES`, and
-        the losses that were there before the build.
-      keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
+      registered: the losses that the call put into `REGULARIZATION_LOSSES`.
+      registered_before: the losses that were there before the build.
+      keras_losses: the losses of Keras layers.
       keras_states: the variables that Keras layers call their state.
-      proven: `Proven`: where the examples are in its tensors, and which batch norms have the
-        statistics of the whole batch.
-      imported: `Imported`, of a finished model; None where a model function was called.
+      proven: where the examples are in its tensors, and which batch norms have the statistics of
+        the whole batch.
+      imported: the import of a finished model; None where a model function was called.
     """
-    __slots__ = ()
+    output: ModelOutput
+    operations: typing.List[tf.Operation]
+    sources: typing.List[tf.Operation]
+    from_shard: typing.Set[str]
+    created: typing.List[tf.Variable]
+    direct: typing.List[DirectVariable]
+    owned: typing.Set[str]
+    variables: typing.List[tf.Variable]
+    updates: list
+    registered: typing.List[tf.Tensor]
+    registered_before: typing.List[tf.Tensor]
+    keras_losses: KerasLosses
+    keras_states: typing.List[tf.Variable]
+    opened_scopes: typing.Any
+    proven: Proven
+    imported: typing.Optional[Imported]
 
 
-def record(request, batch, number, around=contextlib.nullcontext):
-    """Calls the model function on part `number` of the batch, 0 but for the recipe's later calls,
-    or imports the finished model for it: `Recorded`. `around` makes a further context of that."""
-    graph, inputs, parts = tf.get_default_graph(), batch.inputs[number], len(request.split.parts)
-    before, registered_before = BuildCollections(graph), registered_losses()
-    made_variables = NewVariables(request.placement, None if number else request.call.earlier)
+def record(request: typing.Any, batch: CutBatch, number: int,
+           around: typing.Callable = contextlib.nullcontext) -> Recorded:
+    """Calls the model function on a part of the batch, or imports the finished model for it.
+
+    Args:
+      request: `Request` of the build.
+      batch: the shards.
+      number: the number of the part: 0, but with `copies='reuse'`, which makes a call for each.
+      around: makes a further context of the call.
+    """
+    graph = tf.get_default_graph()
+    inputs = batch.inputs[number]
+    objectives = request.training.objectives
+    before = BuildCollections(graph)
+    registered_before = registered_losses()
+    # With copies='reuse' later calls share the variables of the first one.
+    new_variables = NewVariables(request.placement, None if number else request.call.earlier)
     reuse = tf.AUTO_REUSE if number else request.call.reuse
-    adds_registered = request.training.regularization == 'add'
     with graph_walk.Recording(graph) as made, \
-            tf.device(TowerDevice(request.split.parts[number].device)):
-        with made_variables.recorded(request.call.variable_scope, reuse), \
-                record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
-                call_of_model_fn(graph, made_variables, parts, request.no_batch_values):
-            if isinstance(request.call.model, FinishedModel):
-                returned, registered, imported = request.call.model.import_for(inputs)
-            else:
-                whole_size = batch.batch_size if parts > 1 else None
-                returned = _call(request.call.model, inputs, whole_size)
-                registered, imported = [], None
-            objectives = request.training.objectives
-            output = to_model_output(returned, bool(objectives), objectives.names)
-            updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
-            keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
-            registered = without(registered_losses(), registered_before) + registered
-            proven = prove(made.so_far(), inputs, output, updates,
-                           registered + keras_losses[1], request)
-            output = proven.output
-    sources = [leaf.op for leaf in leaves_of(inputs)]
-    read = variables_read(made.operations, made_variables.owned, made_variables.created)
-    names = {variable.op.name for variable in made_variables.created}
+            tf.device(TowerDevice(request.split.parts[number].device)), \
+            new_variables.recorded(request.call.variable_scope, reuse), \
+            record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
+            call_of_model_fn(graph, new_variables, len(request.split.parts),
+                             request.no_batch_values):
+        model = _computed(request, batch, number)
+        output = to_model_output(model.output, bool(objectives), objectives.names)
+        updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
+        keras_losses = _keras_losses(keras, request.training.regularization == 'add')
+        registered = without(registered_losses(), registered_before) + model.registered
+        proven = prove(made.so_far(), inputs, output, updates,
+                       registered + keras_losses.of_activations, request)
+    sources = list(map(graph_walk.operation_of, leaves_of(inputs)))
     return Recorded(
-        output=output, operations=made.operations, sources=sources,
-        from_shard=graph_walk.reachable_from(
-            sources + list(filter(graph_walk.is_random, made.operations)),
-            [op for op in made.operations if not is_batch_value(op)]),
-        created=made_variables.created, direct=made_variables.direct, owned=made_variables.owned,
-        variables=made_variables.created + [each for each in read if each.op.name not in names],
-        updates=updates,
-        registered=registered,
-        registered_before=registered_before, keras_losses=keras_losses,
-        keras_states=keras.states(), opened_scopes=made_variables.opened_scopes, proven=proven,
-        imported=imported)
+        output=proven.output, operations=made.operations, sources=sources,
+        from_shard=_names_from_shard(made.operations, sources),
+        created=new_variables.created, direct=new_variables.direct, owned=new_variables.owned,
+        variables=_variables_of(made.operations, new_variables), updates=updates,
+        registered=registered, registered_before=registered_before, keras_losses=keras_losses,
+        keras_states=keras.states(), opened_scopes=new_variables.opened_scopes, proven=proven,
+        imported=model.imported)
 
 
-def put_on_devices(recorded, request, device):
-    """Puts the recorded forward pass on the devices of its tower; cuts it into stages: `StageCuts`,
-    or None where the model is not cut."""
-    cuts, operations = None, recorded.operations
+class _Computed(typing.NamedTuple):
+    """The model on a part of the batch.
+
+    Attributes:
+      output: what the model function returned; or the `ModelOutput` of a finished model.
+      registered: the registered losses of a finished model that depend on the part.
+      imported: the import of a finished model; or None.
+    """
+    output: typing.Any
+    registered: typing.List[tf.Tensor]
+    imported: typing.Optional[Imported]
+
+
+def _computed(request: typing.Any, batch: CutBatch, number: int) -> _Computed:
+    """Computes the model on the part of that number, by a call or an import."""
+    model = request.call.model
+    if isinstance(model, FinishedModel):
+        return _Computed(*model.import_for(batch.inputs[number]))
+    size_of_batch = batch.batch_size if len(request.split.parts) > 1 else None
+    return _Computed(_call(model, batch.inputs[number], size_of_batch), [], None)
+
+
+def _call(model_fn: typing.Callable, inputs: typing.Any, size_of_batch: typing.Any) -> typing.Any:
+    """Calls the model function on a shard of a batch of a size, an int if that is static."""
+    try:
+        return call_model_fn(model_fn, inputs)
+    except ValueError as error:  # of TensorFlow's inference of shapes
+        if isinstance(error, TowersError) or not isinstance(size_of_batch, int):
+            raise
+        if not re.search(r'\b%d\b' % size_of_batch, str(error)):
+            raise
+        raise ModelFunctionError(
+            'the model function fails on a shard (%s), and has the size of the whole batch, %d, '
+            'in it: it is called with a part of the batch. Take the size from the input, '
+            'tf.shape(x)[0].' % (str(error).split('\n', 1)[0][:200], size_of_batch)) from error
+
+
+def _keras_losses(keras: KerasCalls, adds_registered: bool) -> KerasLosses:
+    """The losses of the layers that were called; those of activations only where registered losses
+    are added to the model's own."""
+    of_weights = keras.weight_losses()
+    return KerasLosses(of_weights, keras.activity_losses() if adds_registered else [])
+
+
+def _names_from_shard(operations: typing.Iterable[tf.Operation],
+                      sources: typing.List[tf.Operation]) -> typing.Set[str]:
+    """`Recorded.from_shard` of a call with these operations, and these of its shard."""
+    random = list(filter(graph_walk.is_random, operations))
+    of_one_tower = [op for op in operations if not is_batch_value(op)]
+    return graph_walk.reachable_from(sources + random, of_one_tower)
+
+
+def _variables_of(operations: typing.Iterable[tf.Operation],
+                  new_variables: NewVariables) -> typing.List[tf.Variable]:
+    """The variables that a call with these operations has made, and then others that it reads."""
+    created = new_variables.created
+    names = graph_walk.operation_names(created)
+    read = variables_read(operations, new_variables.owned, created)
+    return created + [variable for variable in read if variable.op.name not in names]
+
+
+def put_on_devices(recorded: Recorded, request: typing.Any,
+                   device: str) -> typing.Optional[StageCuts]:
+    """Puts the recorded forward pass on the devices of its tower, and cuts it into stages.
+
+    Args:
+      recorded: the forward pass.
+      request: `Request` of the build.
+      device: of the tower.
+
+    Returns:
+      How it was cut; None where the model is not cut.
+    """
+    cuts = None
+    operations = recorded.operations
     if request.memory.cutting is not None and len(stages_of(device)) > 1:
-        # Variables of an earlier build stay where its towers have them.
-        movable = {variable.op.name for variable in recorded.created
-                   } if request.placement.by_stage else ()
+        movable: typing.Set[str] = set()
+        if request.placement.by_stage:
+            # Variables of an earlier build stay where its towers have them.
+            movable = graph_walk.operation_names(recorded.created)
         cuts = cut_into_stages(recorded, device, movable, request.memory.cutting)
     if cuts is None or says_stages(operations):
         place_forward(operations, device)
@@ -115,16 +208,3 @@ def put_on_devices(recorded, request, device):
     keep_stacks_with_loops(operations)  # of gradients that the model function takes itself
     keep_arrays_with_readers(operations, device)
     return cuts
-
-
-def _call(model_fn, inputs, batch_size):
-    try:
-        return call_model_fn(model_fn, inputs)
-    except ValueError as error:  # of TensorFlow's inference of shapes
-        if (not isinstance(batch_size, int) or isinstance(error, TowersError)
-                or not re.search(r'\b%d\b' % batch_size, str(error))):
-            raise
-        raise ModelFunctionError(
-            'the model function fails on a shard (%s), and has the size of the whole batch, %d, '
-            'in it: it is called with a part of the batch. Take the size from the input, '
-            'tf.shape(x)[0].' % (str(error).split('\n', 1)[0][:200], batch_size)) from error

@@ -109,21 +109,21 @@ class ClosureTensors:
     def _taken_from_model(self, known: list) -> typing.List[tuple]:
         """`[(operation of the update, tensor or operation of the model function that it takes)]`,
         but for `known` ones; variables are of no tower, but for a tower's own state."""
-        of_model = operation_names(self._own_state)
+        names_of_model = operation_names(self._own_state)
         for op in self._recorded.operations:
             if op.type not in VARIABLE_OPS:
-                of_model.add(op.name)
-        of_model -= operation_names(known)
+                names_of_model.add(op.name)
+        names_of_model -= operation_names(known)
         losses = set()
         for tower in self._towers:
             losses |= operation_names(flat(tower.loss))
         taken: typing.List[tuple] = []
         for op in self._made:
             for tensor in op.inputs:
-                if tensor.op.name in of_model:
+                if tensor.op.name in names_of_model:
                     taken.append((op, tensor))
             for other in op.control_inputs:
-                if other.name in of_model and other.name not in losses:
+                if other.name in names_of_model and other.name not in losses:
                     taken.append((op, other))
         return taken
 

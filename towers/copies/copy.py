@@ -31,6 +31,7 @@ from towers.graph.edit import (
 from towers.graph.graph_walk import map_leaves, operation_of
 from towers.graph.variable_access import without_writes
 from towers.model.objectives import map_shaped
+from towers.model.requested import Part
 from towers.nonfinite import message_of_tower
 from towers.placement.tower_device import moved, overlaps
 from towers.roles.inline_updates import InlineUpdates
@@ -69,7 +70,7 @@ class Copies:
         self._functions = self._functions_called(updates.in_functions)
 
     def tower(self, substitution: Substitution, inputs: typing.Any, size: typing.Any,
-              part: typing.Any) -> TowerCopy:
+              part: Part) -> TowerCopy:
         """Makes the tower of a `Part` of the batch, a copy.
 
         Args:
@@ -98,7 +99,7 @@ class Copies:
 
     # ---- one copy --------------------------------------------------------------------------------
 
-    def _imported(self, substitution: Substitution, part: typing.Any) -> '_Copied':
+    def _imported(self, substitution: Substitution, part: Part) -> '_Copied':
         """Imports the template for a `Part`."""
         with tf.name_scope(part.scope) as root:
             pass
@@ -198,7 +199,7 @@ class Copies:
                 copied.operation(name), list(map(copied.operation, waits_for)))
 
     def _tower_of(self, copied: '_Copied', inputs: typing.Any, size: typing.Any,
-                  part: typing.Any) -> Tower:
+                  part: Part) -> Tower:
         """The `Tower` of a copy; the arguments are those of `tower`."""
         first = self._tower
 

@@ -1,4 +1,7 @@
-"""What a tower reads in the place of what tower 0 reads from outside of its graph."""
+"""What a tower reads in the place of what tower 0 reads from outside of its graph.
+
+Its test is `tests/copies/test_copy.py`.
+"""
 
 import typing
 

@@ -3,6 +3,8 @@
 A template is a `tf.GraphDef`. Its names are relative to the scope that the towers are built in.
 What depends on the tower is beside it, and is set after each import: the devices, what an operation
 is colocated with, and which operations from outside it waits for.
+
+Its test is `tests/copies/test_copy.py`.
 """
 
 import collections
@@ -13,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import CloneError
 from towers.gradients.backward_pass import Differentiated
+from towers.gradients.gradient_pairs import gradients_of
 from towers.graph.edit import functions_of, group_in_node, producer
 from towers.graph.graph_walk import (
     fetches_in,
@@ -71,7 +74,7 @@ def make_template(first: Differentiated, updates: InlineUpdates,
     tower = first.tower
     results = fetches_in([
         tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
-        [gradient for gradient, _ in tower.pairs], flat(tower.of_shard), list(further)])
+        gradients_of(tower.pairs), flat(tower.of_shard), list(further)])
     nodes = _Selection(first, updates).nodes_for(results)
     operations = {op.name: op for op in first.operations if op.name in nodes}
     return _template_of(nodes, operations, tower.name_scope)
@@ -102,7 +105,8 @@ class _Selection:
             needed[name] = node
             self._wait_for_no_left_out(node)
             names.extend(group_in_node(node))
-            names.extend(map(producer, node.input))  # first, with shared operations
+            # The inputs are looked at first: a shared one shares what it is colocated with, too.
+            names.extend(map(producer, node.input))
         # In the order in which they were made, which an import of loops needs.
         in_order = collections.OrderedDict()
         for name in self._made:

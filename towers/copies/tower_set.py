@@ -4,10 +4,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.capture.record import Recorded
+from towers.capture.stage_cuts import StageCuts
 from towers.gradients.backward_pass import TowerGradients
 from towers.gradients.tower import Tower
 from towers.model.losses import Losses
 from towers.recompute.rewrite import Recomputed
+from towers.roles.ownership import Roles
 from towers.shards.cut_batch import CutBatch
 
 
@@ -18,26 +21,26 @@ class TowerSet(typing.NamedTuple):
       request: `Request` of the build.
       batch: the shards of the towers.
       towers: list of the towers, in the order of the request's parts.
-      recorded: `Recorded`, the call of the model function on shard 0, or the import of a finished
+      recorded: the call of the model function on shard 0, or the import of a finished
         model.
       losses: the losses of tower 0.
       gradients: what differentiated the losses.
-      roles: `Roles` of the variables.
+      roles: the roles of the variables.
       recomputed: what is recomputed in the backward pass of tower 0, one for each loss.
       how_built: the plan's line about calls and copies.
-      cuts: `StageCuts`; None where the model is not cut into stages.
+      cuts: how it was cut; None where the model is not cut into stages.
       slots: the variables that the model function's own optimizers have made.
       copies: a function for each further tower, from a tensor of tower 0 to its copy.
     """
     request: typing.Any
     batch: CutBatch
     towers: typing.List[Tower]
-    recorded: typing.Any
+    recorded: Recorded
     losses: Losses
     gradients: TowerGradients
-    roles: typing.Any
+    roles: Roles
     recomputed: typing.List[Recomputed]
     how_built: str
-    cuts: typing.Any = None
+    cuts: typing.Optional[StageCuts] = None
     slots: typing.Sequence[tf.Variable] = ()
     copies: typing.Sequence[typing.Callable] = ()

@@ -5,6 +5,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.capture.record import Recorded
 from towers.gradients.gradient_pairs import gradients_of, tensors_of
 from towers.gradients.optimizer_methods import OwnComputeGradients, computed_pairs
 from towers.gradients.stateless_random import (
@@ -89,12 +90,12 @@ class TowerGradients:
                 self._own_methods[objective.name] = OwnComputeGradients(
                     objective.optimizer, trained[objective.name], request)
 
-    def differentiate(self, recorded: typing.Any, losses: Losses, number: int, scale: typing.Any,
+    def differentiate(self, recorded: Recorded, losses: Losses, number: int, scale: typing.Any,
                       further_fetches: typing.Sequence = ()) -> Differentiated:
         """Takes the gradients of the recorded losses of one part of the batch.
 
         Args:
-          recorded: `Recorded`, the forward pass of this part.
+          recorded: the forward pass of this part.
           losses: the losses to differentiate.
           number: the number of the part among those of this machine.
           scale: the losses are multiplied by it: a float, or a scalar.

@@ -1,4 +1,7 @@
-"""Gradients, dense or sparse, and lists of `(gradient, variable)` pairs."""
+"""Gradients, dense or sparse, and lists of `(gradient, variable)` pairs.
+
+Its test is `tests/reduce/test_sparse_rows.py`.
+"""
 
 import typing
 

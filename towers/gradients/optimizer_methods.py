@@ -10,6 +10,8 @@ A `compute_gradients` may change the loss before it takes gradients (by a loss s
 precision): this is a factor dL/dS, by which the towers multiply their losses, before their backward
 passes. There is one backward pass, and so one factor. A `minimize` gets the gradients when they are
 combined and transformed, and multiplies them itself; its operation is the update.
+
+Its tests are `tests/gradients/test_optimizer_gradients.py` and `test_optimizer_minimize.py`.
 """
 
 import inspect

@@ -62,6 +62,10 @@ class Tower(typing.NamedTuple):
         """Whether the operation of this name belongs to the tower."""
         return name in self.forward or name in self.backward
 
+    def own(self, operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
+        """Those of some operations that belong to the tower: a list."""
+        return [op for op in operations if self.has(op.name)]
+
     def __repr__(self) -> str:
         micro_batch = ', micro-batch %d' % self.micro_batch if self.micro_batch else ''
         return '<Tower %d%s on %s>' % (

@@ -45,6 +45,21 @@ def operation_names(fetches: typing.Iterable) -> typing.Set[str]:
     return {operation_of(fetch).name for fetch in fetches}
 
 
+def by_name(operations: typing.Iterable) -> dict:
+    """`{name: operation}` of some operations, tensors or nodes."""
+    return {each.name: each for each in operations}
+
+
+def variables_by_name(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, tf.Variable]:
+    """`{name of its operation: variable}` of some variables."""
+    return {variable.op.name: variable for variable in variables}
+
+
+def in_order_of_names(operations: typing.Mapping[str, typing.Any]) -> list:
+    """The values of a dict by names, in the order of the names."""
+    return [operations[name] for name in sorted(operations)]
+
+
 def producers_of(op: tf.Operation) -> typing.List[tf.Operation]:
     """The operations that make the inputs of an operation: a list, in the order of the inputs."""
     return [tensor.op for tensor in op.inputs]

@@ -204,14 +204,15 @@ class KerasCalls:
         if not calls:
             return []
         left_out = initializers()
-        found = []
+        updates = []
         for call in calls:
             made = set(call.made.operations)
             for op in call.made.operations:
-                is_write = op.type.startswith(_WRITES) and op.name not in left_out
-                if is_write and self._can_run(op) and not _is_reset(op, made):
-                    found.append(op)
-        return found
+                if not op.type.startswith(_WRITES) or op.name in left_out:
+                    continue
+                if self._can_run(op) and not _is_reset(op, made):
+                    updates.append(op)
+        return updates
 
 
 def _is_reset(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:

@@ -122,7 +122,7 @@ def _registered(recorded: typing.Any) -> _Registered:
     Keras layers, and those from before the build that regularize its variables."""
     registered = list(recorded.registered)
     of_weights, of_activations = recorded.keras_losses
-    # A call of the recipe may register the losses of the call before anew, or not.
+    # With copies='reuse' a call may register the losses of the call before anew, or not.
     before = _not_computed_in(registered, _losses_before_build(recorded))
     if recorded.imported is None:
         registered += before

@@ -1,4 +1,7 @@
-"""The objectives of a build: losses, each with the optimizer and the variables that it trains."""
+"""The objectives of a build: losses, each with the optimizer and the variables that it trains.
+
+Its test is `tests/api/test_train_ops.py`.
+"""
 
 import collections
 import contextlib

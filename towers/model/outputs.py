@@ -292,7 +292,8 @@ def _is_scalar_number(value: typing.Any) -> bool:
     """Whether a metric is a tensor with one number, or truth value."""
     if not isinstance(value, tf.Tensor) or value.shape.ndims != 0:
         return False
-    return value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool
+    dtype = value.dtype
+    return dtype.is_floating or dtype.is_integer or dtype.is_bool
 
 
 def weighted_mean(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:

@@ -3,5 +3,6 @@
 In come the recorded forward pass and what is proven of it. Out goes a table with the role of each
 variable (trained, shared, written by tower 0, by every tower, of one tower, counter of a metric),
 and control dependencies which make writes wait for reads.
-Read `ownership`, `written_values`, `inline_updates`, then `write_order` and `metric_counters`.
+Read `ownership`, `written_values`, `own_state`, `inline_updates`; then, for the order of writes,
+`write_order`, `turns`, `write_in_turn`, `metric_counters`, and `update_order`.
 """

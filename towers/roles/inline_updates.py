@@ -12,12 +12,22 @@ first one may wait for a write that waits for all reads: the write becomes one o
 """
 
 import collections
+import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
-from towers.graph import graph_walk
+from towers.graph.graph_walk import (
+    ancestors,
+    by_name,
+    is_random,
+    names_of,
+    operation_names,
+    operation_of,
+    producers_of,
+)
 from towers.graph.op_types import CONTROL_FLOW_V2
 from towers.graph.order import Precedence, left_branches, waited_instead
 from towers.graph.variable_access import (
@@ -28,24 +38,36 @@ from towers.graph.variable_access import (
     without_writes,
 )
 
-Write = collections.namedtuple('Write', 'op variables')
-"""An operation that writes, and the names of the variables that it writes."""
+
+class Write(typing.NamedTuple):
+    """An operation that writes variables."""
+    op: tf.Operation
+    variables: typing.List[str]  # their names
 
 
-def writes_of(recorded):
-    """The writes of a call of the model function: a list of `Write`, without initial values.
+def writes_by(writes: typing.Iterable[Write], names: typing.Container[str]) -> typing.List[Write]:
+    """Those of some writes whose operations have these names."""
+    return [write for write in writes if write.op.name in names]
+
+
+def writes_of(recorded: Recorded) -> typing.List[Write]:
+    """The writes of a call of the model function, without initial values.
 
     The state of random generators is left out: each tower draws for itself.
     """
-    left_out, finder = initializers() | recorded.owned, Writes(tf.get_default_graph())
-    found = [Write(op, finder.of(op)) for op in recorded.operations
-             if op.name not in left_out and not graph_walk.is_random(op)]
-    return [write for write in found if write.variables]
+    left_out = initializers() | recorded.owned
+    finder = Writes(tf.get_default_graph())
+    writes = []
+    for op in recorded.operations:
+        if op.name in left_out or is_random(op):
+            continue
+        variables = finder.of(op)
+        if variables:
+            writes.append(Write(op, variables))
+    return writes
 
 
-class InlineUpdates(collections.namedtuple(
-        'InlineUpdates', 'left_out shared in_functions updates',
-        defaults=(frozenset(), frozenset(), {}, []))):
+class InlineUpdates(typing.NamedTuple):
     """The writes of the first tower that the towers after it leave out, or share.
 
     Attributes:
@@ -55,92 +77,154 @@ class InlineUpdates(collections.namedtuple(
         positions, from the last (-1), of the variables that the other towers' leave alone}.
       updates: list of the writes that became updates of the first tower.
     """
-    __slots__ = ()
+    left_out: typing.AbstractSet[str] = frozenset()
+    shared: typing.AbstractSet[str] = frozenset()
+    in_functions: typing.Dict[str, typing.List[int]] = {}
+    updates: typing.List[tf.Operation] = []
 
 
-def inline_updates(writes, operations, fetches, request, replicated=frozenset()):
-    """Leaves out or shares the first tower's `writes` of shared variables, before gradients are
-    taken: `InlineUpdates`. `fetches` are a step's fetches but for the updates; `replicated` are
-    the names of variables that have replicas."""
-    served, update_ops = request.served_rank, request.training.update_ops
-    if not writes or request.parts_a_call == 1 and served is None and update_ops != 'none':
+def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[tf.Operation],
+                   fetches: list, request: typing.Any,
+                   replicated: typing.AbstractSet[str] = frozenset()) -> InlineUpdates:
+    """Leaves out or shares the first tower's writes of shared variables, before gradients are
+    taken.
+
+    Args:
+      writes: the writes.
+      operations: all operations of the first tower's forward pass.
+      fetches: a step's fetches but for the updates.
+      request: `Request` of the build.
+      replicated: names of the variables that have replicas.
+    """
+    update_ops = request.training.update_ops
+    served_rank = request.served_rank
+    if not writes or _writes_stay(request):
         return InlineUpdates()
     used = _writes_used(writes, fetches)
-    _check_replicated(writes, replicated, used if update_ops == 'none' else None)
+    if update_ops == 'none':  # no tower writes, unless the written value is used
+        _check_replicated(writes_by(writes, used), replicated)
+    else:
+        _check_replicated(writes, replicated)
     if update_ops == 'all':
         return InlineUpdates()
-    finder, in_functions, others = Writes(tf.get_default_graph()), {}, []
+    finder = Writes(tf.get_default_graph())
+    in_functions = {}
+    if update_ops == 'first' and served_rank is None:
+        in_functions = _left_alone_in_functions(writes, finder)
+    others = [write for write in writes if write.op.name not in in_functions]
+    for write in others:
+        _check_can_be_left(write, write.op.name in used, finder)
+    if served_rank is not None:
+        _check_served(others, fetches, update_ops)
+    written = by_name(write.op for write in others)
+    left_out = written.keys() - used
+    unused = [written[name] for name in written if name in left_out]
+    updates = _take_out(unused, operations, request)
+    return InlineUpdates(left_out, written.keys() & used, in_functions, updates)
+
+
+def _writes_stay(request: typing.Any) -> bool:
+    """Whether the forward pass of a `Request` writes as it is: where one tower does all."""
+    is_one_tower = request.parts_a_call == 1 and request.served_rank is None
+    return is_one_tower and request.training.update_ops != 'none'
+
+
+def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence[tf.Operation],
+              request: typing.Any) -> typing.List[tf.Operation]:
+    """Takes writes out of the forward pass of the first tower, where it is not to run them.
+
+    Args:
+      unused: the writes whose values are not used.
+      operations, request: as of `inline_updates`.
+
+    Returns:
+      Those that the tower runs as updates, in a list.
+    """
+    is_after_chief = request.served_rank is not None and request.served_rank > 0
+    if request.training.update_ops == 'none' or is_after_chief:  # the chief writes
+        _unhook(operations, unused)
+        return []
+    if request.split.accumulate == 1:
+        return []
+    late = list(filter(compat.in_branches_alone, unused))
+    updates = list(map(left_branches, late))
+    _unhook(operations, late)
+    return updates
+
+
+def _left_alone_in_functions(writes: typing.Iterable[Write],
+                             finder: Writes) -> typing.Dict[str, typing.List[int]]:
+    """`InlineUpdates.in_functions` of the writes in functions that can leave variables alone."""
+    in_functions = {}
     for write in writes:
-        positions = _left_alone(write, finder) if update_ops == 'first' and served is None else []
+        positions = _left_alone(write, finder)
         if positions:
             in_functions[write.op.name] = positions
-        else:
-            _check(write, write.op.name in used, finder)
-            others.append(write)
-    if served is not None and update_ops == 'first':
-        _check_served(others, fetches)
-    unused, updates = [write.op for write in others if write.op.name not in used], []
-    if update_ops == 'none' or served is not None and served > 0:  # the chief writes
-        _unhook(operations, unused)
-    elif request.split.accumulate > 1:
-        late = [op for op in unused if compat.in_branches_alone(op)]
-        updates = [left_branches(op) for op in late]
-        _unhook(operations, late)
-    return InlineUpdates(
-        left_out={op.name for op in unused}, in_functions=in_functions, updates=updates,
-        shared={write.op.name for write in others if write.op.name in used})
+    return in_functions
 
 
-def _left_alone(write, finder):
+def _left_alone(write: Write, finder: Writes) -> typing.List[int]:
     """Positions of the variables that the functions of an operation can leave alone; or []."""
-    if not finder.within_function(write.op) or 'While' in write.op.type:
+    op = write.op
+    if not finder.within_function(op) or 'While' in op.type:
         return []
-    inputs = list(write.op.inputs)
-    positions = [place - len(inputs) for place, tensor in enumerate(inputs)
-                 if is_variable(tensor) and variable_op(tensor) is not None
-                 and variable_op(tensor).name in write.variables]
-    return positions if all(without_writes(function, positions) is not None
-                            for function in finder.functions(write.op)) else []
+    positions = []
+    for place, tensor in enumerate(op.inputs):
+        variable = variable_op(tensor) if is_variable(tensor) else None
+        if variable is not None and variable.name in write.variables:
+            positions.append(place - len(op.inputs))
+    for function in finder.functions(op):
+        if without_writes(function, positions) is None:
+            return []
+    return positions
 
 
-def _check(write, is_used, finder):
-    """Refuses a write that cannot be left to the first tower."""
-    reason = or_else = ''
+# ---- what is refused -----------------------------------------------------------------------------
+
+def _check_can_be_left(write: Write, is_used: bool, finder: Writes) -> None:
+    """Refuses a write that cannot be left to the first tower; `is_used` says whether the written
+    value is used."""
     if finder.within_function(write.op):
-        reason = 'within a function (tf.function, Defun)'
         if write.op.type in CONTROL_FLOW_V2:
-            reason = 'within a branch or a loop of control flow v2'
+            where = 'within a branch or a loop of control flow v2'
             or_else = ', or call tf.disable_control_flow_v2()'
+        else:
+            where = 'within a function (tf.function, Defun)'
+            or_else = ''
     elif is_used and compat.in_control_flow(write.op):
-        reason = 'within a branch or a loop, and uses what it has written there'
-    if reason:
-        raise SharedVariableError(
-            'the forward pass of every tower writes variable %s (operation %s) %s, where it '
-            'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
-            "(slim's updates_collections, by default), return it in 'updates', pass "
-            "update_ops='all' to have every tower write%s." % (
-                write.variables[0], write.op.name, reason, or_else))
+        where = 'within a branch or a loop, and uses what it has written there'
+        or_else = ''
+    else:
+        return
+    raise SharedVariableError(
+        'the forward pass of every tower writes variable %s (operation %s) %s, where it cannot be '
+        'left to the first tower: put the update into the collection UPDATE_OPS '
+        "(slim's updates_collections, by default), return it in 'updates', pass update_ops='all' "
+        'to have every tower write%s.' % (write.variables[0], write.op.name, where, or_else))
 
 
-def _check_replicated(writes, replicated, names):
-    """Refuses writes of variables that have replicas; of these names alone, if any are given."""
+def _check_replicated(writes: typing.Iterable[Write],
+                      replicated: typing.AbstractSet[str]) -> None:
+    """Refuses writes of variables that have replicas, which are `replicated`."""
     for write in writes:
-        for variable in sorted(replicated.intersection(write.variables)):
-            if names is None or write.op.name in names:
-                raise SharedVariableError(
-                    "VariablePlacement('replicated'), and the forward pass of the first tower "
-                    'writes the trainable variable %s (operation %s), which the replicas of the '
-                    'other towers would not get: put the update into the collection UPDATE_OPS '
-                    "(and let the loss not wait for it), or return it in 'updates', which every "
-                    'replica follows; make the variable with trainable=False, which has no '
-                    'replicas; or use another VariablePlacement.' % (variable, write.op.name))
+        for variable in sorted(replicated & set(write.variables)):
+            raise SharedVariableError(
+                "VariablePlacement('replicated'), and the forward pass of the first tower writes "
+                'the trainable variable %s (operation %s), which the replicas of the other towers '
+                'would not get: put the update into the collection UPDATE_OPS (and let the loss '
+                "not wait for it), or return it in 'updates', which every replica follows; make "
+                'the variable with trainable=False, which has no replicas; or use another '
+                'VariablePlacement.' % (variable, write.op.name))
 
 
-def _check_served(writes, fetches):
-    """Refuses variables that the forward pass writes and reads: workers of parameter servers would
-    each write them, or read them at any time."""
-    served, read = {each.op.name for each in tf.global_variables()}, graph_walk.ancestors(
-        [tensor for tensor in fetches if isinstance(tensor, tf.Tensor)])
+def _check_served(writes: typing.Iterable[Write], fetches: list, update_ops: str) -> None:
+    """Refuses variables that the forward pass writes and the `fetches` read: workers of parameter
+    servers would each write them, or read them at any time. With `update_ops` of 'none' no worker
+    writes."""
+    if update_ops == 'none':
+        return
+    served = operation_names(tf.global_variables())
+    read = ancestors([fetch for fetch in fetches if isinstance(fetch, tf.Tensor)])
     for write in writes:
         for name in write.variables:
             if name in served and name in read:
@@ -148,38 +232,44 @@ def _check_served(writes, fetches):
                     'the forward pass writes variable %s (operation %s) and uses its value; on '
                     'parameter servers all workers have this variable, and each would write it, or '
                     'read it before or after the chief has: put the update into the collection '
-                    "UPDATE_OPS, or use a ring." % (name, write.op.name))
+                    'UPDATE_OPS, or use a ring.' % (name, write.op.name))
 
 
-def _writes_used(writes, fetches):
+# ---- written values that are used ----------------------------------------------------------------
+
+def _writes_used(writes: typing.Iterable[Write], fetches: list) -> typing.Set[str]:
     """Names of the writes whose new value the fetches are computed from.
 
     A control edge from a write does not use its value; a read that waits for one does.
     """
-    by_name = {write.op.name: write.op for write in writes}
+    writing = by_name(write.op for write in writes)
     writes_by_reader = _writes_by_reader(writes)
-    order = Precedence(list(by_name.values()))
-    stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
-    used, seen = {op.name for op in stack if op.name in by_name}, set()
+    order = Precedence(list(writing.values()))
+    stack = list(map(operation_of, fetches))
+    used = names_of(stack) & writing.keys()
+    seen = set()
     while stack:
         op = stack.pop()
         if op.name in seen:
             continue
         seen.add(op.name)
-        inputs = [tensor.op for tensor in op.inputs]
-        found = {each.name for each in inputs if each.name in by_name}
-        # It reads a variable that is written: before or after the write?
-        found.update(name for name in writes_by_reader.get(op.name, ())
-                     if name != op.name and order.waits_for(op, by_name[name]))
-        stack += inputs + [by_name[name] for name in found - used]
+        producers = producers_of(op)
+        found = names_of(producers) & writing.keys()
+        for name in writes_by_reader.get(op.name, ()):
+            # The operation reads a variable that is written: before or after the write?
+            if name != op.name and order.waits_for(op, writing[name]):
+                found.add(name)
+        stack += producers + [writing[name] for name in found - used]
         used |= found
-        stack += waited_instead(op.control_inputs, by_name.keys() - used)
+        stack += waited_instead(op.control_inputs, writing.keys() - used)
     return used
 
 
-def _writes_by_reader(writes):
+def _writes_by_reader(
+        writes: typing.Iterable[Write]) -> typing.Dict[str, typing.Set[str]]:
     """{name of an operation that reads a variable: names of the writes of this variable}."""
-    graph, finder = tf.get_default_graph(), Writes(tf.get_default_graph())
+    graph = tf.get_default_graph()
+    finder = Writes(graph)
     found = collections.defaultdict(set)
     for write in writes:
         for name in write.variables:
@@ -190,9 +280,12 @@ def _writes_by_reader(writes):
     return found
 
 
-def _unhook(operations, writes):
-    """Removes all control edges from these operations, so that nothing runs them."""
-    names = {op.name for op in writes}
-    for op in operations if names else ():
-        if any(other.name in names for other in op.control_inputs):
+def _unhook(operations: typing.Iterable[tf.Operation],
+            writes: typing.Iterable[tf.Operation]) -> None:
+    """Removes all control edges from some writes to the operations, so that nothing runs them."""
+    names = names_of(writes)
+    if not names:
+        return
+    for op in operations:
+        if not names.isdisjoint(names_of(op.control_inputs)):
             compat.set_control_inputs(op, waited_instead(op.control_inputs, names))

@@ -16,129 +16,251 @@ depend on a counter's value (a running maximum, a covariance, a list that grows)
 """
 
 import collections
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph import graph_walk
+from towers.gradients.tower import Tower
+from towers.graph.graph_walk import (
+    ancestors,
+    by_name,
+    in_order_of_names,
+    names_of,
+    operation_of,
+    reachable_from,
+    step_operations,
+    variables_by_name,
+)
 from towers.graph.op_types import ADDS, ADDS_ROWS
 from towers.graph.order import Frames
 from towers.graph.variable_access import Writes
 from towers.model.objectives import flat
 from towers.model.outputs import metrics_by_kind
-from towers.roles.ownership import EVERY, METRIC
-from towers.roles.write_order import Turn, take_turns, takes_from_outside
+from towers.roles.ownership import EVERY, METRIC, Roles
+from towers.roles.turns import Turn, take_turns, takes_from_outside
 from towers.shards.cut_batch import weighted, zero_if_empty
 
 
-def join_counters(towers, weights, roles):
+def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence, roles: Roles) -> None:
     """Makes counters count the batch over all towers, whose shares of it are the `weights`. From
     then on a tower's metric waits for the tower before it."""
-    counters, finder = set(roles.names(METRIC)), Writes(tf.get_default_graph())
-    variables = counters.union(roles.names(EVERY))
-    is_static = all(isinstance(weight, float) for weight in weights)
-    if counters and not (is_static and len(set(weights)) == 1):
+    finder = Writes(tf.get_default_graph())
+    counters = set(roles.names(METRIC))
+    if counters and not _are_certainly_equal(weights):
         _weigh_additions([tower.metrics or {} for tower in towers], weights, counters, finder)
-    if variables and not (is_static and all(weights)):
+    variables = counters.union(roles.names(EVERY))
+    if variables and not _are_certainly_positive(weights):
         _leave_out_padding(towers, weights, variables, finder)
-    # A tower of weight 0. has nothing but padding, and its metrics are not run.
-    counting = [tower for tower, weight in zip(towers, weights)
-                if not (isinstance(weight, float) and weight == 0.)]
+    counting = _towers_that_count(towers, weights)
     if counters and len(counting) > 1:
         _count_in_turn(counting, counters, finder)
 
 
-def _leave_out_padding(towers, weights, variables, finder):
+def _are_certainly_equal(weights: typing.Sequence) -> bool:
+    """Whether all towers have the same weight, whatever the size of the batch."""
+    return _are_static(weights) and len(set(weights)) == 1
+
+
+def _are_certainly_positive(weights: typing.Sequence) -> bool:
+    """Whether all towers have an example, whatever the size of the batch."""
+    return _are_static(weights) and all(weights)
+
+
+def _are_static(weights: typing.Sequence) -> bool:
+    """Whether no weight depends on the size of the batch."""
+    return all(isinstance(weight, float) for weight in weights)
+
+
+def _towers_that_count(towers: typing.Sequence[Tower],
+                       weights: typing.Sequence) -> typing.List[Tower]:
+    """The towers whose metrics are run: one of weight 0. has nothing but padding."""
+    counting = []
+    for tower, weight in zip(towers, weights):
+        if not isinstance(weight, float) or weight != 0.:
+            counting.append(tower)
+    return counting
+
+
+def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence,
+                       variables: typing.Set[str], finder: Writes) -> None:
     """Has towers without an example, of weight 0, add nothing to variables of these names."""
     for op in tf.get_default_graph().get_operations():
-        if _added(op) is None or variables.isdisjoint(finder.of(op)):
+        position = _position_of_addition(op)
+        if position is None or variables.isdisjoint(finder.of(op)):
             continue
         for tower, weight in zip(towers, weights):
             if tower.has(op.name):
-                compat.replace_input(op, _added(op), zero_if_empty(op.inputs[_added(op)], weight))
+                addition = op.inputs[position]
+                compat.replace_input(op, position, zero_if_empty(addition, weight))
 
 
-def _weigh_additions(metrics, weights, counters, finder):
-    """Weighs the additions of all towers to counters of these names. `metrics` are each tower's
-    dict of metrics."""
-    done = set()
-    for name, pair in metrics[0].items():
-        if not isinstance(pair, (tuple, list)):
+# ---- weights -------------------------------------------------------------------------------------
+
+class _CounterWrites(typing.NamedTuple):
+    """The writes of a metric's counters by the update of one tower.
+
+    Attributes:
+      additions: {name of a counter: the operations that add to it}.
+      others: the operations that write a counter in another way.
+    """
+    additions: typing.Dict[str, typing.List[tf.Operation]]
+    others: typing.List[tf.Operation]
+
+
+def _weigh_additions(metrics: typing.Sequence[dict], weights: typing.Sequence,
+                     counters: typing.Set[str], finder: Writes) -> None:
+    """Weighs the towers' additions to the counters of metrics of which some counter counts calls.
+
+    Args:
+      metrics: the metrics of each tower.
+      weights: of the towers.
+      counters: names of the counters of all metrics.
+      finder: finds the writes of the graph.
+    """
+    weighed: typing.Set[str] = set()  # names of operations; metrics may share one
+    for name, first in metrics[0].items():
+        if not isinstance(first, (tuple, list)):
             continue
-        read = counters & ({pair[0].op.name} if isinstance(pair[0], compat.VARIABLE_TYPES) else
-                           graph_walk.ancestors([pair[0]] if tf.is_tensor(pair[0]) else []))
-        of_towers = []
+        read = counters & _names_behind(first[0])
+        writes_of_towers = []
         for of_tower, weight in zip(metrics, weights):
-            update, additions = of_tower[name][1], collections.defaultdict(list)
-            for op in graph_walk.step_operations([update]):
-                for counter in read.intersection(finder.of(op)):
-                    if _added(op) is None:
-                        _fail_without_example(update, op, weight)
-                    else:
-                        additions[counter].append(op)
-            of_towers.append(additions)
-        counts_calls = any(_same_constant([additions[counter] for additions in of_towers])
-                           for counter in of_towers[0])
-        for additions, weight in zip(of_towers, weights) if counts_calls else ():
-            for op in {op.name: op for every in additions.values() for op in every}.values():
-                addition = op.inputs[_added(op)]
-                if op.name not in done and addition.dtype.is_floating:
-                    done.add(op.name)
-                    compat.replace_input(op, _added(op), weighted(addition, weight))
+            update = of_tower[name][1]
+            writes = _counter_writes(update, read, finder)
+            for op in writes.others:
+                _fail_without_example(update, op, weight)
+            writes_of_towers.append(writes)
+        if not _counts_calls(writes_of_towers):
+            continue
+        for writes, weight in zip(writes_of_towers, weights):
+            for op in sum(writes.additions.values(), []):
+                if op.name not in weighed:
+                    weighed.add(op.name)
+                    _weigh_addition(op, weight)
 
 
-def _same_constant(of_towers):
+def _weigh_addition(op: tf.Operation, weight: typing.Union[float, tf.Tensor]) -> None:
+    """Multiplies what an operation adds to a counter by the weight of its tower."""
+    position = _position_of_addition(op)
+    if position is not None and op.inputs[position].dtype.is_floating:
+        addition = op.inputs[position]
+        compat.replace_input(op, position, weighted(addition, weight))
+
+
+def _names_behind(value: typing.Any) -> typing.Set[str]:
+    """Names of the operations that the value of a metric, a tensor or a variable, is computed
+    from."""
+    if isinstance(value, compat.VARIABLE_TYPES):
+        return {value.op.name}
+    return ancestors([value]) if tf.is_tensor(value) else set()
+
+
+def _counter_writes(update: typing.Any, counters: typing.Set[str],
+                    finder: Writes) -> _CounterWrites:
+    """The writes of counters of these names by an update."""
+    writes = _CounterWrites(collections.defaultdict(list), [])
+    for op in step_operations([update]):
+        for counter in counters.intersection(finder.of(op)):
+            if _position_of_addition(op) is None:
+                writes.others.append(op)
+            else:
+                writes.additions[counter].append(op)
+    return writes
+
+
+def _counts_calls(writes_of_towers: typing.Sequence[_CounterWrites]) -> bool:
+    """Whether every tower adds the same constant to some counter."""
+    for counter in writes_of_towers[0].additions:
+        additions = [writes.additions[counter] for writes in writes_of_towers]
+        if _are_one_constant(additions):
+            return True
+    return False
+
+
+def _are_one_constant(additions_of_towers: typing.Sequence[list]) -> bool:
     """Whether every tower adds to a counter once, and all the same constant."""
-    added = [tf.get_static_value(op.inputs[_added(op)])
-             for operations in of_towers for op in operations]
-    return all(len(operations) == 1 for operations in of_towers) and all(
-        each is not None and np.array_equal(each, added[0]) for each in added)
+    constants = []
+    for additions in additions_of_towers:
+        if len(additions) != 1:
+            return False
+        op = additions[0]
+        constant = tf.get_static_value(op.inputs[_position_of_addition(op)])
+        if constant is None:
+            return False
+        constants.append(constant)
+    return all(np.array_equal(constant, constants[0]) for constant in constants)
 
 
-def _fail_without_example(update, op, weight):
+def _fail_without_example(update: typing.Any, op: tf.Operation,
+                          weight: typing.Union[float, tf.Tensor]) -> None:
     """Has the update of a metric fail without an example, since its operation adds nothing up."""
-    if isinstance(weight, tf.Tensor):
-        with tf.control_dependencies(None):
-            compat.add_control_inputs(getattr(update, 'op', update), [tf.Assert(weight > 0, [
-                'towers: the metric of %s adds nothing up, and a tower has no example: evaluate in '
-                'larger batches, or on fewer devices' % op.name])])
+    if not isinstance(weight, tf.Tensor):
+        return
+    with tf.control_dependencies(None):
+        assertion = tf.Assert(weight > 0, [
+            'towers: the metric of %s adds nothing up, and a tower has no example: evaluate in '
+            'larger batches, or on fewer devices' % op.name])
+        compat.add_control_inputs(operation_of(update), [assertion])
 
 
-def _added(op):
+def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
     """Which input of an operation is added to a variable; None if it adds none, or in a branch."""
-    position = 1 if op.type in ADDS else 2 if op.type in ADDS_ROWS else None
-    return None if position is None or compat.in_control_flow(op) else position
+    if compat.in_control_flow(op):
+        return None
+    if op.type in ADDS:
+        return 1
+    if op.type in ADDS_ROWS:
+        return 2
+    return None
 
 
 # ---- in turn -------------------------------------------------------------------------------------
 
-def _count_in_turn(towers, names, finder):
-    """Has each tower take the counters of a metric when the tower before has updated them."""
-    counters = {variable.op.name: variable for variable in tf.global_variables()
-                + tf.local_variables() if variable.op.name in names}
+Counters = typing.Dict[str, tf.Variable]
+"""{name of a counter: the counter}."""
+
+
+def _count_in_turn(towers: typing.Sequence[Tower], names: typing.Set[str], finder: Writes) -> None:
+    """Has each tower take the counters of these names when the tower before has updated them."""
+    variables = variables_by_name(tf.global_variables() + tf.local_variables())
+    counters = {name: variables[name] for name in names if name in variables}
     take_turns([_turns(tower, counters, finder) for tower in towers], finder)
 
 
-def _turns(tower, counters, finder):
-    """The `Turn`s of a tower: one for each metric, loss, and update of a counter."""
-    fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]]
-    if tower.data_loss is not None:
-        fetches += flat(tower.data_loss)
-    fetches += [update for update in tower.updates if any(  # all towers have these
-        counters.keys() & finder.of(op) for op in graph_walk.step_operations([update]))]
-    operations = graph_walk.step_operations(fetches)
+def _turns(tower: Tower, counters: Counters, finder: Writes) -> typing.List[Turn]:
+    """The turns of a tower: one for each metric, loss, and update of a counter."""
+    fetches = _fetches(tower, counters, finder)
+    operations = step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)
-    after_takes = graph_walk.reachable_from([take.op for take in takes], operations, control=True)
-    rest = {op.name for op in operations} - after_takes
+    after_takes = reachable_from([take.op for take in takes], operations, control=True)
+    before_takes = names_of(operations) - after_takes
     frames = Frames(operations)
     turns = []
     for fetch in fetches:
-        run = {op.name: op for op in graph_walk.step_operations([fetch], rest)}
-        ends = {}
-        for op in run.values():
-            if tower.has(op.name) and counters.keys() & finder.of(op):
-                ends.update((end.name, end) for end in frames.ends(op))
-        turns.append(Turn(tower.name_scope, [take for take in takes if take.op.name in run],
-                          [ends[name] for name in sorted(ends)]))
+        run = step_operations([fetch], before_takes)
+        ends: typing.Dict[str, tf.Operation] = {}
+        for op in tower.own(run):
+            if _writes_any(op, counters, finder):
+                ends.update(by_name(frames.ends(op)))
+        names = names_of(run)
+        own_takes = [take for take in takes if take.op.name in names]
+        turns.append(Turn(tower.name_scope, own_takes, in_order_of_names(ends)))
     return turns
+
+
+def _fetches(tower: Tower, counters: Counters, finder: Writes) -> list:
+    """The update operations of a tower's metrics, its losses, and its updates of counters."""
+    _, pairs = metrics_by_kind(tower.metrics)
+    fetches = [update for _, update in pairs]
+    if tower.data_loss is not None:
+        fetches += flat(tower.data_loss)
+    for update in tower.updates:  # all towers have those of counters
+        if any(_writes_any(op, counters, finder) for op in step_operations([update])):
+            fetches.append(update)
+    return fetches
+
+
+def _writes_any(op: tf.Operation, counters: Counters, finder: Writes) -> bool:
+    """Whether an operation writes any of the counters."""
+    return not counters.keys().isdisjoint(finder.of(op))

@@ -10,18 +10,26 @@ A moving average depends on the variable's own value before, linearly. Everythin
 tower's: of a part of the batch it would have another value than of the whole. It is refused.
 """
 
+import enum
+import typing
+
+import tensorflow.compat.v1 as tf
+
 from towers import compat
+from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
-from towers.proof.states import Kind
-from towers.proof.written import Dependence
+from towers.proof.states import Kind, Reason, State
+from towers.proof.written import Dependence, Written
+from towers.roles.inline_updates import Write
 
 
-def written_by_every_tower(recorded, writes, request):
+def written_by_every_tower(recorded: Recorded, writes: typing.Iterable[Write],
+                           request: typing.Any) -> typing.Set[str]:
     """Finds the variables that every tower writes, in turn.
 
     Args:
-      recorded: `Recorded`, the call of the model function.
-      writes: list of `Write`s of shared variables that a step of tower 0 runs.
+      recorded: the call of the model function.
+      writes: the writes of shared variables that a step of tower 0 runs.
       request: `Request` of the build.
 
     Returns:
@@ -30,112 +38,109 @@ def written_by_every_tower(recorded, writes, request):
     Raises:
       SharedVariableError: a value that neither tower 0 nor every tower can write.
     """
-    served, found = request.served_rank is not None, set()
-    if request.training.update_ops != 'first' or len(request.split.parts) == 1 and not served:
-        return found
-    machines = None
-    if served:
-        machines = 'servers'
-    elif request.has_copies:
-        machines = 'copies'
+    is_served = request.served_rank is not None
+    is_one_part = len(request.split.parts) == 1 and not is_served
+    if request.training.update_ops != 'first' or is_one_part:
+        return set()
     judge = _Judge(recorded)
-    for op, names in writes:
-        values = judge.analysis.writes.get(op.name, [])
-        every = [value for value in values
-                 if value.variable in names and judge.is_of_every_tower(value, op)]
-        if every:
-            _check_in_turn(op, every[0], machines)
-            found.update(value.variable for value in every)
+    found: typing.Set[str] = set()
+    for write in writes:
+        values = judge.analysis.writes.get(write.op.name, [])
         if not values:
-            judge.check_other(op, names)
+            judge.check_other_write(write)
+        for written in values:
+            if written.variable not in write.variables:
+                continue
+            verdict = judge.verdict(written, write.op)
+            if verdict.writer is _Writer.NONE:
+                raise SharedVariableError(verdict.refusal)
+            if verdict.writer is _Writer.EVERY_TOWER:
+                _check_in_turn(write.op, written, request)
+                found.add(written.variable)
     return found
 
 
-class _Judge:
-    """Says of written values whether every tower writes them, by what is proven of a call."""
+class _Writer(enum.Enum):
+    """Who has to write a value for the variable to be as on one device."""
+    TOWER_0 = 'tower 0, for all'
+    EVERY_TOWER = 'every tower, in turn'
+    NONE = 'nobody can'
 
-    def __init__(self, recorded):
+
+class _Verdict(typing.NamedTuple):
+    """Who has to write a value, and the text of the error where nobody can."""
+    writer: _Writer
+    refusal: str = ''
+
+
+_TOWER_0 = _Verdict(_Writer.TOWER_0)
+_EVERY_TOWER = _Verdict(_Writer.EVERY_TOWER)
+
+
+class _Judge:
+    """Says of written values who has to write them, by what is proven of a call."""
+
+    def __init__(self, recorded: Recorded):
         self.analysis = recorded.proven.analysis
-        self._size, self._from_shard = recorded.proven.static_size, recorded.from_shard
+        self._size = recorded.proven.static_size
+        self._from_shard = recorded.from_shard
         self._batch_norms = recorded.proven.batch_norms.statistics()
 
-    def is_of_every_tower(self, written, op):
-        """Whether every tower has to write for the variable to get one device's value; else tower 0
-        may write for all.
+    def verdict(self, written: Written, op: tf.Operation) -> _Verdict:
+        """Who has to write a value.
 
         Args:
-          written: `Written`, what is written.
+          written: what is written.
           op: the operation of the program that writes it.
-
-        Raises:
-          SharedVariableError: neither is so.
         """
         if op.name not in self._from_shard:
-            self._check_count(written, op)
+            refused = self._refused_count(written, op)
+            if refused is not None:
+                return refused
             if not written.value.is_count:
-                return False
+                return _TOWER_0
         if written.indices is not None:
-            return self._is_of_rows(written, op)
+            return self._verdict_on_rows(written, written.indices, op)
+        return self._verdict_on_value(written, op)
+
+    def _verdict_on_value(self, written: Written, op: tf.Operation) -> _Verdict:
+        """Who has to write a whole variable; the arguments are as of `verdict`."""
         value = written.value
-        if value.kind is Kind.UNKNOWN:
-            raise _refusal(written, op, _in_words(value.reason))
+        if value.reason is not None:
+            return _refused(written, op, _in_words(value.reason))
         if _does_not_depend(value):
-            self._check_count(written, op)
-            return False
+            return self._refused_count(written, op) or _TOWER_0
+        is_exact = not self._shard_statistics(value)
         is_sum = value.is_count or value.kind is Kind.SUM and not value.has_offset
-        if is_sum and not written.sets and not self._marks(value):
-            return True
-        is_statistic = value.kind is Kind.MEAN or value.kind is Kind.INDEPENDENT
-        is_added_average = not written.sets and written.dependence is Dependence.RUNNING_SUM
-        is_average = written.dependence is Dependence.LINEAR or is_added_average
-        if is_statistic and is_average:
-            return False
+        if is_sum and is_exact and not written.sets:
+            return _EVERY_TOWER
+        if _is_average(written):
+            return _TOWER_0
         is_mean = value.kind is Kind.MEAN and written.dependence is Dependence.NONE
-        if written.sets and is_mean and not self._marks(value):
-            return False
-        raise _refusal(written, op, self._reason(value))
+        if is_mean and is_exact and written.sets:
+            return _TOWER_0
+        return _refused(written, op, self._why(value))
 
-    def _is_of_rows(self, written, op):
-        """Whether rows are of examples, so that every tower has its own."""
-        value, places = written.value, written.indices
-        for state in (value, places):
-            if state.kind is Kind.UNKNOWN:
-                raise _refusal(written, op, _in_words(state.reason))
-            if self._marks(state):
-                raise _refusal(written, op, 'the rows are computed across the examples: '
-                               + self._reason(state))
-        if _does_not_depend(value) and _does_not_depend(places):
-            return False
-        if places.is_by_example and (value.is_by_example or _does_not_depend(value)):
-            return True
-        raise _refusal(written, op, 'the rows are %s, at places that are %s' % (
-            value.kind.value, places.kind.value))
+    def _verdict_on_rows(self, written: Written, indices: State, op: tf.Operation) -> _Verdict:
+        """Who has to write rows, at these indices; the arguments are as of `verdict`."""
+        value = written.value
+        for state in (value, indices):
+            if state.reason is not None:
+                return _refused(written, op, _in_words(state.reason))
+            if self._shard_statistics(state):
+                return _refused(written, op, 'the rows are computed across the examples: '
+                                + self._why(state))
+        is_same_for_all = _does_not_depend(value)
+        if is_same_for_all and _does_not_depend(indices):
+            return _TOWER_0
+        if indices.is_by_example and (value.is_by_example or is_same_for_all):
+            return _EVERY_TOWER
+        return _refused(written, op, 'the rows are %s, at places that are %s' % (
+            value.kind.value, indices.kind.value))
 
-    def _marks(self, state):
-        """The statistics of the shard that a value depends on, but for those of batch norms, by
-        which the loss differs from one device's, too."""
-        return state.shard_statistics - self._batch_norms
-
-    def _reason(self, value):
-        """Why a value is none that tower 0 or every tower can write, in words."""
-        names = self.analysis.in_order(self._marks(value))
-        if names:
-            return _in_words(self.analysis.reasons[names[0]])
-        return 'the value is %s' % value.kind.value
-
-    def _check_count(self, written, op):
-        """Refuses to add a constant that may be the number of examples: `tf.shape(x)[0]` of a
-        static batch is a constant, and does not show where it came from."""
-        constant = None if written.sets or written.indices is not None else written.constant
-        if constant is not None and constant == self._size and self._size > 1:
-            raise SharedVariableError(
-                'the model function adds %d to variable %s (operation %s), and a shard has %d '
-                'examples, too: whether it counts the examples, as every tower would in turn, or '
-                'adds a constant, is not known of a batch of static size. Pass a batch '
-                '[None, ...].' % (constant, written.variable, op.name, self._size))
-
-    def check_other(self, op, names):
+    def check_other_write(self, write: Write) -> None:
         """Refuses a write in a way of its own, by any value that depends on the examples."""
+        op = write.op
         if op.name not in self._from_shard:
             return
         if self._size and op.name not in self.analysis.analysed:
@@ -143,51 +148,93 @@ class _Judge:
                 'the model function writes variable %s (operation %s) by its examples, and the '
                 'graph has the size of a shard, %d, in it, so that it is not known which tower is '
                 'to write: pass a batch [None, ...], and take sizes from tf.shape.' % (
-                    names[0], op.name, self._size))
+                    write.variables[0], op.name, self._size))
         for tensor in op.inputs:
             state = self.analysis.state(tensor)
             if not _does_not_depend(state):
-                why = _in_words(state.reason) if state.reason else self._reason(state)
                 raise SharedVariableError(
                     'the model function writes variable %s (operation %s, %s) by its examples '
                     '(%s): assign, add or scatter the values, so that it is known which tower is '
-                    'to write.' % (names[0], op.name, op.type, why))
+                    'to write.' % (write.variables[0], op.name, op.type, self._why(state)))
+
+    def _shard_statistics(self, state: State) -> typing.AbstractSet[str]:
+        """The statistics of the shard that a value depends on, but for those of batch norms, by
+        which the loss differs from one device's, too."""
+        return state.shard_statistics - self._batch_norms
+
+    def _why(self, value: State) -> str:
+        """Why a value is none that tower 0 or every tower can write, in words."""
+        if value.reason is not None:
+            return _in_words(value.reason)
+        names = self.analysis.in_order(self._shard_statistics(value))
+        if names:
+            return _in_words(self.analysis.reasons[names[0]])
+        return 'the value is %s' % value.kind.value
+
+    def _refused_count(self, written: Written, op: tf.Operation) -> typing.Optional[_Verdict]:
+        """The verdict on a constant that is added and may be the number of examples: in a batch of
+        static size `tf.shape(x)[0]` is a constant, and does not show where it came from. None for
+        any other value."""
+        size = self._size
+        if written.sets or written.indices is not None:
+            return None
+        if size is None or size < 2 or written.constant != size:
+            return None
+        return _Verdict(_Writer.NONE, (
+            'the model function adds %d to variable %s (operation %s), and a shard has %d '
+            'examples, too: whether it counts the examples, as every tower would in turn, or '
+            'adds a constant, is not known of a batch of static size. Pass a batch '
+            '[None, ...].' % (size, written.variable, op.name, size)))
 
 
-def _does_not_depend(value):
+def _is_average(written: Written) -> bool:
+    """Whether a variable becomes an average of its values before and a statistic, or the running
+    sum of what does not add up over the towers."""
+    value = written.value
+    if value.kind is not Kind.MEAN and value.kind is not Kind.INDEPENDENT:
+        return False
+    if written.dependence is Dependence.LINEAR:
+        return True
+    return written.dependence is Dependence.RUNNING_SUM and not written.sets
+
+
+def _does_not_depend(value: State) -> bool:
     """Whether a value is the same on every tower, and on one device."""
     if value.kind is Kind.SIZES:
         return not value.depends_on_size
-    return value.kind is Kind.INDEPENDENT and not value.shard_statistics
+    return value.is_alike_on_towers
 
 
-def _in_words(reason):
+def _in_words(reason: Reason) -> str:
+    """Where and why a proof ended."""
     return "'%s' (%s) %s" % reason
 
 
-def _refusal(written, op, why):
-    return SharedVariableError(
+def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
+    """The verdict on a value that nobody can write, of an operation of the program."""
+    return _Verdict(_Writer.NONE, (
         'the model function writes variable %s (operation %s) by its examples, and no moving '
         'average of them (%s): of a part of the batch it would have another value than of the '
         'whole. Take the value over all towers (towers.batch_sum, towers.batch_mean), or compute '
-        'it from what does not depend on the examples.' % (written.variable, op.name, why))
+        'it from what does not depend on the examples.' % (written.variable, op.name, why)))
 
 
-def _check_in_turn(op, written, machines):
+def _check_in_turn(op: tf.Operation, written: Written, request: typing.Any) -> None:
     """Refuses what every tower would write in turn where it cannot.
 
     Args:
       op: the operation of the program that writes.
-      written: its `Written`.
-      machines: the machines that make the same step: `'servers'` have the variables, `'copies'`
-        have them on each worker; or None.
+      written: what it writes.
+      request: `Request` of the build.
     """
-    is_rows, reason = written.indices is not None, None
-    if machines == 'servers' or machines and is_rows:  # a count is a worker's own
+    is_served = request.served_rank is not None
+    is_of_rows_on_copies = request.has_copies and written.indices is not None
+    if is_served or is_of_rows_on_copies:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
     elif op.name != written.operation or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
-    if reason is not None:
-        raise SharedVariableError(
-            'the model function writes variable %s by its examples (operation %s), which every '
-            'tower does in its turn, and %s.' % (written.variable, op.name, reason))
+    else:
+        return
+    raise SharedVariableError(
+        'the model function writes variable %s by its examples (operation %s), which every '
+        'tower does in its turn, and %s.' % (written.variable, op.name, reason))

@@ -20,7 +20,8 @@ from towers.arguments import (
     check_session,
     check_step_variable,
 )
-from towers.capture.finished_model import BatchAxis, is_finished
+from towers.capture.finished_model import is_finished
+from towers.capture.model_inputs import BatchAxis
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.graph.graph_walk import operation_names, step_operations
 from towers.graph.variable_access import Writes

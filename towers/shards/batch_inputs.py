@@ -5,6 +5,9 @@ embedding that was looked up before the build, say, gets its gradient once, from
 gradients with respect to their shards:
 
     dL/dv = sum over the inputs x of (dL/dx)^T dx/dv,   dL/dx = the towers' dL_k/dx_k, in order
+
+Its tests are `tests/shards/test_cut_batch.py`, and `tests/gradients/test_backward_pass.py` for
+trained variables.
 """
 
 import typing

@@ -118,7 +118,14 @@ class _Computation:
         return readers
 
     def that_can_be_first(self) -> tf.Tensor:
-        """The tensor, or a copy, that an initializer may compute before all others."""
+        """The tensor, or a copy, that an initializer may compute before all others.
+
+        Only operations between a read and the tensor are copied; the others, such as random
+        numbers, are shared with the program's own computation.
+
+        Raises:
+          SharedVariableError: a variable is read within a loop, a branch or a function.
+        """
         if not self._readers and not self._branches_to_leave:
             return self._tensor
         for name in self._readers:
@@ -187,8 +194,15 @@ class _Computation:
 
     def _copy(self, operations: typing.Sequence[tf.Operation],
               instead: typing.Dict[str, tf.Tensor]) -> tf.Tensor:
-        """A copy of the tensor and of the `operations` that compute it, with other tensors in place
-        of some inputs: `instead` is a dict by their names."""
+        """Copies the tensor and the operations that compute it.
+
+        Args:
+          operations: those that are copied; their inputs from other operations stay what they are.
+          instead: {name of an input: the tensor in its place}.
+
+        Returns:
+          The copy of the tensor.
+        """
         tensor = self._tensor
         graph = tensor.graph
         names = {op.name: '%s_%d' % (op.name.split('/')[-1], number)

@@ -77,8 +77,16 @@ class NewVariables:
 
     @contextlib.contextmanager
     def recorded(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
-        """The context of the call of the model function, in the variable scope `scope`, a name or
-        None; `reuse` as of `tf.variable_scope`."""
+        """The context of the call of the model function, in which its variables are recorded.
+
+        Args:
+          scope: the variable scope that is entered, a name or a `tf.VariableScope`; None for the
+            current one.
+          reuse: as of `tf.variable_scope`.
+
+        Raises:
+          SharedVariableError: a variable that is made twice, or cannot be shared.
+        """
         self._is_open = True
         try:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
@@ -104,7 +112,11 @@ class NewVariables:
 
     @contextlib.contextmanager
     def _scope(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
-        """The variable scope of the call, in which `_getter` is the custom getter."""
+        """The variable scope of the call, in which `_getter` is the custom getter.
+
+        Unnamed layers are numbered (`dense`, `dense_1`) by what was opened in the scope before: a
+        call that shares the variables of an earlier build has to begin with the same counts.
+        """
         current = tf.get_variable_scope()
         if scope is not None or reuse is not None:
             is_name = isinstance(scope, str)
@@ -138,7 +150,8 @@ class NewVariables:
 
     def _getter(self, getter: typing.Callable, *args: typing.Any,
                 **kwargs: typing.Any) -> tf.Variable:
-        """A custom getter of `tf.get_variable`."""
+        """A custom getter of `tf.get_variable`, which marks what is made by name. A later build
+        finds that by its name, and other variables by their place."""
         self._by_name += 1
         try:
             variable = getter(*args, **kwargs)
@@ -149,7 +162,9 @@ class NewVariables:
             self._by_name -= 1
 
     def _create(self, next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
-        """A creator of variables, for `tf.variable_creator_scope`."""
+        """A creator of variables, for `tf.variable_creator_scope`, which every call comes to that
+        makes one. It makes a resource variable on the device of its placement; or, where an earlier
+        build has made the variable directly, gives that one."""
         if not self._is_open:
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
@@ -272,13 +287,20 @@ def local_variable(like: tf.Variable, name: str, initial_value: typing.Any, valu
 @contextlib.contextmanager
 def new_slots(placement: Placement,
               variables: typing.Iterable[tf.Variable]) -> typing.Iterator[typing.List[tf.Variable]]:
-    """The context of `apply_gradients` to variables, and the list of the slots that are made in it.
+    """The context of `apply_gradients`, in which slots are put beside their variables.
 
     Optimizers of TF colocate their slots with the variable. Those that make them with
     `get_variable` under the variable's name (BERT's: `<variable>/adam_m`) do not say where, and
-    are put on the variable's device here, as the placement has it.
+    are put on the variable's device here.
+
+    Args:
+      placement: the devices of the variables.
+      variables: those that gradients are applied to.
+
+    Yields:
+      A list, to which the slots are added as they are made.
     """
-    by_name = {variable.op.name: variable for variable in variables}
+    by_name = graph_walk.variables_by_name(variables)
     created = []
 
     def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
@@ -308,8 +330,11 @@ def owner_by_name(name: str,
 
 
 def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DType]:
-    """The shape and dtype that the arguments of a direct creation ask for; the initial value among
-    them never runs."""
+    """The shape and dtype that the arguments of a direct creation ask for.
+
+    These say it, or else the initial value among them. It is made for that, on the CPU, and never
+    runs.
+    """
     shape = kwargs.get('shape')
     dtype = kwargs.get('dtype')
     if dtype is not None:

@@ -2,5 +2,6 @@
 
 In comes a recorded forward pass, of which `proof` says where the examples are. Out go the pass with
 its statistics exchanged between the towers, and the batch's predictions.
-Read `batch_values`, `sync_batch_norm`, `exchanged_sums`, then `proven` and `predictions`.
+Read `batch_values`, `exchange`, `sync_batch_norm`, `exchanged_sums`, then `proven` and
+`predictions`.
 """

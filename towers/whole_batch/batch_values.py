@@ -11,10 +11,9 @@ the batch's examples, and g_j the gradient that tower j's loss sends back:
 (The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss.)
 While the model function is recorded, each call adds a placeholder that passes on the tower's own x,
 and its gradient a placeholder that passes on the tower's own g. Once all towers are built,
-`exchange` connects them to the values over all towers.
+`exchange` (in its own module) connects them to the values over all towers.
 """
 
-import collections
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -27,10 +26,9 @@ from towers.graph.op_types import (
     batch_value_kind,
     batch_value_to_be,
 )
-from towers.model.build_context import current_call
-from towers.placement.variable_device import only_device
-from towers.proof.states import Kind
-from towers.shards.cut_batch import weighted, zero_if_empty
+from towers.model.build_context import Call, current_call
+from towers.proof.analysis import Analysis
+from towers.proof.states import Kind, State
 
 _GRADIENT = 'TowersBatchValue'
 
@@ -87,17 +85,10 @@ def batch_concat(x: typing.Any) -> tf.Tensor:
     return _value(x, 'concat')
 
 
-def _value(x, kind):
-    try:
-        x = tf.convert_to_tensor(x)
-        allowed = (x.dtype.is_floating or x.dtype.is_integer and kind != 'mean') and (
-            kind != 'concat' or x.shape.ndims != 0)
-    except (TypeError, ValueError):
-        allowed = False
-    if not allowed:
-        raise ModelFunctionError('batch_%s(%.120r): expected a dense tensor of %s%s.' % (
-            kind, x, 'floats' if kind == 'mean' else 'floats or integers',
-            ', [rows, …]' if kind == 'concat' else ''))
+def _value(x: typing.Any, kind: str) -> tf.Tensor:
+    """The value over all towers of a tensor, by a kind of exchange: `'sum'`, `'mean'` or
+    `'concat'`."""
+    x = _checked_tensor(x, kind)
     graph = compat.outermost_graph(tf.get_default_graph())
     graph_of_x = getattr(x, 'graph', None)  # None of an eager tensor
     if graph_of_x is not None and compat.outermost_graph(graph_of_x) is not graph:
@@ -109,8 +100,8 @@ def _value(x, kind):
     _check_not_refused(x, kind, call)
     if call.num_parts == 1:
         return x
-    if graph is not tf.get_default_graph() or not compat.in_branches_alone(x.op) or (
-            compat.builds_loop(graph)):
+    is_in_graph = graph is tf.get_default_graph() and compat.in_branches_alone(x.op)
+    if not is_in_graph or compat.builds_loop(graph):
         raise ModelFunctionError(
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
             'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '
@@ -118,19 +109,47 @@ def _value(x, kind):
     number = next(call.numbers)
     if kind != 'concat':
         return _mark(x, x.shape, number, kind)
-    rows, others = x.shape.as_list()[0] if x.shape.ndims else None, x.shape[1:]
-    return _mark(x, tf.TensorShape([None]).concatenate(others), number, kind, tf.TensorShape(
-        [rows and rows * call.num_parts]).concatenate(others))  # the static size is every tower's
+    shape_of_row = x.shape[1:]
+    num_rows = x.shape.as_list()[0] if x.shape.ndims else None
+    if num_rows is not None:
+        num_rows *= call.num_parts  # the static size is every tower's
+    return _mark(x, tf.TensorShape([None]).concatenate(shape_of_row), number, kind,
+                 known_shape=tf.TensorShape([num_rows]).concatenate(shape_of_row))
 
 
-def _check_not_refused(x, kind, call):
+def _checked_tensor(x: typing.Any, kind: str) -> tf.Tensor:
+    """A value as a tensor; `ModelFunctionError` for one that a kind of exchange cannot take."""
+    try:
+        tensor = tf.convert_to_tensor(x)
+    except (TypeError, ValueError):
+        tensor = None
+    if tensor is not None and _can_be_exchanged(tensor, kind):
+        return tensor
+    given = x if tensor is None else tensor
+    what = 'floats' if kind == 'mean' else 'floats or integers'
+    shape = ', [rows, …]' if kind == 'concat' else ''
+    raise ModelFunctionError('batch_%s(%.120r): expected a dense tensor of %s%s.' % (
+        kind, given, what, shape))
+
+
+def _can_be_exchanged(tensor: tf.Tensor, kind: str) -> bool:
+    """Whether a tensor has the dtype and the rank for a kind of exchange."""
+    if kind == 'concat' and tensor.shape.ndims == 0:
+        return False
+    if tensor.dtype.is_integer:
+        return kind != 'mean'
+    return tensor.dtype.is_floating
+
+
+def _check_not_refused(x: tf.Tensor, kind: str, call: Call) -> None:
+    """Raises `ModelFunctionError` where the call of the model function exchanges no values."""
     if call.no_batch_values is not None:
         raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.no_batch_values))
 
 
-def _to_be(x, kind):
+def _to_be(x: tf.Tensor, kind: str) -> tf.Tensor:
     """The tensor itself, with a mark for the build of the finished model that it is in. Of an eager
-    tensor, or in the graph of a function, nothing is kept."""
+    tensor, or in the graph of a function, nothing is kept; `kind` is as of `_value`."""
     if not hasattr(x, 'graph') or x.graph is not compat.outermost_graph(x.graph):
         return x
     marked = tf.identity(x, name='batch_' + kind)
@@ -147,7 +166,7 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
     """
     kind = batch_value_to_be(op)
     call = current_call(tf.get_default_graph())
-    if kind is None:
+    if kind is None or call is None:
         return
     _check_not_refused(op.inputs[0], kind, call)
     if call.num_parts == 1:
@@ -167,9 +186,22 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
     del node.attr['T'], node.attr[BATCH_VALUE_TO_BE]
 
 
-def _mark(x, shape, number, role, known_shape=None):
-    """A placeholder of this shape that passes on a tensor until `exchange` gives it another input,
-    of the `known_shape`."""
+class Mark(typing.NamedTuple):
+    """What an operation hands on, see `exchange`."""
+    number: int  # of the call of `batch_sum` and its like
+    role: str  # `'sum'`, `'mean'` or `'concat'`, or one of these with `'_gradient'`
+
+
+def _mark(x: tf.Tensor, shape: tf.TensorShape, number: int, role: str,
+          known_shape: typing.Optional[tf.TensorShape] = None) -> tf.Tensor:
+    """Makes a placeholder that passes on a tensor until `exchange` gives it another input.
+
+    Args:
+      x: the tensor.
+      shape: of the placeholder, which all inputs have.
+      number, role: as of `Mark`.
+      known_shape: of what it will pass on, where more is known of it.
+    """
     compat.register_gradient(_GRADIENT, _backward)
     with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
         marked = tf.placeholder_with_default(x, shape, name='batch_' + role)
@@ -179,19 +211,21 @@ def _mark(x, shape, number, role, known_shape=None):
     return marked
 
 
-def _backward(op, gradient):
-    (number, kind), x = _mark_of(op), op.inputs[0]
+def _backward(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    """The gradient of a marked operation: a placeholder, which is marked itself."""
+    number, kind = mark_of(op)
+    x = op.inputs[0]
     if current_call(op.graph) is not None:  # its loss is not known to carry the tower's weight
         raise ModelFunctionError(
             'the model function takes a gradient (tf.gradients) through batch_%s(%s), which towers '
             'add up for the loss alone: take it of values of the shard.' % (kind, x.name))
     if kind != 'concat':
         return _mark(gradient, gradient.shape, number, kind + '_gradient')
-    return _mark(gradient, tf.TensorShape([None]).concatenate(x.shape[1:]), number,
-                 'concat_gradient', x.shape)
+    shape = tf.TensorShape([None]).concatenate(x.shape[1:])
+    return _mark(gradient, shape, number, 'concat_gradient', known_shape=x.shape)
 
 
-def is_batch_value(op):
+def is_batch_value(op: tf.Operation) -> bool:
     """Whether an operation hands on a value of the whole batch."""
     return batch_value_kind(op) is not None
 
@@ -200,92 +234,51 @@ _INSTEAD = {
     'sum': 'take the sum over its examples first, tf.reduce_sum(x, axis)',
     'mean': 'take the mean over its examples first, tf.reduce_mean(x, axis)',
     'concat': 'it joins rows [rows, ...] of examples'}
+"""What to do about a value that a kind of exchange is not made for."""
 
 
-def check_batch_values(operations, analysis):
-    """Raises `ModelFunctionError` for values over all towers of a tensor that it is not made for.
+def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Analysis) -> None:
+    """Checks that values over all towers are taken of tensors that they are made for.
 
     The sum or the mean of a value of each example adds row i of one tower to row i of another;
     what is the same on every tower, or a statistic, has no rows of examples to be joined.
+
+    Args:
+      operations: those of the forward pass.
+      analysis: its analysis.
+
+    Raises:
+      ModelFunctionError: one is not.
     """
     for op in operations:
         kind = batch_value_kind(op)
         if kind is None or op.name not in analysis.analysed:
             continue
-        state = analysis.state(op.inputs[0])
-        is_of_examples = state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
-        is_wrong = is_of_examples if kind != 'concat' else (
-            state.kind in (Kind.MEAN, Kind.SUM, Kind.INDEPENDENT, Kind.SIZES)
-            or is_of_examples and state.axis != 0)
-        if is_wrong:
-            given = state.kind.value
-            if is_of_examples:
-                given += ', along axis %d' % state.axis
-            raise ModelFunctionError('batch_%s(%s): the tensor is %s: %s.' % (
-                kind, op.inputs[0].name, given, _INSTEAD[kind]))
+        tensor = op.inputs[0]
+        state = analysis.state(tensor)
+        if _is_made_for(kind, state):
+            continue
+        given = state.kind.value
+        if state.kind in _OF_EXAMPLES:
+            given += ', along axis %d' % state.axis
+        raise ModelFunctionError('batch_%s(%s): the tensor is %s: %s.' % (
+            kind, tensor.name, given, _INSTEAD[kind]))
 
 
-def _mark_of(op):
+_OF_EXAMPLES = (Kind.PER_EXAMPLE, Kind.ROWS)
+_WITHOUT_ROWS = (Kind.MEAN, Kind.SUM, Kind.INDEPENDENT, Kind.SIZES)
+
+
+def _is_made_for(kind: str, state: State) -> bool:
+    """Whether a kind of exchange is made for a tensor in that state."""
+    if kind != 'concat':
+        return state.kind not in _OF_EXAMPLES
+    if state.kind in _OF_EXAMPLES:
+        return state.axis == 0
+    return state.kind not in _WITHOUT_ROWS
+
+
+def mark_of(op: tf.Operation) -> Mark:
+    """The mark of an operation that has one."""
     number, role = op.get_attr(BATCH_VALUE).decode().split()
-    return int(number), role
-
-
-def exchange(towers, weights, device):
-    """Gives all marked operations their values: sums, means and rows over all towers, made on
-    `device`. `weights` are the towers' parts of the batch's examples."""
-    marks = [collections.defaultdict(list) for _ in towers]
-    for op in tf.get_default_graph().get_operations():
-        if is_batch_value(op):
-            for tower, found in zip(towers, marks):
-                if tower.has(op.name):
-                    found[_mark_of(op)].append(op)
-    for tower, found in zip(towers, marks):
-        for ops in found.values():  # an import changes the order of operations
-            ops.sort(key=lambda op: (len(op.name), op.name))
-        if {key: len(ops) for key, ops in found.items()} != {
-                key: len(ops) for key, ops in marks[0].items()}:
-            raise ModelFunctionError(
-                'tower %d asks for other values of the whole batch than tower 0 (batch_sum, '
-                'batch_mean, batch_concat): ask for the same ones in every call of the model '
-                'function.' % tower.index)
-    if not marks[0]:
-        return
-    with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
-        rows = {number: tf.stack([tf.shape(found[number, role][0].inputs[0])[0] for found in marks])
-                for number, role in sorted(marks[0]) if role == 'concat'}
-        for (number, role), ops in sorted(marks[0].items()):
-            for place in range(len(ops)):
-                of_towers = [found[number, role][place] for found in marks]
-                values = _exchanged(role, [op.inputs[0] for op in of_towers], weights,
-                                    rows.get(number))
-                for op, value in zip(of_towers, values):
-                    compat.replace_input(op, 0, value)
-
-
-def _exchanged(role, values, weights, rows):
-    """The values that the towers get: a list; `rows` [N]: how many each adds to a `'concat'`."""
-    if role == 'concat':
-        with tf.control_dependencies(_has_examples(weights)):
-            return [_of_any_size(tf.concat(values, 0))] * len(values)
-    if role in ('sum', 'mean'):
-        counted = weighted if role == 'mean' else zero_if_empty
-        return [tf.add_n(list(map(counted, values, weights)))] * len(values)
-    total = tf.add_n(values)
-    if role == 'concat_gradient':
-        return list(map(_of_any_size, tf.split(total, rows)))
-    counted = weighted if role == 'mean_gradient' else zero_if_empty
-    return [counted(total, weight) for weight in weights]
-
-
-def _of_any_size(rows):
-    """Rows of no static number, which can take the place of any other number of rows."""
-    return tf.placeholder_with_default(rows, tf.TensorShape([None]).concatenate(rows.shape[1:]))
-
-
-def _has_examples(weights):
-    """Assertions that all towers have examples, where that is not static: a list."""
-    if any(isinstance(weight, float) and not weight for weight in weights):
-        raise ModelFunctionError('batch_concat, and the batch has fewer examples than there are '
-                                 'towers: pass a larger batch, or fewer devices.')
-    return [tf.Assert(weight > 0., ['towers: batch_concat needs an example for each tower'])
-            for weight in weights if isinstance(weight, tf.Tensor)]
+    return Mark(int(number), role)

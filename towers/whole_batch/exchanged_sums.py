@@ -3,6 +3,8 @@
 A cluster's size in a vector quantizer, a sum of rewards: v := d v + (1 - d) S, with S the sum over
 the batch. Each tower has the sum of its shard alone, and the average of all these is none of the
 batch's, whoever writes it. So S is exchanged (`batch_sum`) where it is made, and tower 0 writes.
+
+Its test is `tests/roles/test_written_values.py`.
 """
 
 import typing

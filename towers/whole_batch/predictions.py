@@ -76,7 +76,8 @@ def _check_is_tensor(leaf: typing.Any) -> None:
 
 def _merged(by_tower: list, weights: list, padded: typing.Optional[list], proven: typing.Any,
             is_of_rows: bool) -> typing.Any:
-    """One prediction of all towers; batch norms of each shard count as nothing here.
+    """Merges one prediction of the towers. That it depends on the shard by the statistics of batch
+    norms alone does not stop this: the loss differs from one device's by them, too.
 
     Args:
       by_tower: list of the towers' predictions.
@@ -139,10 +140,11 @@ def _as_tensors(by_tower: list) -> typing.List[tf.Tensor]:
 def _refusal(tensor: tf.Tensor, state: State, analysis: Analysis) -> ModelFunctionError:
     """The error for a prediction in that state, which has no value of the whole batch."""
     estimated = analysis.in_order(state.shard_statistics)
-    if state.kind is Kind.UNKNOWN:
-        why = "'%s' (%s) %s" % state.reason
-    elif estimated:
-        why = "'%s' (%s) %s" % analysis.reasons[estimated[0]]
+    reason = state.reason
+    if reason is None and estimated:
+        reason = analysis.reasons[estimated[0]]
+    if reason is not None:
+        why = "'%s' (%s) %s" % reason
     else:
         why = 'it is %s, %d times after each other' % (state.kind.value, state.outer)
     return ModelFunctionError(

@@ -3,6 +3,8 @@
 Statistics that a build takes over the whole batch, of batch norms in sync and of sums that go into
 averages, are exchanged here, before the forward pass is differentiated; the analysis is then made
 of the pass with these values.
+
+Its tests are those of what it calls.
 """
 
 import typing

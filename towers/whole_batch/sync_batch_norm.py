@@ -10,6 +10,8 @@ in one operation, which is taken apart:
     mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
 
 and for the moving average the kernel multiplies the variance by n / (n - 1), of all n numbers.
+
+Its test is `tests/whole_batch/test_batch_values.py`.
 """
 
 import typing

@@ -8,11 +8,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import objective
+from sample_models import objective, sgd
 from towers import build_towers, session_config
 from towers.graph.graph_walk import reachable_from, step_operations
 from towers.graph.variable_access import Writes
-from towers.roles.write_order import hold_back
+from towers.roles.update_order import hold_back
 
 
 class Decayed(tf.train.MomentumOptimizer):
@@ -233,9 +233,9 @@ def test_an_update_waits_and_is_left_out(make, resource, is_v1):
         (tf.enable_control_flow_v2 if was_v2 else tf.disable_control_flow_v2)()
     seen, fail = variable('seen'), tf.placeholder(tf.float32, [])
     active = tf.placeholder(tf.float32, [])
-    with tf.control_dependencies([tf.check_numerics(fail, 'the gate')]):
-        gate = tf.assign(seen, one + 10.).op  # before the update
-    [end], _ = hold_back([update], [gate], active, [])
+    with tf.control_dependencies([tf.check_numerics(fail, 'awaited')]):
+        awaited = tf.assign(seen, one + 10.).op  # before the update
+    [end], _ = hold_back([update], [awaited], active, [])
     with tf.control_dependencies([end]):
         goes_on = tf.constant(5)
     with tf.Session() as session:
@@ -255,9 +255,89 @@ def test_what_the_loss_takes_along_is_left_as_it_is():
     update = tf.assign_add(one, 1.)
     with tf.control_dependencies([update]):
         loss = tf.identity(one)
-    gate = tf.check_numerics(tf.constant(np.inf), 'the gate').op
-    hold_back([update], [gate], None, [loss])
-    assert gate not in update.op.control_inputs
+    awaited = tf.check_numerics(tf.constant(np.inf), 'awaited').op
+    hold_back([update], [awaited], None, [loss])
+    assert awaited not in update.op.control_inputs
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert session.run(loss) == 1.
+
+
+# ---- what a run fetches of a step is of before the update ----------------------------------------
+
+X = np.array([1., 2., 4., 8.], 'float32')
+ONES = tf.ones_initializer()
+
+def slowly(value):
+    """The same value, 0.15 seconds later."""
+    def after_a_while(each):
+        time.sleep(.15)
+        return each
+    later = tf.py_func(after_a_while, [value], value.dtype)
+    later.set_shape(value.shape)
+    return later
+
+
+def late_gradient(value):
+    """The same value, whose gradient comes later."""
+    @tf.custom_gradient
+    def same(number):
+        return tf.identity(number), slowly
+    return same(value)
+
+
+def penalty(x, v, u):
+    return tf.nn.l2_loss(v) + tf.nn.l2_loss(u) + 0. * tf.reduce_mean(x)
+
+
+def read_by_another_gradient(x, v, u):
+    """The gradient of u needs the value of v, long after the gradient of v is there."""
+    return tf.reduce_sum(v) + tf.reduce_sum(tf.stop_gradient(v) * late_gradient(u)) + (
+        0. * tf.reduce_mean(x))
+
+
+@pytest.mark.parametrize('loss_fn', [penalty, read_by_another_gradient])
+@pytest.mark.parametrize('count', [1, 2])
+def test_fetched_gradients_are_of_before_the_update(loss_fn, count, graph):
+    values = np.arange(1., 7.).reshape([2, 3]).astype('float32')
+    v, u = [tf.get_variable(name, [2, 3], initializer=tf.constant_initializer(values * scale),
+                            use_resource=False) for name, scale in (('v', 1.), ('u', 2.))]
+    built = towers.build_towers(lambda x: loss_fn(x, v, u), tf.constant(X), sgd(.5), count, 'mean')
+    of_v, of_u = {'penalty': (values, 2. * values)}.get(loss_fn.__name__, (1., values))
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        found_v, found_u, _ = session.run(
+            [gradient for gradient, _ in built.gradients] + [built.train_op])
+        np.testing.assert_allclose(found_v, of_v * np.ones_like(values), 1e-6)
+        np.testing.assert_allclose(found_u, of_u, 1e-6)
+        np.testing.assert_allclose(session.run(v), values - .5 * of_v, 1e-6)
+        np.testing.assert_allclose(session.run(u), 2. * values - .5 * of_u, 1e-6)
+
+
+def test_a_transformed_gradient_that_reads_another_variable_is_of_before_the_update(graph):
+    v, u = [tf.get_variable(name, [2], initializer=ONES, use_resource=False) for name in 'vu']
+
+    def transform(pairs):
+        (of_v, _), (of_u, _) = pairs
+        return [(of_v, v), (slowly(of_u) + v, u)]
+    built = towers.build_towers(
+        lambda x: tf.reduce_sum(v) + tf.reduce_sum(u) + 0. * tf.reduce_mean(x), tf.constant(X),
+        towers.Objective(sgd(.5), transform_gradients=transform), 2, 'mean')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        of_u, _ = session.run([built.gradients[1][0], built.train_op])
+        np.testing.assert_array_equal(of_u, [2., 2.])
+        np.testing.assert_array_equal(session.run(u), [0., 0.])
+
+
+def test_the_update_waits_for_what_predictions_read_by_themselves(graph):
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=ONES)
+        return {'loss': tf.reduce_mean(x) * w, 'predictions': x * w.read_value()}
+    built = towers.build_towers(model_fn, tf.constant(X), sgd(.01), 2)
+    step = step_operations([built.train_op])
+    reads = [op for op in step_operations([built.predictions]) if op.type == 'ReadVariableOp']
+    [update] = [op for op in step if op.type == 'ResourceApplyGradientDescent']
+    assert len(reads) == 2 and all(
+        update.name in reachable_from([read], step, control=True) for read in reads)
+    assert built.predictions.op not in step

@@ -1,0 +1,88 @@
+"""The plan's lines about stages and micro-batches.
+
+Its test is `tests/capture/test_stage_cuts.py`.
+"""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.capture.stage_cuts import StageCuts
+from towers.placement.devices import short_name
+from towers.placement.stages import says_stages
+from towers.placement.tower_device import stages_of
+
+
+def stages_line(towers: typing.Sequence,
+                cuts: typing.Optional[StageCuts]) -> typing.Optional[str]:
+    """How the model is spread over the devices of a tower; None for one device.
+
+    Args:
+      towers: the `Tower`s of the build.
+      cuts: how the forward pass was cut into stages; None where it was not.
+    """
+    devices = stages_of(towers[0].device)
+    if len(devices) == 1:
+        return None
+    operations = _operations_of_first(towers)
+    if cuts is not None and not says_stages(operations):
+        return _cuts_text(devices, cuts)
+    count = collections.Counter(op.device for op in operations)
+    facts = []
+    for device in devices:
+        content = 'no stage of the model is there'
+        if count[device]:
+            content = '%d operations' % count[device]
+        facts.append('%s: %s' % (short_name(device), content))
+    text = ', '.join(facts)
+    num_used = len([device for device in devices if count[device]])
+    if cuts is not None:
+        text += '; only what the model has put in no towers.stage is cut by itself'
+    elif num_used == 1:
+        text += " (stages='auto' cuts a model that names no towers.stage)"
+    return text
+
+
+def _cuts_text(devices: typing.Sequence[str], cuts: StageCuts) -> str:
+    """The devices of a tower, each with its share of the memory, and the cuts between them."""
+    names = list(map(short_name, devices))
+    shares = ['%.0f%%' % (100 * share) for share in cuts.memory]
+    text = '%s %s' % (names[0], shares[0])
+    for operation, size, name, share in zip(cuts.names, cuts.crossing, names[1:], shares[1:]):
+        text += ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
+    return text
+
+
+def _operations_of_first(towers: typing.Sequence) -> typing.List[tf.Operation]:
+    """The operations of the first of some `Tower`s, or of its first micro-batch."""
+    return [op for op in tf.get_default_graph().get_operations() if towers[0].has(op.name)]
+
+
+def accumulation_line(towers: typing.Sequence, micro_batches: int,
+                      schedule: typing.Optional[str]) -> typing.Optional[str]:
+    """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one.
+
+    Args:
+      towers: the `Tower`s of the build.
+      micro_batches: how many each tower has.
+      schedule: their order in the stages; None for one after the other.
+    """
+    if micro_batches == 1:
+        return None
+    text = '%d micro-batches' % micro_batches
+    sizes = {tower.size for tower in towers if isinstance(tower.size, int)}
+    if sizes:
+        text += ' of ' + ' or '.join(map(str, sorted(sizes, reverse=True)))
+    text += ' a tower'
+    if schedule is None:
+        return text + ', one after the other, for one update'
+    # Stages in which the model has nothing do not count.
+    devices = {op.device for op in _operations_of_first(towers)}
+    num_stages = len(devices.intersection(stages_of(towers[0].device)))
+    schedule = schedule.replace('_', ' ')
+    if num_stages == 1:
+        return '%s through one stage, %s' % (text, schedule)
+    waiting = (num_stages - 1.) / (micro_batches + num_stages - 1)
+    return '%s through %d stages, %s; of equal stages each waits %.0f%% of the time' % (
+        text, num_stages, schedule, 100 * waiting)

@@ -1,0 +1,115 @@
+"""State of each tower: local variables that the forward pass writes, and the state of Keras layers.
+
+The first tower's is the variable that the model makes; tower k > 0 has `<name>_tower_<k>`, a local
+variable that starts with the same value.
+
+Its test is `tests/roles/test_ownership.py`.
+"""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.capture.record import Recorded
+from towers.errors import SharedVariableError
+from towers.graph.graph_walk import operation_names, variables_by_name
+from towers.model.build_context import without
+from towers.roles.inline_updates import Write
+from towers.variables.new_variables import local_variable
+
+StateWrites = typing.Dict[str, typing.List[tf.Operation]]
+"""{name of a variable that is a tower's state: the operations that write it}."""
+
+
+def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
+                   step: typing.Set[str], counted: typing.Set[str]) -> StateWrites:
+    """Finds the state of a tower: local variables that a step writes.
+
+    A write that depends on the shard makes the variable the tower's own even if no step runs it,
+    which is refused then. A write that only an update_op of a metric runs leaves it shared.
+
+    Args:
+      recorded: the forward pass.
+      writes: its writes.
+      step: names of the operations that a step runs.
+      counted: names of the operations that the update_ops of metrics run.
+    """
+    candidates = _candidates(recorded)
+    found: StateWrites = collections.OrderedDict()
+    for write in writes:
+        is_from_shard = write.op.name in recorded.from_shard and write.op.name not in counted
+        if write.op.name not in step and not is_from_shard:
+            continue
+        for name in write.variables:
+            if name in candidates:
+                found.setdefault(name, []).append(write.op)
+    return found
+
+
+def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.Set[str],
+                   num_towers: int) -> typing.Dict[str, typing.List[tf.Variable]]:
+    """Makes the state of the towers after the first.
+
+    Args:
+      recorded: the forward pass.
+      state_writes: as `find_own_state` returns it.
+      step: names of the operations that a step runs.
+      num_towers: how many towers, or parts of the batch, there are.
+
+    Returns:
+      {name of the first tower's variable: the variables of all towers}.
+
+    Raises:
+      SharedVariableError: it cannot be a tower's own.
+    """
+    if num_towers > 1:
+        _check_state(state_writes, step, num_towers)
+    candidates = _candidates(recorded)
+    local = variables_by_name(tf.local_variables())
+    state = collections.OrderedDict()
+    for name in state_writes:
+        first = candidates[name]
+        state[name] = [first]
+        for number in range(1, num_towers):
+            state[name].append(_earlier_or_new(first, number, local))
+    return state
+
+
+def _candidates(recorded: Recorded) -> typing.Dict[str, tf.Variable]:
+    """{name: variable} of variables that may be state: local variables, but no counters of metrics,
+    and the state of Keras layers."""
+    shared = tf.global_variables() + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
+    candidates = variables_by_name(without(tf.local_variables(), shared))
+    candidates.update(variables_by_name(recorded.keras_states))
+    return candidates
+
+
+def _check_state(state_writes: StateWrites, step: typing.Set[str], num_towers: int) -> None:
+    """Refuses state that a step does not write, and state that is trained; the arguments are as of
+    `make_own_state`."""
+    trainable = operation_names(tf.trainable_variables())
+    for name, operations in state_writes.items():
+        for op in operations:
+            if op.name not in step:
+                raise SharedVariableError(
+                    'operation %s, which the step does not run, writes state of a tower, and there '
+                    'are %d towers: return it in updates, or put it into UPDATE_OPS.' % (
+                        op.name, num_towers))
+        if name in trainable:
+            raise SharedVariableError(
+                'variable %s is state that each tower has of its own, since the forward pass '
+                'writes it, and it is trained, which all towers do together: make it with '
+                'trainable=False.' % name)
+
+
+def _earlier_or_new(first: tf.Variable, number: int,
+                    local: typing.Dict[str, tf.Variable]) -> tf.Variable:
+    """The variable of tower `number` beside the first one's: one of the `local` variables, which an
+    earlier build made for the same state, or a new one."""
+    name = '%s_tower_%d' % (first.op.name, number)
+    earlier = local.get(name)
+    if earlier is not None and earlier.shape == first.shape and earlier.dtype == first.dtype:
+        return earlier
+    return local_variable(first, name, first.initial_value, first.initial_value,
+                          first.device or None, trainable=False)

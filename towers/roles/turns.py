@@ -1,0 +1,102 @@
+"""Turns of the towers: each takes some variables when the tower before has done with them.
+
+Its tests are `tests/roles/test_metric_counters.py` and `test_write_order.py`.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import SharedVariableError
+from towers.gradients.tower import Tower
+from towers.graph.graph_walk import by_name
+from towers.graph.order import Waits, to_wait_for
+from towers.graph.variable_access import Writes, read_from
+from towers.placement.variable_device import only_device
+
+
+class Take(typing.NamedTuple):
+    """An operation of a tower that gets a variable, or its value, from outside of the tower."""
+    op: tf.Operation
+    position: int  # of the input
+    variable: tf.Variable
+
+
+class Turn(typing.NamedTuple):
+    """What a tower does with some variables.
+
+    Attributes:
+      scope: the name scope of the tower.
+      takes: how the tower gets the variables.
+      ends: operations that come after all that it does with them.
+    """
+    scope: str
+    takes: typing.List[Take]
+    ends: typing.List[tf.Operation]
+
+
+def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
+                       variables: typing.Dict[str, tf.Variable]) -> typing.List[Take]:
+    """The `Take`s of some variables, {name: variable}, by those of the operations that are the
+    tower's: a list."""
+    inside = by_name(op for op in tower.own(operations) if op.name not in variables)
+    takes = []
+    for op in inside.values():
+        for position, tensor in enumerate(op.inputs):
+            if tensor.op.name in inside:
+                continue
+            for source in read_from(tensor):
+                if source.name in variables:
+                    takes.append(Take(op, position, variables[source.name]))
+    return takes
+
+
+def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]], finder: Writes) -> None:
+    """Has towers take their variables one after the other.
+
+    Args:
+      turns_of_towers: a list of turns for each tower. Turns of the same place, an update's say,
+        come after each other; a step that runs one in a tower runs it in the tower before.
+      finder: finds the writes of the graph.
+    """
+    taking = []
+    for turns in turns_of_towers:
+        for turn in turns:
+            taking += [take.op for take in turn.takes]
+    waits = Waits(taking)
+    for turns_before, turns_after in zip(turns_of_towers, turns_of_towers[1:]):
+        for former, later in zip(turns_before, turns_after):
+            if not former.ends:
+                continue
+            for take in later.takes:
+                _take_after(take, former.ends, later.scope, waits, finder)
+    waits.put_into_graph(finder)
+
+
+def _take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str, waits: Waits,
+                finder: Writes) -> None:
+    """Has an operation take a variable, or its value, after others.
+
+    Args:
+      take: what is taken.
+      ends: the operations to wait for.
+      scope: the name scope of the tower that takes.
+      waits: the waits, which are added to.
+      finder: finds the writes of the graph.
+    """
+    for end in ends:
+        if not waits.add(take.op, end):
+            raise SharedVariableError(
+                'the towers take variable %s one after the other, and operation %s of the one '
+                'before waits for %s of the next: let no tower wait for a later one.' % (
+                    take.variable.op.name, end.name, take.op.name))
+    if take.op.inputs[take.position].op is take.variable.op:
+        return
+    # Its value, which was read once for all towers.
+    awaited = []
+    for end in ends:
+        awaited += to_wait_for(end, finder)
+    device = take.variable.device or None
+    with tf.control_dependencies(awaited), tf.name_scope(scope), only_device(device):
+        compat.replace_input(take.op, take.position, take.variable.read_value())

@@ -1,0 +1,264 @@
+"""The order of the update's writes after the step's reads.
+
+Two kinds of writes do not wait by themselves. An optimizer may write beside the gradients: AdamW
+decays a weight before it applies the gradient, a counter goes up first, while a backward pass may
+still read: the memory of a reference variable, the weights once more in what is recomputed, and on
+parameter servers all that the other workers compute from. And updates such as batch norm's write,
+on a parameter server, a variable that other workers' forward passes of the same step read; where
+all data have ended they must not run at all. Both are found in the finished step.
+"""
+
+import collections
+import functools
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.gradients.gradient_pairs import Pairs, tensors_of
+from towers.graph.graph_walk import (
+    by_name,
+    inputs_of,
+    names_of,
+    operation_names,
+    operation_of,
+    reachable_from,
+    step_operations,
+)
+from towers.graph.op_types import READS
+from towers.graph.order import Frames, Precedence, Waits, to_hold
+from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, variable_op
+from towers.placement.variable_device import only_device
+from towers.roles.inline_updates import Write
+
+
+def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, after: typing.Sequence,
+                computed: typing.Sequence, waited: typing.Sequence = ()) -> None:
+    """Makes the writes of an update wait until all that reads their variables has been computed.
+
+    They wait for all gradients, and for `waited`, see `Machines`; and for what the predictions read
+    by operations of their own. Two writes need no new wait: one that waits for its variable's own
+    gradient; and one of a variable that no gradient reads, such as a slot, if it waits for some
+    gradient. Reference variables have no such exception: others read their memory late. Their
+    writes wait for all that is `fetched` of a step, too.
+
+    Args:
+      train_op: the operation that updates the variables.
+      gradients: list of `(gradient, variable)`, the sums over all towers and machines; `variable`
+        is None for gradients of replicas.
+      fetched: list of tensors: losses, and the gradients for the optimizer.
+      after: operations before the optimizer, not looked at: updates wait by `hold_back`.
+      computed: tensors that can be had without a step: nothing behind them gets a new wait.
+      waited: further operations that all writes wait for.
+    """
+    pairs = [pair for pair in gradients if pair[0] is not None]
+    sums = list(map(operation_of, tensors_of(pairs)))
+    ends = operation_names(sums + list(after))
+    operations = step_operations([train_op], ends)
+    writes = _writes_among(operations, ends)
+    if not writes:
+        return
+    reads = _GradientReads(pairs, step_operations(sums))
+    early = [write for write in writes if not reads.are_before(write)]
+    if early:
+        all_gradients = _group(sums, 'all_gradients')
+        _wait(early, [all_gradients], operations, computed)
+    reference_writes = [write for write in writes if reads.are_of_memory(write)]
+    if reference_writes:
+        all_fetched = _group(fetched, 'all_fetched')
+        _wait(reference_writes, [all_fetched], operations, computed)
+    if waited:
+        _wait(writes, waited, operations, computed)
+    for variable, own_reads in _reads_beside_step(computed, train_op).items():
+        writes_of_variable = [write for write in writes if variable in write.variables]
+        _wait(writes_of_variable, own_reads, operations, computed)
+
+
+def _group(awaited: list, name: str) -> tf.Operation:
+    """An operation of that name that waits for others, on the CPU."""
+    with tf.control_dependencies(None), only_device('/cpu:0'):
+        return tf.group(*awaited, name=name)
+
+
+def _writes_among(operations: typing.Iterable[tf.Operation],
+                  left_out: typing.Container[str]) -> typing.List[Write]:
+    """The writes among operations, without those of the names `left_out`."""
+    finder = Writes(tf.get_default_graph())
+    writes = [Write(op, finder.of(op)) for op in operations if op.name not in left_out]
+    return [write for write in writes if write.variables]
+
+
+class _GradientReads:
+    """The reads of variables by which the gradients of an update are computed."""
+
+    def __init__(self, pairs: typing.Iterable[tuple], operations: typing.Iterable[tf.Operation]):
+        """`operations` are those that compute the gradients of the `pairs`."""
+        self._gradients = []
+        self._own_gradient = {}  # name of a variable: the operation of its gradient
+        for gradient, variable in pairs:
+            # Of rows the values, which the backward pass computes after their indices.
+            op = getattr(gradient, 'values', gradient).op
+            self._gradients.append(op)
+            if variable is not None:
+                self._own_gradient[variable.op.name] = op
+        self._operations = by_name(operations)
+        self._order = Precedence(self._gradients)
+
+    def are_before(self, write: Write) -> bool:
+        """Whether a write comes after all gradients that read one of its variables."""
+        return all(self._is_after_reads(write.op, variable) for variable in write.variables)
+
+    def are_of_memory(self, write: Write) -> bool:
+        """Whether gradients read the memory of one of the variables of a write."""
+        return any(map(self._is_memory_read, write.variables))
+
+    def _is_after_reads(self, op: tf.Operation, variable: str) -> bool:
+        """Whether an operation comes after all gradients that read the variable of that name."""
+        if self._is_memory_read(variable):
+            return False
+        if variable in self._own_gradient:
+            return self._order.waits_for(op, self._own_gradient[variable])
+        waits_for_gradients = [self._order.waits_for(op, each) for each in self._gradients]
+        if variable in self._operations:
+            return all(waits_for_gradients)
+        return any(waits_for_gradients)
+
+    def _is_memory_read(self, variable: str) -> bool:
+        """Whether gradients read the variable of that name, and it is a reference variable."""
+        op = self._operations.get(variable)
+        return op is not None and op.type in REFERENCE_VARIABLES
+
+
+def _reads_beside_step(computed: typing.Sequence,
+                       train_op: tf.Operation) -> typing.Dict[str, typing.List[tf.Operation]]:
+    """{name of a resource variable: the reads of it that `computed` tensors need and the step of
+    `train_op` does not}. Only those that make no other operation run."""
+    step = names_of(step_operations([train_op]))
+    reads = collections.defaultdict(list)
+    for op in step_operations(computed):
+        if op.name in step or op.type not in READS or compat.in_control_flow(op):
+            continue
+        variable = variable_op(op.inputs[0])
+        if variable is not None and names_of(inputs_of(op)) <= step | {variable.name}:
+            reads[variable.name].append(op)
+    return reads
+
+
+# ---- updates beside the gradients ----------------------------------------------------------------
+
+class HeldBack(typing.NamedTuple):
+    """Updates that wait, and may be left out.
+
+    Attributes:
+      updates: what the optimizer has to wait for in the place of the updates.
+      redirect: where they may be left out, a function by which operations that wait for updates
+        wait for what runs in any case; else None. It is called twice: for the optimizer's own,
+        since the order of the update is found in these; and by `join`, for the operations that a
+        program makes after the build.
+    """
+    updates: list
+    redirect: typing.Optional[typing.Callable]
+
+
+def hold_back(updates: list, waited: typing.Sequence, active: typing.Optional[tf.Tensor],
+              computed: typing.Sequence) -> HeldBack:
+    """Makes updates wait for other operations, and leaves them out where there is no batch.
+
+    Args:
+      updates: list of operations or tensors.
+      waited: the operations that they wait for.
+      active: float scalar, 0 in a worker whose own data have ended; or None.
+      computed: tensors that can be had without a step: what they need is left as it is, also a
+        write of the forward pass.
+    """
+    has_nothing_to_wait_for = not waited and active is None
+    if not updates or has_nothing_to_wait_for:
+        return HeldBack(updates, None)
+    operations = step_operations(updates)
+    writes = _updates_and_writes(updates, operations)
+    if active is None:
+        _wait(writes, waited, operations, computed)
+        return HeldBack(updates, None)
+    # As in a branch of control flow v1: no reader of the output that is not taken is run.
+    with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(waited)):
+        has_batch = tf.identity(active >= .5)
+        switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
+        skipped = tf.identity(switch[0])
+        taken = tf.identity(switch[1])
+    held = _wait(writes, [taken.op], operations, computed)
+    with only_device('/cpu:0'), tf.name_scope('riding'):
+        with tf.control_dependencies(updates):
+            done = tf.identity(taken)
+        merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
+    left_out = reachable_from(held, operations, control=True)
+    own_names = names_of(operations) | {done.op.name}
+    return HeldBack([merged], functools.partial(_wait_instead, left_out, own_names, merged.op))
+
+
+def _updates_and_writes(updates: list,
+                        operations: typing.Iterable[tf.Operation]) -> typing.List[Write]:
+    """The `operations` of updates that are updates themselves, or write: each as a `Write`, which
+    may be of no variable."""
+    finder = Writes(tf.get_default_graph())
+    names_of_updates = operation_names(updates)
+    found = []
+    for op in operations:
+        write = Write(op, finder.of(op))
+        if write.variables or op.name in names_of_updates:
+            found.append(write)
+    return found
+
+
+def _wait_instead(left_out: typing.Container[str], own_names: typing.Container[str],
+                  merged: tf.Operation) -> None:
+    """Makes operations that wait for a skippable update wait for `merged`, which always runs.
+
+    Else they would be skipped, too: `transform_gradients` may read a moving average after its
+    update, and a program may run averages of the weights after all `UPDATE_OPS`.
+
+    Args:
+      left_out: names of the operations that are skipped with the updates.
+      own_names: names of the operations of the updates themselves, which go on waiting.
+      merged: runs after the updates, or without them.
+    """
+    for op in merged.graph.get_operations():
+        if op.name in own_names:
+            continue
+        kept = [other for other in op.control_inputs if other.name not in left_out]
+        if len(kept) < len(op.control_inputs):
+            compat.set_control_inputs(op, kept + [merged])
+
+
+# ---- waits ---------------------------------------------------------------------------------------
+
+def _wait(writes: typing.Iterable[Write], awaited: typing.Sequence[tf.Operation],
+          operations: typing.Sequence[tf.Operation],
+          computed: typing.Sequence) -> typing.List[tf.Operation]:
+    """Makes writes wait.
+
+    Args:
+      writes: the writes.
+      awaited: the operations that they are to wait for.
+      operations: all operations of the update, with the loops around the writes.
+      computed: tensors that can be had without a step: what they need gets no wait.
+
+    Returns:
+      The operations that wait for all of `awaited` now.
+    """
+    frames = Frames(operations)
+    without_step = names_of(step_operations(computed))
+    held = []
+    for write in writes:
+        if write.op.name in without_step:
+            continue
+        for op in to_hold(write.op, write.variables, frames):
+            if op.name not in without_step:
+                held.append(op)
+    waits = Waits(held)
+    waiting = []
+    for op in held:
+        are_added = [waits.add(op, each) for each in awaited]
+        if all(are_added):
+            waiting.append(op)
+    waits.put_into_graph(Writes(tf.get_default_graph()))
+    return waiting
