@@ -343,7 +343,7 @@ def test_what_a_model_function_takes_from_another_graph():
         assert str(caught.value).startswith(
             '%s(foreign:0): the tensor is of another graph' % function.__name__)
     mark = towers.batch_sum(given.loss)  # which a later build of a finished model finds
-    assert mark.op.type == 'Identity' and mark.op.inputs[0] is given.loss
+    assert mark.op.type == 'Identity' and mark.op.inputs[0].name == given.loss.name
 
 
 def test_every_public_function_has_its_odd_arguments():

@@ -354,12 +354,12 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
     """Whose statistics normalize, and whose `UPDATE_OPS` run with a step."""
     towers = tower_set.towers
     update_ops = tower_set.request.training.update_ops
-    before = ''
+    others = ''
     if num_updates_before:
-        before = ', %d from before the towers %s' % (
+        others = ', %d from before the towers %s' % (
             num_updates_before, 'do not run either' if update_ops == 'none' else 'too')
     if not any(tower.updates for tower in towers):
-        return _synchronized(tower_set) + 'no update ops' + before
+        return _synchronized(tower_set) + 'no update ops' + others
     count = len(towers[0].updates)
     if update_ops == 'none':
         ride = "nobody's %d update ops run" % count
@@ -369,8 +369,8 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
         ride = '%d update ops of tower 0 ride on the train op' % count
         num_counting = len(updates_that_write(towers, metric_variables()))
         if num_counting:
-            before += ', %d of the other towers that count metrics' % num_counting
-    return _synchronized(tower_set) + ride + before
+            others += ', %d of the other towers that count metrics' % num_counting
+    return _synchronized(tower_set) + ride + others
 
 
 def _synchronized(tower_set: TowerSet) -> str:

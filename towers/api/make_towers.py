@@ -125,6 +125,7 @@ def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehin
     exchange(towers, batch.weights, request.placement.main)
     parts_before = request.split.parts_before
     if parts_before and copies:
+        # Only now, since the copies have made their seeds of those that the model has.
         give_seeds_of_tower(first.differentiated.operations, first.fetches, parts_before)
     _order_writes(request, towers, roles)
 

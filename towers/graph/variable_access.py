@@ -293,6 +293,7 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
     if any(node.op not in _LEAVE for node in others):
         return None
     after_writes = _with_followers(writes, function, lambda node: node.input)
+    # Without the writes these would read another value.
     late_reads = after_writes & names_of(others)
     computed_from_late_reads = _with_followers(late_reads, function, _data_inputs)
     if _takes_any(function.ret.values(), computed_from_late_reads):
