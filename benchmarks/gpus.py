@@ -125,7 +125,10 @@ def memory(devices, options):
     with tf.Graph().as_default():
         built = build(devices, options)
         account = towers.memory_account(built)
-        measured = towers.measure_memory(built)
+        try:
+            measured = towers.measure_memory(built)
+        except towers.MeasurementError as error:
+            return '%s\n\nnot measured: %s' % (account, error)
         return '%s\n\n%s\n\n%s' % (account, measured, measured.against(account))
 
 

@@ -86,6 +86,26 @@ def test_a_step_without_a_trace_is_refused(tmp_path):
         towers.step_report(built, FULL, str(tmp_path / 'step.html'))
 
 
+@pytest.mark.slow
+def test_fifty_thousand_records_make_a_page_of_less_than_5_megabytes(tmp_path):
+    built = towers.build_towers(linear, VECTORS, momentum(), 2)
+    metadata = tf.RunMetadata()
+    for number in range(8):
+        stats = metadata.step_stats.dev_stats.add(
+            device='/job:localhost/replica:0/task:0/device:CPU:%d' % number)
+        for place in range(50000 // 8):
+            name = ('tower_%d/InceptionResnetV2/InceptionResnetV2/Repeat_1/block17_%d/Branch_1/'
+                    'Conv2d_0b_1x7/BatchNorm/FusedBatchNormV3_%d' % (number, place % 20, place))
+            node = stats.node_stats.add(
+                node_name=name, timeline_label='%s = FusedBatchNormV3(x, y)' % name,
+                all_start_micros=1000 + 50 * place, op_end_rel_micros=40 + place % 30)
+            node.memory.add(allocator_name='cpu', allocator_bytes_in_use=10 ** 9 + place)
+    path = tmp_path / 'step.html'
+    towers.step_report(built, metadata, str(path))
+    assert len(report_in(str(path))['operations']['begin']) == 50000
+    assert path.stat().st_size < 5e6
+
+
 # ---- steps that are slow for one reason ----------------------------------------------------------
 
 @pytest.mark.parametrize('make, said', [

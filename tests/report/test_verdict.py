@@ -42,6 +42,9 @@ def test_the_advice_is_by_where_the_variables_are():
                            ('replicated', 'so that fewer updates are made.')):
         said, = verdict(build(variables=towers.VariablePlacement(device)), use, [])
         assert said.endswith(advice)
+    staged = build([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']],
+                   pipeline=towers.Pipeline(stages='auto'))
+    assert any(said.endswith("try VariablePlacement('stage').") for said in verdict(staged, use, []))
 
 
 def test_findings_come_by_what_they_cost():

@@ -197,7 +197,19 @@ def memory_account(built: BuiltTowers,
         check_count('batch_size', batch_size)
         shard_sizes(built, batch_size)
     step = step_of(built, batch_size)
-    run = Run(step)
+    return account_of_run(built, step, Run(step), batch_size)
+
+
+def account_of_run(built: BuiltTowers, step: StepGraph, run: Run,
+                   batch_size: typing.Optional[int]) -> MemoryAccount:
+    """The `MemoryAccount` of a step that has been simulated.
+
+    Args:
+      built: the towers.
+      step: a step of them.
+      run: what it does.
+      batch_size: as for `memory_account`.
+    """
     reader = _Reader(built, step)
     kept = _kept_constants(step) + _kept_initial_values(built)
     devices_in_use = {buffer.device for buffer in run.buffers}

@@ -7,10 +7,10 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError
-from towers.memory.account import memory_account
+from towers.memory.account import account_of_run
 from towers.memory.measure import peaks_of, uses_of
 from towers.memory.simulation import Run
-from towers.memory.step_graph import step_of
+from towers.memory.step_graph import shard_sizes, step_of
 from towers.placement.devices import is_gpu, short_name
 from towers.report.trace import Trace
 
@@ -92,8 +92,11 @@ def _measured(metadata: tf.RunMetadata, trace: Trace) -> typing.Dict[str, typing
 def _predicted(built: BuiltTowers, trace: Trace, batch_size: typing.Optional[int]
                ) -> typing.Dict[str, typing.Tuple[typing.List[Point], int]]:
     """The curve and the peak of each GPU, or, under '', of all CPUs together."""
-    run = Run(step_of(built, batch_size))
-    account = memory_account(built, batch_size)
+    if batch_size is not None:
+        shard_sizes(built, batch_size)  # raises where it does not divide
+    step = step_of(built, batch_size)
+    run = Run(step)
+    account = account_of_run(built, step, run, batch_size)
     begins = _begins_of(trace)
     found = {}
     for pool in account.pools():

@@ -153,9 +153,11 @@ def _advice_on_variables(built: BuiltTowers):
     """What else could be done with the variables, by where they are now."""
     if len(built.devices) == 1:
         return 'an optimizer with fewer slots, or fewer and larger variables'
-    if built.replicas is not None:
-        return 'larger shards, or Memory(accumulate=…), so that fewer updates are made'
     devices = {variable.device for variable in built.variables}
+    if built.replicas is not None or built.machines is not None:
+        return 'larger shards, or Memory(accumulate=…), so that fewer updates are made'
+    if len(stages_of(built.devices[0])) > 1:  # which have no replicas
+        return "try VariablePlacement('stage')"
     if len(devices) > 1:
         return "try VariablePlacement('replicated')"
     return "try VariablePlacement('balanced') or VariablePlacement('replicated')"
