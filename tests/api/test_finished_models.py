@@ -517,6 +517,36 @@ def test_a_model_for_the_size_of_a_part():
     np.testing.assert_allclose(ours, np.mean((X[:6] @ kernel - Y[:6]) ** 2), rtol=1e-12)
 
 
+def deconvolution(z, size):
+    """A transposed convolution, of which the static batch size is in the output's shape, with a
+    moving average of its mean: as in the generator of a GAN."""
+    h = tf.reshape(dense(z, 8, 'project'), [-1, 2, 2, 2])
+    kernel = tf.get_variable('deconv', [3, 3, 2, 2], tf.float64)
+    h = tf.nn.conv2d_transpose(h, kernel, [size, 4, 4, 2], [1, 2, 2, 1])
+    mean = tf.reduce_mean(h, [0, 1, 2])
+    moving = tf.get_variable('moving', [2], tf.float64, tf.zeros_initializer(), trainable=False)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_sub(moving, .1 * (moving - mean)))
+    return h, tf.reduce_mean(tf.square(h))
+
+
+def test_a_static_size_in_a_transposed_convolution():
+    z, batch = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [6, 6])
+    image, loss = deconvolution(z, 3)
+    built = towers.build_towers(towers.ModelOutput(loss, predictions=image), {z: batch}, sgd(), 2,
+                                'mean')
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        whole, expected = deconvolution(batch, 6)
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        ours, theirs = session.run([[built.predictions, built.loss], [whole, expected]],
+                                   {batch: X[:6]})
+        session.run(built.train_op, {batch: X[:6]})
+        moving, = [each for each in tf.global_variables() if each.op.name == 'moving']
+        assert session.run(moving).any()
+    for mine, other in zip(ours, theirs):
+        np.testing.assert_allclose(mine, other, rtol=1e-12)
+
+
 def test_a_model_from_a_meta_graph_file(tmpdir):
     """The program's source is not needed: names of its tensors are enough."""
     path = str(tmpdir.join('model'))

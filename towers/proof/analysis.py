@@ -10,7 +10,15 @@ from towers.graph.graph_walk import leaves_of
 from towers.proof.fixed_point import Settled, settle
 from towers.proof.scratch import Scratch, make_scratch
 from towers.proof.stand_ins import states_of_inputs, static_size
-from towers.proof.states import INDEPENDENT, TAKES_NO_OTHER_BATCH, Kind, Reason, State, unknown
+from towers.proof.states import (
+    INDEPENDENT,
+    OTHER_DIMENSIONS,
+    TAKES_NO_OTHER_BATCH,
+    Kind,
+    Reason,
+    State,
+    unknown,
+)
 from towers.proof.written import Written, written_by
 
 
@@ -116,9 +124,11 @@ def _conditions(op: tf.Operation):
 
 
 def _holds_size(analysis: Analysis):
-    """Whether an operation takes no batch of another size than the program's."""
+    """Whether an operation takes no batch of another size than the program's, or makes one of that
+    size, as a transposed convolution does by its output's shape."""
     reasons = [state.reason for state in analysis.states.values()]
-    return any(reason is not None and reason.why == TAKES_NO_OTHER_BATCH for reason in reasons)
+    held = (TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS)
+    return any(reason is not None and reason.why in held for reason in reasons)
 
 
 def _analysis_of(scratch: Scratch, needed: typing.List[tf.Operation]) -> Analysis:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph.op_types import CONTROL_FLOW
 from towers.proof.functions import Bodies, import_bodies
 from towers.proof.scratch import Scratch
-from towers.proof.states import Kind, State, unknown
+from towers.proof.states import OTHER_DIMENSIONS, Kind, State, unknown
 from towers.proof.transfer import Transfer
 from towers.proof.view import View
 from towers.proof.written_before import WrittenBefore, find_written_before
@@ -119,7 +119,7 @@ class _Rounds:
         """
         for tensor, state in zip(op.outputs, results):
             if self._lengths is not None and not self._lengths.agree(tensor, state):
-                state = unknown(op, 'has the examples in other dimensions than it should')
+                state = unknown(op, OTHER_DIMENSIONS)
             if self._view.states.get(tensor.name) != state:
                 self._view.states[tensor.name] = state
                 self._changed.add(tensor.name)

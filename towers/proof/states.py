@@ -51,6 +51,7 @@ class Kind(enum.Enum):
     UNKNOWN = 'unknown'
 
 
+OTHER_DIMENSIONS = 'has the examples in other dimensions than it should'
 TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
 """Why a proof ends where the graph holds the size of the program's batch."""
 
