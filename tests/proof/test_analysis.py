@@ -61,6 +61,14 @@ def test_rows_of_a_mask_have_no_size_that_is_known():
     assert verdict(total / losses.floats(losses.size(rows)), inputs).startswith('not proven: ')
 
 
+def test_lengths_of_a_sparse_tensor_of_unknown_rank_are_not_taken_for_that_of_the_batch():
+    x, tags = losses.make_inputs(['x'])['x'], tf.sparse_placeholder(tf.int64)
+    lengths = losses.floats(tags.dense_shape)
+    for length in (tags.dense_shape[-1], lengths[-1], tf.reduce_sum(lengths)):
+        line = verdict(tf.reduce_sum(x) / losses.floats(length), (x, tags))
+        assert line.startswith('not proven: ')
+
+
 def test_rows_go_back_to_their_places():
     inputs = losses.make_inputs(['seq', 'mask'])
     places = tf.cast(tf.where(tf.reshape(inputs['mask'], [-1]) > 0), tf.int32)

@@ -159,10 +159,8 @@ def _state_of_sparse(tensor: tf.Tensor, sparse: tf.SparseTensor) -> State:
         return rows(0, selection)
     if tensor.name == sparse.indices.name:
         return State(Kind.INDICES, selection=selection)
-    lengths: typing.List[typing.Any] = [None]
-    if sparse.shape.ndims is not None:
-        lengths = sparse.shape.as_list()
-    if None in lengths[1:]:
+    lengths = None if sparse.shape.ndims is None else sparse.shape.as_list()
+    if lengths is None or None in lengths[1:]:
         reason = Reason(tensor.op.name, tensor.op.type, 'is a shape that is not static')
         return State(Kind.UNKNOWN, reason=reason)
     return sizes_state([Size(0, 1)] + [Size(length) for length in lengths[1:]])

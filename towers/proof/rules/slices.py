@@ -206,11 +206,8 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     the examples."""
     shape, limits, gradient = states[0], states[1:-1], as_number(op, states[-1], view)
     sizes = sizes_in(op.inputs[0], shape, view)
-    if sizes is None:
+    if sizes is None or not _are_constant(limits):
         return unknown(op, NO_STATIC_ARGUMENT)
-    for limit in limits:
-        if limit.kind not in (Kind.INDEPENDENT, Kind.SIZES) or limit.depends_on_size:
-            return unknown(op, NO_STATIC_ARGUMENT)
     axes = [axis for axis, size in enumerate(sizes) if size.per_example]
     if not axes and not gradient.is_by_example and not gradient.has_offset:
         return gradient
@@ -224,6 +221,14 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     if sliced.kind is Kind.UNKNOWN or sliced.axis != gradient.axis:
         return unknown(op, _TAKES_SOME)
     return before
+
+
+def _are_constant(limits: _States) -> bool:
+    """Whether limits are the same on every tower, whatever the number of their examples."""
+    for limit in limits:
+        if limit.kind not in (Kind.INDEPENDENT, Kind.SIZES) or limit.depends_on_size:
+            return False
+    return True
 
 
 @moves_entries
