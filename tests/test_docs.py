@@ -175,7 +175,8 @@ def test_lines_of_prose_have_100_characters_at_most(page):
     of_blocks = {number for block in pages.blocks(page)
                  for number in range(block.line, block.line + len(block.lines))}
     long = ['%s:%d' % (page, number) for number, line in enumerate(
-        pages.text(page).splitlines(), 1) if len(line) > 100 and number not in of_blocks]
+        pages.text(page).splitlines(), 1)
+            if len(line) > 100 and number not in of_blocks and not line.startswith('| ')]
     assert not long
 
 
