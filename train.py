@@ -3,13 +3,21 @@
 import contextlib
 import os
 import signal
+import sys
 
-if __name__ == '__main__' and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds, and have nothing to save
+from trainer.command_line import parse_flags
+from trainer.flags import FLAGS
+from trainer.output import make_output_lasting
+from trainer.sweep import sweep
+
 if __name__ == '__main__':
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds; nothing is to be saved
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # saves, where there is something to save
-
-from absl import app  # noqa: E402
+    make_output_lasting()
+    ARGUMENTS = parse_flags(sys.argv, __doc__)  # before the imports: a typing error is said at once
+    if FLAGS.sweep:
+        sys.exit(sweep(sys.argv))
 
 
 def import_quietly():
@@ -29,15 +37,15 @@ def import_quietly():
 
 import_quietly()
 import tensorflow.compat.v1 as tf  # noqa: E402
+from absl import app  # noqa: E402
 
 import datasets  # noqa: E402
 from trainer import training  # noqa: E402
 from trainer.arguments import enter_graph_mode, make_cluster, saves, trains  # noqa: E402
-from trainer.command_line import parse_flags  # noqa: E402
 from trainer.data import make_dataset  # noqa: E402
-from trainer.flags import FLAGS  # noqa: E402
 from trainer.job import build_job, find_position, make_setup, show  # noqa: E402
-from trainer.process import make_output_lasting, run  # noqa: E402
+from trainer.process import run  # noqa: E402
+from trainer.rate_finder import find_rate  # noqa: E402
 from trainer.results import evaluate_or_predict  # noqa: E402
 from trainer.run_settings import check_classes  # noqa: E402
 from trainer.trials import choose_batch_size, diagnose, show_memory  # noqa: E402
@@ -54,9 +62,10 @@ def main(unused_argv):
         return train(setup)
     if FLAGS.mode in ('eval', 'predict'):
         evaluate_or_predict(setup)
-        return 0
-    if FLAGS.mode == 'memory':
+    elif FLAGS.mode == 'memory':
         show_memory(setup)
+    elif FLAGS.mode == 'find_rate':
+        find_rate(setup)
     else:
         print(diagnose(setup))
     return 0
@@ -66,6 +75,7 @@ def train(setup):
     """Trains, or shows the plan alone (--plan_only); returns the exit status.
 
     In a cluster this process does its own part: the chief trains and saves, a worker trains.
+    `setup` is the `Setup` of the job.
     """
     check_classes(setup.dataset)
     if setup.batch_size == 'auto':
@@ -87,5 +97,4 @@ def train(setup):
 
 
 if __name__ == '__main__':
-    make_output_lasting()
-    app.run(lambda argv: run(main, argv), flags_parser=lambda argv: parse_flags(argv, __doc__))
+    app.run(lambda argv: run(main, argv), flags_parser=lambda unused_argv: ARGUMENTS)

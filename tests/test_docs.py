@@ -299,10 +299,11 @@ def train_arguments(command):
 
 # Without those on ImageNet, see test_paper_setting.
 RUN = [pytest.param(block, command, output, id=command[:60], marks=slow_if(
-    command == 'make train'))
+    command == 'make train' or '--mode=find_rate' in command))
        for block, command, output in COMMANDS
        if output and train_arguments(command) is not None and '/data/imagenet' not in command
-       and not re.search(r'--model=\w+:', command)]  # those with their file
+       # Not those with their file, of an earlier run, and of several runs (test_sweep).
+       and not re.search(r'--(model|hooks)=\w+:|--mode=eval|--sweep', command)]
 
 
 @pytest.mark.parametrize('block, command, output', RUN)

@@ -99,7 +99,8 @@ class Known(typing.NamedTuple):
 _KNOWN = {
     'AdadeltaOptimizer': Known(2, 'ignored'), 'AdagradOptimizer': Known(1, 'ignored'),
     'AdagradDAOptimizer': Known(2, None), 'AdamOptimizer': Known(2, 'ignored'),
-    'AdamWeightDecayOptimizer': Known(2, 'ignored'), 'FtrlOptimizer': Known(2, None),
+    'AdamWOptimizer': Known(2, 'ignored'), 'AdamWeightDecayOptimizer': Known(2, 'ignored'),
+    'FtrlOptimizer': Known(2, None),
     'GradientDescentOptimizer': Known(0, 'scales'), 'LAMBOptimizer': Known(2, 'ignored'),
     'MomentumOptimizer': Known(1, 'scales'), 'ProximalAdagradOptimizer': Known(1, None),
     'ProximalGradientDescentOptimizer': Known(0, None), 'RMSPropOptimizer': Known(2, 'ignored')}

@@ -1,6 +1,12 @@
-"""The flags as arguments of towers: optimizer, learning rate, memory, session, machines."""
+"""The flags as arguments of towers: optimizer, learning rate, memory, session, machines.
+
+Each function makes one argument of `build_towers`, of the session or of the cluster, and reads the
+flags that it needs from `FLAGS`. What depends on the data (an epoch's examples, the end of the run)
+is given to it. None of them makes operations, but for `clip`.
+"""
 
 import contextlib
+import typing
 import warnings
 
 import tensorflow.compat.v1 as tf
@@ -8,76 +14,144 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import compat
 from towers.errors import counted
-from trainer.flags import CHANGES, FLAGS, SETTINGS, STATE
-from trainer.large_batch_optimizers import LAMBOptimizer, LARSOptimizer
+from trainer.flags import (
+    CHANGES,
+    DECAYS_BY_RATE,
+    DECAYS_OF_WEIGHTS,
+    FLAGS,
+    SETTINGS,
+    STATE,
+    decays_until_the_end,
+)
+from trainer.weight_decay_optimizers import AdamWOptimizer, LAMBOptimizer, LARSOptimizer
 
 
-def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example, workers=1):
+def make_learning_rate(batch_size: int, num_towers: int, examples_per_epoch: int,
+                       last_example: int, workers: int = 1) -> towers.LearningRate:
     """The `LearningRate` of the flags.
 
     Args:
-      batch_size, num_towers: of each machine.
-      examples_per_epoch, last_example: of one pass over the data, and of the whole run.
+      batch_size: examples a step on each machine.
+      num_towers: towers of each machine.
+      examples_per_epoch: of one pass over the data.
+      last_example: of the whole run.
       workers: how many machines' gradients make one step.
 
     Raises:
       InvalidArgumentError: decay and batch flags that do not fit the data.
     """
-    decay_examples = decay_rate = None
+    options = {}
     if FLAGS.decay != 'none':
-        decay_examples = int(FLAGS.decay_epochs * examples_per_epoch)
-        if FLAGS.decay_epochs and not decay_examples:
-            raise towers.InvalidArgumentError(
-                '--decay_epochs=%g is less than one of the %s of an epoch: give more'
-                % (FLAGS.decay_epochs, counted(examples_per_epoch, 'example')))
-        decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
-        if FLAGS.decay == 'cosine' and not decay_examples:
-            decay_examples = last_example
-    times = num_towers * FLAGS.accumulate * FLAGS.micro_batches  # the batch that the rate is for
-    if FLAGS.base_batch_size:
-        if batch_size % FLAGS.base_batch_size:
-            raise towers.InvalidArgumentError(
-                '--batch_size=%d is no multiple of --base_batch_size=%d: give a multiple'
-                % (batch_size, FLAGS.base_batch_size))
-        times = batch_size // FLAGS.base_batch_size
+        options['decay_examples'] = _decay_examples(examples_per_epoch, last_example)
+    if FLAGS.decay in DECAYS_BY_RATE:
+        options['decay_rate'] = FLAGS.decay_rate
+    elif FLAGS.decay == 'polynomial':
+        options['decay_power'] = FLAGS.decay_power
+    elif FLAGS.decay == 'cosine_restarts':
+        options['restart_growth'] = FLAGS.restart_growth
     return towers.LearningRate(
-        FLAGS.base_learning_rate, workers * times, FLAGS.lr_scaling,
-        warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch), decay=FLAGS.decay,
-        decay_examples=decay_examples, decay_rate=decay_rate)
+        FLAGS.base_learning_rate, workers * _times_base_batch(batch_size, num_towers),
+        FLAGS.lr_scaling, warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch),
+        decay=FLAGS.decay, **options)
 
 
-def make_optimizer(learning_rate):
-    """The `tf.train.Optimizer` of --optimizer."""
-    return {'sgd': lambda: tf.train.GradientDescentOptimizer(learning_rate),
-            'momentum': lambda: tf.train.MomentumOptimizer(learning_rate, FLAGS.momentum),
-            'adam': lambda: tf.train.AdamOptimizer(learning_rate),
-            'rmsprop': lambda: tf.train.RMSPropOptimizer(learning_rate, momentum=FLAGS.momentum),
-            'lars': lambda: LARSOptimizer(learning_rate, FLAGS.momentum, FLAGS.weight_decay),
-            'lamb': lambda: LAMBOptimizer(learning_rate, weight_decay=FLAGS.weight_decay),
-            }[FLAGS.optimizer]()
+def _decay_examples(examples_per_epoch: int, last_example: int):
+    """The examples over which the rate falls, an int.
+
+    Args:
+      examples_per_epoch: of one pass over the data, by which --decay_epochs are counted.
+      last_example: of the whole run, where the rate falls until its end.
+
+    Raises:
+      InvalidArgumentError: --decay_epochs are less than an example.
+    """
+    if decays_until_the_end():
+        return last_example
+    decay_examples = int(FLAGS.decay_epochs * examples_per_epoch)
+    if not decay_examples:
+        raise towers.InvalidArgumentError(
+            '--decay_epochs=%g is less than one of the %s of an epoch: give more'
+            % (FLAGS.decay_epochs, counted(examples_per_epoch, 'example')))
+    return decay_examples
 
 
-def weight_of_l2_loss():
+def _times_base_batch(batch_size: int, num_towers: int):
+    """How many times a machine's batch is larger than the one of --base_learning_rate, an int.
+
+    That one is `base_batch_size` of --config; without it, the micro-batch of one tower.
+
+    Args:
+      batch_size: examples a step on the machine.
+      num_towers: towers of the machine.
+
+    Raises:
+      InvalidArgumentError: the batch is no multiple of `base_batch_size`.
+    """
+    if not FLAGS.base_batch_size:
+        return num_towers * FLAGS.accumulate * FLAGS.micro_batches
+    if batch_size % FLAGS.base_batch_size:
+        raise towers.InvalidArgumentError(
+            '--batch_size=%d is no multiple of --base_batch_size=%d: give a multiple'
+            % (batch_size, FLAGS.base_batch_size))
+    return batch_size // FLAGS.base_batch_size
+
+
+def make_optimizer(learning_rate: typing.Any) -> tf.train.Optimizer:
+    """The `tf.train.Optimizer` of --optimizer.
+
+    Args:
+      learning_rate: a scalar float32 tensor, or a number.
+
+    Returns:
+      A new optimizer, with --momentum and --weight_decay where it has these.
+    """
+    name = FLAGS.optimizer
+    if name == 'sgd':
+        return tf.train.GradientDescentOptimizer(learning_rate)
+    if name == 'momentum':
+        return tf.train.MomentumOptimizer(learning_rate, FLAGS.momentum)
+    if name == 'adam':
+        return tf.train.AdamOptimizer(learning_rate)
+    if name == 'adamw':
+        return AdamWOptimizer(learning_rate, FLAGS.weight_decay)
+    if name == 'rmsprop':
+        return tf.train.RMSPropOptimizer(learning_rate, momentum=FLAGS.momentum)
+    if name == 'lars':
+        return LARSOptimizer(learning_rate, FLAGS.momentum, FLAGS.weight_decay)
+    return LAMBOptimizer(learning_rate, weight_decay=FLAGS.weight_decay)
+
+
+def weight_of_l2_loss() -> float:
     """Factor of the L2 loss: --weight_decay; 0 where the optimizer itself decays weights."""
-    return 0. if FLAGS.optimizer in ('lars', 'lamb') else FLAGS.weight_decay
+    return 0. if FLAGS.optimizer in DECAYS_OF_WEIGHTS else FLAGS.weight_decay
 
 
-def make_loss_scale():
-    """The `LossScale` of --loss_scale; None: the default one of the precision."""
+def make_loss_scale() -> typing.Optional[towers.LossScale]:
+    """The `LossScale` of the option loss_scale; None: the default one of the precision.
+
+    The option is the first factor, in whose range from 1 to 2^24 it moves; a factor beyond widens
+    that range.
+    """
     first = FLAGS.loss_scale
     if not first:
         return None
     return towers.LossScale(first, least=min(1., first), most=max(2. ** 24, first))
 
 
-def clip(gradients):
-    """`transform_gradients` of `build_towers`: scales the gradients to the global norm --clip_norm,
-    if theirs is larger."""
+def clip(gradients: typing.List[tuple]) -> typing.List[tuple]:
+    """Scales gradients down to the global norm --clip_norm, if theirs is larger.
+
+    Args:
+      gradients: list of `(gradient, variable)`, as `transform_gradients` of `build_towers` gets it.
+
+    Returns:
+      List of `(gradient, variable)`, as that has to return it.
+    """
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients)]
 
 
-def enter_graph_mode():
+def enter_graph_mode() -> None:
     """Switches this process to graphs with resource variables, mends tf_slim, silences both.
 
     With --deterministic it also switches operations to deterministic kernels.
@@ -93,55 +167,78 @@ def enter_graph_mode():
     towers.mend_slim()
 
 
-def memory_of_tower():
-    """`towers.Memory` as the flags say."""
-    recompute = FLAGS.recompute if FLAGS.recompute == 'auto' else [
-        name for name in FLAGS.recompute.split(',') if name]
+def memory_of_tower() -> towers.Memory:
+    """The `towers.Memory` of the flags."""
+    recompute: typing.Any = FLAGS.recompute
+    if recompute != 'auto':
+        recompute = [name for name in FLAGS.recompute.split(',') if name]
     return towers.Memory(FLAGS.accumulate, recompute or None)
 
 
-def memory_limit():
-    """The option memory_limit in bytes, an int; None: the memory that the devices have."""
+def memory_limit() -> typing.Optional[int]:
+    """The option memory_limit in bytes; None: the memory that the devices have."""
     return int(FLAGS.memory_limit * 1e6) or None
 
 
-def session_config(built):
-    """The `tf.ConfigProto` for a session of `BuiltTowers`."""
+def session_config(built: towers.BuiltTowers) -> tf.ConfigProto:
+    """The config for a session of towers.
+
+    Args:
+      built: the towers, whose devices and precision it is made for.
+
+    Returns:
+      A `tf.ConfigProto` with the devices, threads and memory of the flags.
+    """
+    intra_op_threads = None
+    if FLAGS.intra_op_threads >= 0:
+        intra_op_threads = FLAGS.intra_op_threads
     config = towers.session_config(
         built.devices, allow_growth=FLAGS.allow_growth,
-        memory_fraction=FLAGS.memory_fraction or None,
-        intra_op_threads=None if FLAGS.intra_op_threads < 0 else FLAGS.intra_op_threads,
+        memory_fraction=FLAGS.memory_fraction or None, intra_op_threads=intra_op_threads,
         inter_op_threads=FLAGS.inter_op_threads)
     return towers.use_precision(config, built.precision, built.devices)
 
 
 # ---- Several machines ----------------------------------------------------------------------------
 
-def make_cluster():
+def make_cluster() -> typing.Optional[towers.Cluster]:
     """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator."""
     if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
         return None
+    synchronous = FLAGS.synchronous if FLAGS.cluster == 'ps' else None
     try:
-        return towers.Cluster.from_tf_config(
-            FLAGS.cluster, synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous)
+        return towers.Cluster.from_tf_config(FLAGS.cluster, synchronous=synchronous)
     except towers.ClusterError as error:  # of the flags, not of a run
         raise towers.InvalidArgumentError(str(error)) from error
 
 
-def trains(cluster):
-    """Whether this process builds towers; else it is a parameter server, or evaluates."""
-    return FLAGS.job_name != 'evaluator' if cluster is None else cluster.job == 'worker'
+def trains(cluster: typing.Optional[towers.Cluster]) -> bool:
+    """Whether this process builds towers; else it is a parameter server, or evaluates.
+
+    `cluster` is the machines with the part of this one, or None; so it is below.
+    """
+    if cluster is None:
+        return FLAGS.job_name != 'evaluator'
+    return cluster.job == 'worker'
 
 
-def saves(cluster):
+def saves(cluster: typing.Optional[towers.Cluster]) -> bool:
     """Whether this process is the one that saves: the chief; of one machine the only one."""
     return cluster is None or cluster.is_chief
 
 
-def examples_a_step(cluster, batch_size):
-    """How many examples a step takes from the stream; each machine takes `batch_size`."""
-    return batch_size * (
-        1 if cluster is None or not cluster.synchronous else cluster.num_workers)
+def examples_a_step(cluster: typing.Optional[towers.Cluster], batch_size: int) -> int:
+    """How many examples a step takes from the stream, over all machines.
+
+    A step of asynchronous workers is of one worker alone.
+
+    Args:
+      cluster: the machines, or None.
+      batch_size: examples a step on each machine.
+    """
+    if cluster is None or not cluster.synchronous:
+        return batch_size
+    return batch_size * cluster.num_workers
 
 
 # Settings that change no number of a step, or may differ between machines, or that `towers.join`
@@ -154,21 +251,24 @@ _OF_ONE_MACHINE = frozenset([
 _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 'max_minutes']
 
 
-def compared_flags():
+def compared_flags() -> typing.List[str]:
     """Names of the settings that have to be the same on all workers: each computes its part of the
     gradient, or updates, by its own flags."""
     return _OF_THE_END + [name for name, setting in SETTINGS.items()
                           if setting.kind in (CHANGES, STATE) and name not in _OF_ONE_MACHINE]
 
 
-def joined(cluster, job):
-    """`towers.join` with the timeouts of the flags, and with the settings that all workers share;
-    without a cluster a context whose value is None."""
+def joined(cluster: typing.Optional[towers.Cluster], job: typing.Any) -> typing.ContextManager:
+    """The context in which this process is a member of the cluster, as `towers.join` makes it.
+
+    It has the timeouts of the flags, and the settings that all workers share. Without a cluster its
+    value is None. `job` is the `Job` of the process.
+    """
     if cluster is None:
         return contextlib.nullcontext()
     settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
-    if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:
-        settings['end of the cosine, in examples (--decay_epochs says it where workers share no '
+    if decays_until_the_end():
+        settings['end of the decay, in examples (--decay_epochs says it where workers share no '
                  '--train_dir),'] = job.last_example
     return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
                        dead_after=FLAGS.dead_after, settings=settings)

@@ -1,4 +1,8 @@
-"""The command line of train.py: parses flags, shows the help, says errors in the words of flags."""
+"""The command line of train.py: parses flags, shows the help, says errors in the words of flags.
+
+This module and those that it imports do without TensorFlow, whose import takes seconds: so a typing
+error is said at once.
+"""
 
 import difflib
 import json
@@ -10,8 +14,6 @@ import typing
 
 from absl import flags
 
-from towers.errors import BadFileError, shown
-from towers.safe_files import SCALAR, read_json
 from trainer.contradictions import contradiction
 from trainer.flags import (
     FLAGS,
@@ -29,7 +31,15 @@ _HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
 
 
 def help_text(summary: str) -> str:
-    """The text of --help: a summary, all flags in groups, and the names of all options."""
+    """The text of --help.
+
+    Args:
+      summary: its first line.
+
+    Returns:
+      The summary, all flags in their groups, and the names of all options of --config: at most 100
+      columns, and two screens.
+    """
     lines = [summary]
     for group, settings in GROUPS.items():
         lines.append('%s:' % group)
@@ -41,18 +51,21 @@ def help_text(summary: str) -> str:
 
 
 def _described(settings: typing.Iterable[Setting], prefix: str):
-    """Lines about settings: a sentence each, with the values that there are, and the default.
+    """Lines about settings: a sentence each, with the values that there are, and a default.
 
-    `prefix` is written before their names.
+    Args:
+      settings: those to be described, in order.
+      prefix: what is written before their names.
     """
     lines = []
     for setting in settings:
         text = setting.text
         if setting.name in ('optimizer', 'decay'):  # whose text does not say which there are
             text += ': ' + ', '.join(word for word in setting.limits if word)
-        default = "''" if setting.default == '' else setting.default
+        if setting.default not in ('', []):
+            text += ' (%s)' % setting.default
         lines += textwrap.wrap(
-            '%s (%s).' % (text, default), _HELP_WIDTH,
+            text + '.', _HELP_WIDTH,
             initial_indent='  %-22s ' % (prefix + setting.name), subsequent_indent=' ' * 25)
     return lines
 
@@ -84,12 +97,10 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
             _take_options(config)
     except flags.Error as error:
         refuse(_without_python(str(error)))
-    except BadFileError as error:
-        refuse(error)
     if len(rest) > 1:
         refuse('%r is no flag: flags begin with --' % rest[1])
     for name in PATHS:  # as of a shell, which leaves --train_dir=~/run as it is
-        path = re.sub('^file://(?=/)', '', FLAGS[name].value)
+        path = re.sub('^file://(?=/)', '', str(FLAGS[name].value))
         FLAGS[name].value = os.path.expanduser(path)
     wrong = contradiction({name for name in FLAGS if FLAGS[name].present})
     if wrong:
@@ -97,15 +108,22 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
     return rest
 
 
-def _without_python(text):
-    """The text of an error of absl about a value, with what was expected in plain words."""
+def _without_python(text: str):
+    """The text of an error of absl about a value, with what was expected in plain words.
+
+    absl quotes the error of `int` or `float`, which says more about Python than about the value.
+    """
     text = re.sub(r'invalid literal for int\(\) with base 10: .*', 'expected a whole number', text)
     text = re.sub('could not convert string to float: .*', 'expected a number', text)
     return re.sub(r"\('Non-boolean argument .*", 'expected true or false', text)
 
 
-def _refuse_options(arguments):
-    """Ends the program where one of its arguments is an option of --config."""
+def _refuse_options(arguments: typing.List[str]):
+    """Ends the program where an option of --config was given as a flag.
+
+    Args:
+      arguments: of the command line, without the program.
+    """
     for argument in arguments:
         if not argument.startswith('-'):
             continue
@@ -116,18 +134,14 @@ def _refuse_options(arguments):
                        % (option, option))
 
 
-def _take_options(config):
-    """Sets the options of one --config, the path of a JSON file or its text."""
-    if config.lstrip().startswith('{'):
-        try:
-            values = json.loads(config)
-        except (ValueError, RecursionError) as error:
-            refuse('--config=%s is no JSON: %s' % (shown(config[:60]), error))
-    else:
-        values = read_json(config, {str: SCALAR}, 'write {"label_smoothing": 0.1}')
-        if values is None:
-            refuse('--config=%s does not exist: name a JSON file, or give {"label_smoothing": 0.1}'
-                   % config)
+def _take_options(config: str):
+    """Sets the options of one --config.
+
+    Args:
+      config: the path of a JSON file; or the JSON itself, which begins with a brace.
+    """
+    values = _options_of_text(config) if config.lstrip().startswith('{') else (
+        _options_of_file(config))
     for name, value in values.items():
         if name not in OPTIONS_BY_NAME:
             _refuse_unknown_option(name)
@@ -136,8 +150,38 @@ def _take_options(config):
         FLAGS[name].present = 1
 
 
-def _refuse_unknown_option(name):
-    """Ends the program, since there is no option of that name."""
+def _options_of_text(text: str):
+    """The options in the text of a JSON object, a dict."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        refuse('--config=%s is no JSON: %s' % (_escaped(text[:60]), error))
+
+
+def _options_of_file(path: str):
+    """The options in the JSON file of a path, a dict."""
+    from towers.errors import BadFileError  # which imports TensorFlow
+    from towers.safe_files import SCALAR, read_json
+    try:
+        values = read_json(path, {str: SCALAR}, 'write {"label_smoothing": 0.1}')
+    except BadFileError as error:
+        refuse(error)
+    if values is None:
+        refuse('--config=%s does not exist: name a JSON file, or give {"label_smoothing": 0.1}'
+               % path)
+    return values
+
+
+def _escaped(text: str):
+    """A text of a user's without line breaks and controls of a terminal."""
+    return ascii(text)[1:-1]
+
+
+def _refuse_unknown_option(name: str):
+    """Ends the program, since there is no option of that name.
+
+    It says the flag of that name, if there is one, else the option whose name is the most like it.
+    """
     near = difflib.get_close_matches(name, OPTIONS_BY_NAME, 1)
     if name in FLAGS_BY_NAME:
         advice = ', but a flag --%s: give that' % name
@@ -145,18 +189,25 @@ def _refuse_unknown_option(name):
         advice = ': did you mean %s?' % near[0]
     else:
         advice = '; --help lists those there are'
-    refuse('--config: there is no option %s%s' % (shown('%.60r' % name), advice))
+    refuse('--config: there is no option %s%s' % ('%.60a' % name, advice))
 
 
-def _check_kind(name, value):
-    """Ends the program where the value of an option of that name is of another kind."""
+def _check_kind(name: str, value: typing.Any):
+    """Ends the program where the value of an option is of another kind.
+
+    A whole number does for a number; true and false do for no number.
+
+    Args:
+      name: of the option.
+      value: as JSON has it.
+    """
     kind = type(OPTIONS_BY_NAME[name].default)
     kinds = (int, float) if kind is float else (kind,)
     if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
         expected = {bool: 'true or false', int: 'a whole number', float: 'a number',
                     str: 'a string'}[kind]
         refuse('--config: %s is %s: expected %s' % (
-            name, shown('%.60s' % json.dumps(value)), expected))
+            name, '%.60s' % json.dumps(value), expected))
 
 
 # ---- Errors in the words of flags ----------------------------------------------------------------
@@ -168,13 +219,23 @@ _PHRASES = [
     (r'create_aux_logits=False', 'aux_loss_weight=0'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
     (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1')]
-_ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
+_ARGUMENT = re.compile(r"(?<![\w\-./='])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
 _OPTION = re.compile(r'(?<![\w\-./])(?:--)?(no)?(%s)\b(=[\w.+\-]*\w)?(?! of --config)' % '|'.join(
     OPTIONS_BY_NAME))
 
 
 def in_flags(text: str) -> str:
-    """The text of an error of `towers`, with flags in place of the arguments they stand for."""
+    """The text of an error of `towers`, in the words of the command line.
+
+        precision='fp16': expected …     becomes     --precision=fp16: expected …
+        keep=3                           becomes     keep=3 of --config
+
+    Args:
+      text: of the error, which speaks of arguments of calls.
+
+    Returns:
+      The text with flags in place of the arguments that they stand for.
+    """
     for pattern, instead in _PHRASES:
         text = re.sub(pattern, instead, text)
 

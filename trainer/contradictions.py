@@ -1,24 +1,40 @@
-"""Flags and options that do not go together."""
+"""Flags and options that do not go together.
+
+Each value alone is checked when it is parsed (`flags`); here are the rules for several. A rule is a
+plain `if` that returns the line with which the program ends: what was given, and what to give.
+Flags that are ignored are refused, too, by the table `_GOES_WITH`: a user who gives one wants its
+effect. Whatever depends on the data or the model is refused later, by the module that knows it.
+"""
 
 import json
 import math
 import os
 import typing
 
-import tensorflow.compat.v1 as tf
-
-from towers.cluster.cluster import KINDS
-from towers.errors import reason_of
-from trainer.flags import FLAGS, PATHS, SETTINGS, profiled_steps
+from trainer.flags import (
+    CLUSTERS,
+    DECAYS_BY_RATE,
+    DECAYS_OF_WEIGHTS,
+    DECAYS_OVER_EPOCHS,
+    FLAGS,
+    PATHS,
+    SETTINGS,
+    decays_until_the_end,
+    profiled_steps,
+)
 
 
 def contradiction(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about the flags together, a line; None if nothing is.
+    """The first rule that the flags break.
 
-    `given` has the names of those that were given.
+    Args:
+      given: names of the flags and options that were given, on the command line or in a file.
+
+    Returns:
+      A line that says what is wrong; None if nothing is.
     """
     for check in (_of_values, _of_paths, _of_the_length, _of_the_rate, _of_the_end, _of_the_mode,
-                  _of_machines, _of_no_use):
+                  _of_what_is_written, _of_machines, _of_no_use):
         text = check(given)
         if text is not None:
             return text
@@ -52,7 +68,7 @@ def _of_paths(given: typing.Set[str]) -> typing.Optional[str]:
     """A path that is none, is of another machine, or cannot be written to."""
     del given
     for name in PATHS:
-        path = FLAGS[name].value
+        path = str(FLAGS[name].value)
         text = _of_a_name(name, path)
         if text is None:
             text = _of_a_remote_path(name, path) if '://' in path else _of_a_local_path(name, path)
@@ -62,7 +78,12 @@ def _of_paths(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_a_name(name: str, path: str):
-    """What is wrong about the path of a flag `name` as a name; None if nothing is."""
+    """What is wrong about a path as a name; None if nothing is.
+
+    Args:
+      name: of the flag.
+      path: its value.
+    """
     if '\0' in path:
         return '--%s=%a has a NUL in it, as no path has: give another' % (name, path)
     has_other_bytes = any('\ud800' <= character <= '\udfff' for character in path)
@@ -73,12 +94,20 @@ def _of_a_name(name: str, path: str):
 
 
 def _of_a_remote_path(name: str, path: str):
-    """Likewise of a path that is not of this machine."""
+    """What is wrong about a path `scheme://…`, which is not of this machine; None if nothing is.
+
+    Args:
+      name: of the flag; --init_from and --export_dir alone take such paths.
+      path: its value.
+    """
     if name == 'data_dir' and ':' in FLAGS.dataset:  # the user's own to read
         return None
     if name not in ('export_dir', 'init_from'):
         return ('--%s=%s is no path of this machine, and --init_from and --export_dir alone take '
                 'others: give one, such as that where it is mounted' % (name, path))
+    import tensorflow.compat.v1 as tf  # it alone reaches such a path
+
+    from towers.errors import reason_of
     try:
         tf.io.gfile.exists(path)
     except tf.errors.OpError as error:
@@ -87,14 +116,22 @@ def _of_a_remote_path(name: str, path: str):
 
 
 def _of_a_local_path(name: str, path: str):
-    """Likewise of a path of this machine."""
+    """What is wrong about a path of this machine; None if nothing is.
+
+    Args:
+      name: of the flag.
+      path: its value.
+    """
     if name == 'export_dir' and path and not _may_hold_files(path):
         return '--export_dir=%s cannot be written to: name a folder' % path
     return None
 
 
 def _may_hold_files(folder):
-    """Whether a folder is there, or can be made below one that is, and can be written to."""
+    """Whether files can be written into a folder.
+
+    It is there and can be written to; or it can be made below one for which that holds.
+    """
     folder = os.path.abspath(folder)
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
@@ -115,8 +152,9 @@ def _of_the_rate(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     if FLAGS.base_learning_rate <= 0:
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
-    if FLAGS.decay == 'exponential' and not FLAGS.decay_epochs:
-        return '--decay=exponential needs --decay_epochs'
+    needs_epochs = FLAGS.decay != 'none' and not decays_until_the_end(given_epochs=0.)
+    if needs_epochs and not FLAGS.decay_epochs:
+        return '--decay=%s needs --decay_epochs' % FLAGS.decay
     if FLAGS.optimizer == 'lars' and FLAGS.reduction == 'sum':
         return ('--optimizer=lars adds its decay to the gradient of the mean loss, and '
                 '--reduction=sum multiplies that by the towers: give --reduction=mean')
@@ -147,13 +185,28 @@ def _of_the_mode(given: typing.Set[str]) -> typing.Optional[str]:
         flag = _flag_that_does_not_train()
         if flag is not None:
             return '--batch_size=auto is of training, and %s does not train: give a number' % flag
-    if FLAGS.mode in ('memory', 'diagnose', 'check_data') and FLAGS.plan_only:
+    if FLAGS.plan_only and FLAGS.mode in ('memory', 'diagnose', 'check_data', 'find_rate'):
         return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
     if FLAGS.plan_only and FLAGS.export_dir:
         return '--plan_only runs nothing, so there is nothing for --export_dir to write'
     if FLAGS.mode == 'diagnose' and FLAGS.deterministic:
         return ('--mode=diagnose tells the time in a step, which TensorFlow refuses with '
                 '--deterministic: leave it out')
+    return None
+
+
+def _of_what_is_written(given: typing.Set[str]) -> typing.Optional[str]:
+    """Of hooks, pictures and tables, and of a sweep."""
+    del given
+    if FLAGS.hooks and ':' not in FLAGS.hooks:
+        return '--hooks=%s: expected module:function' % FLAGS.hooks
+    for name in ('confusion', 'rate_plot'):
+        path = str(FLAGS[name].value)
+        if path and not path.endswith(('.png', '.csv')):
+            return '--%s=%s: expected a name that ends in .png or .csv' % (name, path)
+    if FLAGS.sweep and (FLAGS.cluster or FLAGS.plan_only or FLAGS.job_name):
+        return ('--sweep starts runs one after the other on this machine: leave out --cluster, '
+                '--job_name and --plan_only')
     return None
 
 
@@ -199,21 +252,25 @@ def _tasks_in(config: str):
 
 
 _FILES = ['imagenet', 'tfrecords', 'folder']
-_STEPS = ['train', 'memory']
+_STEPS = ['train', 'memory', 'find_rate']
 _GOES_WITH = [  # a flag or option, and the values of a flag with which it is of use
     ('synchronous', 'cluster', ['ps']),
-    ('start_timeout', 'cluster', KINDS), ('dead_after', 'cluster', KINDS),
+    ('start_timeout', 'cluster', CLUSTERS), ('dead_after', 'cluster', CLUSTERS),
     ('cluster', 'mode', ['train']), ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
-    ('decay_epochs', 'decay', ['exponential', 'cosine']), ('decay_rate', 'decay', ['exponential']),
+    ('decay_epochs', 'decay', DECAYS_OVER_EPOCHS), ('decay_rate', 'decay', DECAYS_BY_RATE),
+    ('decay_power', 'decay', ['polynomial']), ('restart_growth', 'decay', ['cosine_restarts']),
     ('predictions', 'mode', ['predict']), ('diagnose_seconds', 'mode', ['diagnose']),
     ('background_class', 'dataset', ['tfrecords']),
     ('num_classes', 'dataset', ['tfrecords', 'synthetic']), ('augment', 'dataset', _FILES),
     ('unlabelled', 'dataset', _FILES), ('unlabelled', 'mode', ['predict']),
     ('bad_examples', 'dataset', _FILES),
     ('init_from', 'mode', ['train']), ('memory_plot', 'mode', ['memory']),
+    ('confusion', 'mode', ['eval']), ('rate_plot', 'mode', ['find_rate']),
+    ('rate_steps', 'mode', ['find_rate']), ('sweep', 'mode', ['train']),
+    ('hooks', 'mode', ['train']),
     ('loss_scale', 'mode', _STEPS), ('xla', 'mode', _STEPS)]
 _OF_NETWORKS_BY_NAME = {'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'label_smoothing',
-                        'probabilities'}
+                        'probabilities', 'confusion'}
 
 
 def _of_no_use(given: typing.Set[str]) -> typing.Optional[str]:
@@ -225,7 +282,7 @@ def _of_no_use(given: typing.Set[str]) -> typing.Optional[str]:
     if ':' not in FLAGS.model:
         return None
     without_use = _OF_NETWORKS_BY_NAME & given
-    if FLAGS.optimizer in ('lars', 'lamb'):  # which decay the weights themselves
+    if FLAGS.optimizer in DECAYS_OF_WEIGHTS:
         without_use.discard('weight_decay')
     if without_use:
         return '--%s is of no use with --model=%s: it goes with a network by name' % (

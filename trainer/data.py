@@ -1,4 +1,9 @@
-"""The data set of the flags, and errors of a pipeline of the user's own."""
+"""The data set of the flags, and errors of a pipeline of the user's own.
+
+An error of the input comes out of a step, as a `tf.errors.OpError` with a text of TensorFlow's. The
+functions below turn it into the error of this program that names the data set, the function or the
+example, and says what to do; they return None for an error that the input did not cause.
+"""
 
 import contextlib
 import itertools
@@ -20,11 +25,15 @@ INPUT_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.erro
                 tf.errors.NotFoundError, tf.errors.FailedPreconditionError)
 
 
-def make_dataset():
-    """The data set of the flags."""
+def make_dataset() -> typing.Any:
+    """The data set of the flags.
+
+    Raises:
+      InvalidArgumentError, DatasetError: as `datasets.get_dataset`.
+    """
     options = {}
     if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):
-        options = dict(augment=FLAGS.augment)
+        options['augment'] = FLAGS.augment
         if FLAGS.mode != 'check_data':  # which writes the list
             options['bad_list'] = FLAGS.bad_examples or None
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None, FLAGS.num_classes,
@@ -39,8 +48,14 @@ def make_dataset():
     return dataset
 
 
-def test_numbers(dataset):
-    """The numbers of the images that an evaluation takes, in order."""
+def test_numbers(dataset: typing.Any) -> typing.Iterable[int]:
+    """The numbers of the images that an evaluation takes, in order.
+
+    They have gaps where `bad_examples` are left out.
+
+    Args:
+      dataset: the data set of the flags.
+    """
     return dataset.numbers['test'] if hasattr(dataset, 'numbers') else itertools.count()
 
 
@@ -58,15 +73,24 @@ def data_ended(when: str, at_once: bool = False) -> datasets.OwnDataError:
       when: after how many steps, in words.
       at_once: whether it gave no batch since the run was started.
     """
+    advice = 'Add .repeat()'
+    if at_once:
+        advice = ('Are there examples, after those that the run has seen? Look for them, and add '
+                  '.repeat()')
     return datasets.OwnDataError(
         'train_batches of %s ended after %s: expected batches without end. %s' % (
-            FLAGS.dataset, when, 'Are there examples, after those that the run has seen? Look for '
-            'them, and add .repeat()' if at_once else 'Add .repeat()'))
+            FLAGS.dataset, when, advice))
 
 
 def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
-    """The `OwnDataError` or `OwnModelError` for a `tf.errors.OpError` of a step, in the user's own
-    pipeline or model; None for an error of another kind."""
+    """The error for a failure in the user's own pipeline or model.
+
+    Args:
+      error: what a step raised.
+
+    Returns:
+      An `OwnDataError` or `OwnModelError`; None for an error of another kind.
+    """
     text = getattr(error, 'message', None) or str(error)
     if not is_own() or 'IteratorGetNext' not in text:
         return own_model.step_failure(error)
@@ -83,8 +107,15 @@ def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
 
 
 def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
-    """The `BadExampleError` for a `tf.errors.OpError` of a step, in the input of a data set of this
-    program; None for an error of another kind."""
+    """The error for a failure in the input of a data set of this program.
+
+    Args:
+      error: what a step raised.
+
+    Returns:
+      A `BadExampleError`, which names the example where the data set's own check does; None for
+      an error of another kind.
+    """
     if is_own() or not is_of_input(error):
         return None
     found = re.search(r'assertion failed: \[(.*?)\]\s', error.message + '\n')
@@ -99,19 +130,21 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
 
 
 @contextlib.contextmanager
-def naming_failures():
+def naming_failures() -> typing.Iterator[None]:
     """A block of steps that train nothing; an error of the user's own data or model is named."""
     try:
         yield
     except (tf.errors.OpError, MeasurementError) as error:
-        failed = error if isinstance(error, tf.errors.OpError) else error.__cause__
-        failure = own_failure(failed) if isinstance(failed, tf.errors.OpError) else None
+        failure = None
+        step_error = error if isinstance(error, tf.errors.OpError) else error.__cause__
+        if isinstance(step_error, tf.errors.OpError):
+            failure = own_failure(step_error)
         if failure is None:
             raise
         raise failure from failure.__cause__
 
 
-def show_cause(error):
+def show_cause(error: Exception) -> None:
     """Prints to standard error the traceback in the user's own code that caused an error of it.
     """
     cause = error.__cause__
@@ -119,7 +152,8 @@ def show_cause(error):
         # The traceback of a Python function in the pipeline is a part of the error's text.
         found = re.search(r'\nTraceback .*?(?=\n\s*\n\s*\n|\n\s*\[\[|\Z)', cause.message or '',
                           re.S)
-        sys.stderr.write(found.group().strip('\n') + '\n' if found else '')
+        if found:
+            sys.stderr.write(found.group().strip('\n') + '\n')
     elif cause is not None:
         frames = cause.__traceback__
         while frames is not None and _is_importing(frames.tb_frame):
@@ -127,9 +161,9 @@ def show_cause(error):
         traceback.print_exception(type(cause), cause, frames)
 
 
-def _is_importing(frame):
+def _is_importing(frame: typing.Any):
     """Whether a frame is of the call or import of the user's code: one of ours, or of Python's own.
     """
-    return (frame.f_globals.get('__name__') in (
-        datasets.own.__name__, datasets.own_code.__name__, own_model.__name__, 'importlib')
+    ours = (datasets.own.__name__, datasets.own_code.__name__, own_model.__name__, 'importlib')
+    return (frame.f_globals.get('__name__') in ours
             or frame.f_code.co_filename.startswith('<frozen importlib'))

@@ -1,4 +1,9 @@
-"""train.py as an evaluator: evaluates the checkpoints of a run, until it ends."""
+"""train.py as an evaluator: evaluates the checkpoints of a run, until it ends.
+
+It is a process beside the run, on this machine or on another one that shares the folder. Both
+speak through files alone: the run's checkpoints, and `ended.json`, which says that no more will
+come. The evaluator writes `evaluator.jsonl`, and otherwise only reads.
+"""
 
 import contextlib
 import json
@@ -14,7 +19,7 @@ import towers
 from towers.checkpoint.files import READ_ERRORS, newest_prefix, step_of
 from towers.safe_files import read_json, written_whole
 from trainer.flags import FLAGS, train_dir
-from trainer.job import make_evaluation
+from trainer.job import Setup, make_evaluation
 from trainer.metrics_log import MetricsLog
 from trainer.results import evaluate
 
@@ -23,7 +28,12 @@ END = 'ended.json'  # a file of a run that has ended and will not go on
 
 
 def say_ended(directory: str, step: typing.Optional[int]) -> None:
-    """Writes into the `directory` of a run that it ended with a `step`; None: that it goes on."""
+    """Writes into the folder of a run whether it has ended.
+
+    Args:
+      directory: of the run.
+      step: with which it ended for good; None: it goes on.
+    """
     path = os.path.join(directory, END)
     if step is not None:
         with written_whole(path) as opened:
@@ -33,10 +43,13 @@ def say_ended(directory: str, step: typing.Optional[int]) -> None:
             os.remove(path)
 
 
-def evaluate_run(setup: typing.Any) -> None:
+def evaluate_run(setup: Setup) -> None:
     """Evaluates each new checkpoint of --train_dir, up to the one with which the run ends.
 
-    `setup` is the `Setup` of the job.
+    Each is evaluated in a graph of its own, as `--mode=eval` does.
+
+    Args:
+      setup: the model and its data.
     """
     def evaluated(prefix: str):
         with tf.Graph().as_default():
@@ -79,7 +92,7 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
             entry = {'test_' + name: value for name, value in results.items()}
             log.add(step, dict(entry, wall_time=round(time.time(), 3)))
             log.sync()
-    print('evaluated      the last step, %d: ended' % step_of(prefix), flush=True)
+    print('evaluated      the last step, %s: ended' % step_of(prefix), flush=True)
 
 
 def _resume(log: MetricsLog, step: int, is_new: bool = False):
@@ -89,10 +102,12 @@ def _resume(log: MetricsLog, step: int, is_new: bool = False):
         print(told, flush=True)
 
 
-def _new_checkpoints(directory, pause):
+def _new_checkpoints(directory: str, pause: float):
     """Yields the prefix of the newest checkpoint, each once, until the run has ended with it.
 
-    `pause` is seconds from one look at the `directory` to the next.
+    Args:
+      directory: of the run.
+      pause: seconds from one look at it to the next.
     """
     seen = None
     while True:
@@ -106,7 +121,7 @@ def _new_checkpoints(directory, pause):
             time.sleep(pause)
 
 
-def _has_ended(directory, newest):
+def _has_ended(directory: str, newest: str):
     """Whether the run of a `directory` has ended with its `newest` checkpoint."""
     end = read_json(os.path.join(directory, END), {'step': int}, 'delete it')
     return end is not None and end['step'] == step_of(newest)

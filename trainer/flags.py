@@ -1,16 +1,28 @@
-"""The settings of train.py: flags, and options of --config, in one table."""
+"""The settings of train.py: flags, and options of --config, in one table.
+
+Flags are what most runs give, at most 50, in groups as --help shows them. Options are what few
+need, and come by --config, from a JSON file or as JSON. Both are values of `FLAGS` by their names.
+To add one, write a row of `GROUPS` or `OPTIONS`, with the kind of change that another value means
+for a run that goes on; refuse it in `contradictions` where it has no effect.
+
+Words that a setting may have are written here, also where a module of `towers` or `datasets` has
+them: flags are checked before these modules, and TensorFlow, are imported. The tests compare both.
+"""
 
 import collections
 import os
 import re
+import typing
 
 from absl import flags
 
-import towers
-from datasets import epochs, preprocessing
-from towers.cluster.cluster import KINDS
-
 FLAGS = flags.FLAGS
+
+CLUSTERS = ['ring', 'ps', 'horovod']
+OPTIMIZERS = ['sgd', 'momentum', 'adam', 'adamw', 'rmsprop', 'lars', 'lamb']
+DECAYS_OF_WEIGHTS = ['adamw', 'lars', 'lamb']  # in place of an L2 loss
+DECAYS_BY_RATE = ['exponential', 'step']
+DECAYS_OVER_EPOCHS = DECAYS_BY_RATE + ['polynomial', 'cosine', 'cosine_restarts']
 
 # Upper bounds of numbers. A larger one is a typing error, which TensorFlow would answer with a
 # traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
@@ -25,125 +37,134 @@ CHANGES = 'changes the run'
 STATE = 'state'  # it adds or removes variables of the checkpoints
 
 
-class Setting(collections.namedtuple('Setting', 'name default limits kind text')):
-    """A flag, or an option of --config; the default has its type.
-
-    Attributes:
-      name, default: of it.
-      limits: (least, most) of a number; list of the words of which one is expected; or None.
-      kind: what another value means for a run that goes on: `ONCE`, `HARMLESS`, `CHANGES`, `STATE`.
-      text: a sentence for the help, without the default.
-    """
-    __slots__ = ()
+class Setting(typing.NamedTuple):
+    """A flag, or an option of --config."""
+    name: str
+    default: typing.Any  # of the type of its values
+    limits: typing.Any  # (least, most) of a number; list of words of which one is expected; or None
+    kind: str  # another value for a run that goes on: `ONCE`, `HARMLESS`, `CHANGES` or `STATE`
+    text: str  # a sentence for the help, without the default
 
 
-def _group(*settings):
+def _group(*settings: tuple) -> typing.List[Setting]:
+    """The `Setting`s of tuples of their fields."""
     return [Setting(*setting) for setting in settings]
 
 
 GROUPS = collections.OrderedDict([
     ('What is trained', _group(
-        ('mode', 'train', ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'], ONCE,
-         'train; eval or predict by the newest checkpoint; check_data lists bad examples; diagnose '
-         'measures which side holds training back; memory shows where memory goes'),
-        ('model', 'digits', None, STATE, 'Name of a network (a wrong one lists all); or '
+        ('mode', 'train', ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory',
+                           'find_rate'], ONCE,
+         'train; eval or predict with the newest checkpoint; check_data lists bad examples; '
+         'diagnose measures whether input or towers are slower; memory shows where memory goes; '
+         'find_rate tries learning rates'),
+        ('model', 'digits', None, STATE, 'Name of a network (a wrong name lists all); or '
          'module:function, a model function (features, labels, mode)'),
-        ('dataset', 'digits', None, STATE, 'Name of a data set (a wrong one lists all); '
-         'or module:function, a tf.data pipeline'),
-        ('data_dir', '', None, ONCE, 'Folder of the data set, of those in files'),
-        ('image_size', 0, (0, MOST_PIXELS), STATE, "Height and width in pixels, 0 for the "
-         "network's or the data set's own"),
+        ('dataset', 'digits', None, STATE, 'Name of a data set (a wrong name lists all); '
+         'or module:function, a function that returns tf.data pipelines'),
+        ('data_dir', '', None, ONCE, 'Folder of the data set, if it is read from files'),
+        ('image_size', 0, (0, MOST_PIXELS), STATE, "Height and width in pixels; 0: the network's "
+         "or the data set's"),
         ('weight_decay', 4e-5, (0, MOST_FLOAT), CHANGES, 'Factor of the L2 loss of the weights; '
-         'of the decay of lars and lamb, which have no L2 loss'),
-        ('init_from', '', None, ONCE, 'Checkpoint whose weights to start from, as far as they '
-         'fit'))),
+         'adamw, lars and lamb decay the weights by it, without an L2 loss'),
+        ('init_from', '', None, ONCE, 'Checkpoint to take initial weights from, where names '
+         'and shapes fit'))),
     ('Towers', _group(
-        ('num_towers', 2, (1, MOST_TOWERS), CHANGES, 'Towers, one a device: GPUs where there are '
-         'any, else virtual CPUs'),
+        ('num_towers', 2, (1, MOST_TOWERS), CHANGES, 'Number of towers (copies of the model), each '
+         'on its own device: on GPUs if there are any, else on virtual CPUs'),
         ('devices', '', None, CHANGES, "The towers' devices by name, '/gpu:0,/gpu:2', instead of "
          "--num_towers"),
-        ('batch_size', 100, (1, MOST_EXAMPLES), CHANGES, "Examples a step, over all towers "
-         "together; 'auto' is the most that memory holds"),
-        ('accumulate', 1, (1, MOST_TOWERS), CHANGES, "Micro-batches that each tower's shard is "
-         'cut into, one after the other, for one update'),
-        ('recompute', '', None, HARMLESS, "'auto' computes the forward pass again in the backward "
-         'pass, to save memory; or names of what is kept, with commas'),
-        ('reduction', 'sum', ['sum', 'mean'], CHANGES, "Gradient applied: sum, of all towers; or "
-         'mean, of the mean loss of the whole batch'),
-        ('variable_device', '', None, CHANGES, "Place of variables: a device, 'balanced', or "
-         "'replicated' on every tower; if empty, the CPU, or the only GPU"),
-        ('batch_norm', 'shard', ['shard', 'sync'], CHANGES, "Batch norm's statistics: shard, of a "
+        ('batch_size', 100, (1, MOST_EXAMPLES), CHANGES, "Examples a step, all towers together; "
+         "'auto': the most that memory holds"),
+        ('accumulate', 1, (1, MOST_TOWERS), CHANGES, 'Each tower computes its part of the batch in '
+         'so many pieces, one after the other, before the update'),
+        ('recompute', '', None, HARMLESS, "'auto': the backward pass computes the forward pass "
+         'again, which saves memory; or the names of the tensors to keep, with commas between'),
+        ('reduction', 'sum', ['sum', 'mean'], CHANGES, "mean: the update takes the gradient of the "
+         "whole batch's mean loss; sum: that gradient times the number of towers"),
+        ('variable_device', '', None, CHANGES, "Device of the variables, or 'balanced' over all, "
+         "or 'replicated' on each tower's; if empty, the CPU, or the GPU if there is one"),
+        ('batch_norm', 'shard', ['shard', 'sync'], CHANGES, "Statistics of batch norm: shard, of a "
          "tower's part of the batch; sync, of the whole batch"),
-        ('precision', 'float32', list(towers.PRECISIONS), STATE, 'Number format of products and '
-         'convolutions: bf16 for CPUs, fp16 for GPUs'))),
+        ('precision', 'float32', ['float32', 'bf16', 'fp16'], STATE, 'Number format of products '
+         'and convolutions: bf16 for CPUs, fp16 for GPUs'))),
     ('Optimizer', _group(
-        ('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop', 'lars', 'lamb'], STATE,
-         'Update rule'),
-        ('momentum', 0.9, (0, 1), CHANGES, 'Factor of momentum, rmsprop and lars'),
-        ('clip_norm', 0., (0, MOST_FLOAT), CHANGES, 'Largest global norm of the combined gradient, '
-         '0 for any'),
-        ('base_learning_rate', 0.001, (0, MOST_FLOAT), CHANGES, 'Learning rate of one tower'),
-        ('lr_scaling', 'none', ['none', 'sqrt', 'linear'], CHANGES, 'Growth of the rate with the '
-         'batch, hence with the number of towers: none, sqrt, linear'),
-        ('warmup_epochs', 0., (0, MOST_EPOCHS), CHANGES, 'Epochs over which the rate rises to its '
-         'full value'),
-        ('decay', 'none', ['none', 'exponential', 'cosine'], CHANGES, 'Fall of the rate'),
-        ('decay_epochs', 0., (0, MOST_EPOCHS), CHANGES, 'Epochs for one factor of --decay_rate; or '
-         'until the cosine is 0, where 0 is the whole run'),
-        ('decay_rate', 0.94, (0, 1), CHANGES, 'Factor of the exponential decay'),
-        ('average_decay', 0., (0, 1), STATE, 'Decay of moving averages of the weights, which are '
-         'then evaluated and exported; 0 for none'))),
+        ('optimizer', 'adam', OPTIMIZERS, STATE, 'Update rule'),
+        ('momentum', 0.9, (0, 1), CHANGES, 'Momentum of the optimizers momentum, rmsprop, lars'),
+        ('clip_norm', 0., (0, MOST_FLOAT), CHANGES, 'Gradients whose global norm is larger are '
+         'scaled down to this norm; 0: never'),
+        ('base_learning_rate', 0.001, (0, MOST_FLOAT), CHANGES, 'Learning rate for the batch of '
+         'one tower'),
+        ('lr_scaling', 'none', ['none', 'sqrt', 'linear'], CHANGES, 'Factor of the learning rate '
+         'on N towers: none, 1; sqrt, the square root of N; linear, N'),
+        ('warmup_epochs', 0., (0, MOST_EPOCHS), CHANGES, 'Epochs in which the learning rate rises '
+         'to its full value'),
+        ('decay', 'none', ['none'] + DECAYS_OVER_EPOCHS, CHANGES, 'Schedule by which the learning '
+         'rate falls'),
+        ('decay_epochs', 0., (0, MOST_EPOCHS), CHANGES, 'exponential, step: epochs in which the '
+         'rate falls by --decay_rate; polynomial, cosine: until it is 0 (0: the whole run); '
+         'cosine_restarts: until the first restart'),
+        ('decay_rate', 0.94, (0, 1), CHANGES, 'exponential, step: what the rate is multiplied by '
+         'in --decay_epochs'),
+        ('average_decay', 0., (0, 1), STATE, 'Decay of moving averages of the weights; '
+         'evaluation and export then take these averages; 0: no averages'))),
     ('The run', _group(
-        ('train_dir', '', None, ONCE, "Folder of the run, which goes on if it is there already; "
-         "if empty, runs/<model>"),
-        ('train_steps', 0, (0, MOST_STEPS), HARMLESS, 'Steps to train for, 0 for --train_epochs'),
+        ('train_dir', '', None, ONCE, 'Folder of the run; a run that is there already goes on; '
+         'if empty, runs/<model>'),
+        ('train_steps', 0, (0, MOST_STEPS), HARMLESS, 'Steps of the whole run; 0: --train_epochs'),
         ('train_epochs', 30., (0, MOST_EPOCHS), HARMLESS, 'Passes over the training set'),
-        ('max_minutes', 0., (0, MOST_FLOAT), ONCE, 'Minutes after which this start saves and '
-         'ends, 0 for any'),
-        ('eval_steps', 0, (0, MOST_STEPS), HARMLESS, 'Steps from one evaluation to the next, 0 for '
-         'one at the end'),
-        ('save_steps', 500, (1, MOST_STEPS), HARMLESS, 'Steps from one checkpoint to the next'),
+        ('max_minutes', 0., (0, MOST_FLOAT), ONCE, 'Minutes after which the program saves and '
+         'ends; the same command goes on later; 0: no limit'),
+        ('sweep', [], None, ONCE, "Trains once for each value, 'seed=1,2,3'; given again for "
+         'another flag, once for each combination; a folder each below --train_dir'),
+        ('eval_steps', 0, (0, MOST_STEPS), HARMLESS, 'Steps between evaluations of the test set; '
+         '0: one at the end'),
+        ('save_steps', 500, (1, MOST_STEPS), HARMLESS, 'Steps between checkpoints'),
         ('keep_best', '', None, HARMLESS, "Metric whose best checkpoint is kept in the folder "
-         "best: the largest, of loss and '-perplexity' the smallest"),
-        ('stop_after', 0, (0, MOST_STEPS), HARMLESS, 'Evaluations without a better one, by '
-         '--keep_best, after which the run ends; 0 for any'),
-        ('seed', 1, (0, 2 ** 31 - 1), CHANGES, 'Seed of initial weights, data order, shifts and '
-         'dropout'),
-        ('deterministic', False, None, CHANGES, 'Same bits in each run on GPUs, too, where '
-         'TensorFlow has such kernels; slower'))),
+         "best: that with the largest value; for loss and '-perplexity' with the smallest"),
+        ('stop_after', 0, (0, MOST_STEPS), HARMLESS, 'The run ends after so many evaluations '
+         'without a better value of --keep_best; 0: never'),
+        ('seed', 1, (0, 2 ** 31 - 1), CHANGES, 'Seed of initial weights, order of the data, '
+         'augmentation and dropout'),
+        ('deterministic', False, None, CHANGES, 'Gives the same bits in each run on GPUs, too, '
+         'with slower kernels; an operation without such a kernel fails'))),
     ('What is shown and written', _group(
-        ('log_every', 100, (1, MOST_STEPS), HARMLESS, 'Steps from one line of metrics.jsonl, and '
-         'of the screen if it is no terminal, to the next'),
-        ('summary_steps', 100, (0, MOST_STEPS), HARMLESS, 'Steps from one TensorBoard summary to '
-         'the next, 0 for none'),
-        ('profile_steps', '', None, ONCE, "Two steps, '100,105': a Chrome trace of the first, "
-         "TensorBoard's profile of those up to the second"),
-        ('report', 0, (0, MOST_STEPS), ONCE, 'Step whose report, a page that says where its time '
-         'and its memory go, is written into the folder of the run; 0 for none'),
+        ('plan', False, None, ONCE, 'Shows the whole plan and audit of the graph, not the '
+         'short form'),
+        ('plan_only', False, None, ONCE, 'Shows the whole plan and audit, and trains nothing'),
+        ('log_every', 100, (1, MOST_STEPS), HARMLESS, 'Steps between lines of metrics.jsonl, and '
+         'of the screen if it is no terminal'),
+        ('summary_steps', 100, (0, MOST_STEPS), HARMLESS, 'Steps between summaries for '
+         'TensorBoard; 0: no summaries'),
+        ('profile_steps', '', None, ONCE, "Two steps, '100,105': writes a Chrome trace of step 100 "
+         "and TensorBoard's profile of steps 101 to 105"),
+        ('report', 0, (0, MOST_STEPS), ONCE, 'Step of which a page is written into the folder of '
+         'the run that says where its time and its memory go; 0: none'),
+        ('hooks', '', None, ONCE, 'module:function, a function (run) that returns '
+         'SessionRunHooks'),
         ('predictions', 'predictions.csv', None, ONCE, 'File that --mode=predict writes, a row '
          'an example'),
-        ('export_dir', '', None, ONCE, 'Folder below which a SavedModel of the final weights is '
-         'written'),
-        ('plan_only', False, None, ONCE, 'Print the plan and the audit of the graph, and stop'),
-        ('config', [], None, ONCE, 'JSON file of options; or the JSON itself, '
-         '\'{"label_smoothing": 0.1}\'; of several, the last one counts'))),
+        ('export_dir', '', None, ONCE, 'Folder for a SavedModel of the final weights, in a '
+         'subfolder named by the step'),
+        ('config', [], None, ONCE, 'JSON file of options, or the JSON itself, '
+         '\'{"label_smoothing": 0.1}\'; given again, later values count'))),
     ('Several machines', _group(
-        ('cluster', '', ['', *KINDS], CHANGES, "Train on the machines of "
-         'TF_CONFIG, each with --num_towers and --batch_size: ring, ps (parameter servers), or '
-         'horovod'),
-        ('job_name', '', ['', 'evaluator'], ONCE, 'evaluator evaluates the checkpoints of the run '
-         'in --train_dir until it ends')))])
+        ('cluster', '', ['', *CLUSTERS], CHANGES, 'Trains on the machines of '
+         'TF_CONFIG, each with --num_towers and --batch_size: by ring all-reduce, by ps (parameter '
+         'servers), or by horovod'),
+        ('job_name', '', ['', 'evaluator'], ONCE, 'evaluator: evaluates each new checkpoint of the '
+         'run in --train_dir, until that run ends')))])
 
 OPTIONS = _group(
     ('num_classes', 0, (0, MOST_EXAMPLES), STATE, 'Classes of tfrecords, 0 for as many as '
      'labels.txt lists; of synthetic images, 0 for 1000'),
     ('background_class', False, None, STATE, 'Labels of tfrecords begin at 1, and 0 is a class '
      'more'),
-    ('augment', 'inception', list(preprocessing.AUGMENTS), CHANGES, 'Images in files: cut out at '
+    ('augment', 'inception', ['inception', 'crop', 'none'], CHANGES, 'Images in files: cut out at '
      'random, mirrored, colours distorted; without the colours; or the centre of each'),
     ('augment_shift', 0, (0, MOST_PIXELS), CHANGES, 'Pixels by which images of other data sets '
      'are shifted at random, at most'),
-    ('remainder', 'carry', list(epochs.REMAINDERS), CHANGES, 'Last batch of an epoch: filled with '
+    ('remainder', 'carry', ['carry', 'drop'], CHANGES, 'Last batch of an epoch: filled with '
      'the next epoch, or dropped'),
     ('bad_examples', '', None, CHANGES, 'File that lists the examples to leave out, which '
      '--mode=check_data writes'),
@@ -151,6 +172,9 @@ OPTIONS = _group(
      'networks that have them; 0 builds none'),
     ('batch_norm_decay', -1., (-1, 1), CHANGES, "Decay of batch norm's moving averages; -1 for "
      "what the network asks for"),
+    ('decay_power', 1., (0.01, 100), CHANGES, 'Power of --decay=polynomial'),
+    ('restart_growth', 2., (1, 100), CHANGES, '--decay=cosine_restarts: length of each period over '
+     'that of the one before'),
     ('label_smoothing', 0., (0, 1), CHANGES, 'Part of each training label that is spread evenly '
      'over all classes'),
     ('base_batch_size', 0, (0, MOST_EXAMPLES), CHANGES, 'Batch that --base_learning_rate is meant '
@@ -171,6 +195,8 @@ OPTIONS = _group(
     ('check_numerics', True, None, HARMLESS, 'Stop at the first NaN or infinity in a loss or '
      'gradient'),
     ('probabilities', False, None, ONCE, 'Predictions have the probabilities of all classes'),
+    ('confusion', '', None, ONCE, 'Picture (.png, by matplotlib) or table (.csv) of the confusion '
+     'matrix that --mode=eval writes; it then shows accuracies by class, too'),
     ('unlabelled', '', None, ONCE, 'Folder of images that --mode=predict predicts, in place of the '
      'test set; with a data set of image files'),
     ('validation', 0., (0, 0.5), CHANGES, 'Part of the training examples that a run holds out, and '
@@ -181,6 +207,9 @@ OPTIONS = _group(
     ('memory_limit', 0., (0, MOST_FLOAT), ONCE, 'MB of a GPU, or of all CPUs together, for '
      '--batch_size=auto and --mode=memory; 0 for what there are'),
     ('memory_plot', '', None, ONCE, 'Picture that --mode=memory writes, a PNG, by matplotlib'),
+    ('rate_plot', '', None, ONCE, 'Picture (.png, by matplotlib) or table (.csv) of the losses of '
+     '--mode=find_rate'),
+    ('rate_steps', 100, (10, MOST_EXAMPLES), ONCE, 'Steps of --mode=find_rate'),
     ('memory_fraction', 0., (0, 1), ONCE, "Most of each GPU's memory that is taken, 0 for all"),
     ('allow_growth', True, None, ONCE, 'Take memory of a GPU as it is needed, not all at once'),
     ('intra_op_threads', -1, (-1, MOST_TOWERS), ONCE, 'Threads of one operation; 0 as TensorFlow '
@@ -195,30 +224,37 @@ OPTIONS = _group(
     ('dead_after', 30., (0.5, MOST_FLOAT), ONCE, 'Seconds without a sign of life after which a '
      'worker or a server is gone'))
 
-FLAGS_BY_NAME, OPTIONS_BY_NAME = (collections.OrderedDict(
-    (setting.name, setting) for setting in settings) for settings in (
-        sum(GROUPS.values(), []), OPTIONS))
+FLAGS_BY_NAME = collections.OrderedDict(
+    (setting.name, setting) for settings in GROUPS.values() for setting in settings)
+OPTIONS_BY_NAME = collections.OrderedDict((setting.name, setting) for setting in OPTIONS)
 SETTINGS = collections.OrderedDict(list(FLAGS_BY_NAME.items()) + list(OPTIONS_BY_NAME.items()))
 
 # Settings that are paths.
 PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'memory_plot',
-         'unlabelled', 'bad_examples')
+         'rate_plot', 'confusion', 'unlabelled', 'bad_examples')
 
 
 class _BatchSizeParser(flags.IntegerParser):
     """A whole number, or 'auto'."""
 
-    def parse(self, argument):
+    def parse(self, argument: typing.Any) -> typing.Any:
+        """The value of an argument, an int or 'auto'; raises `ValueError` for another one."""
+        if argument == 'auto':
+            return argument
         try:
-            return argument if argument == 'auto' else super(_BatchSizeParser, self).parse(argument)
+            return super(_BatchSizeParser, self).parse(argument)
         except ValueError as error:
-            raise ValueError(str(error) if re.match(r'[+-]?\d+$', str(argument)) else
-                             "expected a whole number, or 'auto'")
+            if re.match(r'[+-]?\d+$', str(argument)):  # out of range, which the error says
+                raise
+            raise ValueError("expected a whole number, or 'auto'") from error
 
 
-def _define(setting):
+def _define(setting: Setting):
     """Makes a setting a value of `FLAGS`, which checks it."""
-    name, default, limits, _, text = setting
+    name = setting.name
+    default = setting.default
+    limits = setting.limits
+    text = setting.text
     if name == 'batch_size':
         flags.DEFINE(_BatchSizeParser(*limits), name, default, text,
                      serializer=flags.ArgumentSerializer())
@@ -230,24 +266,45 @@ def _define(setting):
         flags.DEFINE_multi_string(name, default, text)
     elif isinstance(default, str):
         flags.DEFINE_string(name, default, text)
+    elif isinstance(default, int):
+        flags.DEFINE_integer(name, default, text, lower_bound=limits[0], upper_bound=limits[1])
     else:
-        define = flags.DEFINE_integer if isinstance(default, int) else flags.DEFINE_float
-        define(name, default, text, lower_bound=limits[0], upper_bound=limits[1])
+        flags.DEFINE_float(name, default, text, lower_bound=limits[0], upper_bound=limits[1])
 
 
 for _setting in SETTINGS.values():
     _define(_setting)
 
 
-def train_dir():
+def train_dir() -> str:
     """The folder of the run."""
     return FLAGS.train_dir or os.path.join('runs', FLAGS.model.replace(':', '.'))
 
 
-def profiled_steps(text):
-    """`(first, last)` of --profile_steps; None where that is no such pair."""
+def decays_until_the_end(given_epochs: typing.Optional[float] = None) -> bool:
+    """Whether the learning rate falls until the last step of the run.
+
+    Then a longer run is another one from its first step on.
+
+    Args:
+      given_epochs: in place of --decay_epochs; None for that flag.
+    """
+    epochs = FLAGS.decay_epochs if given_epochs is None else given_epochs
+    return FLAGS.decay in ('polynomial', 'cosine') and not epochs
+
+
+def profiled_steps(text: str) -> typing.Optional[typing.Tuple[int, int]]:
+    """The steps of --profile_steps.
+
+    Args:
+      text: the value of the flag, such as `'100,105'`.
+
+    Returns:
+      `(first, last)`, where 1 < first < last; None where the text is no such pair.
+    """
     parts = text.split(',')
     if len(parts) != 2 or not all(part.isdecimal() and len(part) <= 12 for part in parts):
         return None
-    first, last = map(int, parts)
+    first = int(parts[0])
+    last = int(parts[1])
     return (first, last) if 1 < first < last else None

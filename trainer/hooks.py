@@ -1,10 +1,16 @@
-"""The hooks of a run: what train.py does around its steps."""
+"""The hooks of a run: what train.py does around its steps.
 
-import collections
+TensorFlow calls the hooks of a session in their order, at its begin, before and after each step,
+and at its end. Here the order says what a checkpoint contains: what is written of a step (progress,
+summaries, the user's own hooks), then the evaluation, then the hook that saves (`training_session`
+makes it), and at last the one that stops at a signal. A step that fails before is not saved.
+"""
+
 import math
 import os
 import signal
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -16,55 +22,63 @@ from towers.run.summaries import SummaryHook, default_summaries
 from trainer.best import SINCE_BEST, RunEvaluation
 from trainer.data import is_own
 from trainer.flags import FLAGS, profiled_steps, train_dir
+from trainer.job import Job
+from trainer.own_hooks import make_own_hooks
 from trainer.own_model import is_own_model
 from trainer.progress import ProgressHook
 
 _LARGE_CONSTANT = 4096  # bytes; TensorBoard draws no values
 
 
-class RunHooks(collections.namedtuple('RunHooks', [
-        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'minutes', 'tested'])):
-    """The hooks of a training.
+class RunHooks(typing.NamedTuple):
+    """The hooks of a training."""
+    first: typing.List[tf.train.SessionRunHook]  # those that come before the one that saves
+    save_listeners: typing.List[tf.train.CheckpointSaverListener]  # for the one that saves
+    progress: ProgressHook  # one of `first`, as the next two are
+    evaluation: EvaluationHook
+    signals: typing.Any  # `StopOnSignalHook`, or `StopTogetherHook` of several machines; comes last
+    minutes: 'MinutesHook'
+    tested: RunEvaluation  # what the `EvaluationHook` runs
 
-    Attributes:
-      first: list of all hooks that come before the one that saves, in order.
-      save_listeners: list of `CheckpointSaverListener`s for the hook that saves.
-      progress, evaluation, minutes: `ProgressHook`, `EvaluationHook` and `MinutesHook` of `first`.
-      signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
-      tested: what the `EvaluationHook` runs, a `RunEvaluation`.
+
+def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> RunHooks:
+    """The hooks of a job, as the flags say. Makes operations.
+
+    Args:
+      job: the training, with its evaluation.
+      cluster: the machines, or None.
+
+    Returns:
+      The `RunHooks`, to be given to `training_session`.
+
+    Raises:
+      InvalidArgumentError: --keep_best names no metric of the model; or --hooks no function.
     """
-    __slots__ = ()
-
-
-def make_hooks(job, cluster=None):
-    """The `RunHooks` of a job, as the flags say. Makes operations."""
     counts = job.counts
-    values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
-    scaled = job.built.scaled_losses
-    if scaled is not None:
-        values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
-    progress = ProgressHook(
-        values, counts, os.path.join(train_dir(), 'metrics.jsonl'), FLAGS.log_every,
-        input_wait=job.input_wait, unit=job.setup.model.unit)
-    told = [progress] + ([_summaries(job)] if FLAGS.summary_steps else [])
+    progress = _progress(job)
+    own = make_own_hooks(job)
+    told = [progress]
+    if FLAGS.summary_steps:
+        told.append(_summaries(job, own.summaries))
+    told += [hook for hook in own.hooks if hasattr(hook, 'evaluated')]
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
 
-    def stopped():
+    def stopped() -> bool:
         return signals.stopping_signal is not None
     tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.keep_best,
                            stopped if cluster is None else None)
-    evaluation = EvaluationHook(
-        tested, counts.global_step, FLAGS.eval_steps or None, told,
-        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else
-        (SINCE_BEST, FLAGS.stop_after) if FLAGS.stop_after else None, skip_end=stopped)
+    evaluation = EvaluationHook(tested, counts.global_step, FLAGS.eval_steps or None, told,
+                                _stop_at(), skip_end=stopped)
     minutes = MinutesHook(FLAGS.max_minutes)
     # Asynchronous workers all count the same global step: the chief stops at the last step of the
     # run, however many it has done itself.
     first = [StartInputHook(job.iterator, job.evaluation), minutes,
              tf.train.StopAtStepHook(last_step=counts.last_step)] + told
-    if FLAGS.profile_steps:
+    first += [hook for hook in own.hooks if hook not in told]
+    profiled = profiled_steps(FLAGS.profile_steps)
+    if profiled is not None:
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
-                                 *profiled_steps(FLAGS.profile_steps), say=progress.write))
+                                 *profiled, say=progress.write))
     if FLAGS.report:
         path = os.path.join(train_dir(), 'step-%d.html' % FLAGS.report)
         first.append(towers.StepReportHook(job.built, FLAGS.report, path, say=progress.write))
@@ -72,18 +86,44 @@ def make_hooks(job, cluster=None):
                     progress, evaluation, signals, minutes, tested)
 
 
-class MinutesHook(tf.train.SessionRunHook):
-    """Stops the session after the step in which a number of minutes has passed since it began; of 0
-    minutes never. `is_over` says whether it has."""
+def _progress(job: Job):
+    """The `ProgressHook` of a job: loss and learning rate, and with fp16 the factor of the loss."""
+    values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
+    scaled = job.built.scaled_losses
+    if scaled is not None:
+        values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
+    return ProgressHook(
+        values, job.counts, os.path.join(train_dir(), 'metrics.jsonl'), FLAGS.log_every,
+        input_wait=job.input_wait, unit=job.setup.model.unit)
 
-    def __init__(self, minutes):
-        self._seconds, self._end, self.is_over = 60 * minutes or math.inf, None, False
+
+def _stop_at():
+    """The metric, and its value, at which an `EvaluationHook` stops the run; or None."""
+    if FLAGS.stop_at_accuracy:
+        return ('accuracy', FLAGS.stop_at_accuracy)
+    if FLAGS.stop_after:
+        return (SINCE_BEST, FLAGS.stop_after)
+    return None
+
+
+class MinutesHook(tf.train.SessionRunHook):
+    """Stops the session after the step in which a number of minutes has passed since it began.
+
+    Attributes:
+      is_over: whether the time is over.
+    """
+
+    def __init__(self, minutes: float):
+        """`minutes` of 0 are for ever."""
+        self.is_over = False
+        self._seconds = 60 * minutes or math.inf
+        self._end = math.inf
 
     def begin(self):
         """Starts to count."""
         self._end = time.monotonic() + self._seconds
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: typing.Any, run_values: typing.Any):
         """Asks the session to stop when the time is over."""
         if time.monotonic() >= self._end:
             self.is_over = True
@@ -91,56 +131,87 @@ class MinutesHook(tf.train.SessionRunHook):
 
 
 class SaveOnSignal(tf.train.CheckpointSaverListener):
-    """Has the next step saved at SIGUSR1, and said by a function of a line; the run goes on.
+    """Has the next step saved at SIGUSR1, and says so; the run goes on.
 
     Attributes:
       wants_save: whether a signal has come since the last save.
     """
 
-    def __init__(self, say):
-        self.wants_save, self._say = False, say
+    def __init__(self, say: typing.Callable[[str], None]):
+        """`say` is called with a line."""
+        self.wants_save = False
+        self._say = say
 
     def begin(self):
         """Installs the handler."""
-        def ask(number, unused_frame):
+        def ask(number: int, unused_frame: typing.Any):
             self.wants_save = True
         signal.signal(signal.SIGUSR1, ask)
 
-    def after_save(self, session, global_step_value):
+    def after_save(self, session: tf.Session, global_step_value: int):
         """Says the checkpoint that was asked for."""
         if self.wants_save:
             self._say('checkpoint     %s/model.ckpt-%d' % (train_dir(), global_step_value))
         self.wants_save = False
 
 
-def _summaries(job):
-    """The `SummaryHook` of the flags: scalars, images of tower 0's shard, histograms, its graph."""
-    built, custom = job.built, []
+def _summaries(job: Job, own_summaries: typing.List[tf.Tensor]):
+    """The `SummaryHook` of the flags: scalars, images of tower 0's shard, histograms, its graph.
+
+    `own_summaries` are those of the function of --hooks.
+    """
     with tf.device('/cpu:0'):
-        images = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)[0]
-        if FLAGS.summary_images and not is_own_model() and images.shape.ndims == 4:
-            custom.append(tf.summary.image('input', images, FLAGS.summary_images, collections=[]))
-        for gradient, variable in built.gradients if FLAGS.histograms else ():
-            if gradient is not None:
-                custom += [tf.summary.histogram('%s/%s' % (name, variable.op.name), values,
-                                                collections=[])
-                           for name, values in (('weights', variable), (
-                               'gradients', getattr(gradient, 'values', gradient)))]
+        custom = own_summaries + _image_summaries(job)
+        if FLAGS.histograms:
+            custom += _histograms(job)
     return SummaryHook(
-        default_summaries(built, job.learning_rate) + custom, job.counts.global_step,
+        default_summaries(job.built, job.learning_rate) + custom, job.counts.global_step,
         train_dir(), FLAGS.summary_steps, graph=_graph_of_tower_0(job))
 
 
-def _graph_of_tower_0(job):
-    """The `tf.GraphDef` without other towers and the evaluation, and without large constants."""
+def _image_summaries(job: Job):
+    """List of the summary of tower 0's images.
+
+    It is empty for a model of the user's own, and where the first input has not four dimensions.
+    """
+    images = tf.nest.flatten(job.built.towers[0].inputs, expand_composites=True)[0]
+    if not FLAGS.summary_images or is_own_model() or images.shape.ndims != 4:
+        return []
+    return [tf.summary.image('input', images, FLAGS.summary_images, collections=[])]
+
+
+def _histograms(job: Job):
+    """List of summaries of all weights that have a gradient, and of the gradients.
+
+    Of a sparse gradient they show the rows that the step has.
+    """
+    summaries = []
+    for gradient, variable in job.built.gradients:
+        if gradient is None:
+            continue
+        values = {'weights': variable, 'gradients': getattr(gradient, 'values', gradient)}
+        for name, tensor in values.items():
+            summaries.append(tf.summary.histogram(
+                '%s/%s' % (name, variable.op.name), tensor, collections=[]))
+    return summaries
+
+
+def _graph_of_tower_0(job: Job):
+    """The `tf.GraphDef` for TensorBoard to draw: the program as its author wrote it.
+
+    It has neither the other towers nor the evaluation, and no values of large constants.
+    """
     drawn = tf.GraphDef()
-    left_out = job.built.towers[1:] + (job.evaluation.built.towers if job.evaluation else [])
+    left_out = list(job.built.towers[1:])
+    if job.evaluation:
+        left_out += job.evaluation.built.towers
     for node in tf.get_default_graph().as_graph_def().node:
-        if not any(tower.has(node.name) for tower in left_out):
-            copied = drawn.node.add()
-            copied.CopyFrom(node)
-            if node.op == 'Const' and node.ByteSize() > _LARGE_CONSTANT:
-                copied.attr['value'].Clear()
+        if any(tower.has(node.name) for tower in left_out):
+            continue
+        copied = drawn.node.add()
+        copied.CopyFrom(node)
+        if node.op == 'Const' and node.ByteSize() > _LARGE_CONSTANT:
+            copied.attr['value'].Clear()
     return drawn
 
 
@@ -149,28 +220,40 @@ class ProfileHook(tf.train.SessionRunHook):
 
     Not the same steps for both: TensorFlow has one tracer. The trace for Chrome, by
     `tf.train.ProfilerHook`, is the file `timeline-<step>.json`, whose rows are devices, and so
-    towers. TensorBoard's profile is written on TensorFlow 2.2 and later. `1 < first < last`, which
-    a run skips that begins later; `say` is called with lines that say where the traces are.
+    towers. TensorBoard's profile is written on TensorFlow 2.2 and later. A run that begins later
+    skips the steps.
     """
 
-    def __init__(self, global_step, directory, first, last, say):
+    def __init__(self, global_step: tf.Variable, directory: str, first: int, last: int,
+                 say: typing.Callable[[str], None]):
+        """
+        Args:
+          global_step: the variable that counts steps.
+          directory: where the traces go.
+          first, last: the steps; `1 < first < last`.
+          say: function that is called with lines that say where the traces are.
+        """
         self._timeline = tf.train.ProfilerHook(save_steps=1, output_dir=directory)
-        self._global_step, self._directory, self._say = global_step, directory, say
-        self._first, self._last = first, last
-        self._step, self._profiles = 0, False  # the coming step
+        self._global_step = global_step
+        self._directory = directory
+        self._say = say
+        self._first = first
+        self._last = last
+        self._step = 0  # the coming step
+        self._profiles = False
 
     def begin(self):
         """Makes the operation that reads the step."""
         self._timeline.begin()
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Takes over the step of the session; says where that is after the steps to be traced."""
         self._step = int(session.run(self._global_step)) + 1
         if self._step >= self._first:
             self._say('no trace       of step %d: the run goes on from step %d' % (
                 self._first, self._step - 1))
 
-    def before_run(self, run_context):
+    def before_run(self, run_context: typing.Any):
         """Starts a trace that begins with the coming step."""
         if self._step == self._first + 1:
             self._profiles = compat.start_profile(self._directory)
@@ -178,7 +261,7 @@ class ProfileHook(tf.train.SessionRunHook):
                 self._say('no profile     for TensorBoard: this needs TensorFlow 2.2 or later')
         return self._timeline.before_run(run_context) if self._is_traced() else None
 
-    def after_run(self, run_context, run_values):
+    def after_run(self, run_context: typing.Any, run_values: typing.Any):
         """Ends a trace that ends with this step."""
         if self._is_traced():
             self._timeline.after_run(run_context, run_values)
@@ -188,7 +271,7 @@ class ProfileHook(tf.train.SessionRunHook):
             self.end(run_context.session)
         self._step += 1
 
-    def end(self, session):
+    def end(self, session: tf.Session):
         """Ends a profile."""
         if self._profiles:
             self._profiles = False
@@ -196,7 +279,10 @@ class ProfileHook(tf.train.SessionRunHook):
             self._say('profile        tensorboard --logdir=%s' % self._directory)
 
     def _is_traced(self):
-        # `ProfilerHook` does not trace the first step that it is called at: that is the one before.
+        """Whether the coming step is traced for Chrome.
+
+        So is the one before: `ProfilerHook` does not trace the first step that it is called at.
+        """
         return self._step in (self._first - 1, self._first)
 
 
@@ -207,10 +293,16 @@ class StartInputHook(tf.train.SessionRunHook):
     otherwise be found when the training is done.
     """
 
-    def __init__(self, iterator, evaluation=None):
-        self._iterator, self._evaluation = iterator, evaluation if is_own() else None
+    def __init__(self, iterator: typing.Any, evaluation: typing.Any = None):
+        """
+        Args:
+          iterator: of the training batches, to be initialised.
+          evaluation: the `Evaluation` of the test set, or None.
+        """
+        self._iterator = iterator
+        self._evaluation = evaluation if is_own() else None
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Runs the iterator's initializer."""
         session.run(self._iterator.initializer)
         if self._evaluation is not None:

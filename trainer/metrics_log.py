@@ -3,9 +3,11 @@
     {"step": 100, "epoch": 0.2, "examples": 10000, "loss": 1.93, …, "wall_time": 1760000000.123}
 
 One flat object for each logged step, in order, as `pandas.read_json(path, lines=True)` reads it.
+When a session ends, `metrics.csv` beside it is written anew with the same values.
 """
 
 import contextlib
+import csv
 import json
 import math
 import os
@@ -90,7 +92,16 @@ class MetricsLog:
         return found
 
     def add(self, step: int, values: dict) -> None:
-        """Adds a dict of numbers or strings to the line of the latest step, or of a later one."""
+        """Adds values to the line of the latest step, or begins that of a later one.
+
+    Args:
+      step: the number of steps done.
+      values: dict from names to numbers, texts or None.
+
+    Raises:
+      InvalidArgumentError: the step is before the latest one; or a value is none of these.
+      LogFileError: the file cannot be written.
+    """
         values = {name: _plain(name, value) for name, value in values.items()}
         latest = self._written if self._pending is None else self._pending
         if step < latest['step']:
@@ -118,12 +129,25 @@ class MetricsLog:
             with _explained(self.path), open(self.path, 'ab', opener=regular) as log:
                 os.fsync(log.fileno())
 
+    def write_csv(self) -> None:
+        """Writes all values of the file as a table beside it, `metrics.csv`: a row a step, a column
+        for each name, empty where a step has no value."""
+        rows = entries(self.path)
+        names: typing.Dict[str, None] = {}  # in the order in which they come
+        for row in rows:
+            names.update(dict.fromkeys(row))
+        path = os.path.splitext(self.path)[0] + '.csv'
+        with written_whole(path, newline='') as table:
+            writer = csv.DictWriter(table, list(names))
+            writer.writeheader()
+            writer.writerows(rows)
+
     def _append(self, line: bytes):
         # Opened for each line: so no open file is left when a run ends in an error.
         with _explained(self.path), open(self.path, 'ab', opener=regular) as log:
             log.write(line)
 
-    def _rewrite_last(self, values):
+    def _rewrite_last(self, values: dict):
         """Adds values to the last line of the file."""
         complete = dict(self._written, **values)
         if complete == self._written:
@@ -164,7 +188,10 @@ def _parse(line: bytes):
 
 
 def _has_steps(content: bytes):
-    """Whether a file has a line of a later step than 0, or one that is no object with a step."""
+    """Whether a file has a line of a later step than 0, or one that is no object with a step.
+
+    Lines of step 0 alone are of a run that was stopped before it did anything.
+    """
     for line in content.split(b'\n'):
         if line.strip():
             entry = _parse(line)
@@ -180,8 +207,16 @@ def _is_torn(line: bytes):
     return line.startswith(_BEGIN) or _BEGIN.startswith(line)
 
 
-def _plain(name, value):
-    """The value of a name as JSON has it: numbers of numpy, or arrays of one, become Python's."""
+def _plain(name: str, value: typing.Any):
+    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's.
+
+    Args:
+      name: of the value, for the error.
+      value: a number, a text or None.
+
+    Raises:
+      InvalidArgumentError: it is something else.
+    """
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
     if isinstance(value, np.float64):

@@ -26,16 +26,31 @@ def is_own_model() -> bool:
 
 
 class OwnModel:
-    """The user's model function with what train.py takes of a model; see `Classifier`. Of data that
-    are no images, `image_format` is empty."""
+    """The user's model function with what train.py takes of a model; see `Classifier`.
 
-    regularization = 'none'  # the loss is what the function returns
+    Attributes:
+      image_format: what data sets by name are asked for; empty of data that are no images.
+      regularization: 'none': the loss is what the function returns.
+      unit: the name of its examples.
+    """
+
+    regularization = 'none'
     unit = 'example'
 
-    def __init__(self, name, dataset, image_size=None):
-        """The function `module:function` for a data set; an `image_size` of None is that of its
-        images."""
-        self._name, self._dataset = name, dataset
+    def __init__(self, name: str, dataset: typing.Any, image_size: typing.Optional[int] = None):
+        """
+        Args:
+          name: `module:function`.
+          dataset: the data set whose examples it gets.
+          image_size: height and width in pixels; None for that of the images.
+
+        Raises:
+          InvalidArgumentError: there is no such function; or an `image_size` is missing, or of no
+            use.
+          OwnModelError: the module raised an error.
+        """
+        self._name = name
+        self._dataset = dataset
         self._function = own_function(name, 'model', OwnModelError,
                                       'reviews:model for the function model of reviews.py')
         if not takes(self._function, None, None, 'train'):
@@ -44,22 +59,27 @@ class OwnModel:
                 "(features, labels, mode), where mode is 'train', 'eval' or 'infer'." % name)
         self.image_format = {}
         if dataset.num_classes is not None:
-            height, width, channels = dataset.image_shape
-            self.image_format = {'channels': channels or 3, 'image_size': image_size or (
-                height if height == width else None)}
-            if self.image_format['image_size'] is None and ':' not in FLAGS.dataset:
-                raise towers.InvalidArgumentError(
-                    'The images of this data set have no one size: give --image_size=224, or '
-                    'another that --model=%s takes.' % name)
+            self.image_format = self._format_of_images(image_size)
         elif image_size:
             raise towers.InvalidArgumentError(
                 '--image_size is of no use with --dataset=%s, which says no num_classes, so '
                 'that its examples are no images.' % FLAGS.dataset)
 
+    def _format_of_images(self, image_size: typing.Optional[int]):
+        """`image_format` of a data set of images, for an `image_size` as above."""
+        height, width, channels = self._dataset.image_shape
+        if image_size is None and height == width:
+            image_size = height
+        if image_size is None and ':' not in FLAGS.dataset:
+            raise towers.InvalidArgumentError(
+                'The images of this data set have no one size: give --image_size=224, or '
+                'another that --model=%s takes.' % self._name)
+        return {'channels': channels or 3, 'image_size': image_size}
+
     def model_fn(self, mode: str) -> typing.Callable:
         """The model function of a mode, which is called with a shard: features, and labels where
         there are any."""
-        def model_fn(features, labels=None):
+        def model_fn(features: typing.Any, labels: typing.Any = None):
             if mode != 'infer':
                 return self._called(features, labels, mode)
             output = to_model_output(self._called(features, None, mode), needs_loss=False)
@@ -74,42 +94,86 @@ class OwnModel:
     def serving(self) -> typing.Tuple[dict, dict]:
         """Builds the model for a SavedModel: `(inputs, outputs)`, dicts of tensors by the names
         of features and predictions."""
+        batch_size = 1 if FLAGS.batch_size == 'auto' else FLAGS.batch_size
         with tf.Graph().as_default():  # whose constants do not belong into the SavedModel
             structure = tf.data.experimental.get_structure(self._dataset.eval_batches(
-                batch_size=FLAGS.batch_size if FLAGS.batch_size != 'auto' else 1,
-                **self.image_format))
-        features = tf.nest.map_structure(
-            _placeholder, structure[0] if type(structure) is tuple else structure)
+                batch_size=batch_size, **self.image_format))
+        if type(structure) is tuple:  # with labels
+            structure = structure[0]
+        features = tf.nest.map_structure(_placeholder, structure)
         _, predictions = self.model_fn('infer')(features).predictions
         return dict(named(features, 'features')), dict(named(predictions, 'predictions'))
 
-    def _called(self, features, labels, mode):
-        what = 'the model function' + ', without labels for the mode %r,' % mode * (mode == 'infer')
+    def _called(self, features: typing.Any, labels: typing.Any, mode: str):
+        """The output of the user's function for a shard.
+
+        Args:
+          features: of the shard.
+          labels: of the shard; None where there are none, and for the mode 'infer'.
+          mode: 'train', 'eval' or 'infer'.
+
+        Raises:
+          OwnModelError: the function raised an error.
+        """
+        what = 'the model function'
+        if mode == 'infer':
+            what += ', without labels for the mode %r,' % mode
         with calling(self._name, what, 'model', OwnModelError):
             return self._function(features, labels, mode)
 
 
-def _placeholder(spec):
-    """A placeholder for batches of any number of examples."""
-    if isinstance(spec, tf.TensorSpec):
-        return tf.placeholder(spec.dtype, [None] + spec.shape.as_list()[1:] if (
-            spec.shape.ndims) else None)
-    return tf.sparse_placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
+def _placeholder(spec: typing.Any):
+    """A placeholder for batches of any number of examples.
+
+    Args:
+      spec: the `TensorSpec` or `SparseTensorSpec` of a batch.
+    """
+    if not isinstance(spec, tf.TensorSpec):
+        return tf.sparse_placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
+    if not spec.shape.ndims:
+        return tf.placeholder(spec.dtype, None)
+    return tf.placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
 
 
-def named(nest, name, inside=''):
-    """The leaves of a nest as a list of pairs of a name, keys with dots, and a leaf; `name` is that
-    of a leaf that has no key."""
-    if isinstance(nest, (tuple, list)) and not hasattr(nest, 'dense_shape'):
-        nest = getattr(nest, '_asdict', lambda: {str(at): each for at, each in enumerate(nest)})()
-    if not isinstance(nest, dict):
+def named(nest: typing.Any, name: str, inside: str = '') -> typing.List[tuple]:
+    """The leaves of a nest as a list of pairs of a name, keys with dots, and a leaf.
+
+    Args:
+      nest: of dicts, tuples and lists.
+      name: of a leaf that has no key.
+      inside: the keys in which the nest is, with dots; '' for none.
+    """
+    items = _items(nest)
+    if items is None:
         return [(inside or name, nest)]
-    return [pair for key, each in nest.items()
-            for pair in named(each, name, '%s.%s' % (inside, key) if inside else str(key))]
+    pairs = []
+    for key, value in items.items():
+        path = '%s.%s' % (inside, key) if inside else str(key)
+        pairs += named(value, name, path)
+    return pairs
 
 
-def rows(values):
-    """The values of a batch of predictions by example: a list."""
+def _items(nest: typing.Any):
+    """The parts of a nest as a dict by key, field or number; None of a leaf."""
+    if isinstance(nest, dict):
+        return nest
+    is_leaf = not isinstance(nest, (tuple, list)) or hasattr(nest, 'dense_shape')
+    if is_leaf:
+        return None
+    if hasattr(nest, '_asdict'):
+        return nest._asdict()
+    return {str(number): part for number, part in enumerate(nest)}
+
+
+def rows(values: typing.Any) -> list:
+    """The values of a batch of predictions by example.
+
+    Args:
+      values: array [batch, …]; or a `SparseTensorValue` of that shape, which becomes dense.
+
+    Returns:
+      List of `batch` arrays.
+    """
     if hasattr(values, 'dense_shape'):
         dense = np.zeros(values.dense_shape, values.values.dtype)
         dense[tuple(values.indices.T)] = values.values
@@ -118,8 +182,14 @@ def rows(values):
 
 
 def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
-    """The `OwnModelError` of a step that failed with a `tf.errors.OpError`; None where the model is
-    not the reason."""
+    """The error for a step that failed in a model of the user's own.
+
+    Args:
+      error: what the step raised.
+
+    Returns:
+      An `OwnModelError` with the line of the user's module; None where the model is not the reason.
+    """
     if not is_own_model() or is_of_input(error) or not isinstance(error, _OF_STEPS):
         return None
     failure = OwnModelError('--model=%s: a step failed%s: %s' % (
@@ -128,7 +198,7 @@ def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     return failure
 
 
-def _where(op):
+def _where(op: typing.Optional[tf.Operation]):
     """' at reviews.py:12', the line of the user's module that made an operation; '' of no other."""
     if op is None:
         return ''
@@ -137,4 +207,6 @@ def _where(op):
         op = op.graph.get_operation_by_name(first)
     path = sys.modules[FLAGS.model.partition(':')[0]].__file__
     lines = [frame[1] for frame in op.traceback if frame[0] == path]
-    return ' at %s:%d' % (os.path.basename(path), lines[-1]) if lines else ''
+    if path is None or not lines:
+        return ''
+    return ' at %s:%d' % (os.path.basename(path), lines[-1])

@@ -10,13 +10,16 @@ import tensorflow.compat.v1 as tf
 from towers.checkpoint.files import list_checkpoints
 from towers.errors import counted
 from trainer.metrics_log import MetricsLog
-from trainer.process import OutputStream, progress_stream
-from trainer.speed import StepClock, rate, share_waited
-
-Throughput = collections.namedtuple('Throughput', 'examples seconds')
-"""Examples of some steps, and the seconds that they took."""
+from trainer.output import OutputStream, progress_stream
+from trainer.speed import Mark, StepClock, StepCounts, rate, share_waited
 
 _SHORT = {'learning_rate': 'lr'}  # names on the screen
+
+
+class Throughput(typing.NamedTuple):
+    """What some steps did."""
+    examples: int
+    seconds: float  # that they took
 
 
 class ProgressHook(tf.train.SessionRunHook):
@@ -43,88 +46,111 @@ class ProgressHook(tf.train.SessionRunHook):
     _REDRAW_SECONDS = 0.2
     _RATE_SECONDS = 10.
 
-    def __init__(self, values, counts, path, log_every=100, stream=None, input_wait=None,
-                 unit='image'):
+    def __init__(self, values: typing.Sequence[tuple], counts: StepCounts, path: str,
+                 log_every: int = 100, stream: typing.Optional[typing.TextIO] = None,
+                 input_wait: typing.Optional[tf.Tensor] = None, unit: str = 'image'):
         """
         Args:
           values: list of pairs of a name and a scalar tensor: `loss`, `learning_rate`, ….
-          counts, path, log_every: `StepCounts`; of the file; steps from one line to the next.
-          stream: text stream, for the bar or for lines; None: `progress_stream()`.
+          counts: what the run counts by.
+          path: of the file.
+          log_every: steps from one line of it to the next.
+          stream: for the bar or for lines; None: `progress_stream()`.
           input_wait: scalar tensor, the seconds that a step waits for its batch; or None.
           unit: the name of an example.
         """
-        self._fetches = {'values': collections.OrderedDict(values)}
+        self._fetches: dict = {'values': collections.OrderedDict(values)}
         if input_wait is not None:
             self._fetches['waited'] = input_wait
-        self._counts, self._log_every, self._unit = counts, log_every, unit
-        self._clock, self._log = StepClock(counts), MetricsLog(path)
+        self._counts = counts
+        self._log_every = log_every
+        self._unit = unit
+        self._clock = StepClock(counts)
+        self._log = MetricsLog(path)
         self.listener = _Saves(self._clock, self._log)
         self._stream = OutputStream(progress_stream() if stream is None else stream,
                                     on_lost=lambda error: None)
-        self._on_terminal, self._bar = _can_show_bar(self._stream), None
-        self._marks = collections.deque()  # of the last seconds
-        self._first_mark = self._logged_mark = self._shown_at = None
-        self._is_first_session, self._logs, self._shows = True, False, False
+        self._on_terminal = _can_show_bar(self._stream)
+        self._bar: typing.Any = None
+        self._marks: typing.Deque[Mark] = collections.deque()  # of the last seconds
+        self._first_mark: typing.Optional[Mark] = None
+        self._logged_mark: typing.Optional[Mark] = None
+        self._shown_at: typing.Optional[float] = None  # by the clock
+        self._is_first_session = True
+        self._logs = False  # whether the coming step has a line of the file
+        self._shows = False  # whether it is shown
 
     @property
     def throughput(self) -> typing.Optional[Throughput]:
         """`Throughput` of all steps of the session after the second; None before the third."""
-        begin, end = self._first_mark, self._clock.mark
-        if rate(begin, end) is None:
+        begin = self._first_mark
+        end = self._clock.mark
+        if begin is None or end is None or rate(begin, end) is None:
             return None
         return Throughput(end.examples - begin.examples, end.seconds)
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Takes over the restored step, cuts the lines of steps after it, and draws the bar."""
         self._clock.restart(session)
-        self._first_mark = self._logged_mark = self._shown_at = None
+        self._first_mark = None
+        self._logged_mark = None
+        self._shown_at = None
         self._marks.clear()
         step = self._clock.step
-        is_new = self._is_first_session and step == 0 and not list_checkpoints(
-            os.path.dirname(os.path.abspath(self._log.path)))
+        directory = os.path.dirname(os.path.abspath(self._log.path))
+        is_new = self._is_first_session and step == 0 and not list_checkpoints(directory)
         self._is_first_session = False
         told = self._log.resume(step, is_new)
         if told is not None:
             self.write(told)
         if self._on_terminal:
-            if self._bar is None:
-                from tqdm import tqdm  # pylint: disable=import-outside-toplevel
-                self._bar = tqdm(total=max(self._counts.last_step, step), initial=step,
-                                 file=self._stream, dynamic_ncols=True, mininterval=0,
-                                 bar_format=self._bar_format([]))
-            self._draw([])
+            self._open_bar()
 
-    def before_run(self, run_context):
+    def _open_bar(self):
+        """Shows the bar before the first step, which takes long: TensorFlow optimises the graph."""
+        first_state = ['first step: the graph is made ready']
+        if self._bar is None:
+            from tqdm import tqdm  # pylint: disable=import-outside-toplevel
+            self._bar = tqdm(total=max(self._counts.last_step, self._clock.step),
+                             initial=self._clock.step, file=self._stream, dynamic_ncols=True,
+                             mininterval=0, bar_format=self._bar_format(first_state))
+        self._draw(first_state)
+
+    def before_run(self, run_context: typing.Any):
         """Fetches the values; writes the line of the step before, should this one fail."""
         self._log.flush()
-        step, shown_at = self._clock.step + 1, self._shown_at
+        step = self._clock.step + 1
         self._logs = step % self._log_every == 0 or step == self._counts.last_step
-        self._shows = shown_at is None or self._logs or (
-            self._on_terminal and time.perf_counter() - shown_at >= self._REDRAW_SECONDS)
+        self._shows = self._shown_at is None or self._logs or self._is_redrawn()
         return tf.train.SessionRunArgs(self._fetches)
 
-    def after_run(self, run_context, run_values):
+    def _is_redrawn(self):
+        """Whether it is time to draw the bar again."""
+        return (self._on_terminal
+                and time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS)
+
+    def after_run(self, run_context: typing.Any, run_values: typing.Any):
         """Counts the step; shows it, and puts its line into the log, if it is due."""
-        clock, found = self._clock, run_values.results
+        clock = self._clock
+        found = run_values.results
         clock.count(found.get('waited', 0.))
         if self._first_mark is None and clock.mark is not None:
-            self._first_mark = self._logged_mark = clock.mark
+            self._first_mark = clock.mark
+            self._logged_mark = clock.mark
             self._marks.append(clock.mark)
         if not self._shows:
             return
         clock.read(run_context.session)
         if self._logs:
             self._log_step(found)
-        shown = ['%s %s' % (_SHORT.get(name, name),
-                            '%.4g' % value if at else ('%#.4g' % value).rstrip('.'))
-                 for at, (name, value) in enumerate(found['values'].items())]
+        shown = _values_shown(found['values'])
         if self._on_terminal:
             self._draw(shown)
         else:
             self.write('step ' + '  '.join([self._of_all(clock.step)] + self._fields(shown)))
         self._shown_at = time.perf_counter()
 
-    def end(self, session):
+    def end(self, session: tf.Session):
         """Closes the bar; its last state stays on the screen."""
         self.close()
 
@@ -145,22 +171,31 @@ class ProgressHook(tf.train.SessionRunHook):
             self._stream.write(text)
             self._stream.flush()
 
-    def evaluated(self, step, results, seconds=0.):
-        """Writes a line with the results of an evaluation of the current step, and adds them to the
-        step's line; leaves its seconds out of the rates."""
+    def evaluated(self, step: int, results: dict, seconds: float = 0.) -> None:
+        """Writes a line with the results of an evaluation, and adds them to the line of its step.
+
+        Args:
+          step: the current one.
+          results: as `Evaluation.run` returns them.
+          seconds: that the evaluation took, which are left out of the rates.
+        """
         self._clock.away(seconds)
         self._log.add(step, {'test_' + name: value for name, value in results.items()})
         shown = ', '.join('%s %.4g' % item for item in results.items() if item[0] != 'examples')
         self.write('step %s  test %s on %s' % (
             self._of_all(step), shown, counted(int(results['examples']), 'example')))
 
-    def _log_step(self, found):
-        """Puts the line of a step into the log, which keeps it back for an evaluation."""
+    def _log_step(self, found: dict):
+        """Puts the line of a step into the log, which keeps it back for an evaluation.
+
+        Args:
+          found: the values of the fetches.
+        """
         clock = self._clock
-        speed, share = rate(self._logged_mark, clock.mark), share_waited(
-            self._logged_mark, clock.mark)
+        speed = rate(self._logged_mark, clock.mark)
+        share = share_waited(self._logged_mark, clock.mark)
         self._logged_mark = clock.mark
-        line = {'epoch': round(clock.examples / self._counts.examples_per_epoch, 6),
+        line: dict = {'epoch': round(clock.examples / self._counts.examples_per_epoch, 6),
                 'examples': clock.examples}
         line.update(found['values'])
         line[self._unit + 's_per_second'] = None if speed is None else round(speed, 3)
@@ -169,62 +204,93 @@ class ProgressHook(tf.train.SessionRunHook):
         line['wall_time'] = round(time.time(), 3)
         self._log.add(clock.step, line)
 
-    def _draw(self, shown):
-        """Redraws the bar, with a list of texts for the values."""
+    def _draw(self, shown: typing.List[str]):
+        """Redraws the bar, with texts for the values."""
         self._bar.n = self._clock.step
         self._bar.bar_format = self._bar_format(shown)
         self._bar.refresh()
 
-    def _bar_format(self, shown):
-        """tqdm's format of the bar, with a list of texts for the values."""
+    def _bar_format(self, shown: typing.List[str]):
+        """tqdm's format of the bar, with texts for the values."""
         width = 2 * len(str(self._counts.last_step)) + 1
         return ' '.join([self._of_all(self._clock.step).rjust(width), '|{bar}|']
                         + self._fields(shown))
 
-    def _of_all(self, step):
+    def _of_all(self, step: int):
         """`'8/10'`, step and last step."""
         return '%d/%d' % (step, self._counts.last_step)
 
-    def _fields(self, shown):
-        """List of the texts of a line: a narrow terminal cuts off what matters least."""
-        marks, mark, fields = self._marks, self._clock.mark, list(shown)
-        # Keeps, as the first, the latest mark that is at least `_RATE_SECONDS` old.
-        while len(marks) > 1 and mark.seconds - marks[1].seconds >= self._RATE_SECONDS:
+    def _is_old(self, mark: Mark):
+        """Whether a mark is at least `_RATE_SECONDS` before the latest run.
+
+        The latest one that is old is kept, as the first, to measure from.
+        """
+        latest = self._clock.mark
+        return latest is not None and latest.seconds - mark.seconds >= self._RATE_SECONDS
+
+    def _fields(self, shown: typing.List[str]):
+        """The texts of a line, in the order in which they matter: a narrow terminal cuts the last.
+
+        Args:
+          shown: texts for the values, which come first.
+
+        Returns:
+          These, the time left, examples a second, the wait for input, and the epoch.
+        """
+        marks = self._marks
+        mark = self._clock.mark
+        fields = list(shown)
+        while len(marks) > 1 and self._is_old(marks[1]):
             marks.popleft()
         speed = rate(marks[0], mark) if marks else None
-        if speed is not None:
+        if mark is not None and speed is not None:
             left = self._counts.last_step - self._clock.step
             fields.append('%s left' % describe_time(left * self._counts.batch_size / speed))
-            fields.append(('{:,.0f} {}s/s' if speed >= 10 else '{:.2g} {}s/s').format(
-                speed, self._unit))
-            if 'waited' in self._fetches:
-                fields.append('input wait %.0f%%' % (100 * share_waited(marks[0], mark)))
+            number = '{:,.0f}'.format(speed) if speed >= 10 else '{:.2g}'.format(speed)
+            fields.append('%s %ss/s' % (number, self._unit))
+            share = share_waited(marks[0], mark)
+            if share is not None and 'waited' in self._fetches:
+                fields.append('input wait %.0f%%' % (100 * share))
             if mark != marks[-1]:
                 marks.append(mark)
         return fields + ['epoch %.1f' % (self._clock.examples / self._counts.examples_per_epoch)]
 
 
+def _values_shown(values: typing.Dict[str, float]):
+    """List of texts for values by name; the first, the loss, keeps its width."""
+    shown: typing.List[str] = []
+    for name, value in values.items():
+        text = '%.4g' % value
+        if not shown:
+            text = ('%#.4g' % value).rstrip('.')
+        shown.append('%s %s' % (_SHORT.get(name, name), text))
+    return shown
+
+
 class _Saves(tf.train.CheckpointSaverListener):
     """Brings the log to the disk before each checkpoint, whose time it leaves out of the clock."""
 
-    def __init__(self, clock, log):
-        self._clock, self._log, self._began = clock, log, None
+    def __init__(self, clock: StepClock, log: MetricsLog):
+        self._clock = clock
+        self._log = log
+        self._began = 0.  # the save, by the clock
 
-    def before_save(self, session, global_step_value):
+    def before_save(self, session: tf.Session, global_step_value: int):
         """Syncs the log, before the variables are read."""
         self._began = time.perf_counter()
         self._log.sync()
 
-    def after_save(self, session, global_step_value):
+    def after_save(self, session: tf.Session, global_step_value: int):
         """Tells the clock how long the checkpoint took."""
         self._clock.away(time.perf_counter() - self._began)
 
-    def end(self, session, global_step_value):
-        """Syncs the log, also where the last step was saved already."""
+    def end(self, session: tf.Session, global_step_value: int):
+        """Syncs the log, also where the last step was saved already; writes it as CSV, too."""
         self._log.sync()
+        self._log.write_csv()
 
 
-def _can_show_bar(stream):
+def _can_show_bar(stream: typing.Any):
     """Whether a stream is a terminal of known size (in a container it may have 0 columns)."""
     if not stream.isatty() or os.environ.get('TERM') == 'dumb':
         return False
@@ -235,9 +301,15 @@ def _can_show_bar(stream):
 
 
 def describe_time(seconds: float) -> str:
-    """A number of seconds as text: `'0:34'`, `'1:02:03'` or `'3 d 04:05'`."""
-    minutes, seconds = divmod(int(round(seconds)), 60)
+    """A time as text: `'0:34'`, `'1:02:03'`, or of a day and more `'3 d 04:05'`.
+
+    Args:
+      seconds: of at least 0, which are rounded.
+    """
+    minutes, seconds_left = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 24:
         return '%d d %02d:%02d' % (hours // 24, hours % 24, minutes)
-    return '%d:%02d:%02d' % (hours, minutes, seconds) if hours else '%d:%02d' % (minutes, seconds)
+    if hours:
+        return '%d:%02d:%02d' % (hours, minutes, seconds_left)
+    return '%d:%02d' % (minutes, seconds_left)

@@ -1,29 +1,49 @@
-"""What train.py makes of the newest checkpoint: an evaluation, predictions, a SavedModel."""
+"""What train.py makes of the newest checkpoint: an evaluation, predictions, a SavedModel.
+
+Each builds a graph of its own, restores the checkpoint into it, with the moving averages of the
+weights where the checkpoint has some, and writes outside of the run's folder alone.
+"""
 
 import contextlib
 import csv
 import json
+import typing
 
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import counted, shown
+from towers.run.evaluation import Evaluation
 from towers.run.weights import averages_in, export_saved_model
 from towers.safe_files import written_whole
 from trainer.arguments import session_config
 from trainer.best import SINCE_BEST
+from trainer.confusion import ConfusionMatrix
 from trainer.data import is_own, test_numbers
 from trainer.flags import FLAGS, train_dir
-from trainer.job import make_evaluation, show
+from trainer.job import Setup, make_evaluation, show
 from trainer.own_model import is_own_model, named, rows
+from trainer.pictures import check_can_write
 from trainer.run_settings import check_classes
 
 
-def evaluate_or_predict(setup):
-    """Shows the plan of an evaluation; unless --plan_only, evaluates or predicts, and exports."""
+def evaluate_or_predict(setup: Setup) -> None:
+    """Does --mode=eval or --mode=predict: shows the plan, evaluates or predicts, and exports.
+
+    With --plan_only it shows the plan alone.
+
+    Args:
+      setup: the model and its data.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged or of another model.
+      DatasetError: the classes are not those of the run.
+      MissingPackageError: the picture of --confusion needs matplotlib.
+    """
     check_classes(setup.dataset)
     if not FLAGS.plan_only:
-        newest_or_refuse()  # before a network is built for nothing
+        check_can_write(FLAGS.confusion)  # before a network is built for nothing
+        newest_or_refuse()
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         evaluation = make_evaluation(setup, mode='eval' if FLAGS.mode == 'eval' else 'infer')
@@ -31,97 +51,163 @@ def evaluate_or_predict(setup):
         if FLAGS.plan_only:
             return
         if FLAGS.mode == 'eval':
-            evaluate(evaluation, setup)
+            evaluate(evaluation, setup, with_confusion=bool(FLAGS.confusion))
         else:
             predict(evaluation, setup)
     if FLAGS.export_dir:
         export(setup.model)
 
 
-def report(throughput, evaluation, setup):
-    """Prints the results of the test set, as `Evaluation.run` returned them, and examples a second
-    where the `Throughput` is known."""
-    unit, said = setup.model.unit, setup.dataset.num_examples['test']
-    names = sorted(set(evaluation) - {'examples', SINCE_BEST})
-    for name in names if is_own_model() else [each for each in names if each != 'loss']:
+def report(throughput: typing.Any, results: dict, setup: Setup) -> None:
+    """Prints the results of the test set, and the speed.
+
+    Args:
+      throughput: the `Throughput` of the training; or None.
+      results: what `Evaluation.run` returned.
+      setup: the model and its data.
+    """
+    unit = setup.model.unit
+    said = setup.dataset.num_examples['test']
+    names = set(results) - {'examples', SINCE_BEST}
+    if not is_own_model():
+        names.discard('loss')
+    for name in sorted(names):
         print('%-14s %s on %s' % (
-            'test ' + name, _value_text(evaluation[name]), counted(evaluation['examples'], unit)))
-    if is_own() and evaluation['examples'] < said:
+            'test ' + name, _value_text(results[name]), counted(results['examples'], unit)))
+    if is_own() and results['examples'] < said:
         print('%-14s num_examples of %s says %d for test, and %d came' % (
-            'test %ss' % unit, FLAGS.dataset, said, evaluation['examples']))
+            'test %ss' % unit, FLAGS.dataset, said, results['examples']))
     if throughput is not None:
         print('speed          {:,.0f} {}s/s'.format(
             throughput.examples / throughput.seconds, unit))
 
 
-def _value_text(value):
+def _value_text(value: float):
     """A result as text: four decimals, or three digits of one that is 0 with these."""
     return '%.4f' % value if value == 0 or abs(value) >= 0.001 else '%.3g' % value
 
 
-def evaluate(evaluation, setup, prefix=None):
-    """Evaluates a checkpoint, or the newest one, on the test set; prints the results, and returns
-    them as `Evaluation.run` does."""
+def evaluate(evaluation: Evaluation, setup: Setup, prefix: typing.Optional[str] = None,
+             with_confusion: bool = False) -> dict:
+    """Evaluates a checkpoint on the test set, prints the results, and returns them.
+
+    Args:
+      evaluation: of the model of `setup`.
+      setup: the model and its data.
+      prefix: of the checkpoint; None for the newest one.
+      with_confusion: whether to show, and to write, which classes were taken for which.
+    """
     with restored_session(evaluation.built, prefix) as session:
-        results = evaluation.run(session)
+        results: typing.Any = evaluation.run(session)  # not None: nothing stops it
         report(None, results, setup)
+        if with_confusion:
+            _report_confusion(evaluation, session, setup)
         return results
 
 
-def predict(evaluation, setup):
+def _report_confusion(evaluation: Evaluation, session: tf.Session, setup: Setup):
+    """Prints the accuracies by class and the confusion matrix, and writes it to --confusion.
+
+    The test set is read once more, for the predictions.
+
+    Args:
+      evaluation: of the model of `setup`.
+      session: with the restored weights.
+      setup: the model and its data.
+    """
+    classes = getattr(setup.dataset, 'classes', None)
+    matrix = ConfusionMatrix(setup.dataset.num_classes, classes)
+    for batch in evaluation.predict(session):
+        matrix.add(batch['label'], batch['predicted'])
+    print(matrix)
+    matrix.write(FLAGS.confusion)
+    print('confusion      %s' % FLAGS.confusion)
+
+
+def predict(evaluation: Evaluation, setup: Setup) -> None:
     """Writes --predictions: a row for each test example, with its number, its file if it has one,
     its label, its predictions, and the name of the predicted class if it has one.
+
+    Args:
+      evaluation: of the model of `setup`, for predictions.
+      setup: the model and its data.
 
     Raises:
       ModelFunctionError: predictions that are not one for each example.
     """
-    unit, where = setup.model.unit, getattr(setup.dataset, 'where', None)
-    classes = None if is_own_model() else getattr(setup.dataset, 'classes', None)
+    unit = setup.model.unit
+    file_of = getattr(setup.dataset, 'where', None)
+    numbers = iter(test_numbers(setup.dataset))
+    count = 0
     with restored_session(evaluation.built) as session, \
             written_whole(FLAGS.predictions, advice='Give another --predictions.',
                           newline='') as table:
         lines = csv.writer(table)
-        count, numbers = 0, iter(test_numbers(setup.dataset))
         for batch in evaluation.predict(session):
-            told, predictions = batch if isinstance(batch, list) else ({}, batch)
-            names, columns = zip(*[
-                pair for pair in named(told, 'label') + named(predictions, 'prediction')
-                if not (FLAGS.unlabelled and pair[0] == 'label')])
-            columns = [rows(column) for column in columns]
-            if classes is not None:
-                predicted = columns[names.index('predicted')]
-                names, columns = names + ('class',), columns + [
-                    [shown(classes[number]) for number in predicted]]
-            if len(set(map(len, columns))) > 1:
-                raise towers.ModelFunctionError(
-                    'the predictions %s of a batch have %s rows: expected one for each example, '
-                    '[batch, …].' % (', '.join(names), ', '.join(map(str, map(len, columns)))))
-            if not count:
-                lines.writerow([unit] + ['file'] * bool(where) + list(names))
-            for row in zip(*columns):
+            columns = _columns(batch, setup)
+            if count == 0:
+                place = [unit] if file_of is None else [unit, 'file']
+                lines.writerow(place + list(columns))
+            for row in zip(*columns.values()):
                 number = next(numbers)
-                lines.writerow([number] + ([shown(where('test', number))] if where else [])
-                               + [_cell(value) for value in row])
+                place = [number] if file_of is None else [number, shown(file_of('test', number))]
+                lines.writerow(place + [_cell(value) for value in row])
                 count += 1
     print('predictions    %s, %s' % (FLAGS.predictions, counted(count, unit)))
 
 
-def _cell(value):
+def _columns(batch: typing.Any, setup: Setup):
+    """The columns of --predictions for a batch: labels, predictions, names of classes.
+
+    Args:
+      batch: a list of labels and predictions; or a dict of both.
+      setup: the model and its data.
+
+    Returns:
+      Dict from a column's name to the list of its values.
+
+    Raises:
+      ModelFunctionError: the predictions are not one for each example.
+    """
+    told, predictions = batch if isinstance(batch, list) else ({}, batch)
+    columns = {}
+    for name, values in named(told, 'label') + named(predictions, 'prediction'):
+        if not (FLAGS.unlabelled and name == 'label'):
+            columns[name] = rows(values)
+    classes = getattr(setup.dataset, 'classes', None)
+    if classes is not None and not is_own_model():
+        columns['class'] = [shown(classes[number]) for number in columns['predicted']]
+    sizes = [len(column) for column in columns.values()]
+    if len(set(sizes)) > 1:
+        raise towers.ModelFunctionError(
+            'the predictions %s of a batch have %s rows: expected one for each example, '
+            '[batch, …].' % (', '.join(columns), ', '.join(map(str, sizes))))
+    return columns
+
+
+def _cell(value: typing.Any):
     """A prediction for the table: of floats six digits, of several numbers a JSON list."""
-    def plain(value):
-        if isinstance(value, list):
-            return [plain(each) for each in value]
-        if isinstance(value, bytes):
-            return value.decode('utf-8', 'replace')
-        return float('%.6g' % value) if isinstance(value, float) else value
-    value = plain(value.tolist() if hasattr(value, 'tolist') else value)
+    value = _plain(value.tolist() if hasattr(value, 'tolist') else value)
     return json.dumps(value) if isinstance(value, list) else value
 
 
+def _plain(value: typing.Any):
+    """A prediction of Python's types: floats with six digits, bytes as text."""
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, bytes):
+        return value.decode('utf-8', 'replace')
+    return float('%.6g' % value) if isinstance(value, float) else value
+
+
 @contextlib.contextmanager
-def restored_session(built, prefix=None):
-    """A session with the weights of the newest checkpoint, or with their moving averages if the
-    checkpoint has some; or with those of another checkpoint.
+def restored_session(built: towers.BuiltTowers,
+                     prefix: typing.Optional[str] = None) -> typing.Iterator[tf.Session]:
+    """A session with the weights of a checkpoint, or with their moving averages if it has some.
+
+    Args:
+      built: towers of the same graph, by which the session is configured.
+      prefix: of the checkpoint; None for the newest one.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged or of another model.
@@ -137,7 +223,7 @@ def restored_session(built, prefix=None):
         yield session
 
 
-def newest_or_refuse():
+def newest_or_refuse() -> str:
     """The prefix of the newest checkpoint of --train_dir, which is only read.
 
     Raises:
@@ -150,7 +236,10 @@ def newest_or_refuse():
     return newest.prefix
 
 
-def export(model):
-    """Writes the SavedModel of the newest checkpoint, without towers."""
+def export(model: typing.Any) -> None:
+    """Writes the SavedModel of the newest checkpoint, without towers, to --export_dir.
+
+    `model` is that of a `Setup`.
+    """
     print('SavedModel     %s' % export_saved_model(model.serving, newest_or_refuse(),
                                                    FLAGS.export_dir))

@@ -20,6 +20,7 @@ from trainer.flags import (
     OPTIONS_BY_NAME,
     SETTINGS,
     STATE,
+    decays_until_the_end,
     train_dir,
 )
 
@@ -152,10 +153,10 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
       workers: how many there are.
     """
     kinds = {name: setting.kind for name, setting in SETTINGS.items() if setting.kind != ONCE}
-    values = collections.OrderedDict((name, FLAGS[name].value) for name in kinds)
+    values: dict = collections.OrderedDict((name, FLAGS[name].value) for name in kinds)
     values['batch_size'] = batch_size
     values['number of workers'] = workers
-    if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
+    if decays_until_the_end():
         kinds['train_steps'] = CHANGES
         kinds['train_epochs'] = CHANGES
     if dataset is not None:
@@ -165,7 +166,7 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
 
 def _settings_of(dataset: typing.Any):
     """What is compared of a data set: a dict."""
-    values = collections.OrderedDict()
+    values: dict = collections.OrderedDict()
     if getattr(dataset, 'classes', None) is not None:  # which have names
         values[_CLASSES] = '\n'.join(dataset.classes)
     values['number of training examples'] = int(dataset.num_examples['train'])

@@ -1,4 +1,11 @@
-"""How fast a run is: examples a second, and how long its steps wait for their batches."""
+"""How fast a run is: examples a second, and how long its steps wait for their batches.
+
+    rate          (examples_2 - examples_1) / (seconds_2 - seconds_1)
+    share waited  (waited_2 - waited_1) / (seconds_2 - seconds_1)
+
+between two marks of a run. Its seconds leave out the first two steps, in which TensorFlow builds
+kernels and optimises the graph, evaluations and checkpoints.
+"""
 
 import time
 import typing
@@ -83,7 +90,15 @@ class StepClock:
 
 
 def rate(begin: typing.Optional[Mark], end: typing.Optional[Mark]) -> typing.Optional[float]:
-    """Examples a second from one `Mark` to another; None if one is None, or nothing is between."""
+    """Examples a second between two marks.
+
+    Args:
+      begin: the earlier mark, or None.
+      end: the later mark, or None.
+
+    Returns:
+      The rate; None if a mark is None, or there is nothing between the two.
+    """
     if begin is None or end is None or end.seconds <= begin.seconds:
         return None
     return (end.examples - begin.examples) / (end.seconds - begin.seconds) or None
@@ -91,8 +106,16 @@ def rate(begin: typing.Optional[Mark], end: typing.Optional[Mark]) -> typing.Opt
 
 def share_waited(begin: typing.Optional[Mark],
                  end: typing.Optional[Mark]) -> typing.Optional[float]:
-    """The share of the time from one `Mark` to another that was waiting, 0..1; None as `rate`."""
-    if rate(begin, end) is None:
+    """The share of the time between two marks that was waiting for input.
+
+    Args:
+      begin: the earlier mark, or None.
+      end: the later mark, or None.
+
+    Returns:
+      The share, 0 to 1; None where `rate` is None.
+    """
+    if begin is None or end is None or rate(begin, end) is None:
         return None
     return min(1., (end.waited - begin.waited) / (end.seconds - begin.seconds))
 
@@ -100,11 +123,22 @@ def share_waited(begin: typing.Optional[Mark],
 class TimedBatch(typing.NamedTuple):
     """A batch, and how long a step waits for it."""
     batch: typing.Any  # nest of tensors
-    waited: tf.Tensor  # seconds, a float64 scalar
+    waited: typing.Optional[tf.Tensor]  # seconds, a float64 scalar
 
 
-def timed_batch(iterator: typing.Any) -> TimedBatch:
-    """Reads the next batch of an iterator, and measures how long a step waits for it."""
+def timed_batch(iterator: typing.Any, is_timed: bool = True) -> TimedBatch:
+    """Reads the next batch of an iterator, and measures how long a step waits for it.
+
+    Args:
+      iterator: of `tf.data`, in graph mode.
+      is_timed: whether to measure; TensorFlow refuses to tell the time in a step whose operations
+        are deterministic.
+
+    Returns:
+      `TimedBatch`: the batch, and the seconds; None for these where it does not measure.
+    """
+    if not is_timed:
+        return TimedBatch(iterator.get_next(), None)
     asked = tf.timestamp(name='asked_for_input')
     with tf.control_dependencies([asked]):
         batch = iterator.get_next()

@@ -13,12 +13,13 @@ from trainer.data import data_ended
 from trainer.evaluator import evaluate_run, say_ended
 from trainer.flags import FLAGS, train_dir
 from trainer.hooks import RunHooks, StartInputHook, make_hooks
+from trainer.job import Job, Setup
 from trainer.process import status_of_signal
 from trainer.results import export, report
 from trainer.run_settings import run_settings
 
 
-def train(job: typing.Any, cluster: typing.Optional[towers.Cluster] = None) -> int:
+def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
     """Trains, evaluates, prints the results and exports, as the one process or a cluster's chief.
 
     Args:
@@ -58,7 +59,8 @@ def train(job: typing.Any, cluster: typing.Optional[towers.Cluster] = None) -> i
     return _finish(job, hooks, ended, cluster)
 
 
-def _finish(job, hooks: RunHooks, ended, cluster):
+def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
+            cluster: typing.Optional[towers.Cluster]):
     """Prints the results of a run whose session has ended, and exports; returns the exit status.
 
     Args:
@@ -67,13 +69,15 @@ def _finish(job, hooks: RunHooks, ended, cluster):
       ended: the error of data that ended before the run; or None.
     """
     stopped_by = hooks.signals.stopping_signal
-    newest = newest_prefix(train_dir())
+    newest: typing.Any = newest_prefix(train_dir())  # not None: the session has saved
+    last_saved: typing.Any = step_of(newest)
+    latest: typing.Any = hooks.evaluation.latest
     failure = ended or hooks.tested.failure
     if stopped_by is None and hooks.tested.failure is None:
-        report(hooks.progress.throughput, hooks.evaluation.latest, job.setup)
+        report(hooks.progress.throughput, latest, job.setup)
     if cluster is not None:
         _say_stopped(hooks.signals)
-    is_short = step_of(newest) < job.counts.last_step
+    is_short = last_saved < job.counts.last_step
     if stopped_by is None and failure is None and is_short:
         print('stopped: by %s' % _reason_to_stop(hooks))
     print('checkpoint     %s' % newest)
@@ -84,7 +88,7 @@ def _finish(job, hooks: RunHooks, ended, cluster):
     if stopped_by is None:
         goes_on_later = is_short and hooks.minutes.is_over
         if not goes_on_later:
-            say_ended(train_dir(), step_of(newest))
+            say_ended(train_dir(), last_saved)
         if FLAGS.export_dir:
             export(job.setup.model)
     return status_of_signal(stopped_by)
@@ -99,15 +103,15 @@ def _reason_to_stop(hooks: RunHooks):
     return 'stop_at_accuracy of --config'
 
 
-def _say_stopped(hook):
+def _say_stopped(hook: towers.StopTogetherHook):
     """Says which worker got a signal, by the `StopTogetherHook` of this one, `hook`."""
     rank, number = hook.stopped_by
     if number is not None:
-        print('stopped: worker %d was told to stop (%s)' % (rank, signal.Signals(number).name),
+        print('stopped: worker %s was told to stop (%s)' % (rank, signal.Signals(number).name),
               flush=True)
 
 
-def run_steps(job: typing.Any, session: typing.Any) -> typing.Optional[Exception]:
+def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
     """Runs steps until a hook stops the session: one of them at the last step of the job.
 
     Args:
@@ -136,7 +140,7 @@ def run_steps(job: typing.Any, session: typing.Any) -> typing.Optional[Exception
     return None
 
 
-def serve_or_evaluate(setup: typing.Any, cluster: typing.Optional[towers.Cluster]) -> int:
+def serve_or_evaluate(setup: Setup, cluster: typing.Optional[towers.Cluster]) -> int:
     """Does the part of a process that builds no towers.
 
     A parameter server works until a signal ends it, and never returns. An evaluator evaluates the
@@ -158,7 +162,7 @@ def serve_or_evaluate(setup: typing.Any, cluster: typing.Optional[towers.Cluster
     return 0
 
 
-def work(cluster: towers.Cluster, job: typing.Any) -> int:
+def work(cluster: towers.Cluster, job: Job) -> int:
     """Trains as a worker that saves nothing, until the chief stops or a signal comes.
 
     Args:

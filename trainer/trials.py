@@ -7,11 +7,11 @@
     together   examples a second of the training itself
 """
 
-import collections
 import contextlib
 import functools
 import statistics
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -21,7 +21,7 @@ from towers.nonfinite import explained
 from trainer.arguments import memory_limit, session_config
 from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
-from trainer.job import build_job, parts_of_batch
+from trainer.job import Setup, build_job, parts_of_batch
 from trainer.run_settings import recorded_setting
 
 _BEHIND = .9  # a speed below this share of another one counts as slower
@@ -29,17 +29,33 @@ _ROUNDS = 3  # of measuring the pipeline, the towers, and both together: their m
 _WARM_UP_STEPS = 3  # two prefetched batches, and the one in the making
 
 
-def show_memory(setup):
-    """Prints where the memory of a step goes, and draws it (--memory_plot)."""
+def show_memory(setup: Setup) -> None:
+    """Prints where the memory of a step goes, and draws it (the option memory_plot).
+
+    Args:
+      setup: the model, its data, and a batch size.
+
+    Raises:
+      MissingPackageError: the picture needs matplotlib.
+    """
     count_on_cpus()
     with naming_failures():
         towers.memory_report(_measured(setup), setup.batch_size, memory_limit(),
                              FLAGS.memory_plot or None, session_config, _say)
 
 
-def choose_batch_size(setup):
-    """The batch size for --batch_size=auto, an int: as recorded in --train_dir, else the largest
-    one that fits into memory. Prints the choice."""
+def choose_batch_size(setup: Setup) -> int:
+    """The batch size for --batch_size=auto. Prints the choice.
+
+    A run that is there already keeps the size that it was last started with, if that divides among
+    the towers; a new one gets the largest size that fits into memory.
+
+    Args:
+      setup: the model and its data.
+
+    Returns:
+      Examples a step on this machine, over all of its towers.
+    """
     count_on_cpus()
     parts = parts_of_batch(len(towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)))
     recorded = recorded_setting('batch_size')
@@ -51,9 +67,12 @@ def choose_batch_size(setup):
                                      setup.dataset.num_examples['train']).batch_size
 
 
-def _measured(setup):
-    """The function of a batch size that `memory_report` and `fit_batch_size` build a step with."""
-    def build(batch_size):
+def _measured(setup: Setup):
+    """The function of a batch size that `memory_report` and `fit_batch_size` build a step with.
+
+    It returns the `BuiltTowers`, and a list of what a session runs before the first step.
+    """
+    def build(batch_size: int):
         tf.set_random_seed(FLAGS.seed)
         job = build_job(setup._replace(batch_size=batch_size))
         return job.built, [job.iterator.initializer]
@@ -65,13 +84,16 @@ _say = functools.partial(print, flush=True)
 
 # ---- Diagnosis -----------------------------------------------------------------------------------
 
-class Diagnosis(collections.namedtuple('Diagnosis', 'pipeline towers together waiting unit')):
-    """The measured speeds, in examples a second, and the share of the training's time that was
-    waiting for input; `print(diagnosis)` shows them, with a verdict."""
-    __slots__ = ()
+class Diagnosis(typing.NamedTuple):
+    """The measured speeds; `print(diagnosis)` shows them, with a verdict."""
+    pipeline: float  # examples a second of the input pipeline alone; so are the next two
+    towers: float
+    together: float
+    waiting: float  # share of the training's time that was waiting for input
+    unit: str  # the name of an example
 
     @property
-    def side(self):
+    def side(self) -> str:
         """The slower side: `'towers'`, `'input'`, or `'both'`, which slow each other down: on the
         same processors, or because they take turns."""
         if self.together >= _BEHIND * self.towers:
@@ -79,13 +101,13 @@ class Diagnosis(collections.namedtuple('Diagnosis', 'pipeline towers together wa
         return 'input' if self.pipeline < _BEHIND * self.towers else 'both'
 
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         """One sentence: which side limits the run, by how much, and what to change."""
         lost = 100 * (1 - self.together / self.towers)
         if self.side == 'towers':
+            gain = max(0, 100 * (self.towers / self.together - 1))
             return ('The towers hold the run back: a faster input would bring %.0f %% at most; '
-                    'more or faster devices, or a cheaper model, would bring more.' % max(
-                        0, 100 * (self.towers / self.together - 1)))
+                    'more or faster devices, or a cheaper model, would bring more.' % gain)
         if self.side == 'input':
             return ('The input holds the run back, which loses %.0f %% of the speed of the towers; '
                     'make the pipeline cheaper an example (smaller files, augment=crop of '
@@ -97,21 +119,30 @@ class Diagnosis(collections.namedtuple('Diagnosis', 'pipeline towers together wa
                 'make the input cheaper, or on other processors.' % lost)
 
     def __str__(self):
-        lines = ['%-16s %10s %ss/s  %s' % (
-            name, ('{:,.0f}' if rate >= 10 else '{:.2g}').format(rate), self.unit, note)
-                 for name, rate, note in (
-                     ('pipeline alone', self.pipeline, ''),
-                     ('towers alone', self.towers, 'on a batch in memory'),
-                     ('together', self.together, 'waiting for input for %.0f %% of the time'
-                      % (100 * self.waiting)))] + [self.verdict]
+        share = 'waiting for input for %.0f %% of the time' % (100 * self.waiting)
+        lines = [self._line('pipeline alone', self.pipeline, ''),
+                 self._line('towers alone', self.towers, 'on a batch in memory'),
+                 self._line('together', self.together, share),
+                 self.verdict]
         if self.together * _BEHIND > min(self.pipeline, self.towers):
             lines.append('The numbers are rough, since something else used the processors, or they '
                          'were too short: measure again, longer (diagnose_seconds of --config).')
-        return '\n'.join(line.rstrip() for line in lines)
+        return '\n'.join(lines)
+
+    def _line(self, name: str, rate: float, note: str):
+        """The line of a rate, with a note."""
+        number = '{:,.0f}'.format(rate) if rate >= 10 else '{:.2g}'.format(rate)
+        return ('%-16s %10s %ss/s  %s' % (name, number, self.unit, note)).rstrip()
 
 
-def diagnose(setup):
-    """Measures the pipeline, the towers, and both: a `Diagnosis` to be printed.
+def diagnose(setup: Setup) -> Diagnosis:
+    """Measures the pipeline, the towers, and both, with `diagnose_seconds` of --config for each.
+
+    Args:
+      setup: the model, its data, and a batch size.
+
+    Returns:
+      The medians of three rounds: a `Diagnosis` to be printed.
 
     Raises:
       NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
@@ -120,41 +151,54 @@ def diagnose(setup):
     _say('measuring      3 times %g s, with warm-ups about %.0f s, and the time to build the '
          'towers twice' % (seconds, 3.75 * seconds))
     held = setup._replace(dataset=_OneBatch(setup.dataset))
+    builds = [lambda: _reading(setup), lambda: _training(held), lambda: _training(setup)]
     with naming_failures():
         try:
             with contextlib.ExitStack() as sessions:
-                measures = [sessions.enter_context(_timed(build)) for build in (
-                    lambda: _reading(setup), lambda: _training(held), lambda: _training(setup))]
-                # In turns: other load on the machine slows all alike.
-                rounds = [[measure(seconds / _ROUNDS) for measure in measures]
-                          for _ in range(_ROUNDS)]
+                measures = [sessions.enter_context(_timed(build)) for build in builds]
+                rounds = []
+                for _ in range(_ROUNDS):  # in turns: other load on the machine slows all alike
+                    rounds.append([measure(seconds / _ROUNDS) for measure in measures])
         except tf.errors.OpError as error:
             raise explained(error) or error from None
-    rates, shares = zip(*[map(statistics.median, zip(*found)) for found in zip(*rounds)])
-    return Diagnosis(*rates, shares[-1], setup.model.unit)
+    medians = []
+    for speeds in zip(*rounds):  # of one build
+        medians.append(statistics.median(speed.examples for speed in speeds))
+    waiting = statistics.median(speeds[-1].waiting for speeds in rounds)
+    return Diagnosis(medians[0], medians[1], medians[2], waiting, setup.model.unit)
 
 
 class _OneBatch:
     """A data set whose training batches are all its first one, from memory."""
 
-    def __init__(self, dataset):
+    def __init__(self, dataset: typing.Any):
         self._dataset = dataset
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str):
         return getattr(self._dataset, name)
 
-    def train_batches(self, **arguments):
-        """As of the data set."""
+    def train_batches(self, **arguments) -> tf.data.Dataset:
+        """The first batch of the data set for these arguments, over and over."""
         return self._dataset.train_batches(**arguments).take(1).cache().repeat()
 
 
-_Steps = collections.namedtuple('_Steps', 'step examples waited initializers config')
-"""Operations to be timed: a step, how many examples it has, the seconds that it waits for its
-input, what the session runs first, one after the other; and the config of the session."""
+class _Steps(typing.NamedTuple):
+    """Operations to be timed."""
+    step: tf.Operation
+    examples: typing.Any  # of the step: a scalar
+    waited: typing.Any  # seconds that the step waits for its input: a scalar
+    initializers: list  # what the session runs first, one after the other
+    config: typing.Optional[tf.ConfigProto]  # of the session
 
 
-def _training(setup):
-    """The `_Steps` of a training."""
+class _Speed(typing.NamedTuple):
+    """What was measured of some steps."""
+    examples: float  # a second
+    waiting: float  # share of the time that was waiting for input
+
+
+def _training(setup: Setup):
+    """The `_Steps` of a training, without evaluation; their examples are those of all shards."""
     tf.set_random_seed(FLAGS.seed)
     job = build_job(setup, with_evaluation=False)
     begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
@@ -163,38 +207,51 @@ def _training(setup):
     return _Steps(job.train_op, tf.add_n(sizes), job.input_wait, begin, session_config(job.built))
 
 
-def _reading(setup):
+def _reading(setup: Setup):
     """The `_Steps` that read the batches of a training, and do nothing with them."""
     iterator = tf.data.make_initializable_iterator(setup.dataset.train_batches(
         batch_size=setup.batch_size, seed=FLAGS.seed, shift=FLAGS.augment_shift,
         remainder=FLAGS.remainder, **setup.model.image_format))
     leaves = tf.nest.flatten(iterator.get_next(), expand_composites=True)
-    counted = [tf.shape(leaf)[0] for leaf in leaves if leaf.shape.ndims]
-    return _Steps(tf.group(*leaves), (counted + [setup.batch_size])[0], 0, [iterator.initializer],
-                  None)
+    counts = [tf.shape(leaf)[0] for leaf in leaves if leaf.shape.ndims]
+    examples = counts[0] if counts else setup.batch_size
+    return _Steps(tf.group(*leaves), examples, 0, [iterator.initializer], None)
 
 
 @contextlib.contextmanager
-def _timed(build):
-    """A session of the `_Steps` that a function builds: yields a function of seconds that runs
-    them for so long, after a warm-up, and returns `(examples a second, share of waiting)`."""
+def _timed(build: typing.Callable[[], _Steps]):
+    """A session of some steps, to be measured.
+
+    Args:
+      build: function that makes the `_Steps` in the default graph.
+
+    Yields:
+      A function of seconds that runs the steps for so long, after a warm-up, and returns their
+      `_Speed`.
+    """
     with tf.Graph().as_default() as graph:
         steps = build()
-        fetches = [tf.convert_to_tensor(each) for each in (steps.examples, steps.waited)]
+        fetches = [tf.convert_to_tensor(steps.examples), tf.convert_to_tensor(steps.waited)]
     with tf.Session(graph=graph, config=steps.config) as session:
-        for each in steps.initializers:
-            session.run(each)
+        for initializer in steps.initializers:
+            session.run(initializer)
         step = session.make_callable(fetches + [steps.step])
 
-        def run(least, seconds):
-            begin, done = time.perf_counter(), []
-            while len(done) < least or time.perf_counter() - begin < seconds:
-                done.append(step()[:2])
-            examples, waited = map(sum, zip(*done))
-            taken = time.perf_counter() - begin
-            return examples / taken, min(1., waited / taken)
+        def run(least: int, seconds: float):
+            """Runs steps for so many seconds, and at least so many of them."""
+            begin = time.perf_counter()
+            examples = 0
+            waited = 0.
+            count = 0
+            while count < least or time.perf_counter() - begin < seconds:
+                of_step, seconds_of_step, _ = step()
+                examples += of_step
+                waited += seconds_of_step
+                count += 1
+            passed = time.perf_counter() - begin
+            return _Speed(examples / passed, min(1., waited / passed))
 
-        def measure(seconds):
+        def measure(seconds: float):
             run(_WARM_UP_STEPS, seconds / 4)  # takes the batches that were prefetched before
             return run(2, seconds)
         yield measure

@@ -29,7 +29,7 @@ def test_the_whole_text(monkeypatch):
     plan = plan_of(normed, 8, sgd, ['/gpu:2', '/cpu:0'], dtype='float32', regularization='add')
     # 6 x 5 weights, 3 x 5 of batch norm, 6 x 3 of the kernel, 2 unused, 1 scale
     assert str(plan) == '''2 towers, batch 8 = 2 x 4
-  tower  device        examples  does for all
+  tower  device        examples  does alone
   0      /gpu:2        4         batch-norm updates
   1      /cpu:0        4         -
   towers           1 call of the model function, 1 copy of its graph
@@ -45,7 +45,7 @@ def test_the_whole_text(monkeypatch):
                    take sizes from tf.shape
   regularization   1 registered loss added, counted once
   batch norm       2 update ops of tower 0 ride on the train op
-  who writes       trained: all towers, 5; averages and counters: tower 0 writes, 2
+  updated by       all towers together: 5 trained; tower 0 alone: 2 averages and counters
   no gradient      unused'''
     assert plan.batch_size == 8 and plan.reduction == 'sum' and plan.remainder == 'error'
     assert plan.line('nothing') is None
@@ -88,7 +88,8 @@ def test_uneven_batches():
     x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [None, 3])
     built = towers.build_towers(linear, (x, y), None, 2, remainder='weight')
     assert built.plan.batch_size is None
-    assert str(built.plan).startswith('2 towers, a batch of any size, a remainder: weight\n')
+    assert str(built.plan).startswith(
+        '2 towers, a batch of any size, a remainder is spread over the shards\n')
 
 
 class ByGradient(tf.train.Optimizer):

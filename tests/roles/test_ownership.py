@@ -185,8 +185,9 @@ def test_a_count_of_steps_is_each_parts_and_what_a_metric_counts_is_shared():
                     'total': (total.read_value(), tf.assign_add(total, tf.reduce_sum(x)))}}
     ours = on_towers(model_fn, 2, memory=towers.Memory(accumulate=2))
     assert_equal(ours[:2] + (None,), on_one_device(model_fn)[:2] + (None,))
-    assert ours[3].plan.line('who writes') == (
-        'trained: all towers, 1; state: one per micro-batch, 1; metrics: every tower adds, 1')
+    assert ours[3].plan.line('updated by') == (
+        'all towers together: 1 trained; each micro-batch its own: 1 state; '
+        'every tower adds to: 1 metrics')
 
 
 def test_state_that_the_step_does_not_write_is_refused():

@@ -67,8 +67,8 @@ def assert_one_device(model_fn, rows, num_towers, **options):
 def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline, num_towers,
                                                              options):
     built = assert_one_device(model(write, inline), rows, num_towers, **options)
-    assert 'rows and counts of examples: every tower writes, in turn, %d' % (
-        2 if write is counts else 1) in built.plan.line('who writes')
+    assert 'every tower, one after the other: %d rows and counts of examples' % (
+        2 if write is counts else 1) in built.plan.line('updated by')
 
 
 def counted_in(shard_or_batch):
@@ -137,7 +137,7 @@ def test_a_constant_that_may_be_the_size_of_a_shard_is_asked_about():
                 (tf.constant(X), tf.constant(LABELS)), tf.train.GradientDescentOptimizer(.1), 2)
     with pytest.raises(towers.SharedVariableError, match='adds 6 .*a shard has 6 examples, too'):
         build(6.)
-    assert 'tower 0 writes' in build(5.).plan.line('who writes')
+    assert 'tower 0 alone' in build(5.).plan.line('updated by')
 
 
 def test_rows_of_which_the_graph_has_the_number_are_refused():
@@ -156,7 +156,7 @@ def test_rows_of_which_the_graph_has_the_number_are_refused():
 def test_averages_of_an_estimate_are_tower_0s(statistic):
     built = towers.build_towers(model(codebook(statistic)), (tf.constant(X), tf.constant(LABELS)),
                                 tf.train.GradientDescentOptimizer(.1), 2)
-    assert 'tower 0 writes' in built.plan.line('who writes')
+    assert 'tower 0 alone' in built.plan.line('updated by')
 
 
 def at_a_counted_place(centers, rows, features, unused_difference):

@@ -32,6 +32,16 @@ def test_scaling_rules(base, num_towers, rule, expected):
     # cos of 0, 60, 90, 120, 180 degrees: 1, 1/2, 0, -1/2, -1.
     (LearningRate(0.2, decay='cosine', decay_examples=1200),
      {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0}),
+    (LearningRate(0.4, decay='step', decay_examples=100, decay_rate=0.5),
+     {0: 0.4, 99: 0.4, 100: 0.2, 250: 0.1}),
+    (LearningRate(0.4, decay='polynomial', decay_examples=100, decay_power=2.),
+     {0: 0.4, 50: 0.1, 90: 0.004, 100: 0, 500: 0}),
+    # Periods of 120, 360, 1080 examples: they begin at 0, 120, 480, 1560.
+    (LearningRate(0.2, decay='cosine_restarts', decay_examples=120, restart_growth=3.),
+     {0: 0.2, 40: 0.15, 60: 0.1, 120: 0.2, 240: 0.15, 300: 0.1, 480: 0.2, 1020: 0.1, 1560: 0.2,
+      120 * 121: 0.2}),  # log 243 / log 3 is below 5 in float64
+    (LearningRate(0.2, decay='cosine_restarts', decay_examples=120, restart_growth=1.),
+     {0: 0.2, 60: 0.1, 120: 0.2, 180: 0.1, 640: 0.15}),
     # Its end keeps its digits: (1 - cos x) / 2 = x^2 / 4 for small x, here pi / 10^4.
     (LearningRate(1, decay='cosine', decay_examples=10 ** 6),
      {10 ** 6 - 100: math.pi ** 2 / 4e8}),
@@ -53,6 +63,12 @@ def test_rates_of_the_schedules(rate, expected):
     (dict(num_towers=4, rule='sqrt', warmup_examples=1437, decay='exponential',
           decay_examples=2874, decay_rate=0.94),
      '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 1,437 examples, x0.94 every 2,874 examples'),
+    (dict(decay='step', decay_examples=10, decay_rate=0.1),
+     '0.001, in steps x0.1 every 10 examples'),
+    (dict(decay='polynomial', decay_examples=10, decay_power=1),
+     '0.001, to 0 over 10 examples, by the power 1'),
+    (dict(decay='cosine_restarts', decay_examples=10, restart_growth=2),
+     '0.001, cosine to 0 over 10 examples, then again, each period x2 as long'),
     (dict(warmup_examples=1, decay='cosine', decay_examples=50000),
      '0.001, warm-up from 0 over 1 example, cosine to 0 over 50,000 examples')])
 def test_describe(arguments, expected):
@@ -63,10 +79,12 @@ def test_describe(arguments, expected):
     (dict(base=0), 'base=0: expected a number above 0'),
     (dict(base=float('nan')), 'base=nan'),
     (dict(rule='square'), "rule='square': expected one of 'none', 'sqrt', 'linear'"),
-    (dict(decay='step'), "decay='step': expected one of 'none', 'exponential', 'cosine'"),
+    (dict(decay='stairs'), "decay='stairs': expected one of 'none', 'exponential', 'step', 'poly"),
     (dict(decay='exponential', decay_rate=0.9),
      "decay='exponential' takes decay_examples and decay_rate, and was given decay_rate"),
     (dict(decay='none', decay_examples=9), "decay='none' takes nothing, and was given decay_ex"),
+    (dict(decay='polynomial', decay_examples=9, decay_power=0), 'decay_power=0: expected a number a'),
+    (dict(decay='cosine_restarts', decay_examples=9, restart_growth=.5), 'restart_growth=0.5: exp'),
     (dict(decay='exponential', decay_examples=9, decay_rate=1.5), 'decay_rate=1.5: expected a num')])
 def test_bad_arguments_are_named(arguments, text):
     with pytest.raises(InvalidArgumentError, match=text):

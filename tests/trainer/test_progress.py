@@ -1,5 +1,6 @@
 """The view of a run, on a terminal and in a pipe; the lines of metrics.jsonl, exact over kills."""
 
+import csv
 import fcntl
 import io
 import json
@@ -118,6 +119,12 @@ def test_plain_lines_and_those_of_the_log_at_each_multiple_and_the_last_step(tim
         'step 7/7  loss 0.2857  lr 0.001  0:00 left  40 images/s  input wait 10%  epoch 1.8\n'
         'step 7/7  test loss 2 on 1,797 examples\n')
     assert hook.throughput == Throughput(100, 2.5)  # 5 steps after the second
+    training.hook.listener.end(None, 7)
+    with open(str(tmp_path / 'metrics.csv'), newline='') as table:
+        rows = list(csv.DictReader(table))
+    assert [(row['step'], row['examples'], row['test_loss']) for row in rows] == [
+        ('4', '80', ''), ('7', '140', '2.0')]
+    assert float(rows[0]['loss']) == 0.5
 
 
 def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time, tmp_path):
@@ -152,6 +159,8 @@ def test_one_bar_on_80_columns_and_other_lines_above_it(time, tmp_path):
         received = os.read(terminal, 1 << 16)
     os.close(terminal)
     assert b'it/s' not in received  # of tqdm's own form
+    assert re.match(r'\s*0/20 \|\s*\| first step: the graph is made ready epoch 0.0',
+                    received.decode('utf-8').lstrip('\r'))
     lines = screen(received.decode('utf-8').replace('\r\n', '\n'), 80)
     assert lines[:2] == ['step 3/20  test accuracy 0.5 on 1,797 examples',
                          'SIGTERM: finishing this step and saving']

@@ -1,19 +1,29 @@
 """Flags of `train.py`: which are refused, with what words, and what the good ones make."""
 
 import contextlib
+import os
 import re
+import subprocess
+import sys
 
 from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
 
+from datasets import epochs, preprocessing
+import towers
+from towers.cluster.cluster import KINDS
 from towers.errors import InvalidArgumentError
+from towers.run import learning_rate
 from trainer import flags
 from trainer.arguments import clip, make_learning_rate
 from trainer.command_line import in_flags, parse_flags
 from trainer.contradictions import contradiction
 from trainer.flags import FLAGS, GROUPS, train_dir
 from trainer.run_settings import run_settings
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @contextlib.contextmanager
@@ -74,6 +84,15 @@ def refusal(capsys, *argv):
      '{"label_smoothing": 0.1}'),
     ('--job_name=evaluator --batch_size=auto', '--batch_size=auto is of training, and '
      '--job_name=evaluator does not train: give a number'),
+    ('--decay=step', '--decay=step needs --decay_epochs'),
+    ('--decay=cosine_restarts', '--decay=cosine_restarts needs --decay_epochs'),
+    ('--config={"decay_power":2}', 'decay_power of --config is of no use with --decay=none: it goes '
+     'with polynomial'),
+    ('--mode=eval --config={"confusion":"m.txt"}', 'confusion=m.txt of --config: expected a name '
+     'that ends in .png or .csv'),
+    ('--hooks=mine', '--hooks=mine: expected module:function'),
+    ('--sweep=seed=1 --plan_only', '--sweep starts runs one after the other on this machine: leave '
+     'out --cluster, --job_name and --plan_only'),
     ('--recompute=,', "--recompute=, names nothing: give 'auto', or names"),
     ('--base_learning_rate=nan', '--base_learning_rate=nan: expected a finite number'),
     ('digits', "'digits' is no flag: flags begin with --")])
@@ -120,13 +139,46 @@ def test_errors_speak_of_flags(text, ours):
     assert in_flags(text) == ours
 
 
-def test_there_are_45_flags_each_with_a_sentence():
-    assert len(flags.FLAGS_BY_NAME) <= 45
+def test_there_are_50_flags_each_with_a_sentence():
+    assert len(flags.FLAGS_BY_NAME) <= 50
     defined = {flag.name for flag in FLAGS.flags_by_module_dict()['trainer.flags']}
     assert defined == set(flags.SETTINGS)
     for setting in flags.SETTINGS.values():
         assert setting.kind in (flags.ONCE, flags.HARMLESS, flags.CHANGES, flags.STATE)
         assert setting.text[-1] not in '.:;' and len(setting.text) > 10
+
+
+def test_words_are_those_of_the_modules_that_take_them():
+    words = {name: setting.limits for name, setting in flags.SETTINGS.items()}
+    assert words['precision'] == list(towers.PRECISIONS)
+    assert words['cluster'] == [''] + list(KINDS)
+    assert words['augment'] == list(preprocessing.AUGMENTS)
+    assert words['remainder'] == list(epochs.REMAINDERS)
+    assert words['lr_scaling'] == list(learning_rate.RULES)
+    assert words['decay'] == list(learning_rate.DECAYS)
+
+
+def test_flags_are_checked_without_tensorflow():
+    program = ("import sys, trainer.command_line, trainer.sweep, trainer.output\n"
+               "trainer.command_line.parse_flags(['train.py', '--seed=2'])\n"
+               "assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules")
+    subprocess.run([sys.executable, '-c', program], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize('argv, rates', [
+    # 100 images a step; an epoch has 1,000. The rate after so many examples:
+    ('--decay=step --decay_epochs=2 --decay_rate=0.5', {1999: 1., 2000: .5, 4000: .25}),
+    ('--decay=polynomial', {0: 1., 2500: .75, 10000: 0.}),
+    ('--decay=polynomial --config={"decay_power":2}', {5000: .25}),
+    ('--decay=cosine', {5000: .5, 10000: 0.}),
+    ('--decay=cosine_restarts --decay_epochs=1', {500: .5, 1000: 1., 2000: .5, 3000: 1.})])
+def test_schedules(argv, rates):
+    with parsed('--base_learning_rate=1', *argv.split()):
+        rate = make_learning_rate(100, 1, 1000, 10000)
+    with tf.Session() as session:
+        for examples, value in rates.items():
+            tensor = rate.tensor(tf.constant(examples, tf.int64))
+            assert session.run(tensor) == pytest.approx(value, abs=1e-7), examples
 
 
 def test_options_come_from_files_and_json_and_the_last_one_counts(tmp_path):

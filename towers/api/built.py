@@ -35,6 +35,12 @@ class PlannedTower(typing.NamedTuple):
 
 _WIDTH = 100  # columns of a screen
 
+# How a batch is cut whose size is not static, by the word of `remainder`.
+_REMAINDERS = {
+    'error': ', a remainder is refused',
+    'weight': ', a remainder is spread over the shards',
+    'drop': ', a remainder is left out'}
+
 
 class Plan(typing.NamedTuple):
     """The description of a build; `print(plan)` fits a screen.
@@ -80,7 +86,7 @@ class Plan(typing.NamedTuple):
         rows = [self._row(row, tower) for tower in self.towers]
         if len(rows) > 10:
             rows[8:-1] = ['  ...']
-        printed = [self._batch(), row % ('tower', 'device', 'examples', 'does for all')] + rows
+        printed = [self._batch(), row % ('tower', 'device', 'examples', 'does alone')] + rows
         for label, text in self.lines:
             for line_of_text in textwrap.wrap(text, _WIDTH - 19):
                 printed.append('  %-15s  %s' % (label, line_of_text))
@@ -109,7 +115,7 @@ class Plan(typing.NamedTuple):
         """How a batch is cut whose size is not static."""
         text = 'a batch of any size'
         if len(self.towers) > 1:
-            text += ', a remainder: ' + self.remainder
+            text += _REMAINDERS[self.remainder]
         if len(set(self.shares)) > 1:
             text += ', shares ' + ' : '.join(map(str, self.shares[:8]))
         return text

@@ -342,7 +342,7 @@ def _recomputation(recomputed: typing.Sequence[Recomputed], asked: typing.Any
 
 def _lines_of_roles(tower_set: TowerSet) -> Lines:
     """The lines that say who writes the state that a step changes beside the update."""
-    lines: Lines = [('who writes', tower_set.roles.describe(tower_set.request))]
+    lines: Lines = [('updated by', tower_set.roles.describe(tower_set.request))]
     own_state = tower_set.roles.names(OWN)
     if own_state:
         lines.append(('of each tower', '%s; tf.variables_initializer(built.own_state) resets every '

@@ -192,8 +192,8 @@ def _findings_of_operations(built: BuiltTowers, operations: typing.Iterable[tf.O
             yield broken('%s of tower %d off %s: %s' % (
                 counted_operations(stray), tower.index, short_name(tower.device), some(places)))
         if with_variable:
-            yield note('%s of tower %d, with a variable that is read or written, kept on %s' % (
-                counted_operations(with_variable), tower.index, _devices_of(with_variable)))
+            yield note('tower %d reads and writes variables where they are, on %s: %s' % (
+                tower.index, _devices_of(with_variable), counted_operations(with_variable)))
         if chosen:
             yield note("%s of tower %d on %s by the model's own tf.device: %s" % (
                 counted_operations(chosen), tower.index, _devices_of(chosen),

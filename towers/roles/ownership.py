@@ -93,17 +93,19 @@ class Roles(typing.NamedTuple):
         part = 'tower' if request.split.accumulate == 1 else 'micro-batch'
         writers = {
             FIRST: _WRITERS[request.training.update_ops],
-            EVERY: 'every tower writes, in turn',
-            METRIC: 'every tower adds',
-            OWN: 'one per %s' % part}
-        owner_of_trained = 'all towers' if self.replicas is None else 'a replica per tower'
-        rows = [('trained', owner_of_trained, len(self.trainable))]
+            EVERY: 'every tower, one after the other',
+            METRIC: 'every tower adds to',
+            OWN: 'each %s its own' % part}
+        together = 'all towers together'
+        if self.replicas is not None:
+            together += ', a replica each'
+        rows = [(together, len(self.trainable), 'trained')]
         for role, called in _IN_WORDS.items():
-            rows.append((called, writers[role], len(self.names(role))))
-        return '; '.join('%s: %s, %d' % row for row in rows if row[2])
+            rows.append((writers[role], len(self.names(role)), called))
+        return '; '.join('%s: %d %s' % row for row in rows if row[1])
 
 
-_WRITERS = {'first': 'tower 0 writes', 'none': 'not written', 'all': 'every tower writes'}
+_WRITERS = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every tower'}
 """By `update_ops=`: who writes the variables of the role `FIRST`."""
 
 

@@ -10,7 +10,16 @@ from towers.arguments import check_choice, check_count, check_number
 from towers.errors import InvalidArgumentError, counted
 
 RULES = ('none', 'sqrt', 'linear')
-DECAYS = ('none', 'exponential', 'cosine')
+
+# The arguments that each decay takes.
+_ARGUMENTS = {
+    'none': [],
+    'exponential': ['decay_examples', 'decay_rate'],
+    'step': ['decay_examples', 'decay_rate'],
+    'polynomial': ['decay_examples', 'decay_power'],
+    'cosine': ['decay_examples'],
+    'cosine_restarts': ['decay_examples', 'restart_growth']}
+DECAYS = tuple(_ARGUMENTS)
 
 
 def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
@@ -51,11 +60,17 @@ class LearningRate(object):
     step does not move the weights. Both factors count from example 0, so that runs with and without
     warm-up have the same rate once the warm-up is over.
 
-        decay          factor decay(e)
-        'none'         1
-        'exponential'  decay_rate ^ (e / decay_examples)
-        'cosine'       (1 + cos(pi * min(e / decay_examples, 1))) / 2       (Loshchilov and Hutter
-                       2016, arXiv:1608.03983, without restarts)
+        decay              factor decay(e)
+        'none'             1
+        'exponential'      decay_rate ^ (e / decay_examples)
+        'step'             decay_rate ^ floor(e / decay_examples)
+        'polynomial'       (1 - min(e / decay_examples, 1)) ^ decay_power
+        'cosine'           (1 + cos(pi * min(e / decay_examples, 1))) / 2
+        'cosine_restarts'  (1 + cos(pi * p)) / 2, where p in [0, 1) is the place in a period; the
+                           first one has decay_examples, each further one restart_growth times the
+                           examples of the one before
+
+    Both cosines are of Loshchilov and Hutter 2016 (arXiv:1608.03983).
 
     Attributes:
       base, num_towers, rule: as given.
@@ -65,16 +80,20 @@ class LearningRate(object):
     def __init__(self, base: float, num_towers: int = 1, rule: str = 'none', *,
                  warmup_examples: int = 0, decay: str = 'none',
                  decay_examples: typing.Optional[int] = None,
-                 decay_rate: typing.Optional[float] = None):
+                 decay_rate: typing.Optional[float] = None,
+                 decay_power: typing.Optional[float] = None,
+                 restart_growth: typing.Optional[float] = None):
         """
         Args:
           base, num_towers, rule: as for `scale_learning_rate`: by `num_towers` times the batch is
             larger than the one `base` was tuned for.
           warmup_examples: length of the ramp in examples, 0 for none.
-          decay: 'none', 'exponential' or 'cosine'.
-          decay_examples: examples for one factor of decay_rate ('exponential') or until the rate is
-            0 ('cosine'), an int >= 1.
-          decay_rate: in (0, 1]; for 'exponential'.
+          decay: one of the table's.
+          decay_examples: examples for one factor of decay_rate ('exponential', 'step'), until the
+            rate is 0 ('polynomial', 'cosine'), or until the first restart; an int >= 1.
+          decay_rate: in (0, 1]; for 'exponential' and 'step'.
+          decay_power: above 0; for 'polynomial'.
+          restart_growth: at least 1; for 'cosine_restarts'.
 
         Raises:
           InvalidArgumentError: an argument out of range, missing for this decay, or unused by it.
@@ -87,11 +106,14 @@ class LearningRate(object):
         check_count('warmup_examples', warmup_examples, 0)
         self._warmup_examples = int(warmup_examples)
         check_choice('decay', decay, DECAYS)
-        _check_decay(decay, decay_examples, decay_rate)
+        _check_decay(decay, {'decay_examples': decay_examples, 'decay_rate': decay_rate,
+                             'decay_power': decay_power, 'restart_growth': restart_growth})
         self._decay = decay
         # `_check_decay` has seen to it that a decay has what it needs of these.
         self._decay_examples: typing.Any = decay_examples
         self._decay_rate: typing.Any = decay_rate
+        self._decay_power: typing.Any = decay_power
+        self._restart_growth: typing.Any = restart_growth
 
     def tensor(self, examples_seen: tf.Tensor) -> tf.Tensor:
         """The rate of the step that comes after `examples_seen` examples, a scalar float32 tensor.
@@ -111,12 +133,39 @@ class LearningRate(object):
             if self._warmup_examples:
                 warmed_up = tf.minimum(examples / self._warmup_examples, 1.)
                 rate = self._start + (self.peak - self._start) * warmed_up
-            if self._decay == 'exponential':
-                rate *= self._decay_rate ** (examples / self._decay_examples)
-            elif self._decay == 'cosine':
-                decayed = tf.minimum(examples / self._decay_examples, 1.)
-                rate *= (1. + tf.cos(math.pi * decayed)) / 2.
+            if self._decay != 'none':
+                rate *= self._factor(examples)
             return tf.cast(rate, tf.float32)
+
+    def _factor(self, examples: tf.Tensor):
+        """`decay(e)` of the examples e, a float64 scalar."""
+        passed = examples / self._decay_examples
+        if self._decay == 'exponential':
+            return self._decay_rate ** passed
+        if self._decay == 'step':
+            return self._decay_rate ** tf.floor(passed)
+        if self._decay == 'polynomial':
+            return (1. - tf.minimum(passed, 1.)) ** self._decay_power
+        if self._decay == 'cosine':
+            return (1. + tf.cos(math.pi * tf.minimum(passed, 1.))) / 2.
+        return (1. + tf.cos(math.pi * self._place_in_period(passed))) / 2.
+
+    def _place_in_period(self, passed: tf.Tensor):
+        """The place in a period of 'cosine_restarts', from 0 at its begin to 1 at the next restart.
+
+        Period i begins at (growth^i - 1) / (growth - 1) first periods, and is growth^i of them
+        long. (TensorFlow's `cosine_decay_restarts` computes in float32 alone.)
+
+        Args:
+          passed: examples seen, in first periods, a float64 scalar.
+        """
+        growth = self._restart_growth
+        if growth == 1:
+            return passed - tf.floor(passed)
+        # A restart itself belongs to the period that it begins, however its logarithm is rounded.
+        number = tf.floor(tf.log(1. + passed * (growth - 1.)) / math.log(growth) + 1e-9)
+        length = growth ** number
+        return (passed - (length - 1.) / (growth - 1.)) / length
 
     def describe(self) -> str:
         """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""
@@ -128,33 +177,45 @@ class LearningRate(object):
         if self._warmup_examples:
             parts.append('warm-up from %.6g over %s' % (
                 self._start, counted(self._warmup_examples, 'example')))
-        if self._decay == 'exponential':
-            parts.append('x%.6g every %s' % (
-                self._decay_rate, counted(self._decay_examples, 'example')))
-        elif self._decay == 'cosine':
-            parts.append('cosine to 0 over %s' % counted(self._decay_examples, 'example'))
+        if self._decay != 'none':
+            parts.append(self._describe_decay())
         return ', '.join(parts)
+
+    def _describe_decay(self):
+        """The decay in words."""
+        examples = counted(self._decay_examples, 'example')
+        if self._decay == 'exponential':
+            return 'x%.6g every %s' % (self._decay_rate, examples)
+        if self._decay == 'step':
+            return 'in steps x%.6g every %s' % (self._decay_rate, examples)
+        if self._decay == 'polynomial':
+            return 'to 0 over %s, by the power %.6g' % (examples, self._decay_power)
+        if self._decay == 'cosine':
+            return 'cosine to 0 over %s' % examples
+        return 'cosine to 0 over %s, then again, each period x%.6g as long' % (
+            examples, self._restart_growth)
 
     __str__ = describe
 
 
-_ARGUMENTS_OF_DECAY = {'none': [], 'cosine': ['decay_examples'],
-                       'exponential': ['decay_examples', 'decay_rate']}
+def _check_decay(decay: str, arguments: typing.Dict[str, typing.Any]):
+    """Raises `InvalidArgumentError` unless a decay has the arguments it needs and no others.
 
-
-def _check_decay(decay: str, decay_examples: typing.Optional[int],
-                 decay_rate: typing.Optional[float]) -> None:
-    """Raises `InvalidArgumentError` unless a decay has the arguments it needs and no others."""
-    needed = _ARGUMENTS_OF_DECAY[decay]
-    given = []
-    if decay_examples is not None:
-        given.append('decay_examples')
-    if decay_rate is not None:
-        given.append('decay_rate')
-    if given != needed:
+    `arguments` has None for those that were not given.
+    """
+    wanted = _ARGUMENTS[decay]
+    given = [name for name, value in arguments.items() if value is not None]
+    if given != wanted:
         raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
-            decay, ' and '.join(needed) or 'nothing', ' and '.join(given) or 'nothing'))
-    if given:
-        check_count('decay_examples', decay_examples)
+            decay, ' and '.join(wanted) or 'nothing', ' and '.join(given) or 'nothing'))
+    if 'decay_examples' in given:
+        check_count('decay_examples', arguments['decay_examples'])
     if 'decay_rate' in given:
-        check_number('decay_rate', decay_rate, above=0, most=1, expected='a number in (0, 1]')
+        check_number('decay_rate', arguments['decay_rate'], above=0, most=1,
+                     expected='a number in (0, 1]')
+    if 'decay_power' in given:
+        check_number('decay_power', arguments['decay_power'], above=0,
+                     expected='a number above 0')
+    if 'restart_growth' in given:
+        check_number('restart_growth', arguments['restart_growth'], least=1,
+                     expected='a number of at least 1')

@@ -1,11 +1,11 @@
-"""LARS and LAMB: numbers by the papers' formulas, and the same on towers as on one device."""
+"""AdamW, LARS, LAMB: numbers by the papers' formulas, and the same on towers as on one device."""
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from trainer.large_batch_optimizers import LAMBOptimizer, LARSOptimizer
+from trainer.weight_decay_optimizers import AdamWOptimizer, LAMBOptimizer, LARSOptimizer
 from train_runs import values_of
 
 MATRIX = np.array([[3., 0.], [0., 4.]])  # of norm 5
@@ -66,6 +66,29 @@ def test_two_steps_of_lamb(sparse, resource):
     np.testing.assert_allclose(bias, [0., -2.], atol=5e-5)
 
 
+@pytest.mark.parametrize('sparse', [False, True])
+@pytest.mark.parametrize('resource', [False, True])
+def test_two_steps_of_adamw(sparse, resource):
+    def optimizer():
+        return AdamWOptimizer(0.5, weight_decay=0.2)
+    # As of LAMB, Adam's own step is the rate times the gradient's sign, here twice.
+    decayed = MATRIX * (1 - 0.5 * 0.2)
+    first = decayed - 0.5 * np.sign(ROWS)
+    matrix, bias = steps_of(optimizer, 1, sparse, resource)
+    np.testing.assert_allclose(matrix, first, rtol=1e-6)
+    np.testing.assert_allclose(bias, [0.5, -1.5], rtol=1e-6)
+    matrix, bias = steps_of(optimizer, 2, sparse, resource)
+    np.testing.assert_allclose(matrix, first * 0.9 - 0.5 * np.sign(ROWS), rtol=1e-5)
+    np.testing.assert_allclose(bias, [0., -2.], atol=1e-5)
+
+
+def test_adamw_without_decay_is_adam():
+    ours = steps_of(lambda: AdamWOptimizer(0.1, weight_decay=0.), 3)
+    theirs = steps_of(lambda: tf.train.AdamOptimizer(0.1), 3)
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_array_equal(ours[1], theirs[1])
+
+
 @pytest.mark.parametrize('optimizer, step', [
     (lambda: LARSOptimizer(0.5), 0.5 * ROWS), (lambda: LAMBOptimizer(0.5), 0.5 * np.sign(ROWS))])
 def test_weights_of_zero_take_the_rate_as_it_is(optimizer, step):
@@ -74,7 +97,9 @@ def test_weights_of_zero_take_the_rate_as_it_is(optimizer, step):
 
 
 @pytest.mark.parametrize('optimizer', [lambda: LARSOptimizer(0.5, trust_coefficient=0.1),
-                                       lambda: LAMBOptimizer(0.05)], ids=['lars', 'lamb'])
+                                       lambda: LAMBOptimizer(0.05),
+                                       lambda: AdamWOptimizer(0.05, 0.1)],
+                         ids=['lars', 'lamb', 'adamw'])
 @pytest.mark.parametrize('place', [None, 'replicated'])
 def test_towers_train_as_one_device(optimizer, place):
     numbers = np.random.RandomState(0)
@@ -95,7 +120,8 @@ def test_towers_train_as_one_device(optimizer, place):
 @pytest.mark.slow
 def test_a_run_with_one(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--optimizer=lamb', '--train_steps=3',
-                                        '--weight_decay=0.001', '--base_learning_rate=0.01'])
+                                        '--weight_decay=0.001', '--base_learning_rate=0.01',
+                                        '--plan'])
     assert 'optimizer        LAMBOptimizer\n' in run.stdout
     assert '4 registered losses' not in run.stdout  # no L2 loss beside the decay
     assert {'beta1_power', 'Digits/conv1/weights/LAMB', 'Digits/conv1/weights/LAMB_1'} <= set(

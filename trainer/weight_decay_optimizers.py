@@ -1,9 +1,11 @@
-"""LARS and LAMB: momentum and Adam with a learning rate of its own for each layer.
+"""Optimizers that decay the weights themselves, without an L2 loss: AdamW, LARS and LAMB.
 
-In large batches the gradients of some layers are large for their weights, and those of others are
-small. Both rules measure each variable's step by the norm of the variable. A variable of one
-dimension (a bias, scale or offset of batch norm) is neither decayed nor measured. Each part of a
-partitioned variable counts as a variable.
+LARS and LAMB are momentum and Adam with a learning rate of its own for each layer: in large batches
+the gradients of some layers are large for their weights, and those of others are small. Both rules
+measure each variable's step by the norm of the variable.
+
+A variable of one dimension (a bias, scale or offset of batch norm) is neither decayed nor measured.
+Each part of a partitioned variable counts as a variable.
 """
 
 import typing
@@ -11,20 +13,72 @@ import typing
 import tensorflow.compat.v1 as tf
 
 
+class AdamWOptimizer(tf.train.AdamOptimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv 1711.05101, algorithm 2).
+
+    For a variable w of two dimensions or more:
+
+        w <- w - learning_rate * weight_decay * w
+
+    and then the step of `tf.train.AdamOptimizer`; of one dimension, that step alone. The learning
+    rate is the paper's eta * alpha, as in PyTorch and Keras. All rows of a variable with a sparse
+    gradient are decayed.
+    """
+
+    def __init__(self, learning_rate: typing.Any = 0.001, weight_decay: float = 0.01,
+                 beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
+                 name: str = 'AdamW'):
+        """`weight_decay` is the paper's lambda; of the others see `tf.train.AdamOptimizer`."""
+        super(AdamWOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
+        self._weight_decay = weight_decay
+
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable):
+        with self._after_decay(handle, grad):
+            return super(AdamWOptimizer, self)._resource_apply_dense(grad, handle)
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor):
+        with self._after_decay(handle, grad):
+            return super(AdamWOptimizer, self)._resource_apply_sparse(grad, handle, indices)
+
+    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable):  # of reference variables
+        with self._after_decay(var, grad):
+            return super(AdamWOptimizer, self)._apply_dense(grad, var)
+
+    def _apply_sparse(self, grad: tf.IndexedSlices, var: tf.Variable):
+        with self._after_decay(var, grad.values):
+            return super(AdamWOptimizer, self)._apply_sparse(grad, var)
+
+    def _after_decay(self, variable: tf.Variable, gradient: tf.Tensor):
+        """A block whose operations come after the decay of a variable.
+
+        The decay comes after the `gradient`, which is computed from the weights before it.
+        """
+        if not _is_measured(variable):
+            return tf.control_dependencies([])
+        with tf.control_dependencies([gradient]):
+            factor = tf.cast(self._lr_t, gradient.dtype) * self._weight_decay
+            decay = tf.assign_sub(variable, factor * variable.read_value())
+        return tf.control_dependencies([decay])
+
+
 class _Layerwise:
     """Gives an optimizer of TensorFlow another update, `_update`, a function of gradient, variable
     and slots. A sparse gradient is made dense: all rows are decayed, and count in the norms."""
 
-    def _resource_apply_dense(self, grad, handle):
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Operation:
+        """The operation that updates a variable, and its slots, by a dense gradient."""
+        raise NotImplementedError
+
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable):
         return self._update(grad, handle)
 
-    def _resource_apply_sparse(self, grad, handle, indices):
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor):
         return self._update(tf.math.unsorted_segment_sum(grad, indices, tf.shape(handle)[0]),
                             handle)
 
     _apply_dense = _resource_apply_dense  # of reference variables, of TensorFlow 1
 
-    def _apply_sparse(self, grad, var):
+    def _apply_sparse(self, grad: tf.IndexedSlices, var: tf.Variable):
         return self._resource_apply_sparse(grad.values, var, grad.indices)
 
 
@@ -50,7 +104,7 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
         self._weight_decay = weight_decay
         self._trust_coefficient = trust_coefficient
 
-    def _update(self, gradient, variable):
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable):
         step = tf.cast(self._learning_rate_tensor, gradient.dtype) * gradient
         if _is_measured(variable):
             value = variable.read_value()
@@ -87,7 +141,7 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
         super(LAMBOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
 
-    def _update(self, gradient, variable):
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable):
         beta1_power, beta2_power = self._get_beta_accumulators()
         bias1 = tf.cast(1 - beta1_power, gradient.dtype)
         bias2 = tf.cast(1 - beta2_power, gradient.dtype)
@@ -108,18 +162,18 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
                         tf.assign_sub(variable, rate * step))
 
 
-def _is_measured(variable):
+def _is_measured(variable: tf.Variable):
     """Whether a variable is decayed, and its step measured by its norm."""
     return variable.shape.ndims > 1
 
 
-def _norm(tensor):
+def _norm(tensor: tf.Tensor):
     """The norm of all of a tensor; of 16-bit numbers, whose squares overflow, in float32."""
     if tensor.dtype.size < 4:
         tensor = tf.cast(tensor, tf.float32)
     return tf.sqrt(tf.reduce_sum(tf.square(tensor)))
 
 
-def _where_both(first, second, ratio):
+def _where_both(first: tf.Tensor, second: tf.Tensor, ratio: tf.Tensor):
     """The ratio where both norms, `first` and `second`, are above 0; else 1."""
     return tf.where(tf.logical_and(first > 0, second > 0), ratio, tf.ones_like(ratio))

@@ -1,0 +1,182 @@
+"""--mode=find_rate: the loss over a rising learning rate, from which to choose one.
+
+The learning rate range test (Smith 2015, arXiv 1506.01186, section 3.3): a new model is trained for
+some steps, in which the rate of the optimizer grows by a constant factor from `LEAST` to `MOST`. It
+stops where the loss has grown to four times its smallest value, or is no number. Losses are
+smoothed as fastai's finder does, by an average with bias correction.
+
+Nothing is saved: no checkpoint, no line of `metrics.jsonl`.
+"""
+
+import math
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import NonFiniteError
+from towers.nonfinite import explained
+from trainer.arguments import session_config
+from trainer.data import naming_failures
+from trainer.flags import FLAGS
+from trainer.job import Job, Setup, build_job
+from trainer.pictures import check_can_write, new_axes, write_picture, write_table
+
+LEAST = 1e-6
+MOST = 10.
+_SMOOTHING = .9  # share of the average before
+_DIVERGED = 4.  # times the smallest loss
+_LINES = 12  # of the curve on the screen
+_BAR = 40  # characters
+
+
+class Trial(typing.NamedTuple):
+    """A step of the test."""
+    rate: float  # of the optimizer
+    loss: float  # smoothed
+
+
+def find_rate(setup: Setup) -> None:
+    """Runs the test; prints the curve and a proposal, and writes the option rate_plot.
+
+    Args:
+      setup: the model, its data, and a batch size.
+
+    Raises:
+      MissingPackageError: the picture needs matplotlib.
+    """
+    check_can_write(FLAGS.rate_plot)
+    print('trying         rates from %g to %g in %d steps of %d examples, without saving' % (
+        LEAST, MOST, FLAGS.rate_steps, setup.batch_size), flush=True)
+    with tf.Graph().as_default():
+        tf.set_random_seed(FLAGS.seed)
+        rate = tf.placeholder(tf.float32, [], 'rate')
+        job = build_job(setup, with_evaluation=False, learning_rate=rate)
+        with naming_failures():
+            trials = smoothed(_losses(job, rate))
+    print(curve(trials))
+    print(describe_proposal(trials))
+    if FLAGS.rate_plot:
+        write_trials(trials, FLAGS.rate_plot)
+        print('rates          %s' % FLAGS.rate_plot)
+
+
+def rates(steps: int) -> typing.List[float]:
+    """The rates of a number of steps, from `LEAST` to `MOST`.
+
+        rate_t = LEAST (MOST / LEAST)^(t / (steps - 1)),    t = 0 … steps - 1
+    """
+    factor = (MOST / LEAST) ** (1 / (steps - 1))
+    return [LEAST * factor ** step for step in range(steps)]
+
+
+def _losses(job: Job, rate: tf.Tensor):
+    """Yields a `Trial` with the loss of a step itself for each rate, until a loss is no number.
+
+    Args:
+      job: the training, whose variables are made anew.
+      rate: the placeholder of its learning rate.
+    """
+    with tf.Session(config=session_config(job.built)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer(),
+                     tf.tables_initializer()])
+        session.run(job.iterator.initializer)
+        for value in rates(FLAGS.rate_steps):
+            try:
+                loss, _ = session.run([job.built.loss, job.train_op], {rate: value})
+            except tf.errors.OpError as error:
+                if isinstance(explained(error), NonFiniteError):
+                    return
+                raise
+            if not math.isfinite(loss):
+                return
+            yield Trial(value, float(loss))
+
+
+def smoothed(trials: typing.Iterable[Trial]) -> typing.List[Trial]:
+    """The trials with smoothed losses, up to the one at which the loss has diverged.
+
+        average_t = 0.9 average_(t-1) + 0.1 loss_t,    smoothed_t = average_t / (1 - 0.9^t)
+
+    Args:
+      trials: with the losses of the steps themselves, in order.
+
+    Returns:
+      List of trials with smoothed losses; the last one is the first that is more than four times
+      the smallest.
+    """
+    found: typing.List[Trial] = []
+    average = 0.
+    least = math.inf
+    for step, trial in enumerate(trials, 1):
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * trial.loss
+        loss = average / (1 - _SMOOTHING ** step)
+        found.append(Trial(trial.rate, loss))
+        least = min(least, loss)
+        if loss > _DIVERGED * least:
+            break
+    return found
+
+
+def proposed_rate(trials: typing.List[Trial]) -> typing.Optional[float]:
+    """A tenth of the rate at which the smoothed loss is smallest.
+
+    At that rate itself the loss is about to grow; a tenth of it is the usual choice.
+
+    Args:
+      trials: with smoothed losses, in the order of their rates.
+
+    Returns:
+      The rate; None where the loss was the smallest at the first trial, or there is one alone.
+    """
+    if len(trials) < 2:
+        return None
+    best = min(trials, key=lambda trial: trial.loss)
+    if best is trials[0]:
+        return None
+    return best.rate / 10
+
+
+def describe_proposal(trials: typing.List[Trial]) -> str:
+    """The proposal of trials as a line, in the words of flags."""
+    rate = proposed_rate(trials)
+    if rate is None:
+        return 'proposal       none: the loss never fell; is the data in order?'
+    return ('proposal       a rate of %.2g, a tenth of that with the smallest loss, --lr_scaling '
+            'included' % rate)
+
+
+def curve(trials: typing.List[Trial]) -> str:
+    """The curve of trials as lines.
+
+    Args:
+      trials: in the order of their rates.
+
+    Returns:
+      A line for every nth trial, at most twelve: rate, loss, and a bar as long as the loss is high.
+    """
+    if not trials:
+        return 'no step had a loss that is a number'
+    every = max(1, math.ceil(len(trials) / _LINES))
+    shown = trials[::every]
+    most = max(trial.loss for trial in shown)
+    lines = ['learning rate  loss (smoothed)']
+    for trial in shown:
+        width = max(0, round(_BAR * trial.loss / most)) if most > 0 else 0
+        lines.append('  %-11.2e  %-9.4g %s' % (trial.rate, trial.loss, '#' * width))
+    return '\n'.join(lines)
+
+
+def write_trials(trials: typing.List[Trial], path: str) -> None:
+    """Writes trials as a table to a path that ends in `.csv`, else as a picture."""
+    if path.endswith('.csv'):
+        write_table([Trial._fields] + list(trials), path)
+        return
+    axes = new_axes('loss over a rising learning rate', (7, 4))
+    axes.semilogx([trial.rate for trial in trials], [trial.loss for trial in trials])
+    axes.set_xlabel('learning rate of the optimizer')
+    axes.set_ylabel('loss, smoothed')
+    rate = proposed_rate(trials)
+    if rate is not None:
+        axes.axvline(rate, linestyle='--', color='#cc0000', label='proposal, %.2g' % rate)
+        axes.legend(frameon=False)
+    write_picture(axes, path)

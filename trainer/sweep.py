@@ -1,0 +1,246 @@
+"""--sweep: one command trains once for each value of a flag, or for each combination of several.
+
+    python train.py --sweep=seed=1,2,3 --sweep=base_learning_rate=0.01,0.001 --train_dir=runs/sweep
+
+Each run is `train.py` in a process of its own with the other flags as given, and with a folder of
+its own, `runs/sweep/seed=1,base_learning_rate=0.01`. The same command goes on: runs that have ended
+are passed over, and one that was stopped goes on from its checkpoint. `sweep.csv` has a row a run:
+the values, the last step, and the last results of the test set.
+
+Without TensorFlow: the runs import it.
+"""
+
+import csv
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import typing
+
+from trainer.command_line import parse_flags, refuse
+from trainer.flags import FLAGS, FLAGS_BY_NAME, ONCE, SETTINGS, train_dir
+
+_TABLE = 'sweep.csv'
+# As `evaluator.END` and `run_settings.FILE`, which import TensorFlow.
+_ENDED = 'ended.json'
+_SETTINGS = 'settings.json'
+_NOT_SWEPT = ('sweep', 'train_dir', 'mode', 'config', 'plan_only', 'job_name')
+
+
+class SweptRun(typing.NamedTuple):
+    """One run of a sweep."""
+    values: typing.Dict[str, str]  # of the flags that the sweep changes, by name
+    folder: str
+
+    @property
+    def flags(self) -> typing.List[str]:
+        """The flags that this run is given after those of the command."""
+        changed = ['--%s=%s' % item for item in self.values.items()]
+        return changed + ['--train_dir=%s' % self.folder]
+
+
+def swept_values(texts: typing.List[str]) -> typing.Dict[str, typing.List[str]]:
+    """The values of each flag of --sweep.
+
+    Args:
+      texts: one for each flag, such as `'seed=1,2,3'`.
+
+    Returns:
+      Dict from a flag's name to the list of its values, as they are written.
+
+    Raises:
+      SystemExit: one of the texts is something else; a line says so.
+    """
+    values: typing.Dict[str, typing.List[str]] = {}
+    for text in texts:
+        name, _, listed = text.partition('=')
+        name = name.lstrip('-')
+        if name not in FLAGS_BY_NAME or name in _NOT_SWEPT:
+            refuse('--sweep=%.60a: %.60a is no flag to sweep over: give one that changes a run, as '
+                   'in --sweep=seed=1,2,3' % (text, name))
+        if name in values:
+            refuse('--sweep=%.60a: %s is swept over already: give all its values at once' % (
+                text, name))
+        values[name] = listed.split(',')
+        if len(set(values[name])) < len(values[name]) or '' in values[name]:
+            refuse('--sweep=%.60a: expected different values, with commas between, as in '
+                   '--sweep=seed=1,2,3' % text)
+    return values
+
+
+def swept_runs(texts: typing.List[str], folder: str) -> typing.List[SweptRun]:
+    """The runs of a sweep: the last flag changes first.
+
+    Args:
+      texts: as of `swept_values`.
+      folder: of the sweep; each run has a folder in it.
+    """
+    values = swept_values(texts)
+    runs = []
+    for combination in itertools.product(*values.values()):
+        chosen = dict(zip(values, combination))
+        name = ','.join('%s=%s' % item for item in chosen.items()).replace('/', '_')
+        runs.append(SweptRun(chosen, os.path.join(folder, name)))
+    return runs
+
+
+def without_sweep(argv: typing.List[str]) -> typing.List[str]:
+    """The command line of a run: that of the sweep without its --sweep and --train_dir.
+
+    Args:
+      argv: the command line of the sweep, the program first; a flag's value is behind `=`, or the
+        next argument.
+    """
+    kept = []
+    is_value = False  # of the flag before, as in `--sweep seed=1,2`
+    for argument in argv:
+        name, has_value, _ = argument.lstrip('-').partition('=')
+        if is_value:
+            is_value = False
+        elif argument.startswith('-') and name in ('sweep', 'train_dir'):
+            is_value = not has_value
+        else:
+            kept.append(argument)
+    return kept
+
+
+def sweep(argv: typing.List[str]) -> int:
+    """Runs the sweep of a command line that was parsed.
+
+    The flags of all runs are checked before the first one starts. The sweep ends with the first run
+    that fails or is stopped by a signal.
+
+    Args:
+      argv: the command line, the program first.
+
+    Returns:
+      The exit status: 0, or that of the run that ended the sweep.
+
+    Raises:
+      SystemExit: flags of a run are refused.
+    """
+    folder = train_dir()
+    runs = swept_runs(FLAGS.sweep, folder)
+    command = without_sweep(argv)
+    settings = []
+    for run in runs:
+        FLAGS.unparse_flags()
+        parse_flags(command + run.flags)
+        settings.append({name: FLAGS[name].value for name, setting in SETTINGS.items()
+                         if setting.kind != ONCE})
+    status = 0
+    for number, run in enumerate(runs, 1):
+        _say('run %d of %d     %s' % (number, len(runs), run.folder))
+        if _has_ended(run.folder, settings[number - 1]):
+            _say('               has ended already')
+            continue
+        status = _run_process([sys.executable] + command + run.flags)
+        if status:
+            _say('stopped        with status %d; the same command goes on' % status)
+            break
+    results = [_results_of(run) for run in runs]
+    _show(results)
+    _write(results, os.path.join(folder, _TABLE))
+    return status
+
+
+def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
+    """Whether a run has ended, with the same settings: a longer one, say, goes on.
+
+    Args:
+      folder: of the run.
+      settings: of the command, as `settings.json` has those of the latest start.
+    """
+    if not os.path.exists(os.path.join(folder, _ENDED)):
+        return False
+    try:
+        with open(os.path.join(folder, _SETTINGS), encoding='utf-8') as file:
+            recorded = json.load(file)['settings']
+        return all(recorded.get(name) == value for name, value in settings.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # the run itself says what is wrong
+
+
+def _run_process(command: typing.List[str]) -> int:
+    """Runs a command to its end; returns its exit status, 128 and more of a signal.
+
+    Signals to this process go to that one: at Ctrl-C a terminal sends it to both.
+    """
+    process = subprocess.Popen(command)
+
+    def pass_on(number: int, unused_frame: typing.Any):
+        process.send_signal(number)
+    former = {number: signal.signal(number, pass_on)
+              for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def _results_of(run: SweptRun) -> dict:
+    """A row of the table: the values of a run, its step, and its latest results.
+
+    The step is None of a run that has no line in its `metrics.jsonl`. A line that is no JSON is the
+    half of one, of a run that was killed.
+
+    Args:
+      run: of the sweep, begun or not.
+    """
+    row: dict = dict(run.values, step=None)
+    path = os.path.join(run.folder, 'metrics.jsonl')
+    if not os.path.exists(path):
+        return row
+    with open(path, encoding='utf-8', errors='replace') as lines:
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            row['step'] = entry.get('step')
+            row.update(item for item in entry.items() if item[0].startswith('test_'))
+    return row
+
+
+def _columns(rows: typing.List[dict]) -> typing.List[str]:
+    """The names of all values of rows, in order."""
+    names: typing.Dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    return list(names)
+
+
+def _show(rows: typing.List[dict]) -> None:
+    """Prints a table, with columns as wide as their texts."""
+    columns = [name for name in _columns(rows) if name != 'test_examples']
+    table = [columns] + [[_text(row.get(name)) for name in columns] for row in rows]
+    widths = [max(len(line[at]) for line in table) for at in range(len(columns))]
+    for line in table:
+        _say('  '.join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
+
+
+def _text(value: typing.Any) -> str:
+    """A value as it is shown."""
+    if value is None:
+        return '-'
+    return '%.4g' % value if isinstance(value, float) else str(value)
+
+
+def _write(rows: typing.List[dict], path: str) -> None:
+    """Writes the rows to a CSV file."""
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    with open(path + '.new', 'w', newline='', encoding='utf-8') as table:
+        writer = csv.DictWriter(table, _columns(rows))
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(path + '.new', path)
+    _say('table          %s' % path)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
