@@ -44,15 +44,15 @@ def in_a_ring(of_rank, steps=3):
 # ---- state that the update reads ----------------------------------------------------------------
 
 
-def falling_rate(use_resource=True):
-    """The model makes the optimizer's rate smaller by its batch; the rate is made before."""
+def rate_by_the_batch(use_resource=True):
+    """The model changes the optimizer's rate by its batch; the rate is made before."""
     def optimizer():
         return tf.train.GradientDescentOptimizer(variable('state', RATE,
                                                           use_resource=use_resource))
 
     def model_fn(inputs):
         rate = variable('state', RATE, use_resource=use_resource)
-        update_op(tf.assign(rate, rate / tf.reduce_mean(inputs)))
+        update_op(tf.assign(rate, .5 * rate + RATE * tf.reduce_mean(inputs)))
         return loss_of(inputs)
     return model_fn, optimizer, None
 
@@ -78,10 +78,10 @@ def running_mean():
 @pytest.mark.parametrize('case', ['rate', pytest.param('after', marks=slow)])
 def test_every_worker_updates_by_what_worker_0_has_written(case):
     of_rate = case == 'rate'
-    results = in_a_ring(lambda rank: falling_rate() if of_rate else running_mean())
+    results = in_a_ring(lambda rank: rate_by_the_batch() if of_rate else running_mean())
     weight, state = 1., RATE if of_rate else 0.  # the sums' gradient is 5
     for _ in range(3):
-        state = state / 2. if of_rate else .5 * state + .5 * 2.
+        state = .5 * state + (RATE if of_rate else .5) * 2.
         weight -= 5. * (state if of_rate else RATE / (1. + state))
     for result in results:
         np.testing.assert_allclose(result['last']['weight'], weight, rtol=1e-12)
@@ -270,7 +270,7 @@ UNKNOWN = "'state' is written by the model of each worker and read by .* at a ti
 
 def rate_of_a_reference_variable():
     """Its value is read when it is made: a look at it would wait for the other workers."""
-    model_fn, optimizer, _ = falling_rate(use_resource=False)
+    model_fn, optimizer, _ = rate_by_the_batch(use_resource=False)
     return model_fn, optimizer()
 
 
@@ -280,13 +280,13 @@ def rate_that_the_model_has_read():
     rate = state.read_value()
 
     def model_fn(inputs):
-        update_op(tf.assign(state, rate / tf.reduce_mean(inputs)))
+        update_op(tf.assign(state, .5 * rate + RATE * tf.reduce_mean(inputs)))
         return loss_of(inputs)
     return model_fn, tf.train.GradientDescentOptimizer(rate)
 
 
 def rate_before_the_build():
-    model_fn, _, _ = falling_rate()
+    model_fn, _, _ = rate_by_the_batch()
     return model_fn, tf.train.GradientDescentOptimizer(variable('state', RATE) * 2.)
 
 
