@@ -45,6 +45,7 @@ def beside_the_loss(x, y, logits):
             'input': x, 'logits': logits, 'inside': x.graph.get_tensor_by_name('Tanh:0')}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('step, num_towers', [
     ('training', 3), pytest.param('evaluation', 3, marks=pytest.mark.slow),
     pytest.param('training', 1, marks=pytest.mark.slow)])
@@ -106,6 +107,7 @@ def with_another_variable(x, y, logits):
     return tf.reduce_mean(dense(logits, 2, 'c'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make, error, text', [
     (maximum, towers.ModelFunctionError, 'Max'),
     (with_noise, towers.InvalidArgumentError, 'RandomStandardNormal.*, which the towers do not run'),

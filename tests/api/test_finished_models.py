@@ -133,6 +133,7 @@ def test_kinds_of_operations(name, variables):
         check_equal(make_loss, (X, Y), 3, remainder='weight', feed=feed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='TF 1.15 fails without towers, too')
 @pytest.mark.parametrize('name', ['branch', 'custom_gradient'] + [
     pytest.param(name, marks=slow) for name in LONG])
@@ -160,6 +161,7 @@ def batch_norm(x, y, wait=False):
         return mean_square(dense(tf.tanh(h), 3, 'b'), y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('wait', [False, True], ids=['in the collection', 'in the forward pass'])
 @pytest.mark.parametrize('variables', ['resource', 'reference'])
 def test_updates_run_once_and_batch_norm_in_sync_equals_one_device(variables, wait):
@@ -199,6 +201,7 @@ def registers(x, y):
         return mean_square(dense(h, 3, 'b'), y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('adds', [True, False], ids=['by the model', 'by the build'])
 @pytest.mark.parametrize('variables', ['resource', 'reference'])
 def test_registered_losses_count_once(variables, adds):
@@ -298,6 +301,7 @@ def with_values_of_the_batch(x, y):
         tf.square(h - center)) + towers.batch_sum(tf.reduce_sum(h)) + tf.nn.l2_loss(kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_towers', [1, 3])
 def test_values_of_the_whole_batch(num_towers):
     """The program is built before the towers, and its marks are kept."""

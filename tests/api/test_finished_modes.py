@@ -35,6 +35,7 @@ MODES = {
     'both': dict(memory=towers.Memory(accumulate=2, recompute='auto'))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [
     mode if mode in ('shares', 'balanced') else pytest.param(mode, marks=slow) for mode in MODES])
 def test_numbers_are_those_of_one_device(mode):
@@ -159,6 +160,7 @@ def test_each_tower_draws_its_own_numbers(keras):
         np.testing.assert_array_equal(rows[:2], program)
 
 
+@pytest.mark.slow
 def test_builds_for_each_of_two_losses_of_one_model():
     """As a GAN has them that minimizes each loss on its own inputs."""
     def discriminate(x):

@@ -199,6 +199,7 @@ def on_towers(program, is_finished, **options):
             return steps_of(session, built.loss, gradients, built.train_op)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('use_resource', [
     False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', [

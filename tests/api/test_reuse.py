@@ -33,6 +33,7 @@ def test_the_graph_is_the_recipes(graph):
     assert run(built, [tower.loss for tower in built.towers]) == [1.5, 4.5]
 
 
+@pytest.mark.slow
 def test_its_parts_know_their_tower_and_micro_batch(graph):
     built = built_of(mean, memory=towers.Memory(accumulate=2))
     assert [(tower.index, tower.micro_batch) for tower in built.towers] == [

@@ -24,6 +24,7 @@ def message(error_type, function, *args, **options):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('prefix, use_resource', [
     (PUBLISHED[1], True), (PUBLISHED[2], False), (PUBLISHED[3], True)])  # of each kind and version
 def test_the_model_that_wrote_it_fits_and_restores(prefix, use_resource):

@@ -35,6 +35,7 @@ def trained(workers, rank, transform, steps=9):
                      tf.train.MomentumOptimizer(.1, .9), transform_gradients=transform), steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('first, found', [(0, 1), (4, 8)])
 def test_what_the_update_of_a_worker_draws_is_found_after_steps_1_2_4_8(first, found):
     """The moment differs, too, and is before the weight by its name."""
@@ -49,6 +50,7 @@ def test_what_the_update_of_a_worker_draws_is_found_after_steps_1_2_4_8(first, f
         assert 'noise by tf.random.stateless_normal' in text and '\n' not in text
 
 
+@pytest.mark.slow
 def test_what_is_the_same_on_all_workers_may_be_computed_from_anything():
     """A function of Python's that gives all the same was refused, as one that does not."""
     def rate_of_python(pairs):
@@ -62,6 +64,7 @@ def test_what_is_the_same_on_all_workers_may_be_computed_from_anything():
         assert value.tobytes() == other['last'][name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_of_programs_that_mean_to_differ_the_trained_weights_are_compared():
     """One counts in its update; that is no reason to end, nor to blame another variable."""
     workers = addresses(2)

@@ -346,6 +346,7 @@ def test_all_end_together_however_long_the_chief_takes():
     assert not any(each.losses for each in of_all)
 
 
+@pytest.mark.slow
 def test_of_ten_thousand_messages_of_strangers_none_does_more_than_close_its_connection():
     draw, workers = random.Random(0), addresses(2)
     values = [True, -1, 1, 1 << 70, 1.5, None, [], {}, '', '\x1b[2J', 'a\nb', 'hello', 'lost',

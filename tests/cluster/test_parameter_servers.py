@@ -84,6 +84,7 @@ def test_what_comes_after_a_step_is_the_chiefs():
     assert results[0]['last']['w/ExponentialMovingAverage'] == 0.5 * (0.5 * -1.5) + 0.5 * -3.
 
 
+@pytest.mark.slow
 def test_what_another_run_has_left_on_the_servers_is_dropped():
     """Gradients of one that was killed, and tokens. The gradient is the mean of 1 and 2."""
     make = serve(2)

@@ -50,6 +50,7 @@ WIRES = {'float16': 2. ** -11, 'bfloat16': 2. ** -8}
 """What a number may change by when it is rounded, at most, of its size."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('wire, sizes', [
     ('float16', [4, 4]), pytest.param('bfloat16', [5, 3, 1], marks=pytest.mark.slow)])
 def test_dense_gradients_that_travel_as_16_bit_numbers_are_rounded_once(wire, sizes):

@@ -28,6 +28,7 @@ def records(folder, bad=None, at=2, **options):
     return datasets.get_dataset('tfrecords', str(folder), 4, augment='none', **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bad, text', [
     ((CUT, 0), 'is a damaged JPEG: it ends before its end marker'),
     ((png(9)[:-20], 0), 'is a damaged PNG: it ends before its end marker'),
@@ -81,6 +82,7 @@ def test_a_jpeg_is_cut_off_where_the_decoder_of_the_whole_says_so(encoded):
                 decoded(each)
 
 
+@pytest.mark.slow
 def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     good = records(tmp_path)
     images, labels = (np.concatenate(part) for part in zip(*batches(

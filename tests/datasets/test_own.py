@@ -140,6 +140,7 @@ def test_elements_that_are_no_images_and_classes(own, change, text):
         'output_shapes where shapes are unknown.')
 
 
+@pytest.mark.slow
 def test_batches_of_another_size(own):
     assert error_of(lambda: own(train_batches=lambda **unused: batches([7, 8, 8, 1])).train_batches(
         seed=1, **ARGUMENTS), datasets.OwnDataError) == (
@@ -182,6 +183,7 @@ def test_ragged_features_are_refused(own):
         'train_batches of m:f gives a ragged tensor, which cannot be cut by examples: expected ')
 
 
+@pytest.mark.slow
 def test_colours_for_a_network_that_takes_any(own):
     def coloured(batch_size, **unused):
         return batches([batch_size, 8, 8, 3])

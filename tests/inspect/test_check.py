@@ -102,6 +102,7 @@ def clip(pairs):
     return list(zip(gradients, [variable for _, variable in pairs]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [
     dict(make_optimizer=lambda: towers.Objective(tf.train.GradientDescentOptimizer(
         tf.constant(0.1, tf.float64)), lambda every: every[:1])),

@@ -16,6 +16,7 @@ def momentum():
     return tf.train.MomentumOptimizer(0.125, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, shares, num_towers, reduction', [
     ('ring', (1, 1), 1, 'mean'), pytest.param('ring', (1, 3, 2), 2, 'sum', marks=pytest.mark.slow),
     pytest.param('ps', (1, 3, 2), 2, 'mean', marks=pytest.mark.slow)])

@@ -133,6 +133,7 @@ def check_kernels(built):
     assert lacking(found, 'notes') == []
 
 
+@pytest.mark.slow
 @with_kernels
 @pytest.mark.parametrize('count', [2, pytest.param(8, marks=slow)])
 @pytest.mark.parametrize('mode', [

@@ -91,6 +91,7 @@ def test_it_is_confirmed_by_running(monkeypatch):
     assert lines[1] == str(fitted)
 
 
+@pytest.mark.slow
 def test_a_batch_that_runs_out_of_memory_is_not_taken(monkeypatch):
     ran = []
 

@@ -55,6 +55,7 @@ def account(model, batch, at, known=True, num_towers=2, **options):
         return towers.memory_account(built, at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model, known, tolerance', [
     (conv_net, True, 0.1), (recurrent, False, 0.02),
     pytest.param(recurrent, True, 0.1, marks=pytest.mark.slow),
@@ -70,6 +71,7 @@ def test_any_size_is_near_what_a_build_of_that_size_has(model, known, tolerance)
         expected.together.kinds['activations'], rel=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size, text', [
     (25, 'batch_size=25 does not divide among 2 towers: give a multiple of 2.'),
     (1, 'batch_size=1 does not divide among 2 towers: give a multiple of 2.'),

@@ -87,6 +87,7 @@ def build(names, num_towers, batch=(0., 2., 3., 4.)):
     return towers.build_towers(model_fn, tf.constant(batch), None, num_towers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['loss', 'both'])
 def test_pairs_whose_value_is_of_one_shard(name):
     with pytest.raises(ModelFunctionError, match=(
@@ -98,6 +99,7 @@ def test_pairs_whose_value_is_of_one_shard(name):
             assert set(build({name}, 1).metrics) == {name}  # which is the batch
 
 
+@pytest.mark.slow
 def test_a_pair_computed_from_counters_is_that_of_the_batch():
     built = build(COUNTERS, 2)
     assert set(built.metrics) == COUNTERS

@@ -92,6 +92,7 @@ def in_a_branch(x, y):
         tf.while_loop(lambda i, _: i < 3, step, (0, tf.ones_like(y)))[1], y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model_fn, make, options', [
     (nested, samples.vectors, dict(variables=towers.VariablePlacement('balanced')))] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [

@@ -106,6 +106,7 @@ def check_some(count):
     assert proven > count // 20, 'seed %d: so few were proven: %d of %d' % (seed, proven, count)
 
 
+@pytest.mark.slow
 def test_what_is_proven_of_a_few_random_programs_is_so():
     check_some(40)
 

@@ -79,6 +79,7 @@ def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, 
     assert kinds['rows'] is tf.IndexedSlices and 'unused' not in kinds
 
 
+@pytest.mark.slow
 def test_a_micro_batch_waits_for_the_sums_of_the_one_before():
     with tf.Graph().as_default() as graph:
         built = towers.build_towers(model, (tf.constant(X), tf.constant(WORDS)),

@@ -67,6 +67,7 @@ def test_the_scale_shrinks_on_overflow_and_grows_after_good_steps():
     assert job.state()[2:] == [4., 0, 2, 7]
 
 
+@pytest.mark.slow
 def test_a_skipped_step_moves_no_copy_of_a_replicated_variable():
     def states(variable_device):
         with tf.Graph().as_default():

@@ -121,6 +121,7 @@ class Clips(tf.train.GradientDescentOptimizer):
                               for v in tf.trainable_variables()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('optimizer', [
     lambda: Changed(by_the_norm_of_all), lambda: Clips(0.1)] + [
         pytest.param(each, marks=pytest.mark.slow) for each in (

@@ -97,6 +97,7 @@ def test_an_optimizer_that_has_made_slots_before_is_refused():
 
 # ---- initial values and checkpoints -------------------------------------------------------------
 
+@pytest.mark.slow
 def test_replicas_start_as_the_models_own_and_are_refreshed(kind_of_variables):
     """Random initial values. Both initializers in one run: in a new session, since in a used one
     the replicas may be given the values from before that run. One after the other: in any."""

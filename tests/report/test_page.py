@@ -87,6 +87,7 @@ def large_trace(count=50000):
     return trace_of(*operations)
 
 
+@pytest.mark.slow
 def test_fifty_thousand_operations_take_less_than_5_megabytes():
     begin = time.process_time()
     page = written_page([dict(EMPTY, **packed_trace(large_trace()))])

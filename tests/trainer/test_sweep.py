@@ -75,6 +75,7 @@ def swept(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_it_stops_with_a_run_that_fails_and_goes_on(swept, tmp_path):
     (tmp_path / 'fail').write_text('')
     assert swept(4) == (3, ['1:4'])

@@ -95,6 +95,7 @@ class Linear:
         return lambda values: tf.reduce_mean(tf.matmul(values, tf.get_variable('weight', [3, 1])))
 
 
+@pytest.mark.slow
 def test_a_run_made_input_bound(capsys):
     """Batches of 6 examples that are 20 ms late each, of which the towers alone have one."""
     asked = []

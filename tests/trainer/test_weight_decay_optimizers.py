@@ -47,6 +47,7 @@ def test_two_steps_of_lars(sparse, resource):
     np.testing.assert_allclose(bias, [1 - 0.25 * 2.9, -1 - 1 * 2.9], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize('resource', [False, True])
 def test_two_steps_of_lamb(sparse, resource):
@@ -66,6 +67,7 @@ def test_two_steps_of_lamb(sparse, resource):
     np.testing.assert_allclose(bias, [0., -2.], atol=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize('resource', [False, True])
 def test_two_steps_of_adamw(sparse, resource):
@@ -96,6 +98,7 @@ def test_weights_of_zero_take_the_rate_as_it_is(optimizer, step):
     np.testing.assert_allclose(matrix, -step, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('optimizer', [lambda: LARSOptimizer(0.5, trust_coefficient=0.1),
                                        lambda: LAMBOptimizer(0.05),
                                        lambda: AdamWOptimizer(0.05, 0.1)],
