@@ -370,8 +370,10 @@ def test_names_that_no_system_opens():
     assert directory_name('d', 'gs://bucket/' + 'x' * 900) == 'gs://bucket/' + 'x' * 900
     assert directory_name('d', 'm\xfcll/\u7a7a') == 'm\xfcll/\u7a7a'
     for name, text in (('run\0', 'in UTF-8 and without a NUL'), ('caf\udce9', 'in UTF-8'),
-                       ('x' * 256, 'at most 255 bytes from one / to the next, and this has 256'),
-                       ('x/' * 3000, 'this has 6000'), (b'run', 'the name of a directory.')):
+                       ('runs/' + 'x' * 256,
+                        'at most 255 bytes from one / to the next, and one part has 256.'),
+                       ('x/' * 3000, 'at most 4095 bytes in all, and this has 6000.'),
+                       ('gs://bucket/' + 'x' * 4084, 'at most 4095 bytes in all'), (b'run', 'the name of a directory.')):
         assert text in error_of(directory_name, 'd', name)
 
 

@@ -178,10 +178,14 @@ def directory_name(name: str, value: typing.Any, expected: str = 'the name of a 
         raise InvalidArgumentError('%s=%.80r: expected %s, in UTF-8 and without a NUL: TensorFlow '
                                    'opens no other.' % (name, value, expected))
     longest_name = 0 if '://' in path else max(map(len, encoded.split(b'/')))
-    if longest_name > _MOST_BYTES_OF_A_NAME or len(encoded) > _MOST_BYTES_OF_A_PATH:
+    if longest_name > _MOST_BYTES_OF_A_NAME:
         raise InvalidArgumentError('%s=%.80r: expected %s, of at most %d bytes from one / to the '
-                                   'next, and this has %d.' % (
-                                       name, value, expected, _MOST_BYTES_OF_A_NAME, len(encoded)))
+                                   'next, and one part has %d.' % (
+                                       name, value, expected, _MOST_BYTES_OF_A_NAME, longest_name))
+    if len(encoded) > _MOST_BYTES_OF_A_PATH:
+        raise InvalidArgumentError('%s=%.80r: expected %s, of at most %d bytes in all, and this '
+                                   'has %d.' % (
+                                       name, value, expected, _MOST_BYTES_OF_A_PATH, len(encoded)))
     return path
 
 

@@ -29,7 +29,8 @@ class OwnModel:
     """The user's model function with what train.py takes of a model; see `Classifier`.
 
     Attributes:
-      image_format: what data sets by name are asked for; empty of data that are no images.
+      image_format: keyword arguments for the batches of a data set of images, `{'channels',
+        'image_size'}`; {} where examples are no images.
       regularization: 'none': the loss is what the function returns.
       unit: the name of its examples.
     """
@@ -51,13 +52,14 @@ class OwnModel:
         """
         self._name = name
         self._dataset = dataset
-        self._function = own_function(name, 'model', OwnModelError,
-                                      'reviews:model for the function model of reviews.py')
+        self._function = own_function(
+            name, 'model', OwnModelError,
+            example='reviews:model for the function model of reviews.py')
         if not takes(self._function, None, None, 'train'):
             raise towers.InvalidArgumentError(
                 '--model=%s cannot be called with three arguments: expected a function of '
                 "(features, labels, mode), where mode is 'train', 'eval' or 'infer'." % name)
-        self.image_format = {}
+        self.image_format: typing.Dict[str, int] = {}
         if dataset.num_classes is not None:
             self.image_format = self._format_of_images(image_size)
         elif image_size:
@@ -108,8 +110,8 @@ class OwnModel:
         """The output of the user's function for a shard.
 
         Args:
-          features: of the shard.
-          labels: of the shard; None where there are none, and for the mode 'infer'.
+          features: the shard's features.
+          labels: the shard's labels; None where there are none, and for the mode 'infer'.
           mode: 'train', 'eval' or 'infer'.
 
         Raises:

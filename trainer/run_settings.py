@@ -34,8 +34,9 @@ class Difference(typing.NamedTuple):
     """A setting with another value than when the run was last started.
 
     Attributes:
-      name: of the setting.
-      was, now: its values.
+      name: the setting's name.
+      was: its value at the former start.
+      now: its value at this start.
       kind: `HARMLESS`: the numbers stay those of a run that was never stopped; `CHANGES`: they are
         others from here on; or `STATE`: where the variables of graph and checkpoint differ, too,
         this is said as the reason.
@@ -69,10 +70,11 @@ class RunSettings(tf.train.SessionRunHook):
     def __init__(self, values: dict, kinds: typing.Dict[str, str], directory: str):
         """
         Args:
-          values: of the settings, by their names: in plain words where they have a space, else
-            those of flags.
-          kinds: of the settings, by their names; `CHANGES` of those that are missing.
-          directory: of the checkpoints.
+          values: {name of a setting: value}. The name is a flag's; or, of what is no flag, words
+            with a space, such as 'number of workers'.
+          kinds: {name of a setting: kind}, see `Difference.kind`; a setting without one is
+            `CHANGES`.
+          directory: the directory of the checkpoints.
         """
         self.values = values
         self._kinds = kinds

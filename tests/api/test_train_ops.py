@@ -207,7 +207,9 @@ SGD = tf.train.GradientDescentOptimizer
      "transform_gradients for 'generator' returned 3"),
     (dict(regularization='add'), 'the model function returned several losses'),
     (dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
-     'a loss scale (loss_scale=) goes with one loss')])
+     'a loss scale (loss_scale=) goes with one loss, and there are several (discriminator, generat'),
+    (dict(optimizer={'a': SGD(1.)}, cluster=towers.Cluster('ring', ['a:1', 'b:1'])),
+     'cluster= goes with one loss without a name, and optimizer= is a dict (of a): pass the')])
 def test_errors(arguments, text):
     with tf.Graph().as_default():
         arguments = dict(dict(devices=2), **arguments)

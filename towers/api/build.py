@@ -152,7 +152,10 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         tower_set = make_towers(request, batch, behind, scaled_losses)
         outputs = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
-        combined, exchange = combine_machines(tower_set, combined, outputs.loss)
+        exchange = None
+        if request.cluster is not None and request.training.objectives:
+            combined, exchange = combine_machines(
+                tower_set, request.cluster, combined, outputs.loss)
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     plan = describe(tower_set, update, len(collections_before.updates))
 
@@ -266,7 +269,11 @@ def merge_outputs(tower_set: TowerSet) -> ModelOutput:
 
 
 def combine_towers(tower_set: TowerSet) -> typing.Any:
-    """Combines the gradients of all towers, variable by variable: `Combined`, shaped."""
+    """Combines the gradients of all towers, variable by variable.
+
+    Returns:
+      `Combined`; where losses have names, a dict of these by the name of the loss.
+    """
     request = tower_set.request
     towers = tower_set.towers
     objectives = request.training.objectives
@@ -287,9 +294,11 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
 
     Args:
       tower_set: the towers.
-      objective: of the loss.
-      gradients: of each tower, shaped.
-      gradients_of_shards: of each part of the batch, `Tower.of_shard`, shaped.
+      objective: the loss's optimizer, and what it trains.
+      gradients: for each tower its `(gradient, variable)` pairs; where losses have names, a dict of
+        these.
+      gradients_of_shards: for each part of the batch the gradients of its shard, see
+        `Tower.of_shard`; where losses have names, a dict of these.
     """
     request = tower_set.request
     trainable = tower_set.roles.trainable
@@ -305,27 +314,27 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
         return Combined(combine(of_towers + behind_inputs))
 
 
-def combine_machines(tower_set: TowerSet, combined: typing.Any,
-                     loss: typing.Optional[tf.Tensor]) -> typing.Tuple[typing.Any, typing.Any]:
+def combine_machines(tower_set: TowerSet, cluster: typing.Any, combined: Combined,
+                     loss: tf.Tensor) -> typing.Tuple[Combined, typing.Any]:
     """Combines the gradients over all machines.
 
     Args:
       tower_set: the towers of this machine.
-      combined: of them: `Combined`, shaped.
+      cluster: `Cluster`, the machines.
+      combined: the gradients over the towers of this machine. A cluster goes with one loss without
+        a name, so this is one `Combined`.
       loss: the loss of this machine's batch; it reads the weights before they change.
 
     Returns:
-      `(Combined over all machines, the Exchange that combines them)`; that is None without a
-      cluster.
+      `(the gradients over all machines, the Exchange that combines them)`.
     """
     request = tower_set.request
-    if request.cluster is None or not request.training.objectives:
-        return combined, None
     with tf.name_scope('combine_machines'):
-        exchange = request.cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
-                                           request.training.reduction)
+        exchange = cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
+                                   request.training.reduction)
     on_towers = combined.on_towers
     if on_towers is not None:
+        # Every replica gets the same gradient, the one over all machines.
         on_towers = {variable.op.name: [gradient] * len(request.devices)
                      for gradient, variable in exchange.gradients}
     return combined._replace(gradients=exchange.gradients, on_towers=on_towers), exchange

@@ -17,7 +17,7 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
     """Refuses options that do not go with several losses.
 
     Args:
-      names: of the losses.
+      names: the names of the losses.
       accumulate: how many micro-batches each tower has.
       numerics: with the loss scale and the precision.
       cluster: `Cluster` or None.
@@ -37,7 +37,18 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
 
 
 def _of_one_loss(names: typing.List[str], option: str, reason: str) -> InvalidArgumentError:
-    """The error for an `option` that several losses, of these `names`, do not go with."""
+    """The error for an `option` that losses with names, of which there may be one, do not go with.
+
+    Args:
+      names: the names of the losses.
+      option: what does not go with them.
+      reason: why, or what to do, where there are several.
+    """
+    if len(names) == 1:
+        return InvalidArgumentError(
+            '%s goes with one loss without a name, and optimizer= is a dict (of %s): pass the '
+            'optimizer itself, and have the model function return the loss itself.' % (
+                option, names[0]))
     return InvalidArgumentError('%s goes with one loss, and there are several (%s): %s.' % (
         option, ', '.join(names), reason))
 

@@ -18,7 +18,7 @@ from towers.capture.stage_costs import (
 )
 from towers.errors import ModelFunctionError
 from towers.graph.edit import Library, group_of, names_beside
-from towers.graph.graph_walk import operation_names, variables_by_name
+from towers.graph.graph_walk import names_of, operation_names, variables_by_name
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.stages import may_move, move
@@ -45,7 +45,8 @@ class Cutting(typing.NamedTuple):
     Attributes:
       copies: for each stage, micro-batches whose activations it keeps at the same time.
       trains: whether there is a backward pass.
-      slots: as of `number_of_slots`; None where stages have no variables that are trained.
+      slots: how many variables the optimizer keeps beside each trained one, see `number_of_slots`;
+        None where stages have no variables that are trained.
     """
     copies: typing.List[int]
     trains: bool
@@ -68,12 +69,12 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
     stages = stages_of(device)
     own = [op for op in recorded.operations if op.name not in recorded.owned]
     moving = [op for op in own if may_move(op, stages)]
-    next_to_move = _next_to_move(own, moving)
+    goes_with = _goes_with(own, moving)
     leaders = _leaders(recorded.variables)
-    readers = _first_readers(own, next_to_move, leaders)
+    readers = _first_readers(own, goes_with, leaders)
     kept: typing.Counter[str] = collections.Counter()
     if cutting.trains:
-        kept = _kept_by_moving(recorded.operations, own, next_to_move, stages[0])
+        kept = _kept_by_moving(recorded.operations, own, goes_with, stages[0])
     bytes_of_leaders = _bytes_by_leader(recorded.variables, leaders, cutting.slots)
     variables_of = {}
     for reader, names in readers.items():
@@ -97,14 +98,17 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
 
 # ---- what is of which stage ----------------------------------------------------------------------
 
-def _next_to_move(operations: typing.Iterable[tf.Operation],
-                  moving: typing.Sequence[tf.Operation]) -> typing.Dict[str, str]:
-    """{name of an operation: name of the operation, itself or a later one, whose stage it is of}.
+def _goes_with(operations: typing.Iterable[tf.Operation],
+               moving: typing.Sequence[tf.Operation]) -> typing.Dict[str, str]:
+    """{name of an operation: name of the operation with which it goes to a stage}.
 
-    An operation kept with a variable, an embedding's lookup, say, is of the stage of the next
-    operation that may be put anywhere; `moving` are these.
+    This is itself, if it may be put anywhere (`moving`); else the next one in order that may. Those
+    after the last go with the last.
+
+    An operation that may not be put anywhere is one that is kept with a variable, such as an
+    embedding's lookup.
     """
-    movable = {op.name for op in moving if op.type != 'Const'}
+    movable = names_of(moving)
     found = {}
     waiting: typing.List[str] = []
     for op in operations:
@@ -129,19 +133,19 @@ def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
 
 
 def _first_readers(operations: typing.Iterable[tf.Operation],
-                   next_to_move: typing.Dict[str, str],
+                   goes_with: typing.Dict[str, str],
                    leaders: typing.Dict[str, str]) -> typing.Dict[str, typing.List[str]]:
     """{operation's name: names of the variables, but for companions of others, it reads first}.
 
     Args:
       operations: in the order of making.
-      next_to_move: as `_next_to_move` returns it.
+      goes_with: as `_goes_with` returns it.
       leaders: as `_leaders` returns it.
     """
     found = collections.defaultdict(list)
     seen = set()
     for op in operations:
-        mover = next_to_move.get(op.name, '')
+        mover = goes_with.get(op.name, '')
         for name in _variables_read(op, is_moving=mover == op.name):
             if leaders.get(name) == name and name not in seen:
                 seen.add(name)
@@ -167,8 +171,8 @@ def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
 def _bytes_by_leader(
         variables: typing.Iterable[tf.Variable], leaders: typing.Dict[str, str],
         slots: typing.Optional[int]) -> typing.Dict[str, typing.List[VariableBytes]]:
-    """{name of a variable: the bytes of the variables that are kept with it}; `leaders` is as of
-    `_leaders`, `slots` as of `Cutting`."""
+    """{name of a variable: the bytes of the variables that are kept with it}; `leaders` is what
+    `_leaders` returns, `slots` that of `Cutting`."""
     by_leader = collections.defaultdict(list)
     for variable in variables:
         by_leader[leaders[variable.op.name]].append(variable_bytes(variable, slots))
@@ -177,20 +181,20 @@ def _bytes_by_leader(
 
 def _kept_by_moving(
         operations: typing.Sequence[tf.Operation], own: typing.Iterable[tf.Operation],
-        next_to_move: typing.Dict[str, str], first_stage: str) -> typing.Counter[str]:
+        goes_with: typing.Dict[str, str], first_stage: str) -> typing.Counter[str]:
     """Bytes that the backward pass keeps, by the name of the operation that moves with them.
 
     Args:
       operations: all operations of the forward pass.
       own: those that are no parts of variables.
-      next_to_move: as `_next_to_move` returns it.
+      goes_with: as `_goes_with` returns it.
       first_stage: the device of what may move; results elsewhere stay there.
     """
     bytes_of_results = kept_bytes(operations)
     kept: typing.Counter[str] = collections.Counter()
     for op in own:
-        if op.device == first_stage and op.name in next_to_move:
-            kept[next_to_move[op.name]] += bytes_of_results[op.name]
+        if op.device == first_stage and op.name in goes_with:
+            kept[goes_with[op.name]] += bytes_of_results[op.name]
     return kept
 
 

@@ -37,8 +37,8 @@ class Damaged(typing.NamedTuple):
     """A checkpoint, or the state file, that cannot be used; `str` says why.
 
     Attributes:
-      prefix: of the checkpoint, or the path of the state file.
-      step: of the checkpoint, or None.
+      prefix: the checkpoint's prefix, or the path of the state file.
+      step: the checkpoint's step; None where it is not known, and for the state file.
       reason: what is wrong with it, as it goes on after its name.
     """
     prefix: str
@@ -77,7 +77,7 @@ class NewestNamed(typing.NamedTuple):
     """Which checkpoint of a directory is the newest by its state file.
 
     Attributes:
-      prefix: of the checkpoint; None where it is not known, or there is none.
+      prefix: the checkpoint's prefix; None where it is not known, or there is none.
       fault: what is wrong with the state file; None where that is nothing.
     """
     prefix: typing.Optional[str]
@@ -348,8 +348,8 @@ def read_state(directory: str) -> State:
 
 
 def state_checkpoints(directory: str, checkpoints: typing.List[str]) -> typing.List[str]:
-    """The prefixes, of those of a directory, that its state file knows: as it has them, oldest
-    first."""
+    """Those of `checkpoints` (prefixes in `directory`) that its state file names, in its order:
+    oldest first."""
     state = read_state(directory).content
     if state is None:
         return []

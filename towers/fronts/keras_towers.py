@@ -53,11 +53,17 @@ class KerasTowers:
         records: typing.List[typing.Any] = []
 
         def call_model(inputs: list, masks: list) -> dict:
+            """One tower's call of the Keras model, on its shard.
+
+            In Keras every output has a row for each example, so the outputs are `RowsOfExamples`.
+            Their logits go along, because Keras' cross entropies take these in the place of
+            probabilities.
+            """
             with record_keras_calls() as record, compat.autograph_of_layers():
                 outputs = _call(self.model, inputs, masks, training)
             records.append(record)
             rows = _batch_size(inputs[0])
-            return {'predictions': RowsOfExamples({  # as Keras has them
+            return {'predictions': RowsOfExamples({
                 'outputs': [_with_batch_dimension(output, rows) for output in outputs],
                 'logits': [_logits(output) for output in outputs],
                 'masks': [compat.keras_mask(output) for output in outputs]})}
@@ -102,7 +108,8 @@ def _call(model: typing.Any, inputs: list, masks: list, training: typing.Any) ->
 
     Args:
       model: the Keras model.
-      inputs, masks, training: as of `KerasTowers.on`, for one tower.
+      inputs, masks: the arguments of `KerasTowers.on`, cut for one tower.
+      training: as Keras gives it to `call`.
     """
     arguments: typing.Dict[str, typing.Any] = {}
     if training is not None:

@@ -194,8 +194,9 @@ def _beside_resources(function: typing.Any) -> typing.Set[str]:
 def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> None:
     """Makes the nodes of a `GraphDef` call copies of their functions, which are put into it.
 
-    The gradient of a loop rewrites the function of its condition, under a name made of that one's:
-    so two imports of one loop, in a graph or (TF 2) in a process, need functions of their own.
+    The gradient of a v2 loop adds a rewritten copy of the condition's function, named after the
+    original. Two imports that call the same original, in a graph or (TF 2) in a process, would add
+    two functions of one name.
     """
     functions = library.reached_from(definition.node)
     if not functions:

@@ -53,12 +53,12 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
     Gradients are aligned by their variable, not by their place in the list. Dense gradients are
     added, and never stacked: a stack would write and read each of them once more. `IndexedSlices`
-    are concatenated, rows with their values, and stay sparse; the gradient of a lookup that takes
-    each id once (`embedding_lookup_sparse`) has each row once, as on one device. Products of wide
-    dense layers with few examples a tower are made once, see `joined_product`. Where one tower's
-    gradient is sparse and another's is dense, the sum is dense. Where only some towers have a
-    gradient of a variable, their gradients are summed; a variable without a gradient in any tower
-    is left out.
+    are concatenated, rows with their values, and stay sparse. Where each tower's lookup has unique
+    ids (`embedding_lookup_sparse`), rows that several towers have are added up, so the result has
+    unique rows, too. Where one tower's gradient is sparse and another's is dense, the sum is dense.
+    The weight gradient of a wide dense layer, x^T dy, is one product over the examples of all
+    towers; see `joined_product`. Where only some towers have a gradient of a variable, their
+    gradients are summed; a variable without a gradient in any tower is left out.
 
     Args:
       tower_gradients: list, one entry a tower (K), of lists of `(gradient, variable)` as
@@ -100,7 +100,7 @@ def all_reduce(tower_gradients: typing.Sequence, further: typing.Sequence,
     added on one tower; every tower adds about as many bytes.
 
     Args:
-      tower_gradients: as of `combine_gradients`.
+      tower_gradients: for each tower its list of `(gradient, variable)`.
       further: lists of pairs that belong to no tower.
       devices: the device of each tower.
     """

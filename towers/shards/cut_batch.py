@@ -152,8 +152,17 @@ def zero_if_empty(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> t
 
 def checked_shares(shares: typing.Any, count: int,
                    called: str = 'shards') -> typing.Tuple[int, ...]:
-    """The proportions of `count` parts of the batch, `called` so in errors, without a common
-    divisor: a tuple of ints; 1s for None."""
+    """Checks the proportions of `count` parts of a batch and divides them by their greatest common
+    divisor: [6, 2] gives (3, 1); None gives 1s.
+
+    Args:
+      shares: a list or tuple with a whole number of at least 1 for each part; or None.
+      count: how many parts there are.
+      called: the word for the parts in error texts.
+
+    Raises:
+      InvalidArgumentError: `shares` is something else.
+    """
     if shares is None:
         return (1,) * count
     is_list = isinstance(shares, (tuple, list)) and len(shares) == count
