@@ -80,22 +80,33 @@ def _resolved(devices: typing.Any, check: bool, allow_repeated: bool) -> typing.
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
-    if isinstance(devices, numbers.Integral) and not isinstance(devices, bool):
+    is_count = isinstance(devices, numbers.Integral) and not isinstance(devices, bool)
+    if is_count:
         return _first_devices(int(devices), gpus, check)
     if not isinstance(devices, (str, list, tuple)):
         raise InvalidArgumentError(
             'devices=%.80r: expected None, a number of devices, or device names such as '
             "['/gpu:0', '/gpu:2']." % (devices,))
+    resolved = _named_devices(devices)
+    _check_repeated(resolved, devices, allow_repeated)
+    if check:
+        for name in all_devices(resolved):
+            _check_exists(name, gpus)
+    return resolved
+
+
+def _named_devices(devices: typing.Union[str, typing.Sequence]) -> typing.Tuple[str, ...]:
+    """The canonical names of the devices that a text or a list names, one a tower.
+
+    Raises `DeviceError` for no tower, and for towers of different numbers of stages: a stage of the
+    model would have a device in one tower and none in another.
+    """
     entries = devices.split(',') if isinstance(devices, str) else devices
     resolved = tuple(_devices_of_tower(entry) for entry in entries)
     stage_counts = {len(stages_of(device)) for device in resolved}
     if len(stage_counts) != 1:
         raise DeviceError('devices=%.80r: expected one device or more (None for every visible '
                           'GPU), and as many devices for each tower.' % (devices,))
-    _check_repeated(resolved, devices, allow_repeated)
-    if check:
-        for name in all_devices(resolved):
-            _check_exists(name, gpus)
     return resolved
 
 
@@ -125,9 +136,14 @@ def _check_repeated(resolved: typing.Sequence[str], devices: typing.Any,
       devices: the same as the caller gave them, for the message.
       allow_repeated: whether two towers may share a device. Two stages of one tower may not.
     """
-    counts = collections.Counter(name for device in resolved for name in stages_of(device))
+    counts: collections.Counter = collections.Counter()
+    for device in resolved:
+        counts.update(stages_of(device))
     repeated = sorted(name for name, count in counts.items() if count > 1)
-    if not repeated or (allow_repeated and all(map(_has_different_stages, resolved))):
+    if not repeated:
+        return
+    are_between_towers = all(map(_has_different_stages, resolved))
+    if allow_repeated and are_between_towers:
         return
     raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of its '
                       'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
@@ -143,15 +159,22 @@ def canonical_device(name: str) -> str:
     """`'/gpu:1'` as `'/device:GPU:1'`, the spelling of `op.device`; raises `DeviceError`."""
     try:
         spec = tf.DeviceSpec.from_string(name.strip())
-        is_one_device = spec.device_type is not None and spec.device_index is not None
     except (ValueError, AttributeError, TypeError):
-        is_one_device = False
-    if not is_one_device or spec.device_index < 0:
+        spec = tf.DeviceSpec()  # no device
+    if not _is_one_device(spec):
         raise DeviceError("%.80r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
-    if spec.job == 'localhost' and not spec.task and not spec.replica:
+    is_of_this_process = spec.job == 'localhost' and not spec.task and not spec.replica
+    if is_of_this_process:
         spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
     return spec.to_string()
+
+
+def _is_one_device(spec: tf.DeviceSpec) -> bool:
+    """Whether a name has a type and a number, so that it means one device and no group of them."""
+    if spec.device_type is None or spec.device_index is None:
+        return False
+    return spec.device_index >= 0
 
 
 def check_variable_device(name: str, devices: typing.Sequence[str]) -> None:
@@ -227,10 +250,8 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
         `memory_fraction` that is no fraction.
     """
     check_flag('allow_growth', allow_growth)
-    if intra_op_threads is not None:
-        check_count('intra_op_threads', intra_op_threads, least=0, most=MOST_INT32)
-    if inter_op_threads is not None:
-        check_count('inter_op_threads', inter_op_threads, least=0, most=MOST_INT32)
+    _check_threads('intra_op_threads', intra_op_threads)
+    _check_threads('inter_op_threads', inter_op_threads)
     if memory_fraction is not None:
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")
@@ -248,12 +269,24 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     if memory_fraction is not None:
         config.gpu_options.per_process_gpu_memory_fraction = float(memory_fraction)
     if not has_gpus:
-        rewrites = config.graph_options.rewrite_options
-        rewrites.meta_optimizer_iterations = rewrites.ONE
-        rewrites.memory_optimization = rewrites.NO_MEM_OPT
-        rewrites.layout_optimizer = rewrites.OFF  # it changes GPUs' operations alone
-        compat.switch_off_graph_dialect(rewrites)
+        _shorten_graph_optimization(config)
     return config
+
+
+def _check_threads(name: str, threads: typing.Optional[int]) -> None:
+    """Raises `InvalidArgumentError` unless an argument is None or a number of threads."""
+    if threads is not None:
+        check_count(name, threads, least=0, most=MOST_INT32)
+
+
+def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
+    """Switches off the passes of graph optimization that gain nothing on CPUs, see
+    `session_config`."""
+    rewrites = config.graph_options.rewrite_options
+    rewrites.meta_optimizer_iterations = rewrites.ONE
+    rewrites.memory_optimization = rewrites.NO_MEM_OPT
+    rewrites.layout_optimizer = rewrites.OFF  # it changes GPUs' operations alone
+    compat.switch_off_graph_dialect(rewrites)
 
 
 def _default_intra_op_threads(num_cpus: int) -> int:
@@ -319,18 +352,27 @@ def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
     """Raises `DeviceError` for a canonical name of a device that this process does not have; `gpus`
     are the visible ones. CPUs are virtual: they always exist."""
     spec = tf.DeviceSpec.from_string(name)
-    if spec.job is not None or spec.task or spec.replica:
+    is_in_cluster = spec.job is not None or spec.task or spec.replica
+    if is_in_cluster:
         reason = 'without a cluster the one job of this program is localhost'
-    elif spec.device_type == 'CPU' or name in gpus:
-        return
-    elif not is_gpu(name) and spec.device_index < len(
-            tf.config.experimental.list_physical_devices(spec.device_type)):
+    elif _is_here(spec, name in gpus):
         return
     else:
         reason = _visible_devices_text(gpus)
     raise DeviceError(
         '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
         'to build the graph for another machine.' % (short_name(name), reason))
+
+
+def _is_here(spec: tf.DeviceSpec, is_visible_gpu: bool) -> bool:
+    """Whether this process has a device; of types that TensorFlow calls neither CPU nor GPU, those
+    whose numbers are below the count of the physical ones."""
+    if spec.device_type == 'CPU':
+        return True
+    if spec.device_type == 'GPU':
+        return is_visible_gpu
+    physical = tf.config.experimental.list_physical_devices(spec.device_type)
+    return spec.device_index < len(physical)
 
 
 def _visible_devices_text(gpus: typing.Sequence[str]) -> str:

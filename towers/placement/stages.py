@@ -57,8 +57,11 @@ def stage(number: int) -> typing.Iterator[None]:
 
 def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
     """Whether any of these operations was made within a `stage` of the model's own."""
-    return any(isinstance(scope, StageDevice) for op in operations
-               for scope in compat.device_scopes(op))
+    for op in operations:
+        scopes = compat.device_scopes(op)
+        if any(isinstance(scope, StageDevice) for scope in scopes):
+            return True
+    return False
 
 
 def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> None:
@@ -69,9 +72,7 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     placed: typing.Dict[str, str] = {}  # from names of operations to their devices
     library = Library(tf.get_default_graph())
     for op in operations:
-        input_devices = [placed[tensor.op.name] for tensor in op.inputs
-                         if tensor.op.name in placed]
-        last_stage = max(input_devices, key=stages.index) if input_devices else None
+        last_stage = _last_stage_of_inputs(op, placed, stages)
         if may_move(op, stages):
             placed[op.name] = last_stage or stages[0]
             move(op, placed[op.name], library)
@@ -80,6 +81,17 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
         elif last_stage is not None and not op.device:
             # A TensorArray's: it hands on data of the loop that fills it.
             placed[op.name] = last_stage
+
+
+def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
+                          stages: typing.Sequence[str]) -> typing.Optional[str]:
+    """The device of the last stage that an operation takes a tensor from; None where all its inputs
+    come from elsewhere. `placed` has the devices of operations by their names."""
+    source_names = [tensor.op.name for tensor in op.inputs]
+    input_devices = [placed[name] for name in source_names if name in placed]
+    if not input_devices:
+        return None
+    return max(input_devices, key=stages.index)
 
 
 def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
@@ -117,19 +129,17 @@ def check_stages(operations: typing.Iterable[tf.Operation], device: str) -> None
     for op in operations:
         if op.device not in stages or _is_kept_with_another(op):
             continue
+        number = stages.index(op.device)
         for tensor in op.inputs:
             source = tensor.op
             if source.name not in names or source.device not in stages:
                 continue
-            if _is_at_every_stage(tensor):
-                continue
-            own_number = stages.index(op.device)
             source_number = stages.index(source.device)
-            if source_number > own_number:
+            if source_number > number and not _is_at_every_stage(tensor):
                 raise ModelFunctionError(
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
                     'each other in a circle: with micro_batches= data goes from a stage to later '
-                    'ones only.' % (op.name, own_number, tensor.name, source_number))
+                    'ones only.' % (op.name, number, tensor.name, source_number))
 
 
 def _is_kept_with_another(op: tf.Operation) -> bool:
@@ -198,12 +208,17 @@ class _BackwardPlacement:
         context = compat.control_flow_context(op)
         if is_control_flow(op) and context in self._devices_of_loops:
             return self._devices_of_loops[context]  # counters and stacks of a loop
-        input_devices = [self._placed.get(tensor.op.name, tensor.op.device)
-                         for tensor in op.inputs if tensor.op.type != 'Const']
-        in_stages = [each for each in input_devices if each in self._stages]
-        if in_stages:
-            return min(in_stages, key=self._stages.index)
-        return self._loss.op.device
+        return self._first_stage_of_inputs(op) or self._loss.op.device
+
+    def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
+        """The device of the first stage that an operation takes a tensor from; None where it takes
+        none from a stage. Constants do not count: they are wherever they are taken."""
+        sources = [tensor.op for tensor in op.inputs if tensor.op.type != 'Const']
+        devices = [self._placed.get(source.name, source.device) for source in sources]
+        stage_devices = [device for device in devices if device in self._stages]
+        if not stage_devices:
+            return None
+        return min(stage_devices, key=self._stages.index)
 
 
 def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
@@ -230,6 +245,7 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
 
 _FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
 _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
+_PUSHES_AND_POPS = frozenset(['StackPushV2', 'StackPopV2'])
 
 
 def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: str) -> None:
@@ -237,19 +253,26 @@ def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: 
     of the loop, which reads it: TensorFlow colocates these with the first value that is written.
     `device` is the tower's."""
     stages = stages_of(device)
-    arrays = [op for op in operations if op.type == 'TensorArrayV3']
-    for array in arrays:
-        users = _uses(array.outputs[0]).users
-        readers = [user for user in users if user.type in _READS and is_free(user)]
-        device_of_loop = _common_device(readers)
-        if device_of_loop not in stages:
-            continue
-        for user in users:
-            is_before_loop = user.inputs[0].op is array  # not within another loop
-            if user.type in _FILLS and is_before_loop and not is_free(user):
-                # By name, so that copies follow their own reader.
-                colocate(user, [readers[0].name])
-                compat.set_device(user, device_of_loop)
+    for op in operations:
+        if op.type == 'TensorArrayV3':
+            _keep_array_with_readers(op, stages)
+
+
+def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) -> None:
+    """Puts operations that fill an array before a loop on the device of its readers, if these are
+    together on one of the `stages`."""
+    users = _uses(array.outputs[0]).users
+    readers = [user for user in users if user.type in _READS and is_free(user)]
+    device_of_loop = _common_device(readers)
+    if device_of_loop not in stages:
+        return
+    writers = [user for user in users if user.type in _FILLS]
+    for writer in writers:
+        is_before_loop = writer.inputs[0].op is array  # not within another loop
+        if is_before_loop and not is_free(writer):
+            # By name, so that copies follow their own reader.
+            colocate(writer, [readers[0].name])
+            compat.set_device(writer, device_of_loop)
 
 
 def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
@@ -257,18 +280,24 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
 
     TensorFlow colocates a stack, and its size, with the value that it keeps, such as a variable's.
     """
-    stacks = [op for op in operations if op.type == 'StackV2']
-    for stack in stacks:
-        uses = _uses(stack.outputs[0])
-        device = _common_device(
-            [user for user in uses.users if user.type in ('StackPushV2', 'StackPopV2')])
-        if not device:
-            continue
-        sizes = [tensor.op for tensor in stack.inputs if tensor.op.type == 'Const']
-        for op in [stack] + sizes + uses.handing_on:
-            if _is_beside_resource(op):
-                compat.set_device(op, device)
-                colocate(op, [op.name])
+    for op in operations:
+        if op.type == 'StackV2':
+            _keep_stack_with_loop(op)
+
+
+def _keep_stack_with_loop(stack: tf.Operation) -> None:
+    """Puts a stack, its size and what hands it into the loop on the device of what pushes and pops,
+    if that is one device."""
+    uses = _uses(stack.outputs[0])
+    pushes_and_pops = [user for user in uses.users if user.type in _PUSHES_AND_POPS]
+    device = _common_device(pushes_and_pops)
+    if not device:
+        return
+    sizes = [tensor.op for tensor in stack.inputs if tensor.op.type == 'Const']
+    for op in [stack] + sizes + uses.handing_on:
+        if _is_beside_resource(op):
+            compat.set_device(op, device)
+            colocate(op, [op.name])
 
 
 def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:

@@ -111,12 +111,19 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation], own: typing.Conta
     for op in operations:
         names = names_beside(op)
         in_tower = [op.graph.get_operation_by_name(name) for name in names if name in own]
-        kept = _leaders_to_keep(op, in_tower, own)
-        if not in_tower or len(kept) == len(names):
+        if not in_tower:
             continue
-        colocate(op, [leader.name for leader in kept] or [op.name])
-        leader = kept[0] if kept else in_tower[0]
-        compat.set_device(op, leader.device or stages_of(device)[0])
+        kept = _leaders_to_keep(op, in_tower, own)
+        keeps_all = len(kept) == len(names)
+        if keeps_all:
+            continue
+        if kept:
+            colocate(op, [leader.name for leader in kept])
+            leader_device = kept[0].device
+        else:
+            colocate(op, [op.name])  # with itself: with nothing
+            leader_device = in_tower[0].device
+        compat.set_device(op, leader_device or stages_of(device)[0])
 
 
 def _leaders_to_keep(op: tf.Operation, in_tower: typing.List[tf.Operation],
@@ -128,11 +135,12 @@ def _leaders_to_keep(op: tf.Operation, in_tower: typing.List[tf.Operation],
       in_tower: the operations of the tower that it is colocated with.
       own: as of `keep_with_tower`.
     """
-    kept = [other for other in in_tower if not _reads_resource_outside(other, own)]
-    if len({other.device for other in kept}) <= 1:
-        return kept
-    on_same_device = [other for other in kept if other.device == op.device]
-    return on_same_device or kept[:1]
+    leaders = [other for other in in_tower if not _reads_resource_outside(other, own)]
+    devices = {leader.device for leader in leaders}
+    if len(devices) <= 1:
+        return leaders
+    on_same_device = [leader for leader in leaders if leader.device == op.device]
+    return on_same_device or leaders[:1]
 
 
 def _reads_resource_outside(op: tf.Operation, own: typing.Container[str]) -> bool:
@@ -170,7 +178,10 @@ def moved(device: str, source: str, target: str) -> str:
         value = getattr(device_spec, field)
         wanted = getattr(target_spec, field)
         is_of_source = getattr(source_spec, field) == value
-        fields[field] = wanted if is_of_source and wanted is not None else value
+        if is_of_source and wanted is not None:
+            fields[field] = wanted
+        else:
+            fields[field] = value
     return tf.DeviceSpec(**fields).to_string()
 
 
@@ -191,16 +202,25 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
     variable which is not on the `devices`, such as `v.read_value()`. It would wait for ever: a
     reference is never sent to another device."""
     for op in operations:
-        if op.type.startswith('Ref'):
+        hands_reference_on = op.type.startswith('Ref')
+        if hands_reference_on:
             continue
         for tensor in op.inputs:
-            entered = behind(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
-            variable = variable_op(entered) if entered.op.type == 'RefEnter' else None
+            variable = _reference_entered(tensor)
             if variable is not None and set(devices) != {variable.device}:
                 raise SharedVariableError(
                     'operation %s, within a loop, reads the reference variable %s, which is on '
                     'another device: make that with use_resource=True, or in the model function, '
                     'or read it before the loop.' % (op.name, variable.name))
+
+
+def _reference_entered(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
+    """The operation of the reference variable that comes into a loop (v1) as a tensor; None for
+    another tensor."""
+    entered = behind(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
+    if entered.op.type != 'RefEnter':
+        return None
+    return variable_op(entered)
 
 
 def operation_device(op: tf.Operation) -> str:

@@ -45,25 +45,22 @@ class Placement:
         """
         self._devices = devices
         self._earlier = earlier
+        self._replicated = device == REPLICATED
         self.is_earlier_builds = earlier is not None
         has_stages = len(stages_of(devices[0])) > 1
+        if self._replicated and has_stages:
+            raise InvalidArgumentError(
+                "VariablePlacement('replicated') goes with towers of one device each, and these "
+                "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
         is_one_staged_tower = len(devices) == 1 and has_stages
         self.by_stage = device == BY_STAGE or (device is None and is_one_staged_tower)
         self._bytes_of_devices: typing.Optional[typing.Dict[str, int]] = None  # if balanced
         if device == BALANCED:
             self._bytes_of_devices = dict.fromkeys(all_devices(devices), 0)
-        self._replicated = device == REPLICATED
-        if device is None or device in (BALANCED, REPLICATED, BY_STAGE):
-            self.main = default_variable_device(devices)
-        else:
-            self.main = canonical_device(device)
+        self.main = _main_device(device, devices)
         self.of_weights = str(devices[0]) if self._replicated else self.main
         self.has_replicas = self._replicated and trains and len(devices) > 1
         self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices())
-        if self._replicated and has_stages:
-            raise InvalidArgumentError(
-                "VariablePlacement('replicated') goes with towers of one device each, and these "
-                "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
 
     def describe(self) -> str:
         """`'/cpu:0'`, or how variables are spread."""
@@ -84,9 +81,11 @@ class Placement:
         if self._replicated and trainable:
             return only_device(self.of_weights)
         if self.by_stage:
-            return only_device(str(current_tower_device(tf.get_default_graph()) or self.main))
+            stage_device = current_tower_device(tf.get_default_graph())
+            return only_device(str(stage_device or self.main))
         if self._bytes_of_devices is not None:  # the first one among equals
-            return only_device(min(self._bytes_of_devices, key=self._bytes_of_devices.__getitem__))
+            emptiest = min(self._bytes_of_devices, key=self._bytes_of_devices.__getitem__)
+            return only_device(emptiest)
         return only_device(self.main)
 
     def note(self, variable: tf.Variable) -> None:
@@ -109,6 +108,14 @@ class Placement:
     def scope_of(self, variable: tf.Variable) -> typing.ContextManager:
         """The device scope for the sum of a variable's gradients and for its slots."""
         return only_device(variable.device or self.main)
+
+
+def _main_device(device: typing.Optional[str], devices: typing.Sequence[str]) -> str:
+    """The device of `Placement.main`: the one that `VariablePlacement` names; where it has a word
+    or None, the one that variables have by default. Raises `DeviceError` for a wrong name."""
+    if device is None or device in (BALANCED, REPLICATED, BY_STAGE):
+        return default_variable_device(devices)
+    return canonical_device(device)
 
 
 @contextlib.contextmanager
