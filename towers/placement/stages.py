@@ -264,7 +264,7 @@ def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) 
     users = _uses(array.outputs[0]).users
     readers = [user for user in users if user.type in _READS and is_free(user)]
     device_of_loop = _common_device(readers)
-    if device_of_loop not in stages:
+    if device_of_loop is None or device_of_loop not in stages:
         return
     writers = [user for user in users if user.type in _FILLS]
     for writer in writers:

@@ -82,18 +82,20 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
     return Recomputed(len(segments), recomputed, bool(trained_references(forward)))
 
 
-def _uses_of_forward(backward, forward_names):
+def _uses_of_forward(backward: typing.List[tf.Operation], forward_names: typing.Set[str]
+                     ) -> typing.Dict[str, typing.List[_Use]]:
     """The uses of each tensor of the forward pass in the backward pass: `{name: [_Use]}`.
 
     Operations that wait for no gradient do not count: they run with the forward pass. Neither do
     those that take the size of a tensor alone: they run as soon as the tensor is there.
     """
     backward_names = names_of(backward)
-    uses = collections.defaultdict(list)
+    uses: typing.Dict[str, typing.List[_Use]] = collections.defaultdict(list)
     for op in backward:
         if op.type in SIZES or compat.in_control_flow(op):
             continue
-        if backward_names.isdisjoint(_sources(op)):
+        waits_for_gradient = not backward_names.isdisjoint(_sources(op))
+        if not waits_for_gradient:
             continue
         for position, tensor in enumerate(op.inputs):
             if tensor.op.name in forward_names:
@@ -101,7 +103,8 @@ def _uses_of_forward(backward, forward_names):
     return uses
 
 
-def _cuts_after(keep, operations, forward, root):
+def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation],
+                forward: typing.List[tf.Operation], root: str) -> typing.List[int]:
     """The cuts that keep the results of some names: after the last operation of each.
 
     Args:
@@ -115,9 +118,7 @@ def _cuts_after(keep, operations, forward, root):
     """
     cuts = set()
     for name in keep:
-        full_name = root + name.rstrip('/')
-        named = {op.name for op in forward
-                 if op.name == full_name or op.name.startswith(full_name + '/')}
+        named = _names_below(root + name.rstrip('/'), forward)
         if not named:
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
@@ -130,14 +131,20 @@ def _cuts_after(keep, operations, forward, root):
     return sorted(cuts - {end})
 
 
-def _some_names(operations, root):
+def _names_below(name: str, operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
+    """The names of those operations that have a name, or are in the scope of that name."""
+    in_scope = {op.name for op in operations if op.name.startswith(name + '/')}
+    return in_scope | {op.name for op in operations if op.name == name}
+
+
+def _some_names(operations: typing.List[tf.Operation], root: str) -> str:
     """A text with the first names, within the scope `root`, of some operations or their scopes."""
     names = [op.name[len(root):].split('/')[0] for op in operations if op.name.startswith(root)]
     different = list(dict.fromkeys(names))
     return ', '.join(repr(name) for name in different[:_EXAMPLES])
 
 
-def _sources(op):
+def _sources(op: tf.Operation) -> typing.Set[str]:
     """The names of the operations that an operation waits for: a set."""
     return names_of(inputs_of(op))
 
@@ -145,14 +152,17 @@ def _sources(op):
 class _Order:
     """Which operations of a backward pass wait for which, also through what is recomputed."""
 
-    def __init__(self, backward):
+    def __init__(self, backward: typing.List[tf.Operation]):
+        """Looks at what the operations of a backward pass wait for."""
         self._operations = {op.name: op for op in backward}
-        self._followers = collections.defaultdict(set)  # name -> names of those that wait for it
+        # From the name of an operation to the names of those that wait for it.
+        self._followers: typing.Dict[str, typing.Set[str]] = collections.defaultdict(set)
         for op in backward:
             for source in self._sources_within(op):
                 self._followers[source].add(op.name)
 
-    def _sources_within(self, op):
+    def _sources_within(self, op: tf.Operation) -> typing.Set[str]:
+        """The names of the operations of the backward pass that an operation waits for."""
         return _sources(op) & self._operations.keys()
 
     def make_wait(self, users: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
@@ -177,10 +187,10 @@ class _Order:
             self._followers[name] |= user_names
         return [self._operations[name] for name in sorted(gradients)]
 
-    def _all_followers(self, names):
+    def _all_followers(self, names: typing.Iterable[str]) -> typing.Set[str]:
         """The names of the operations that wait for any of some, directly or not: a set."""
         stack = list(names)
-        found = set()
+        found: typing.Set[str] = set()
         while stack:
             unseen = self._followers[stack.pop()] - found
             found |= unseen
@@ -222,10 +232,7 @@ class _Rewriter:
         wanted = self._wanted_of(segment)
         if not wanted:
             return []
-        users: typing.Dict[str, tf.Operation] = {}
-        for tensor in wanted:
-            users.update((use.op.name, use.op) for use in self._uses[tensor.name])
-        gradients = self._order.make_wait(list(users.values()))
+        gradients = self._order.make_wait(self._users_of(wanted))
         copies = self._copies_of(self._needed_for(wanted, segment), scope)
         copy_names = names_of(copies.values())
         for op in copies.values():
@@ -238,7 +245,15 @@ class _Rewriter:
                 compat.replace_input(use.op, use.position, recomputed)
         return list(copies.values())
 
-    def _wanted_of(self, segment):
+    def _users_of(self, tensors: typing.List[tf.Tensor]) -> typing.List[tf.Operation]:
+        """The operations of the backward pass that take any of some tensors, each once."""
+        users: typing.Dict[str, tf.Operation] = {}
+        for tensor in tensors:
+            for use in self._uses[tensor.name]:
+                users[use.op.name] = use.op
+        return list(users.values())
+
+    def _wanted_of(self, segment: typing.List[tf.Operation]) -> typing.List[tf.Tensor]:
         """The tensors of a segment that the backward pass takes and that are not kept: a list."""
         wanted = []
         for op in segment:
@@ -247,10 +262,11 @@ class _Rewriter:
                     wanted.append(tensor)
         return wanted
 
-    def _needed_for(self, wanted, segment):
+    def _needed_for(self, wanted: typing.List[tf.Tensor], segment: typing.List[tf.Operation]
+                    ) -> typing.List[tf.Operation]:
         """The operations of a segment that compute tensors from the kept ones, in their order."""
         needed_tensors = names_of(wanted)
-        needed = collections.deque()
+        needed: typing.Deque[tf.Operation] = collections.deque()
         for op in reversed(segment):
             if needed_tensors.isdisjoint(names_of(op.outputs)):
                 continue
@@ -258,7 +274,8 @@ class _Rewriter:
             needed_tensors |= names_of(op.inputs) - self._kept
         return list(needed)
 
-    def _copies_of(self, operations, scope):
+    def _copies_of(self, operations: typing.List[tf.Operation],
+                   scope: str) -> typing.Dict[str, tf.Operation]:
         """Copies of operations of a segment, each on its stage: `{operation's name: copy}`.
 
         A copy takes the copies' results, but for kept tensors and those from outside of the
@@ -268,8 +285,10 @@ class _Rewriter:
         names = {op.name: self._name_in_scope(op) for op in operations}
         graph_def = tf.GraphDef()
         graph_def.versions.CopyFrom(graph.graph_def_versions)
-        outside_keys = {}  # name of a tensor from outside -> what it is called in `graph_def`
-        outside_tensors = {}  # what it is called in `graph_def` -> the tensor
+        # From the name of a tensor from outside to what it is called in `graph_def`, and from that
+        # to the tensor.
+        outside_keys: typing.Dict[str, str] = {}
+        outside_tensors: typing.Dict[str, tf.Tensor] = {}
         for op in operations:
             inputs = []
             for tensor in op.inputs:
@@ -282,20 +301,20 @@ class _Rewriter:
             _add_copied_node(graph_def, op, names[op.name], inputs)
         with tf.name_scope(None):
             tf.import_graph_def(graph_def, outside_tensors, name=scope.rstrip('/'))
-        copies = collections.OrderedDict()
+        copies: typing.Dict[str, tf.Operation] = collections.OrderedDict()
         for op in operations:
             copy = graph.get_operation_by_name(scope + names[op.name])
             self._finish_copy(op, copy)
             copies[op.name] = copy
         return copies
 
-    def _name_in_scope(self, op):
+    def _name_in_scope(self, op: tf.Operation) -> str:
         """The name of an operation's copy, below the scope of its segment."""
         if op.name.startswith(self._root):
             return op.name[len(self._root):]
         return 'outside/' + op.name  # a model may leave its scope, by tf.name_scope(None)
 
-    def _finish_copy(self, op, copy):
+    def _finish_copy(self, op: tf.Operation, copy: tf.Operation) -> None:
         """Gives a copy the static shapes of an operation, and its stage."""
         for old, new in zip(op.outputs, copy.outputs):
             new.set_shape(old.shape)
@@ -304,7 +323,8 @@ class _Rewriter:
             compat.set_device(copy, op.device)
 
 
-def _add_copied_node(graph_def, op, name, inputs):
+def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
+                     inputs: typing.List[str]) -> None:
     """Adds an operation to a `GraphDef` under a name, with inputs, free to be on any device.
 
     It keeps its device only where the model has put it there, whichever tower it is in.

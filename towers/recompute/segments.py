@@ -58,14 +58,19 @@ def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[
             continue
         if all(_is_kept_for_its_size(tensor, keeps_small) for tensor in op.outputs):
             continue
-        # A mask (bool) has a fourth of the size of the random numbers that it is made from.
-        if op.name in from_random and all(tensor.dtype == tf.bool for tensor in op.outputs):
+        # A mask has a fourth of the size of the random numbers that it is made from.
+        if op.name in from_random and _is_mask(op):
             continue
         repeatable[op.name] = op
     return _those_needed(repeatable, taken)
 
 
-def _may_run_twice(op):
+def _is_mask(op: tf.Operation) -> bool:
+    """Whether all results of an operation are of type bool."""
+    return all(tensor.dtype == tf.bool for tensor in op.outputs)
+
+
+def _may_run_twice(op: tf.Operation) -> bool:
     """Whether an operation draws no numbers, has no state, is in no loop or branch, and calls no
     function (loops and branches of control flow v2, `tf.function`s, Python)."""
     if not op.inputs or not op.outputs:
@@ -76,38 +81,46 @@ def _may_run_twice(op):
         return False
     if op.type == 'PlaceholderWithDefault':  # a shard, or a value of the whole batch
         return False
-    return all(_is_plain_value(tensor) for tensor in list(op.inputs) + list(op.outputs))
+    tensors = list(op.inputs) + list(op.outputs)
+    return all(_is_plain_value(tensor) for tensor in tensors)
 
 
-def _draws(op):
+def _draws(op: tf.Operation) -> bool:
     """Whether an operation makes random numbers, with a state or from a seed that it takes."""
     return graph_walk.is_random(op) or graph_walk.seed_position(op) is not None
 
 
-def _is_plain_value(tensor):
+def _is_plain_value(tensor: tf.Tensor) -> bool:
     """Whether a tensor is neither a handle nor a reference, whose content may change."""
     is_handle = tensor.dtype in (tf.resource, tf.variant)
     is_reference = tensor.dtype != tensor.dtype.base_dtype
     return not is_handle and not is_reference
 
 
-def _takes_a_later_result(op, place):
-    """Whether an operation was given the result of one that was made after it, as in a loop."""
-    return any(place.get(tensor.op.name, -1) > place[op.name] for tensor in op.inputs)
+def _takes_a_later_result(op: tf.Operation, place: typing.Dict[str, int]) -> bool:
+    """Whether an operation was given the result of one that was made after it, as in a loop.
+
+    `place` has the place of each operation of the forward pass by its name; what is not of the
+    forward pass was made before it.
+    """
+    producer_names = names_of(producers_of(op))
+    return any(place.get(name, -1) > place[op.name] for name in producer_names)
 
 
-def _is_kept_for_its_size(tensor, keeps_small):
+def _is_kept_for_its_size(tensor: tf.Tensor, keeps_small: bool) -> bool:
     """Whether a tensor is so small that it is kept: an integer, or any with `keeps_small`."""
     if size_of(tensor) > _SMALL:
         return False
     return keeps_small or not tensor.dtype.is_floating
 
 
-def _those_needed(repeatable, taken):
+def _those_needed(repeatable: typing.Dict[str, tf.Operation],
+                  taken: typing.Set[str]) -> typing.List[tf.Operation]:
     """The operations, of a dict by name, from which a tensor in `taken` is computed: a list."""
     needed = set()
     for name, op in reversed(list(repeatable.items())):
-        if name in needed or names_of(op.outputs) & taken:
+        is_taken = not taken.isdisjoint(names_of(op.outputs))
+        if is_taken or name in needed:
             needed.add(name)
             needed |= names_of(producers_of(op))
     return [op for name, op in repeatable.items() if name in needed]
@@ -129,7 +142,7 @@ def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Ope
             if forward_names & graph_walk.reachable_from([op], operations)]
 
 
-def _computed_from_references(forward):
+def _computed_from_references(forward: typing.List[tf.Operation]) -> typing.Set[str]:
     """Names of operations computed from reference variables that are not trained.
 
     A step may write these variables before they are read again. The update of the trained ones
@@ -142,14 +155,15 @@ def _computed_from_references(forward):
     trained = names_of(trained_references(forward))
     if trained:
         _check_no_writes(forward, trained)
-    others = [op for op in graph.get_operations()
-              if op.type in REFERENCE_VARIABLES and op.name not in trained]
-    if not others:
+    operations = graph.get_operations()
+    references = [op for op in operations if op.type in REFERENCE_VARIABLES]
+    not_trained = [op for op in references if op.name not in trained]
+    if not not_trained:
         return set()
-    return graph_walk.reachable_from(others, graph.get_operations())
+    return graph_walk.reachable_from(not_trained, operations)
 
 
-def _check_no_writes(forward, trained):
+def _check_no_writes(forward: typing.List[tf.Operation], trained: typing.Set[str]) -> None:
     """Raises `InvalidArgumentError` where a forward pass writes a variable of the names `trained`.
     """
     writes = Writes(forward[0].graph)
@@ -201,7 +215,9 @@ def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typin
     return list(itertools.accumulate(change))
 
 
-def _takes_memory(tensor):
+def _takes_memory(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has memory of its own that it keeps: a constant has it in any case, and that
+    of a handle belongs to its variable."""
     return tensor.op.type != 'Const' and tensor.dtype != tf.resource
 
 
@@ -226,21 +242,35 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
     return min(candidates, key=lambda cuts: _cost(cuts, crossing, recomputed))
 
 
-def _recomputed_bytes(op, taken):
+def _recomputed_bytes(op: tf.Operation, taken: typing.Set[str]) -> int:
     """Bytes of an operation's results that are in memory while its segment is differentiated."""
     if op.type in RESHAPES:  # the memory of its input
         return 0
     return sum(size_of(tensor) for tensor in op.outputs if tensor.name in taken)
 
 
-def _cost(cuts, crossing, recomputed):
-    """Bytes kept at the cuts, plus those of the largest segment between them."""
-    bounds = [0] + [cut + 1 for cut in cuts] + [len(recomputed)]
-    segment_bytes = [sum(recomputed[start:end]) for start, end in zip(bounds, bounds[1:])]
+def _bounds(cuts: typing.Iterable[int], num_operations: int) -> typing.List[typing.Tuple[int, int]]:
+    """The start and the end of each segment, as of a slice, in a list of so many operations."""
+    starts = [0]
+    for cut in sorted(cuts):
+        starts.append(cut + 1)
+    ends = starts[1:] + [num_operations]
+    return list(zip(starts, ends))
+
+
+def _cost(cuts: typing.List[int], crossing: typing.List[int],
+          recomputed: typing.List[int]) -> int:
+    """Bytes kept at the cuts, plus those of the largest segment between them.
+
+    `crossing` has the bytes that cross behind each operation, `recomputed` those of its results.
+    """
+    bounds = _bounds(cuts, len(recomputed))
+    segment_bytes = [sum(recomputed[start:end]) for start, end in bounds]
     return sum(crossing[cut] for cut in cuts) + max(segment_bytes)
 
 
-def _cuts_at(crossing, recomputed, largest):
+def _cuts_at(crossing: typing.List[int], recomputed: typing.List[int],
+             largest: float) -> typing.List[int]:
     """The cuts into segments of about `largest` bytes, each where the fewest bytes cross.
 
     `crossing` has the bytes that cross behind each operation, `recomputed` those of its results.
@@ -262,7 +292,7 @@ def _cuts_at(crossing, recomputed, largest):
     return cuts
 
 
-def _half_way(recomputed, start, end, total):
+def _half_way(recomputed: typing.List[int], start: int, end: int, total: int) -> int:
     """The first place from `start` on before which half of the `total` bytes are; `end` at most."""
     place = start
     passed = 0
@@ -300,19 +330,23 @@ def cut_into_segments(operations: typing.List[tf.Operation], cuts: typing.List[i
     ends = set(cuts)
     if cuts:
         ends |= _stage_ends(operations, stages)
-    bounds = [0] + sorted(end + 1 for end in ends) + [len(operations)]
-    parts = [operations[start:end] for start, end in zip(bounds, bounds[1:])]
-    segment_number = {op.name: number for number, part in enumerate(parts) for op in part}
-    kept = set()
-    for op in operations:
-        for tensor in op.inputs:
-            made_in = segment_number.get(tensor.op.name)
-            if made_in is not None and made_in < segment_number[op.name]:
-                kept.add(tensor.name)
-    return Segments(parts[:-1], kept)
+    segments = [operations[start:end] for start, end in _bounds(ends, len(operations))]
+    return Segments(recomputed=segments[:-1], kept=_taken_from_earlier(segments))
 
 
-def _stage_ends(operations, stages):
+def _taken_from_earlier(segments: typing.List[typing.List[tf.Operation]]) -> typing.Set[str]:
+    """The names of the tensors that a segment takes from an earlier one."""
+    made_earlier: typing.Set[str] = set()  # names of operations
+    taken = set()
+    for segment in segments:
+        for op in segment:
+            taken |= names_of(tensor for tensor in op.inputs if tensor.op.name in made_earlier)
+        made_earlier |= names_of(segment)
+    return taken
+
+
+def _stage_ends(operations: typing.List[tf.Operation],
+                stages: typing.Sequence[str]) -> typing.Set[int]:
     """The places of operations after which the next one is on another stage: a set.
 
     Operations that the model has put on a device of no stage belong to the segment around them.
