@@ -56,7 +56,7 @@ BREAKAGES = [
      'inspect/test_audit.py'),
     ('towers/shards/cut_batch.py', 'tf.where_v2(weight > 0., value, tf.zeros_like(value))', 'value',
      'shards/test_empty_shards.py model/test_outputs.py'),
-    ('towers/shards/cut_batch.py', 'return sizes, of_share_1 * unit', 'return sizes, size',
+    ('towers/shards/cut_batch.py', 'return sizes, size_per_share * unit', 'return sizes, size',
      'shards/test_cut_batch.py'),
     ('towers/model/outputs.py', 'terms.append(weighted(value, weight))',
      'terms.append(weighted(value, weights[0]))', 'model/test_outputs.py shards/test_shares.py'),

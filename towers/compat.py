@@ -628,7 +628,8 @@ def current_device_scopes(graph: tf.Graph):
 
 
 def devices_of_new_variables():
-    """The devices that the open `tf.device` scopes would give to variables, as a text."""
+    """The devices that the open `tf.device` scopes would give to variables, in one text; '' where
+    no scope names a job."""
     stack = tf.get_default_graph()._device_function_stack
     scopes = [scope._device_name_or_function for scope in stack.peek_objs()]
     if all(each is None or isinstance(each, str) and '/job:' not in each for each in scopes):
@@ -636,6 +637,7 @@ def devices_of_new_variables():
     with tf.Graph().as_default(), contextlib.ExitStack() as opened:
         for scope in scopes[::-1]:
             opened.enter_context(tf.device(scope))
+        # A resource and a reference variable: a device function may go by the operation's type.
         made = [make(dtype=tf.float32, shape=[]) for make in (
             tf.raw_ops.VarHandleOp, tf.raw_ops.VariableV2)]
         return ' '.join(each.op.device for each in made)

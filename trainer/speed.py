@@ -45,9 +45,11 @@ class StepClock:
         self._runs = 0
         self._start = 0.  # of the measurement, by the clock
         self._latest = 0.  # the end of the latest run, by the clock
-        self._waited = 0.  # seconds since the start; so are the next ones
+        self._waited = 0.  # seconds of waiting for input since the start
+        # Seconds since the start that marks leave out: evaluations, checkpoints; up to the latest
+        # run, and since that run.
         self._away = 0.
-        self._away_since = 0.  # seconds since the latest run
+        self._away_since = 0.
 
     def restart(self, session: tf.Session) -> None:
         """Takes over the step of a session that was made anew, and begins to measure again."""
@@ -135,7 +137,7 @@ def timed_batch(iterator: typing.Any, is_timed: bool = True) -> TimedBatch:
         are deterministic.
 
     Returns:
-      `TimedBatch`: the batch, and the seconds; None for these where it does not measure.
+      `TimedBatch`: the batch, and the seconds; None for the seconds unless `is_timed`.
     """
     if not is_timed:
         return TimedBatch(iterator.get_next(), None)

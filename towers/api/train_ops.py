@@ -143,7 +143,8 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     machines = None
     if exchange is not None:
         replicated = () if replicas is None else tuple(replicas.of_variable)
-        machines = exchange.step(train_op, joint_step.awaited, replicated, joint_step.redirect)
+        machines = exchange.completed(train_op, joint_step.awaited, replicated,
+                                      joint_step.redirect)
         train_op = machines.train_op
     slots = []
     slots_of_replicas = []

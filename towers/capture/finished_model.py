@@ -122,7 +122,7 @@ class FinishedModel:
         """Imports the model into the current name scope, with a shard in the place of the batch."""
         scope = self._graph.get_name_scope() + '/'
         substitutes = self._shard_as_in_model(shard, scope)
-        substitutes.update(self._scalars(scope))
+        substitutes.update(self._asserted_scalars(scope))
         try:
             imported = import_again(self._operations, substitutes, scope, mark_import)
         except TowersError:
@@ -301,10 +301,9 @@ class FinishedModel:
                     substitutes[name] = batch_axis.as_in_model(substitutes[name])
         return substitutes
 
-    def _scalars(self, scope: str) -> typing.Dict[str, tf.Tensor]:
-        """Substitutes of the placeholders without a shape, {name: tensor}, in a name scope:
-        scalars, or the step fails. Of a batch that was fed there each tower would compute with all
-        of it."""
+    def _asserted_scalars(self, scope: str) -> typing.Dict[str, tf.Tensor]:
+        """{name of a placeholder without a static rank: a tensor that asserts that what is fed is a
+        scalar}, made in a name scope. A batch that was fed there would enter every tower whole."""
         substitutes = {}
         with tf.name_scope(scope + 'same_for_all_examples/'):
             for op in self._shared:
@@ -379,10 +378,10 @@ class FinishedModel:
                     '%s (%s) does not reach the loss, or another output of the model: pass the '
                     'tensors that it is computed from, such as its placeholders.' % (
                         path, tensors[0].name))
-            behind: typing.Set[str] = set()
+            upstream: typing.Set[str] = set()
             for tensor in tensors:
-                behind |= graph_walk.ancestors(tensor.op.inputs)
-            others = behind & self._input_operations
+                upstream |= graph_walk.ancestors(tensor.op.inputs)
+            others = upstream & self._input_operations
             if others:
                 raise InputError(
                     '%s (%s) is computed from another of the inputs, %s: pass one of the two.'

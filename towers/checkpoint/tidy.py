@@ -91,7 +91,7 @@ def remove_leftovers(directory: str) -> typing.List[str]:
     for name in names:
         path = os.path.join(directory, name)
         is_temporary = _TEMPORARY_FILE.search(name) or UNFINISHED.search(name)
-        if not is_temporary and not _is_half(name, names, known):
+        if not is_temporary and not _is_leftover_data(name, names, known):
             continue
         if not tf.io.gfile.isdir(path):
             tf.io.gfile.remove(path)
@@ -99,11 +99,11 @@ def remove_leftovers(directory: str) -> typing.List[str]:
     return removed
 
 
-def _is_half(name, names, known):
-    """Whether a file is the data of a checkpoint without an index that was never finished.
+def _is_leftover_data(name, names, known):
+    """Whether a file is the data of a checkpoint whose writing, or deletion, a kill interrupted.
 
-    TF writes the data before the index and deletes it after. If the state file has the checkpoint,
-    or may have had, its index was lost in another way.
+    That is data without an index: TF writes the data first and deletes it last. If the state file
+    has the checkpoint, or may have had it, the index was lost in another way.
 
     Args:
       name: of the file.

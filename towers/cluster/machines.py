@@ -1,6 +1,6 @@
 """The gradients of a build over machines, its step, and the builds of a graph that have these.
 
-An `Exchange` combines the gradients of this machine's towers with those of the others; its `step`
+An `Exchange` combines the gradients of this machine's towers with those of the others; `completed`
 gives `Machines`, the complete value, when the update is there. Several builds of one graph, such as
 the two of a GAN, train in a ring and by Horovod: `join` is given one of them, and takes in all.
 """
@@ -88,7 +88,7 @@ class Exchange:
         self.gradients = exchanged.gradients
         self.conditions = exchanged.conditions
         self.begin_session = exchanged.begin_session
-        self._step = exchanged.step
+        self._operation_of_step = exchanged.step  # a function of the update
         self.names_of_sums: typing.FrozenSet[str] = frozenset()
         if is_step_of_all:
             self.gradients = [(without_gradient(gradient), variable)
@@ -96,31 +96,34 @@ class Exchange:
             sums: typing.List[typing.Any] = [gradient for gradient, _ in self.gradients]
             self.names_of_sums = frozenset(getattr(each, 'values', each).op.name for each in sums)
 
-    def step(self, update: tf.Operation, before: typing.Sequence,
-             replicated: typing.Container[str],
-             redirect: typing.Optional[typing.Callable]) -> 'Machines':
+    def completed(self, update: tf.Operation, before: typing.Sequence,
+                  replicated: typing.Container[str],
+                  redirect: typing.Optional[typing.Callable]) -> 'Machines':
         """The complete `Machines` of the build.
 
         Args:
           update: the operation of the update, where this worker makes it.
-          before: what the optimizer waits for in the model: losses, and updates that ride along.
+          before: what the optimizer waits for in the model: losses, and update ops that run
+            with the update.
           replicated: names of the variables of which this worker's towers have replicas.
-          redirect: as of `Machines`; None for nothing to be done.
+          redirect: function that makes operations which wait for skippable updates wait for what
+            always runs, see `roles.update_order`; None where no update can be skipped.
         """
-        model = frozenset(op.name for op in step_operations(before))
+        model_operations = frozenset(op.name for op in step_operations(before))
         variables = tf.global_variables() + [variable for _, variable in self.gradients]
-        update_operations = [op for op in step_operations([update]) if op.name not in model]
+        update_operations = [op for op in step_operations([update])
+                             if op.name not in model_operations]
         written = _writes_of(Writes(update.graph), {each.op.name for each in variables},
                              update_operations)
         state: typing.List[tf.Variable] = []
         if self._cluster.has_copies and self._cluster.workers_a_step > 1:
-            sharing = _SharedState(self, update, model)
+            sharing = _SharedState(self, update, model_operations)
             state = sharing.variables(replicated)
             if state:
                 update = sharing.shared(self._cluster, state, update, before)
-        return Machines(exchange=self, train_op=self._step(update),
-                        redirect=redirect or (lambda: None), written=written, model=model,
-                        state=state)
+        return Machines(exchange=self, train_op=self._operation_of_step(update),
+                        redirect=redirect or (lambda: None), written=written,
+                        model_operations=model_operations, state=state)
 
 
 class Machines(typing.NamedTuple):
@@ -128,10 +131,12 @@ class Machines(typing.NamedTuple):
     exchange: Exchange
     train_op: tf.Operation  # the operation of a step
     redirect: typing.Callable
-    """Function to call when the graph is complete, see `roles.write_order`."""
+    """Function to call when the graph is complete: makes operations that wait for skippable updates
+    wait for what always runs, see `roles.update_order`."""
     written: typing.Dict[str, typing.List[tf.Operation]]
     """From names of variables to the operations by which the update writes them."""
-    model: typing.FrozenSet[str]  # names of operations of the model that the update waits for
+    model_operations: typing.FrozenSet[str]
+    """Names of the operations of the model that the update waits for."""
     state: typing.List[tf.Variable]  # that worker 0 gives to the others in each step
 
     @property
@@ -183,27 +188,28 @@ class _SharedState:
     moving averages, needs no message, nor does what the update writes.
     """
 
-    def __init__(self, exchange: Exchange, update: tf.Operation, model: typing.FrozenSet[str]):
+    def __init__(self, exchange: Exchange, update: tf.Operation,
+                 model_operations: typing.FrozenSet[str]):
         """
         Args:
           exchange: of the build.
           update: the operation of its update.
-          model: names of the operations of the model that the update waits for.
+          model_operations: names of the operations of the model that the update waits for.
         """
         self._finder = Writes(tf.get_default_graph())
-        self._model = model
+        self._model_operations = model_operations
         self._step = step_operations([update])
         self._sums = tensors_of(exchange.gradients)
         self._own_gradients = tensors_of(exchange.own)
-        before_update = model | names_of(step_operations(self._sums))
+        before_update = model_operations | names_of(step_operations(self._sums))
         self._update_operations = [op for op in self._step if op.name not in before_update]
         trained = [variable for _, variable in exchange.own]
         self._trained_names = {variable.op.name for variable in trained}
         self._variables = {variable.op.name: variable
                            for variable in tf.global_variables() + trained}
-        model_operations = [op for op in self._step if op.name in model]
+        operations = [op for op in self._step if op.name in model_operations]
         self._writes = _writes_of(self._finder, self._names_read() & set(self._variables),
-                                  model_operations)
+                                  operations)
 
     def _names_read(self) -> typing.Set[str]:
         """Names of what training reads: for gradients, by the optimizer, and what is trained."""
@@ -215,7 +221,8 @@ class _SharedState:
 
     def variables(self, replicated: typing.Container[str]) -> typing.List[tf.Variable]:
         """The variables of the state, by name; raises `ClusterError` for state that cannot be
-        given to the others in time. `replicated` are names, see `Exchange.step`."""
+        given to the others in time. `replicated` are the names of the variables
+        of which towers have replicas."""
         if self._writes:
             self._check_trained(replicated)
             self._check_reads()
@@ -228,7 +235,8 @@ class _SharedState:
         Args:
           cluster: the `Cluster`.
           state: what `variables` returned.
-          update, before: as of `Exchange.step`.
+          update: the operation of the update.
+          before: the losses and update ops that the optimizer waits for.
         """
         waits_for = self._last_writes(before) + [tensor.op for tensor in self._sums]
         with only_device('/cpu:0'), tf.name_scope('shared_state'):
@@ -300,7 +308,7 @@ class _SharedState:
         held = _held_variable(tensor)
         if held is not None:
             return [] if is_late else [held]
-        if tensor.op.name in self._model:
+        if tensor.op.name in self._model_operations:
             return [source.name for source in read_from(tensor)]
         return []
 
@@ -317,7 +325,7 @@ def builds_of(built: typing.Any) -> typing.List[typing.Any]:
 
 
 def number_of(built: typing.Any) -> int:
-    """The number of a build among `builds_of` its graph."""
+    """The position of a build among `builds_of` its graph."""
     return [each.machines.exchange for each in builds_of(built)].index(built.machines.exchange)
 
 

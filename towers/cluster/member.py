@@ -146,7 +146,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     config = cluster.session_config(config or session_config(built.devices))
     has_ended = threading.Event()
     lose = on_lost or (lambda error: _end_process(error, has_ended))
-    own = _signature(cluster, built, dict(settings or {}, dead_after=dead_after))
+    _redirect_late_operations(built)
+    own = _signature_with_servers(cluster, built, dict(settings or {}, dead_after=dead_after))
     say = safe_say(say)
     meeting = _meeting(cluster, own, start_timeout, dead_after, say, lose)
     with meeting as connection, _servers_watched(cluster, connection, say):
@@ -190,10 +191,16 @@ def _ends_by_itself(cluster: Cluster, connection: Connection) -> bool:
     return cluster.has_addresses or connection.lost is None
 
 
-def _signature(cluster: Cluster, built: BuiltTowers, settings: dict) -> dict:
-    """The `signature` of a worker whose graph is complete; `settings` as for `join`."""
+def _redirect_late_operations(built: BuiltTowers) -> None:
+    """Makes the operations of the complete graph that wait for skippable updates wait for what
+    always runs, also those that the program made after the builds."""
     for each in builds_of(built):
         each.machines.redirect()
+
+
+def _signature_with_servers(cluster: Cluster, built: BuiltTowers, settings: dict) -> dict:
+    """The `signature` of a worker, and the servers of its variables; `settings` is what else has to
+    be the same on all workers."""
     own = signature(cluster, built, settings)
     if cluster.is_served:
         own['servers'] = server_placement.servers_of_variables(

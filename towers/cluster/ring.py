@@ -167,30 +167,32 @@ def _add_rows(ring: 'Collectives', gradients: Pairs, weight: typing.Any, last: t
     all_indices, last = _gathered(ring, [tf.cast(each.indices, tf.int64) for each in own], most,
                                   counts)
     values: typing.Dict[int, tf.Tensor] = {}
-    for dtype, numbers in _numbers_by_type(own):
-        sums_of_rows = [_sums_of_rows(own[number], weight, dtype) for number in numbers]
-        gathered, last = _gathered(ring, sums_of_rows, [most[number] for number in numbers], last)
-        values.update(zip(numbers, gathered))
+    for dtype, positions in _positions_by_type(own):
+        sums_of_rows = [_sums_of_rows(own[position], weight, dtype) for position in positions]
+        most_of_type = [most[position] for position in positions]
+        gathered, last = _gathered(ring, sums_of_rows, most_of_type, last)
+        values.update(zip(positions, gathered))
     sums: Sums = {}
-    for number, rows in enumerate(own):
-        is_row = tf.reshape(tf.sequence_mask(counts[:, number], most[number]), [-1])
+    for position, rows in enumerate(own):
+        is_row = tf.reshape(tf.sequence_mask(counts[:, position], most[position]), [-1])
         of_all = tf.IndexedSlices(
-            tf.cast(tf.boolean_mask(values[number], is_row), rows.slices.values.dtype),
-            tf.cast(tf.boolean_mask(all_indices[number], is_row), rows.slices.indices.dtype),
+            tf.cast(tf.boolean_mask(values[position], is_row), rows.slices.values.dtype),
+            tf.cast(tf.boolean_mask(all_indices[position], is_row), rows.slices.indices.dtype),
             rows.slices.dense_shape)
         sums[rows.variable.op.name] = each_row_once(of_all)
     return Sent(sums, last)
 
 
-def _numbers_by_type(own: typing.List[_Rows]
-                     ) -> typing.List[typing.Tuple[tf.DType, typing.List[int]]]:
-    """The numbers of the gradients that travel in each type, sorted by the name of the type."""
-    numbers: typing.Dict[tf.DType, typing.List[int]] = {}
-    for number, rows in enumerate(own):
+def _positions_by_type(own: typing.List[_Rows]
+                       ) -> typing.List[typing.Tuple[tf.DType, typing.List[int]]]:
+    """The positions in `own` of the gradients that are sent in each type, sorted by the type's
+    name."""
+    positions: typing.Dict[tf.DType, typing.List[int]] = {}
+    for position, rows in enumerate(own):
         dtype = rows.slices.values.dtype.base_dtype
         sent = dtype if dtype in _ADDED_UP else tf.float32
-        numbers.setdefault(sent, []).append(number)
-    return sorted(numbers.items(), key=lambda item: item[0].name)
+        positions.setdefault(sent, []).append(position)
+    return sorted(positions.items(), key=lambda item: item[0].name)
 
 
 def _sums_of_rows(rows: _Rows, weight: typing.Any, dtype: tf.DType) -> tf.Tensor:

@@ -201,7 +201,7 @@ def _lines_of_update(machines: Machines) -> typing.List[_Line]:
     for _, operations in sorted(machines.written.items()):
         writes += sorted(operations, key=lambda op: op.name)
     sums = {tensor.op.name for tensor in tensors_of(machines.exchange.gradients)}
-    return _lines(writes, sums, machines.model)
+    return _lines(writes, sums, machines.model_operations)
 
 
 def _lines(ends: typing.List[tf.Operation], known: typing.Container[str],

@@ -115,7 +115,8 @@ class _Selection:
         return in_order
 
     def _wait_for_no_left_out(self, node: tf.NodeDef) -> None:
-        """Has a `NodeDef` wait for what the writes wait for that copies do without."""
+        """Makes a `NodeDef` wait, in the place of the writes that copies do without, for what these
+        wait for."""
         waits_for = [producer(text) for text in node.input if _is_control(text)]
         if self._left_out.isdisjoint(waits_for):
             return
@@ -128,8 +129,9 @@ class _Selection:
         node.input.extend('^' + op.name for op in instead)
 
     def _is_shared(self, op: tf.Operation) -> bool:
-        """Whether all towers have an operation in common, that is more than its type, inputs and
-        attributes: a table, a queue, an iterator, a placeholder."""
+        """Whether all towers use tower 0's operation, not a copy: one with an identity or state
+        beside its type, inputs and attributes (a table, a queue, an iterator, a placeholder).
+        Raises `CloneError` for what can be neither copied nor shared."""
         if op.type.startswith(_MEETS_OTHERS):
             raise CloneError('operation %s (%s), which the model function makes, communicates with '
                              "operations by a name: pass copies='reuse', which calls the model "

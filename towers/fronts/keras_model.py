@@ -245,14 +245,14 @@ class _ParallelMethods(_WeightsOfInner):
     load_weights = property(lambda self: self.inner_model.load_weights)
 
     def save(self, *args: typing.Any, **keywords: typing.Any) -> None:
-        """Saves the model inside, with the optimizer's state unless that has one of its own; the
-        arguments are Keras'."""
+        """Saves the inner model; the arguments are Keras'. Unless it was compiled itself, it is
+        first compiled as this one is, so that the optimizer's state is saved."""
         inner = self.inner_model
         keeps_optimizer = keywords.get('include_optimizer', True)
-        is_compiled = getattr(self, 'optimizer', None)
-        has_own_optimizer = getattr(inner, 'optimizer', None)
+        is_compiled = bool(getattr(self, 'optimizer', None))
+        is_inner_compiled = bool(getattr(inner, 'optimizer', None))
         has_scalar_output = any(output.shape.ndims == 0 for output in inner.outputs)
-        if keeps_optimizer and is_compiled and not has_own_optimizer and not has_scalar_output:
+        if keeps_optimizer and is_compiled and not is_inner_compiled and not has_scalar_output:
             inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
         return inner.save(*args, **keywords)
 

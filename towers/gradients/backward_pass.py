@@ -47,12 +47,12 @@ class Differentiated(typing.NamedTuple):
     random_keys: Keys
 
 
-class _OfObjective(typing.NamedTuple):
+class _ObjectiveGradients(typing.NamedTuple):
     """The gradients of one loss.
 
     Attributes:
       pairs: `(gradient, variable)` of each trained variable.
-      of_shard: the gradients of those tensors of the shard behind which trained variables are.
+      of_shard: the gradients of those tensors of the shard that trained variables are upstream of.
       operations: all operations that were made for both.
     """
     pairs: typing.List[tuple]
@@ -65,7 +65,7 @@ class TowerGradients:
 
     Attributes:
       scaled_losses: `ScaledLosses`, or None.
-      behind: `VariablesBehindInputs`.
+      behind: the trained variables upstream of the inputs.
     """
 
     def __init__(self, request: typing.Any, batch: CutBatch, behind: VariablesBehindInputs,
@@ -75,9 +75,9 @@ class TowerGradients:
         Args:
           request: `Request` of the build.
           batch: the shards.
-          behind: the trained variables that the inputs are computed from.
+          behind: the trained variables upstream of the inputs.
           scaled_losses: `ScaledLosses`, or None.
-          trained: {name of an objective: its trained variables}, as of `Roles`.
+          trained: {name of an objective: the variables that it trains}.
         """
         self.scaled_losses = scaled_losses
         self.behind = behind
@@ -90,27 +90,28 @@ class TowerGradients:
                 self._own_methods[objective.name] = OwnComputeGradients(
                     objective.optimizer, trained[objective.name], request)
 
-    def differentiate(self, recorded: Recorded, losses: Losses, number: int, scale: typing.Any,
+    def differentiate(self, recorded: Recorded, losses: Losses, index: int, scale: typing.Any,
                       further_fetches: typing.Sequence = ()) -> Differentiated:
         """Takes the gradients of the recorded losses of one part of the batch.
 
         Args:
           recorded: the forward pass of this part.
           losses: the losses to differentiate.
-          number: the number of the part among those of this machine.
+          index: of the part, among those of this machine.
           scale: the losses are multiplied by it: a float, or a scalar.
           further_fetches: tensors and operations that a step runs besides the results of the model
             function.
         """
         request = self._request
-        part = request.split.parts[number]
+        part = request.split.parts[index]
         graph = tf.get_default_graph()
         scope = graph.get_name_scope()
         root = scope + '/' if scope else ''
         num_before = len(graph.get_operations())
         with tf.device(TowerDevice(part.device)):
-            by_objective = [self._of_objective(number, objective, losses.data_loss, scale)
-                            for objective in request.training.objectives]
+            by_objective = [
+                self._differentiate_objective(index, objective, losses.data_loss, scale)
+                for objective in request.training.objectives]
         gradients = request.training.objectives.shaped(each.pairs for each in by_objective)
         of_shard = request.training.objectives.shaped(each.of_shard for each in by_objective)
         forward = recorded.operations
@@ -122,7 +123,7 @@ class TowerGradients:
         # Only now, since a recomputation in the backward pass has to draw the same numbers.
         fetches = (fetches_of(recorded.output) + list(further_fetches) + recorded.updates
                    + tensors_of(all_pairs(gradients)))
-        keys = _give_seeds(request, forward, backward, fetches, number)
+        keys = _give_seeds(request, forward, backward, fetches, index)
         with Recording(graph) as again, tf.device(TowerDevice(part.device)):
             recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                           for each in by_objective]
@@ -132,7 +133,7 @@ class TowerGradients:
         backward_names = frozenset(names_of(backward + again.operations))
         tower = Tower(
             index=part.tower, micro_batch=part.micro_batch, device=part.device, name_scope=root,
-            inputs=self._batch.inputs[number], size=self._batch.sizes[number],
+            inputs=self._batch.inputs[index], size=self._batch.sizes[index],
             loss=recorded.output.loss, predictions=recorded.output.predictions,
             metrics=recorded.output.metrics, gradients=gradients, of_shard=of_shard,
             updates=recorded.updates, variables=recorded.variables, data_loss=losses.data_loss,
@@ -150,13 +151,19 @@ class TowerGradients:
             pairs.append(pairs_left.pop(variable.op.name, (None, variable)))
         return pairs + list(pairs_left.values())
 
-    def _of_objective(self, number: int, objective: typing.Any, data_losses: typing.Any,
-                      scale: typing.Any) -> _OfObjective:
-        """Takes the gradients of one loss: of part `number`, in the shaped `data_losses`, times
-        `scale`."""
+    def _differentiate_objective(self, index: int, objective: typing.Any, data_losses: typing.Any,
+                                 scale: typing.Any) -> _ObjectiveGradients:
+        """Takes the gradients of the loss of one objective.
+
+        Args:
+          index: of the part of the batch, among those of this machine.
+          objective: the loss' name, optimizer and variables.
+          data_losses: one loss, or a dict by objective.
+          scale: the loss is multiplied by it: a float, or a scalar.
+        """
         request = self._request
         data_loss = request.training.objectives.of(objective, data_losses)
-        shard = self.behind.shard_tensors(self._batch.inputs[number])
+        inputs_from_variables = self.behind.shard_tensors(self._batch.inputs[index])
         of_shard: typing.List[tuple] = []
         with Recording(tf.get_default_graph()) as made:
             loss = self._scaled(data_loss, objective, scale)
@@ -164,17 +171,18 @@ class TowerGradients:
             if objective.name in self._own_methods or has_own_minimize(optimizer):
                 optimizer = _PLAIN
             pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
-            if shard:
-                of_shard = list(zip(tf.gradients(loss, shard), shard))
+            if inputs_from_variables:
+                gradients = tf.gradients(loss, inputs_from_variables)
+                of_shard = list(zip(gradients, inputs_from_variables))
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self.scaled_losses is not None:
                 pairs = self.scaled_losses.unscaled(pairs)
                 of_shard = self.scaled_losses.unscaled(of_shard)
             elif request.numerics.check_numerics:
-                pairs = checked_gradients(pairs, data_loss, number, request.split.accumulate)
-        place_backward(made.operations, data_loss, request.split.parts[number].device)
+                pairs = checked_gradients(pairs, data_loss, index, request.split.accumulate)
+        place_backward(made.operations, data_loss, request.split.parts[index].device)
         keep_stacks_with_loops(made.operations)
-        return _OfObjective(pairs, gradients_of(of_shard), made.operations)
+        return _ObjectiveGradients(pairs, gradients_of(of_shard), made.operations)
 
     def _scaled(self, loss: tf.Tensor, objective: typing.Any, scale: typing.Any) -> tf.Tensor:
         """A loss times all factors that its gradients are to have."""
@@ -204,7 +212,7 @@ def _one_when_there(loss: tf.Tensor) -> tf.Tensor:
 
 
 def _give_seeds(request: typing.Any, forward: list, backward: list, fetches: list,
-                number: int) -> Keys:
+                index: int) -> Keys:
     """Gives random ops seeds of the step, or of the part of the batch, and returns these.
 
     Args:
@@ -212,7 +220,7 @@ def _give_seeds(request: typing.Any, forward: list, backward: list, fetches: lis
       forward: the operations of the forward pass of one part of the batch.
       backward: those of its backward pass.
       fetches: what a step fetches of the part.
-      number: the number of the part among those of this machine.
+      index: of the part, among those of this machine.
     """
     step = request.random_step
     has_copies = request.parts_a_call > 1
@@ -220,7 +228,7 @@ def _give_seeds(request: typing.Any, forward: list, backward: list, fetches: lis
     if step is None and is_alone:
         return {}
     graph_seed = tf.get_default_graph().seed
-    part = number + request.split.parts_before
+    part = index + request.split.parts_before
     keys = {}
     if step is not None:
         check_draws_nothing(backward)

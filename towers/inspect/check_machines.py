@@ -28,8 +28,6 @@ from towers.placement.devices import session_config
 _PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong
 
 
-
-
 class Machines(typing.NamedTuple):
     """The workers of `check_towers(cluster=…)`.
 
@@ -87,10 +85,10 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
     Args:
       machines: the workers.
       work: trains one of them.
-      uneven: as of `Cluster`.
+      uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, numbers)`: a dict of losses of each worker, and worker 0's numbers.
+      `(losses, numbers)`: the losses of each worker, by step, and worker 0's numbers.
     """
     num_workers = len(machines.shares)
     num_servers = 1 if machines.kind == 'ps' else 0
@@ -150,6 +148,7 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
         pairs = [(tf.convert_to_tensor(each), variable) for each, variable in built.gradients]
         assignments, fed = assigned(initial, {})
         refresh = [] if built.replicas is None else [built.replicas.refresh()]
+        # Each variable has the same name on one device.
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
 
         def begin(step_context):

@@ -171,8 +171,8 @@ def _listed(names: typing.Iterable, after: str = '') -> str:
 
 def _named_losses(losses: typing.Any, names: typing.Optional[typing.List[str]],
                   needs_loss: bool) -> typing.Dict[str, tf.Tensor]:
-    """Several losses, in the order of `names`; where `names` is None, in their own order, unless
-    there is an optimizer, as `needs_loss` says."""
+    """Several losses, checked, in the order of `names` (the optimizers'). Without names only an
+    evaluation takes them; `ModelFunctionError` if `needs_loss`."""
     if names is None:
         if needs_loss:
             raise ModelFunctionError(

@@ -78,7 +78,7 @@ def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
     for scope in compat.device_scopes(op):
         if isinstance(scope, TowerDevice):
             return True
-        if scope == 'None':
+        if scope == 'None':  # tf.device(None): the scopes around it do not count
             return False
         is_function = '<' in scope  # TensorFlow's way to write one
         is_operations_device = scope == op.device and '/device:' in scope  # as `op.device` spells
@@ -87,7 +87,7 @@ def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
         spec = tf.DeviceSpec.from_string(scope)
         if spec.device_type is not None or spec.device_index is not None:
             return False
-    return False
+    return False  # colocated with others: TensorFlow drops the scopes of such an operation
 
 
 def device_like(op: tf.Operation) -> str:

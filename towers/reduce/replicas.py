@@ -59,7 +59,8 @@ class Replicas(typing.NamedTuple):
     def pairs(self, gradients: list, on_towers: dict) -> list:
         """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`; the model's
         own first: a slot of a replica takes the value of the model's slot. `gradients` are combined
-        and transformed; `on_towers` are as of `Combined`."""
+        and transformed; `on_towers` has the combined gradients on each tower, by the name of
+        the variable."""
         own = []
         of_replicas: typing.List[list] = [[] for _ in self.devices]  # by tower
         for gradient, variable in gradients:
@@ -180,8 +181,13 @@ class _NewSlots:
 
 def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence,
                    after: typing.Sequence) -> typing.List[tf.Operation]:
-    """Operations that give replicas the values that updates of the step write into their variables,
-    after the readers of replicas in a step: losses and gradients."""
+    """Operations that give replicas the values that updates of the step write into their variables.
+
+    Args:
+      replicas: the replicas, or None.
+      updates: the update ops of the step.
+      after: what reads replicas in a step (losses and gradients), so that they read the old values.
+    """
     if replicas is None or not updates:
         return []
     writes = Writes(tf.get_default_graph())

@@ -52,8 +52,8 @@ class Place(typing.NamedTuple):
 
     Attributes:
       part: one of the `PARTS`.
-      tower: the number of its tower; None for what belongs to no tower.
-      micro_batch: the number of its micro-batch in the tower.
+      tower: the index of its tower; None for what belongs to no tower.
+      micro_batch: the index of its micro-batch in the tower.
     """
     part: str
     tower: typing.Optional[int] = None
@@ -80,15 +80,17 @@ class StepParts:
         self.operations = step_operations(train_ops + outputs)
         self.graph: tf.Graph = self.operations[0].graph
         self.places: typing.Dict[str, Place] = {}
+        # In this order: an operation stays in the first part that it is noted for.
         self._note_towers(built)
-        self._note(INPUT, names_of(step_operations(shard_operations(built))))
+        self._note_unless_noted(INPUT, names_of(step_operations(shard_operations(built))))
         after_towers = self._after_towers()
-        self._note(EXCHANGE, after_towers & self._before_towers())
-        self._note(COMBINATION, after_towers & ancestors(_combined_gradients(built)))
+        self._note_unless_noted(EXCHANGE, after_towers & self._before_towers())
+        self._note_unless_noted(COMBINATION, after_towers & ancestors(_combined_gradients(built)))
         tensors = [each for each in outputs if isinstance(each, tf.Tensor)]
-        self._note(OUTPUTS, after_towers & ancestors(tensors))
-        self._note(UPDATE, names_of(step_operations(train_ops)) - self._before_towers())
-        self._note(OTHER, names_of(self.operations))
+        self._note_unless_noted(OUTPUTS, after_towers & ancestors(tensors))
+        updating = names_of(step_operations(train_ops))
+        self._note_unless_noted(UPDATE, updating - self._before_towers())
+        self._note_unless_noted(OTHER, names_of(self.operations))
 
     def _note_towers(self, built: BuiltTowers):
         for tower in built.towers:
@@ -96,13 +98,13 @@ class StepParts:
                 for name in names:
                     self.places[name] = Place(part, tower.index, tower.micro_batch)
 
-    def _note(self, part: str, names: typing.Iterable[str]):
-        """Puts operations into a part, but for those that are in one."""
+    def _note_unless_noted(self, part: str, names: typing.Iterable[str]):
+        """Puts operations into a part, but for those that are in a part already."""
         for name in names:
             self.places.setdefault(name, Place(part))
 
     def _in_towers(self):
-        """The step's operations of towers: a list."""
+        """The step's operations of towers."""
         found = []
         for op in self.operations:
             if self.places.get(op.name, Place(OTHER)).part in OF_TOWERS:
@@ -185,5 +187,5 @@ def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]], part
 
 
 def operations_waited_for(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations that one waits for, by data and by control edges: a list."""
+    """The operations that one waits for, by data and by control edges."""
     return producers_of(op) + list(op.control_inputs)

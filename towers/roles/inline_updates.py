@@ -110,7 +110,7 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     finder = Writes(tf.get_default_graph())
     in_functions = {}
     if update_ops == 'first' and served_rank is None:
-        in_functions = _left_alone_in_functions(writes, finder)
+        in_functions = _removable_in_functions(writes, finder)
     others = [write for write in writes if write.op.name not in in_functions]
     for write in others:
         _check_can_be_left(write, write.op.name in used, finder)
@@ -131,14 +131,14 @@ def _writes_stay(request: typing.Any) -> bool:
 
 def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence[tf.Operation],
               request: typing.Any) -> typing.List[tf.Operation]:
-    """Takes writes out of the forward pass of the first tower, where it is not to run them.
+    """Takes writes out of the forward pass of the first tower, if it is not to run them.
 
     Args:
       unused: the writes whose values are not used.
       operations, request: as of `inline_updates`.
 
     Returns:
-      Those that the tower runs as updates, in a list.
+      Those that the tower runs as updates.
     """
     is_after_chief = request.served_rank is not None and request.served_rank > 0
     if request.training.update_ops == 'none' or is_after_chief:  # the chief writes
@@ -152,19 +152,20 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
     return updates
 
 
-def _left_alone_in_functions(writes: typing.Iterable[Write],
+def _removable_in_functions(writes: typing.Iterable[Write],
                              finder: Writes) -> typing.Dict[str, typing.List[int]]:
     """`InlineUpdates.in_functions` of the writes in functions that can leave variables alone."""
     in_functions = {}
     for write in writes:
-        positions = _left_alone(write, finder)
+        positions = _removable_writes(write, finder)
         if positions:
             in_functions[write.op.name] = positions
     return in_functions
 
 
-def _left_alone(write: Write, finder: Writes) -> typing.List[int]:
-    """Positions of the variables that the functions of an operation can leave alone; or []."""
+def _removable_writes(write: Write, finder: Writes) -> typing.List[int]:
+    """The positions, from the last (-1), of the written variables, if the functions of the
+    operation can be rewritten without these writes; else []."""
     op = write.op
     if not finder.within_function(op) or 'While' in op.type:
         return []

@@ -38,8 +38,13 @@ class Turn(typing.NamedTuple):
 
 def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
                        variables: typing.Dict[str, tf.Variable]) -> typing.List[Take]:
-    """The `Take`s of some variables, {name: variable}, by those of the operations that are the
-    tower's: a list."""
+    """Lists where the tower's operations take any of the variables.
+
+    Args:
+      tower: the tower.
+      operations: in which the tower's are looked for.
+      variables: {name: variable}.
+    """
     inside = by_name(op for op in tower.own(operations) if op.name not in variables)
     takes = []
     for op in inside.values():
@@ -53,11 +58,12 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
 
 
 def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]], finder: Writes) -> None:
-    """Has towers take their variables one after the other.
+    """Makes towers take their variables one after the other.
 
     Args:
-      turns_of_towers: a list of turns for each tower. Turns of the same place, an update's say,
-        come after each other; a step that runs one in a tower runs it in the tower before.
+      turns_of_towers: the turns of each tower. Turns at the same position in these lists, such as
+        those of one update, come after each other; a step that runs one in a tower runs it in the
+        tower before.
       finder: finds the writes of the graph.
     """
     taking = []
@@ -76,7 +82,7 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]], finder: 
 
 def _take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str, waits: Waits,
                 finder: Writes) -> None:
-    """Has an operation take a variable, or its value, after others.
+    """Makes an operation take a variable, or its value, after others.
 
     Args:
       take: what is taken.

@@ -33,7 +33,7 @@ def written_by_every_tower(recorded: Recorded, writes: typing.Iterable[Write],
       request: `Request` of the build.
 
     Returns:
-      The names of the variables: a set. All others are written by tower 0 alone.
+      The names of the variables. All others are written by tower 0 alone.
 
     Raises:
       SharedVariableError: a value that neither tower 0 nor every tower can write.
@@ -47,7 +47,7 @@ def written_by_every_tower(recorded: Recorded, writes: typing.Iterable[Write],
     for write in writes:
         values = judge.analysis.writes.get(write.op.name, [])
         if not values:
-            judge.check_other_write(write)
+            judge.check_unknown_write(write)
         for written in values:
             if written.variable not in write.variables:
                 continue
@@ -104,7 +104,8 @@ class _Judge:
         return self._verdict_on_value(written, op)
 
     def _verdict_on_value(self, written: Written, op: tf.Operation) -> _Verdict:
-        """Who has to write a whole variable; the arguments are as of `verdict`."""
+        """Who has to write a whole variable, by what is `written` and the operation `op` that
+        writes it."""
         value = written.value
         if value.reason is not None:
             return _refused(written, op, _in_words(value.reason))
@@ -122,7 +123,8 @@ class _Judge:
         return _refused(written, op, self._why(value))
 
     def _verdict_on_rows(self, written: Written, indices: State, op: tf.Operation) -> _Verdict:
-        """Who has to write rows, at these indices; the arguments are as of `verdict`."""
+        """Who has to write rows, at these indices, by what is `written` and the operation `op` that
+        writes them."""
         value = written.value
         for state in (value, indices):
             if state.reason is not None:
@@ -138,11 +140,13 @@ class _Judge:
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
 
-    def check_other_write(self, write: Write) -> None:
-        """Refuses a write in a way of its own, by any value that depends on the examples."""
+    def check_unknown_write(self, write: Write) -> None:
+        """Raises `SharedVariableError` for a write by an operation that the proof has no rule for
+        (no assign, add or scatter), if what it writes depends on the examples."""
         op = write.op
         if op.name not in self._from_shard:
             return
+        # The graph holds the size of a shard, so that the proof stopped before this operation.
         if self._size and op.name not in self.analysis.analysed:
             raise SharedVariableError(
                 'the model function writes variable %s (operation %s) by its examples, and the '

@@ -163,8 +163,8 @@ class Evaluation:
         return (predictions for _, predictions in self._batches(session, self.built.predictions))
 
     def check_examples(self, session: tf.Session, read: bool = False) -> None:
-        """Raises `InputError` where the data set is empty, or has no end, as far as TensorFlow
-        knows its length; with `read` it reads the first batch where TensorFlow does not."""
+        """Raises `InputError` for a data set that is empty or endless. Where TensorFlow does not
+        know its length, only `read=True` finds an empty one, by reading a batch."""
         check_session(session, self._size.graph)
         known = session.run(self._batches_known)
         if known == tf.data.experimental.INFINITE_CARDINALITY:
@@ -244,7 +244,12 @@ def _names_written(updates: typing.Iterable) -> typing.Set[str]:
 
 def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
                      ) -> typing.Dict[str, typing.Any]:
-    """Dict from names to scalar tensors, or to pairs of `tf.metrics` that count in `counters`."""
+    """{name of a metric, or of a loss: its scalar tensor, or its pair of `tf.metrics`}.
+
+    Raises:
+      InvalidArgumentError: there is nothing to evaluate; a metric is no scalar number; or a pair
+        counts elsewhere than in `counters`.
+    """
     metrics = dict(built.metrics)
     if built.loss is not None:
         metrics.update(with_parts('loss', built.loss))
@@ -252,14 +257,15 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
         raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
                                    'is nothing to evaluate.')
     for metric, value in (built.towers[0].metrics or {}).items():
+        number = value
         if isinstance(value, (tuple, list)):
             metric_value, update = metrics[metric]
             _check_counters(metric, metric_value, update, counters)
-            value = value[0]
-            if value.shape.ndims:
+            number = value[0]
+            if number.shape.ndims:
                 raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
-                                           'metric for each.' % (metric, value.shape))
-        dtype = value.dtype.base_dtype
+                                           'metric for each.' % (metric, number.shape))
+        dtype = number.dtype.base_dtype
         if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
             raise InvalidArgumentError('metric %r is of type %s: expected a number, the mean over '
                                        'the shard.' % (metric, dtype.name))

@@ -238,8 +238,9 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
                     remainder: str) -> typing.Tuple[list, Size]:
     """The sizes of the shards of a batch of that size, and how many of its examples they hold.
 
-    With a `remainder` of 'weight' the first shards hold one example more each, with the others the
-    examples behind the last multiple of `sum(shares)` are in no shard.
+    With `remainder='weight'` every example is in a shard: what whole shares leave over goes to the
+    first shards, one each. With 'drop' the examples after the last multiple of `sum(shares)` are in
+    none; with 'error' there are none such.
     """
     unit = sum(shares)
     sizes: typing.List[Size] = []
@@ -247,14 +248,14 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
     if remainder == 'weight' and not is_without_remainder:
         floors = [size * share // unit for share in shares]
         num_left = size - sum(floors)
-        for number, floor in enumerate(floors):
-            sizes.append(floor + _one_if_below(number, num_left))
+        for position, floor in enumerate(floors):
+            sizes.append(floor + _one_if_below(position, num_left))
         return sizes, size
-    of_share_1 = size // unit
+    size_per_share = size // unit
     for share in shares:
         # With shares of 1 all sizes are one object, by which they are known to be equal.
-        sizes.append(of_share_1 if share == 1 else of_share_1 * share)
-    return sizes, of_share_1 * unit
+        sizes.append(size_per_share if share == 1 else size_per_share * share)
+    return sizes, size_per_share * unit
 
 
 def _one_if_below(number: int, limit: Size) -> Size:

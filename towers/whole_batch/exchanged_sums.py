@@ -23,7 +23,7 @@ from towers.whole_batch.batch_values import batch_sum
 
 def exchange_sums(operations: typing.Iterable[tf.Operation], analysis: Analysis,
                   no_batch_values: typing.Optional[str]) -> typing.Dict[str, tf.Tensor]:
-    """Has the writes of averages of sums take the sums of the whole batch.
+    """Replaces sums over a shard that moving averages are updated with by sums of the whole batch.
 
     Args:
       operations: the operations of the forward pass.
@@ -45,7 +45,7 @@ def exchange_sums(operations: typing.Iterable[tf.Operation], analysis: Analysis,
             if no_batch_values is not None:
                 raise _refusal(name, write, no_batch_values)
             total = op.outputs[0]
-            instead[total.name] = _over_towers(total)
+            instead[total.name] = _replace_by_batch_sum(total)
     return instead
 
 
@@ -70,8 +70,8 @@ def _needs_batch(write: Written) -> bool:
     return write.sets or value.has_offset
 
 
-def _over_towers(total: tf.Tensor) -> tf.Tensor:
-    """Has all that reads a sum over the shard read the batch's, which is returned."""
+def _replace_by_batch_sum(total: tf.Tensor) -> tf.Tensor:
+    """Makes all that reads a sum over the shard read the batch's, which is returned."""
     readers = list(total.consumers())
     with compat.within_branch(total.op), tf.name_scope('batch_sums/'):
         whole = batch_sum(total)
