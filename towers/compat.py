@@ -123,7 +123,7 @@ def keras_states(layer: typing.Any):
 
 
 def keras_variable_value(variable: typing.Any):
-    """The `tf.Variable` behind a Keras 3 variable; anything else as it is."""
+    """The `tf.Variable` that a Keras 3 variable holds; anything else as it is."""
     value = getattr(variable, 'value', None)
     return value if isinstance(value, VARIABLE_TYPES) else variable
 
@@ -214,7 +214,7 @@ def keras_logits(tensor: tf.Tensor):
 
 
 def set_keras_logits(tensor: tf.Tensor, logits: typing.Optional[tf.Tensor]):
-    """Has the cross entropies of Keras 2.15 take `logits`, unless None, in place of a tensor."""
+    """Makes the cross entropies of Keras 2.15 take `logits`, unless None, in place of a tensor."""
     if logits is not None:
         tensor._keras_logits = logits
 
@@ -730,7 +730,7 @@ def saved_as(variable: tf.Variable):
 
 
 def enable_determinism():
-    """Has operations compute the same bits in each run. On TF 2 an operation of a GPU that cannot
+    """Makes operations compute the same bits in each run. On TF 2 an operation of a GPU that cannot
     do so fails; on 1.15 environment variables choose kernels (NVIDIA's looks at the first one)."""
     if TF_VERSION >= (2, 0):
         tensorflow.config.experimental.enable_op_determinism()

@@ -139,7 +139,7 @@ class Processes:
         self._processes: typing.List[TaskProcess] = []
 
     def signal(self, number: int) -> None:
-        """Has a signal passed on to all; for a signal handler."""
+        """Notes a signal, which is then passed on to all; for a signal handler."""
         self._signals.append(number)
 
     def run(self) -> int:

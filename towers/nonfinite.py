@@ -17,7 +17,7 @@ def checked_loss(loss: tf.Tensor, part: int, micro_batches: int = 1) -> tf.Tenso
 
     Args:
       loss: scalar.
-      part: the number of the part of the batch among those of all towers.
+      part: the index of the part of the batch among those of all towers.
       micro_batches: how many parts each tower has.
     """
     return tf.debugging.check_numerics(loss, '%s[the loss of tower %s]' % (
@@ -39,7 +39,7 @@ def checked_gradients(gradients: list, loss: tf.Tensor, part: int, micro_batches
       gradients: the pairs.
       loss: a `checked_loss`; the gradients are checked after it, so that the error names a bad loss
         first.
-      part: the number of the part of the batch among those of all towers.
+      part: the index of the part of the batch among those of all towers.
       micro_batches: how many parts each tower has.
     """
     checked = []

@@ -32,7 +32,7 @@ class GradientsOfModel(abc.ABC):
 
     @abc.abstractmethod
     def fetches(self) -> list:
-        """The tensors and operations of tower 0 that the update is made of: a list."""
+        """The tensors and operations of tower 0 that the update is made of."""
 
     @abc.abstractmethod
     def slots(self) -> list:

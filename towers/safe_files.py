@@ -156,7 +156,7 @@ def read_json(path: str, form: typing.Any, advice: str, most: int = 2 ** 20) -> 
 
     Args:
       path: of the file.
-      form: of the value, as of `parsed`.
+      form: of the value, such as `[int]`, see `parsed`.
       advice: what to do with a bad file.
       most: bytes.
 
@@ -197,7 +197,7 @@ def _no_constant(name: str) -> None:
 
 
 def _has_form(value: typing.Any, form: typing.Any) -> bool:
-    """Whether a value has a form, as of `parsed`."""
+    """Whether a value has a form, see `parsed`."""
     if isinstance(form, dict):
         return type(value) is dict and _has_keys(value, form)
     if isinstance(form, list):

@@ -1,4 +1,4 @@
-"""The program behind train.py: its flags, its data, its job, and the results it makes.
+"""The program of train.py: its flags, its data, its job, and the results it makes.
 
 A command line comes in, and is checked before TensorFlow is imported. Out go a folder with
 checkpoints, metrics and summaries, lines on the screen, and an exit status.

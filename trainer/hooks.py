@@ -131,7 +131,7 @@ class MinutesHook(tf.train.SessionRunHook):
 
 
 class SaveOnSignal(tf.train.CheckpointSaverListener):
-    """Has the next step saved at SIGUSR1, and says so; the run goes on.
+    """Saves the next step after SIGUSR1, and says so; the run goes on.
 
     Attributes:
       wants_save: whether a signal has come since the last save.

@@ -167,7 +167,7 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
 
 
 def _settings_of(dataset: typing.Any):
-    """What is compared of a data set: a dict."""
+    """What is compared of a data set, by name."""
     values: dict = collections.OrderedDict()
     if getattr(dataset, 'classes', None) is not None:  # which have names
         values[_CLASSES] = '\n'.join(dataset.classes)

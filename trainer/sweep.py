@@ -74,7 +74,7 @@ def swept_runs(texts: typing.List[str], folder: str) -> typing.List[SweptRun]:
     """The runs of a sweep: the last flag changes first.
 
     Args:
-      texts: as of `swept_values`.
+      texts: one for each flag, such as `'seed=1,2,3'`.
       folder: of the sweep; each run has a folder in it.
     """
     values = swept_values(texts)
@@ -90,8 +90,8 @@ def without_sweep(argv: typing.List[str]) -> typing.List[str]:
     """The command line of a run: that of the sweep without its --sweep and --train_dir.
 
     Args:
-      argv: the command line of the sweep, the program first; a flag's value is behind `=`, or the
-        next argument.
+      argv: the command line of the sweep, the program first; a flag's value comes after `=`, or is
+        the next argument.
     """
     kept = []
     is_value = False  # of the flag before, as in `--sweep seed=1,2`

@@ -64,7 +64,8 @@ def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
     """Prints the results of a run whose session has ended, and exports; returns the exit status.
 
     Args:
-      job, cluster: as of `train`.
+      job: the `Job` of the process.
+      cluster: the machines, or None.
       hooks: the `RunHooks` of the run.
       ended: the error of data that ended before the run; or None.
     """

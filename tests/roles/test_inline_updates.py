@@ -167,7 +167,7 @@ def test_a_step_does_not_run_the_other_towers_writes():
     writes = [op.name for op in samples.step_operations([built.train_op, built.loss])
               if op.type.startswith('Assign')]
     assert len(writes) == 2 and not any('tower_' in name for name in writes)
-    assert 'averages and counters: tower 0 writes, 2' in str(built.plan)
+    assert 'tower 0 alone: 2 averages and counters' in str(built.plan)
     assert not towers.audit(built).broken
 
 

@@ -21,7 +21,7 @@ class PlannedTower(typing.NamedTuple):
     """A row of the plan.
 
     Attributes:
-      index: the number of the tower.
+      index: of the tower, from 0.
       device: of the tower.
       examples: in its shard; None if not static.
       owns: names of the updates that this tower alone does.
@@ -65,7 +65,7 @@ class Plan(typing.NamedTuple):
     initial_of_first: typing.List[str]
 
     def line(self, label: str) -> typing.Optional[str]:
-        """The text behind a label, such as `'batch norm'`; None where the plan has no such line.
+        """The text after a label, such as `'batch norm'`; None where the plan has no such line.
 
         Raises:
           InvalidArgumentError: the label is no string.
@@ -75,7 +75,7 @@ class Plan(typing.NamedTuple):
         return dict(self.lines).get(label)
 
     def with_line(self, label: str, text: str) -> 'Plan':
-        """This plan with another text behind one of its labels."""
+        """This plan with another text after one of its labels."""
         lines = [(each, text if each == label else old) for each, old in self.lines]
         return self._replace(lines=lines)
 

@@ -130,7 +130,7 @@ def check_model_fn(model_fn: typing.Any) -> None:
 
 
 def _checked_call(model: typing.Any, copies: str, reuse: typing.Any) -> ModelCall:
-    """The `ModelCall` of a checked model; `copies` and `reuse` are as of `build_towers`.
+    """The `ModelCall` of a checked model; `copies` and `reuse` are arguments of `build_towers`.
 
     Raises:
       InvalidArgumentError: `reuse` is something else, or a build of another graph.
@@ -150,7 +150,7 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
     """The `Placement` of the variables.
 
     Args:
-      device: as of `VariablePlacement`.
+      device: a device, or a word for a way of placing, see `VariablePlacement`; or None.
       devices: of the towers.
       objectives: empty for an evaluation.
       earlier: the build whose variables are shared; or None.
@@ -182,7 +182,7 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
       devices: of the towers.
       accumulate: how many micro-batches each tower has.
       shares: the proportions of the towers' shards.
-      remainder: as of `build_towers`.
+      remainder: what becomes of examples that whole shares leave over, see `cut`.
       call: of the model.
       cluster: `Cluster` or None.
     """

@@ -325,7 +325,7 @@ def _learning_rates(request: Request) -> str:
 
 def _recomputation(recomputed: typing.Sequence[Recomputed], asked: typing.Any
                    ) -> typing.Optional[str]:
-    """How much is recomputed; None where nothing is, and `asked`, as of `Memory`, is None."""
+    """How much is recomputed; None where nothing is, and none was `asked` for by `Memory`."""
     num_operations = sum(len(each.operations) for each in recomputed)
     if num_operations:
         num_segments = sum(each.segments for each in recomputed)

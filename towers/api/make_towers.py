@@ -107,7 +107,7 @@ def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehin
     Args:
       request: the checked arguments of the build.
       batch: the parts of the batch.
-      behind: the trained variables that the inputs are computed from.
+      behind: the trained variables upstream of the inputs.
       scaled_losses: of a build with a loss scale; or None.
     """
     values = _shard_values(request, batch)

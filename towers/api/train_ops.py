@@ -39,13 +39,13 @@ class Update(typing.NamedTuple):
     """The operations of the update, as `update_variables` returns them.
 
     Attributes:
-      train_op: as of `BuiltTowers`.
-      train_ops: as of `BuiltTowers`.
-      slots: as of `BuiltTowers`.
-      gradients: as of `BuiltTowers`.
+      train_op: the operation of one step; None without an optimizer.
+      train_ops: {name of a loss: the operation of a step of that loss alone}; empty with one loss.
+      slots: variables that the optimizer made.
+      gradients: `(gradient, variable)` pairs for the optimizer, combined and transformed.
       riding: dict from the name of a loss to the number of updates, such as batch norm's, that ride
         on its train op; empty with one loss.
-      replicas: as of `BuiltTowers`.
+      replicas: the other towers' replicas of the trainable variables; None without any.
       counts_step: whether the global step is counted here, since the optimizer leaves it to its
         caller.
       scaled_losses: of a build with a loss scale; or None.
@@ -85,7 +85,8 @@ class _Step(typing.NamedTuple):
     Attributes:
       applied: the update of each loss, in their order.
       awaited: the losses and riding updates that the optimizers wait for.
-      redirect: as of `hold_back`.
+      redirect: function that makes operations which wait for skippable updates wait for what
+        always runs; None where no update can be skipped.
       scaled_losses: of a build with a loss scale; or None.
     """
 
@@ -175,10 +176,13 @@ def _with_gradient(pairs: Pairs) -> Pairs:
 def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
                     collections_before: BuildCollections, closures: ClosureTensors
                     ) -> typing.Tuple[typing.List[_LossGradients], list]:
-    """Has each optimizer and its transformation make their pairs of the combined gradients.
+    """Lets each optimizer and its transformation make their pairs of the combined gradients.
 
     Args:
-      tower_set, outputs, combined, collections_before: as of `update_variables`.
+      tower_set: the towers.
+      outputs: the losses over the batch, among others.
+      combined: `Combined` of each loss, shaped.
+      collections_before: of the graph before the build.
       closures: gives what is made here the losses over the batch.
 
     Returns:
@@ -254,7 +258,7 @@ class _Steps:
 
     def _riding_updates(self, updates: list, readers: list
                         ) -> typing.Tuple[list, typing.Optional[typing.Callable]]:
-        """What the optimizers wait for so that `updates` run; and `redirect` as of `hold_back`.
+        """Makes what the optimizers wait for so that `updates` run; and the function `redirect`.
 
         Replicas follow the updates after all `readers`, which read them.
         """
@@ -273,7 +277,7 @@ class _Steps:
           losses: with their gradients.
           awaited: the losses and riding updates that come first.
           gradients: the tensors of all losses' gradients.
-          scaled_losses: as of `apply_update`.
+          scaled_losses: with it, gradients that are not finite change nothing; or None.
         """
         tower_set = self._tower_set
         first = awaited + _recomputations(tower_set)

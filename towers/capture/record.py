@@ -50,7 +50,7 @@ class Recorded(typing.NamedTuple):
       sources: list of the operations of the shard.
       from_shard: names of the operations that depend on the shard, or on random numbers; dependence
         through `batch_sum` and its like does not count.
-      created, direct, owned, opened_scopes: as of `NewVariables`.
+      created, direct, owned, opened_scopes: of the variables that it made, see `NewVariables`.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
       registered: the losses that the call put into `REGULARIZATION_LOSSES`.

@@ -201,8 +201,8 @@ def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> 
     """Where to cut: the place of the last piece of each stage but the last one.
 
     The fullest stage holds at most 7 % more than with the best cut; of such cuts it takes the cuts
-    that the fewest bytes cross, then cuts between layers. `copies` are as of `StageCost`, one a
-    stage.
+    that the fewest bytes cross, then cuts between layers. `copies` says of each
+    stage how many micro-batches' activations it keeps at the same time.
     """
     def can_be_cut(limit: int) -> bool:
         return _latest_cuts(pieces, copies, limit) is not None
@@ -231,7 +231,8 @@ def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
 
     Args:
       pieces: all pieces.
-      copies: as of `StageCost`, for this stage and those after it.
+      copies: how many micro-batches' activations are kept at the same time, in this stage and in
+        each one after it.
       start: the place of the stage's first piece.
       limit: in bytes.
     """

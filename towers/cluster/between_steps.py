@@ -112,7 +112,7 @@ class DriftHook(_AfterSteps):
 
 
 class AskForCheck(tf.train.CheckpointSaverListener):
-    """Has the chief ask for a check after the next step when it has saved."""
+    """Makes the chief ask for a check after the next step when it has saved."""
 
     def __init__(self, connection: typing.Any):
         """Takes the chief's `Connection`, by which it asks."""

@@ -176,7 +176,7 @@ class Connection:
       checks: whether all workers compare their weights after that step.
       steps_begun: how many steps this session has begun.
       steps_made: how many steps this session has made.
-      builds: list of the numbers of the builds of the newest step.
+      builds: list of the positions of the builds of the newest step.
     """
 
     def __init__(self, cluster: typing.Any, signature: dict, connected: socket.socket,
@@ -243,8 +243,8 @@ class Connection:
         self._step_failed = False
 
     def ask(self, signal: int = 0, check: bool = False) -> None:
-        """Has all stop after their next step, by a signal's number, or, with `check`, compare
-        weights then."""
+        """Asks all to stop after their next step, by a signal's number, or, with `check`, to
+        compare weights then."""
         self._signal = signal or self._signal
         self._wants_check = check or self._wants_check
 

@@ -131,7 +131,7 @@ class _StepsTogether:
         self._known: typing.Dict[tuple, typing.List[int]] = {}  # the builds of former fetches
 
     def take_over(self) -> None:
-        """Has the session call these methods in the place of its own."""
+        """Makes the session call these methods in the place of its own."""
         self._session.run = self.run
         self._session.make_callable = self.make_callable
 

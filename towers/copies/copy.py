@@ -75,7 +75,8 @@ class Copies:
 
         Args:
           substitution: what it reads in place of tower 0's inputs from outside.
-          inputs, size: as of `Tower`.
+          inputs: its shard.
+          size: examples in the shard.
           part: the `Part`: number, device and name scope of the tower.
         """
         copied = self._imported(substitution, part)
@@ -140,7 +141,7 @@ class Copies:
 
         Args:
           library: it is added to.
-          part: the number of the part of the batch, which seeds go by.
+          part: the index of the part of the batch, which seeds go by.
           root: the name scope of the copy.
           device: the device of the copy.
 
@@ -193,7 +194,7 @@ class Copies:
             colocate(copied.operation(name), leaders)
 
     def _wait_for_outside(self, copied: '_Copied') -> None:
-        """Has the operations of a copy wait for those from outside of the template."""
+        """Makes the operations of a copy wait for those from outside of the template."""
         for name, waits_for in self._template.waits.items():
             compat.add_control_inputs(
                 copied.operation(name), list(map(copied.operation, waits_for)))

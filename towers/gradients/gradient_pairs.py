@@ -34,7 +34,7 @@ def gradients_of(pairs: Pairs) -> typing.List[typing.Optional[Gradient]]:
 
 
 def variables_of(pairs: Pairs) -> typing.List[tf.Variable]:
-    """The variables of `(gradient, variable)` pairs: a list."""
+    """The variables of `(gradient, variable)` pairs."""
     return [variable for _, variable in pairs]
 
 

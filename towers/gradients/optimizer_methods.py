@@ -237,7 +237,7 @@ class _Surrogate:
 
 
 def _wait_for_no_other_gradient(factor: tf.Tensor, made: typing.Set[str]) -> None:
-    """Has a factor wait for nothing but its inputs: it would wait for the losses of all towers,
+    """Makes a factor wait for nothing but its inputs: it would wait for the losses of all towers,
     which are multiplied by it. `made` are names of the operations that may be changed."""
     for op in graph_walk.step_operations([factor]):
         if op.name in made and _WAITS_FOR_ALL_GRADIENTS.search(op.name):

@@ -26,13 +26,13 @@ class Tower(typing.NamedTuple):
       metrics: as the model function returned them.
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
         is the plain sum of all towers' shares. The tower's weight is in its share already.
-      of_shard: list of the gradients of those tensors of the shard behind which trained variables
-        are, see `VariablesBehindInputs`.
+      of_shard: list of the gradients of those tensors of the shard that trained variables are
+        upstream of, see `VariablesBehindInputs`.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
       data_loss: scalar, the loss that is differentiated: with the registered losses that
         `regularization='add'` adds.
-      micro_batch: the number of this micro-batch in its tower, from 0; 0 where there is only one.
+      micro_batch: the index of this micro-batch in its tower, from 0; 0 of a single one.
       forward: frozenset of the names of the operations of its forward pass.
       backward: frozenset of the names of the operations of its backward pass.
     """
@@ -63,7 +63,7 @@ class Tower(typing.NamedTuple):
         return name in self.forward or name in self.backward
 
     def own(self, operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
-        """Those of some operations that belong to the tower: a list."""
+        """Those of some operations that belong to the tower."""
         return [op for op in operations if self.has(op.name)]
 
     def __repr__(self) -> str:

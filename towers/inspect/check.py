@@ -276,8 +276,8 @@ def _checked_machines(cluster: typing.Any, shares: typing.Any, num_towers: int,
     """The workers that `check_towers` is asked for; None for one machine.
 
     Args:
-      cluster: as of `check_towers`.
-      shares: as of `check_towers`.
+      cluster: `'ring'`, `'ps'` or `'horovod'`; None for one machine.
+      shares: the workers' proportions of the batch; None for two halves.
       num_towers: of each worker.
       options: of `build_towers`.
     """

@@ -200,7 +200,7 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
       many: the numbers of the towers.
       traits: of the model.
       ran: what was run.
-      tolerance: as of `check_towers`.
+      tolerance: largest relative difference that counts as equal; None for that of the types.
       proof: the plan's line about one device; or None.
     """
     rounding = _ROUNDING[traits.coarsest]
@@ -251,7 +251,7 @@ def _not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
     Args:
       one: the numbers of one device.
       many: the numbers of the towers.
-      noise: as of `_compare`.
+      noise: the largest element of a gradient that rounding alone may make.
       same_shards: whether the batch repeats one shard.
     """
     reasons = {}
@@ -300,11 +300,11 @@ def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, nois
     """The `Difference.relative` of a value that both runs have.
 
     Args:
-      what: as of `Difference`.
+      what: `'loss'`, `'gradient'` and so on, as in `Difference.what`.
       name: of the value.
       one: the numbers of one device.
       many: the numbers of the towers.
-      noise: as of `_compare`.
+      noise: the largest element of a gradient that rounding alone may make.
     """
     values = [one.of_kind(what)[name], many.of_kind(what)[name]]
     if what == GRADIENT:
@@ -325,7 +325,7 @@ def _without_noise(values: list, gradients: list, noise: float) -> list:
     Args:
       values: on both sides.
       gradients: of the variable on both sides; None where a side has none.
-      noise: as of `_compare`.
+      noise: the largest element of a gradient that rounding alone may make.
     """
     shape = np.shape(values[0])
     if any(gradient is None or np.shape(gradient) != shape for gradient in gradients):

@@ -391,7 +391,7 @@ def train(session: tf.Session, loss: typing.Any, pairs: typing.Any, train_op: tf
       train_op: the operation of a step.
       steps: how many.
       names: from the variables' names to those on one device.
-      sum_of_losses: as of `Numbers`; or None.
+      sum_of_losses: the sum of the towers' losses; or None.
     """
     gradients = {}
     for label, its_pairs in _labelled(pairs):

@@ -52,7 +52,9 @@ def call_of_model_fn(graph: tf.Graph, variables: typing.Any, num_parts: int,
 
     Args:
       graph: the graph that it is called in.
-      variables, num_parts, no_batch_values: as of `Call`.
+      variables: `NewVariables`, which records the variables that the call makes.
+      num_parts: how many parts the batch has.
+      no_batch_values: why the parts exchange no values of the whole batch in this build; or None.
     """
     _CALLS[graph] = Call(variables, num_parts, no_batch_values, itertools.count(1))
     try:
@@ -89,7 +91,7 @@ _UPDATES_OF_BUILDS = ('towers_update_ops',)
 
 
 def updates_of_no_build(graph: tf.Graph) -> list:
-    """The `UPDATE_OPS` of a graph that no build has made: a list."""
+    """The `UPDATE_OPS` of a graph that no build has made."""
     names_of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
     return _without_names(graph.get_collection(tf.GraphKeys.UPDATE_OPS), names_of_builds)
 
@@ -111,7 +113,7 @@ class BuildCollections:
         self.updates = _without_names(updates_of_no_build(graph), names_of_model)
 
     def new_updates(self) -> list:
-        """The `UPDATE_OPS` that are there now and were not before the build: a list."""
+        """The `UPDATE_OPS` that are there now and were not before the build."""
         return without(self._graph.get_collection(tf.GraphKeys.UPDATE_OPS),
                        self._before.get(tf.GraphKeys.UPDATE_OPS, ()))
 
@@ -140,13 +142,13 @@ class BuildCollections:
 
 
 def without(entries: typing.Iterable, others: typing.Iterable) -> list:
-    """The entries of a collection that are none of the others: a list."""
+    """The entries of a collection that are none of the others."""
     other_ids = set(map(id, others))
     return [entry for entry in entries if id(entry) not in other_ids]
 
 
 def _without_names(entries: typing.Iterable, names: typing.Container) -> list:
-    """The entries of a collection that have none of these names: a list."""
+    """The entries of a collection that have none of these names."""
     return [entry for entry in entries if _name_of(entry) not in names]
 
 

@@ -90,8 +90,8 @@ class KerasCalls:
         return unique(layers)
 
     def updates(self) -> typing.List[tf.Operation]:
-        """Ops to run once a step for the calls: a list, each once; in Keras 3 updates of
-        seed generators, too. Not updates of frozen layers, nor in branches, in loops, or behind a
+        """Ops to run once a step for the calls, each once; in Keras 3 updates of seed generators,
+        too. Not updates of frozen layers, nor those in branches, in loops, or downstream of a
         `keras.Input`, where they cannot run."""
         waiting = self._waiting_for_keras_input()
         operations = []
@@ -101,12 +101,12 @@ class KerasCalls:
         return unique(operations + self._keras_3_updates())
 
     def updates_of_layers(self) -> typing.List[tuple]:
-        """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen layers, and behind a
-        `keras.Input`: the block may be within a call of a layer on such an input."""
+        """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen layers, and downstream
+        of a `keras.Input`: the block may be within a call of a layer on such an input."""
         return [(update.layer, update.op) for update in self._updates]
 
     def weight_losses(self) -> typing.List[tf.Tensor]:
-        """The regularization losses of the weights of `layers`, each once: a list of scalars."""
+        """The regularization losses of the weights of `layers`, each once: scalars."""
         functions: dict = {}  # those of equal keys make the same loss
         for layer in self.layers:
             functions.update(compat.keras_weight_losses(layer))
@@ -114,9 +114,9 @@ class KerasCalls:
         return [tf.convert_to_tensor(loss) for loss in losses if loss is not None]
 
     def activity_losses(self, on_keras_input: bool = False) -> typing.List[tf.Tensor]:
-        """The losses that depend on the inputs of the layers' calls: a list of scalars, from
-        activity regularizers and `add_loss`; not within branches and loops; losses behind a
-        `keras.Input` only if they are wanted."""
+        """The losses that depend on the inputs of the layers' calls: scalars, from activity
+        regularizers and `add_loss`; not within branches and loops; losses downstream of a
+        `keras.Input` only with `on_keras_input`."""
         losses = []
         for layer, loss in self._activity:
             if not self._can_run(loss.op):

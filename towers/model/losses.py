@@ -43,7 +43,7 @@ def make_losses(recorded: typing.Any, request: typing.Any, number: int) -> Losse
     Args:
       recorded: `Recorded`, the forward pass.
       request: `Request` of the build.
-      number: the number of the part of the batch.
+      number: the index of the part of the batch.
     """
     loss = recorded.output.loss
     if loss is None:
@@ -98,7 +98,7 @@ def _own_placeholder(recorded: typing.Any,
 
 
 def registered_losses() -> typing.List[tf.Tensor]:
-    """The losses in `REGULARIZATION_LOSSES`, as tensors: a list.
+    """The losses in `REGULARIZATION_LOSSES`, as tensors.
 
     TF 2 registers objects, which make new operations at each use, so that it cannot be told whether
     a loss has one in it. In the collection they are exchanged for tensors, as TF 1 registers them.

@@ -56,7 +56,7 @@ class Part(typing.NamedTuple):
     """The place of one part of the batch.
 
     Attributes:
-      tower: the number of its tower.
+      tower: the index of its tower.
       micro_batch: its number in the shard of that tower.
       device: the tower's device.
       scope: the name scope of its operations.

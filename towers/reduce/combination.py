@@ -220,7 +220,7 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def _are_alike(lookups: list, others: list) -> bool:
-    """Whether the lookups behind two towers' gradients are as many, and take rows alike."""
+    """Whether the lookups that two towers' gradients come from are as many, and take rows alike."""
     if len(lookups) != len(others):
         return False
     return all(one.is_unique == other.is_unique for one, other in zip(lookups, others))

@@ -35,7 +35,7 @@ FORWARD = 'forward'
 BACKWARD = 'backward'
 
 Pass = typing.Tuple[str, int]
-"""`FORWARD` or `BACKWARD`, and the number of the micro-batch; or, of one micro-batch, the stage."""
+"""`FORWARD` or `BACKWARD`, and the index of the micro-batch; or, of one micro-batch, the stage."""
 
 
 def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
@@ -68,8 +68,8 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
     Args:
       micro_batches: of the tower.
       stages: the device of each stage.
-      schedule: as of `add_up_micro_batches`.
-      runs_first: as of `_needed_to_begin`.
+      schedule: the order of the micro-batches in the stages; None for one after the other.
+      runs_first: names of the operations that a session runs before the first step.
     """
     orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
               for stage in range(len(stages))]
@@ -102,7 +102,7 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
 def _sum_of_two(total: Pairs, gradients: Pairs, stages: typing.Sequence[str]) -> Pairs:
     """The sum of the gradients so far and those of the next micro-batch, by variable."""
     sums = []
-    # Of variables behind the inputs no micro-batch has a gradient, see `Tower.of_shard`.
+    # Of variables upstream of the inputs no micro-batch has a gradient, see `Tower.of_shard`.
     for variable, present in by_variable([total, gradients]):
         added = None
         if present:
@@ -248,7 +248,7 @@ def _may_wait(op: tf.Operation, runs_first: typing.Set[str]) -> bool:
 
 def _computed_from_more_than_constants(operations: typing.Iterable[tf.Operation]
                                        ) -> typing.Set[str]:
-    """The names of the operations that are not computed from constants alone: a set.
+    """The names of the operations that are not computed from constants alone.
 
     TensorFlow folds the others, such as an attention mask, and has one constant for all
     micro-batches. If they waited for a micro-batch, it would keep a constant for each.

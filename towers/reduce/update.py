@@ -127,7 +127,7 @@ def _identity(values: tf.Tensor) -> tf.Tensor:
 
 def free_initial_values(created: typing.Iterable[tf.Variable],
                         made: typing.Iterable[tf.Operation], after: typing.Iterable) -> None:
-    """Has the initializers of variables wait for nothing that the update waits for.
+    """Makes the initializers of variables wait for nothing that the update waits for.
 
     A `tf.Variable(tf.zeros_like(…))` made in `apply_gradients` would wait for the loss, and so for
     a batch.
@@ -156,7 +156,7 @@ def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
       applied: the update.
       made: its operations.
       global_step: the variable that counts steps.
-      scaled_losses: as of `apply_update`.
+      scaled_losses: with it, gradients that are not finite change nothing; or None.
     """
     dtype = global_step.dtype.base_dtype
     names_writing = graph_walk.names_of(Writes(global_step.graph).to(global_step))
@@ -218,7 +218,8 @@ def checked_transform(transform: typing.Optional[typing.Callable], gradients: Pa
     """The user's transformation of the combined gradients.
 
     Args:
-      transform: as of `Objective`; None leaves the gradients as they are.
+      transform: the user's function of the pairs, see `Objective`; None leaves the gradients
+        as they are.
       gradients: the combined gradients.
       device: of the transformation; None for that of the scopes around.
       name_of_loss: for errors, where there are several losses.

@@ -54,7 +54,9 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
     """Sentences with numbers and advice, the most important one first; at least one.
 
     Args:
-      built, use, chain: as of `findings`.
+      built: the result of `build_towers`.
+      use: where the time of its step went.
+      chain: the longest chain of its operations.
     """
     sentences = ['%s: %s.' % (each.text[0].upper() + each.text[1:], each.advice)
                  for each in findings(built, use, chain)]

@@ -135,7 +135,8 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
 
     Args:
       unused: the writes whose values are not used.
-      operations, request: as of `inline_updates`.
+      operations: all operations of the first tower's forward pass.
+      request: `Request` of the build.
 
     Returns:
       Those that the tower runs as updates.

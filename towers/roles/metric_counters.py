@@ -85,7 +85,7 @@ def _towers_that_count(towers: typing.Sequence[Tower],
 
 def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence,
                        variables: typing.Set[str], finder: Writes) -> None:
-    """Has towers without an example, of weight 0, add nothing to variables of these names."""
+    """Makes towers without an example, of weight 0, add nothing to variables of these names."""
     for op in tf.get_default_graph().get_operations():
         position = _position_of_addition(op)
         if position is None or variables.isdisjoint(finder.of(op)):
@@ -194,7 +194,7 @@ def _are_one_constant(additions_of_towers: typing.Sequence[list]) -> bool:
 
 def _fail_without_example(update: typing.Any, op: tf.Operation,
                           weight: typing.Union[float, tf.Tensor]) -> None:
-    """Has the update of a metric fail without an example, since its operation adds nothing up."""
+    """Makes the update of a metric fail without an example, since its operation adds nothing up."""
     if not isinstance(weight, tf.Tensor):
         return
     with tf.control_dependencies(None):
@@ -222,7 +222,7 @@ Counters = typing.Dict[str, tf.Variable]
 
 
 def _count_in_turn(towers: typing.Sequence[Tower], names: typing.Set[str], finder: Writes) -> None:
-    """Has each tower take the counters of these names when the tower before has updated them."""
+    """Makes each tower take the counters of these names when the one before has updated them."""
     variables = variables_by_name(tf.global_variables() + tf.local_variables())
     counters = {name: variables[name] for name in names if name in variables}
     take_turns([_turns(tower, counters, finder) for tower in towers], finder)

@@ -48,7 +48,8 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, after: 
         is None for gradients of replicas.
       fetched: list of tensors: losses, and the gradients for the optimizer.
       after: operations before the optimizer, not looked at: updates wait by `hold_back`.
-      computed: tensors that can be had without a step: nothing behind them gets a new wait.
+      computed: tensors that can be had without a step: what they are computed from gets no
+        new wait.
       waited: further operations that all writes wait for.
     """
     pairs = [pair for pair in gradients if pair[0] is not None]
@@ -151,8 +152,8 @@ class HeldBack(typing.NamedTuple):
 
     Attributes:
       updates: what the optimizer has to wait for in the place of the updates.
-      redirect: where they may be left out, a function by which operations that wait for updates
-        wait for what runs in any case; else None. It is called twice: for the optimizer's own,
+      redirect: where they may be left out, a function that makes operations which wait for updates
+        wait for what always runs; else None. It is called twice: for the optimizer's own,
         since the order of the update is found in these; and by `join`, for the operations that a
         program makes after the build.
     """
@@ -162,7 +163,7 @@ class HeldBack(typing.NamedTuple):
 
 def hold_back(updates: list, waited: typing.Sequence, active: typing.Optional[tf.Tensor],
               computed: typing.Sequence) -> HeldBack:
-    """Makes updates wait for other operations, and leaves them out where there is no batch.
+    """Makes updates wait for other operations, and leaves them out in a step without a batch.
 
     Args:
       updates: list of operations or tensors.

@@ -80,7 +80,7 @@ def _variables_named(names: typing.Sequence[str]) -> Variables:
 
 def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], written: Variables,
                                 forward: Operations, finder: Writes) -> None:
-    """Has towers take variables in turn that their forward passes write.
+    """Makes towers take variables in turn that their forward passes write.
 
     Args:
       towers: in the order of their turns.
@@ -106,8 +106,14 @@ def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Varia
 
 def _wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],
                              forward: Operations, finder: Writes) -> None:
-    """Makes the writes of updates wait for what the operations of the forward passes read; the
-    arguments are as of `_take_turns_in_forward_pass`."""
+    """Makes the writes of updates wait for what the forward passes read.
+
+    Args:
+      towers: in the order of their turns.
+      writes: the writes of the towers.
+      forward: the operations of the forward passes.
+      finder: finds the writes of the graph.
+    """
     takers: Takers = {}
     for write in writes:
         variable = write.op.graph.get_operation_by_name(write.variable)
@@ -144,15 +150,15 @@ def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
       tower: the tower that it belongs to.
       forward: the operations of the forward passes.
     """
-    behind = ancestors([tensor for tensor in op.inputs if not is_variable(tensor)])
-    shared = [forward[name] for name in forward if name in behind]
+    upstream = ancestors([tensor for tensor in op.inputs if not is_variable(tensor)])
+    shared = [forward[name] for name in forward if name in upstream]
     for take in takes_from_outside(tower, shared, variables):
         if _ignores_averages(take.op):
             continue
         takers: typing.List[tf.Operation] = []
         for output in take.op.outputs:
             takers += output.consumers()
-        if all(each.name not in behind or _ignores_averages(each) for each in takers):
+        if all(each.name not in upstream or _ignores_averages(each) for each in takers):
             continue
         raise SharedVariableError(
             "update_ops='all', and the update of variable %s (operation %s) starts from a value "

@@ -97,7 +97,7 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> None:
 
 
 def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
-    """The operations that have to wait: a list."""
+    """The operations that have to wait."""
     return [hold.held for hold in holds]
 
 
@@ -212,7 +212,8 @@ class _OtherWrites:
 
     def __init__(self, writes: typing.List[TowerWrite],
                  steps_of_losses: typing.List[typing.Set[str]]):
-        """`steps_of_losses` is as of `_steps_of_one_loss`."""
+        """`steps_of_losses` has the names of the operations that a step of one loss runs, for each
+        loss; it is empty for a single loss."""
         self._writes = {write.op.name: write for write in writes}
         self._steps_of_losses = steps_of_losses
 

@@ -187,10 +187,10 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
     return tf.TensorShape(array.shape)
 
 
-# ---- trained variables behind the batch ---------------------------------------------------------
+# ---- trained variables upstream of the batch -----------------------------------------------------
 
 def _trained_behind(leaf: typing.Any) -> typing.List[str]:
-    """Names of the trainable variables that a leaf of a nest has a gradient to: a sorted list."""
+    """Names of the trainable variables that a leaf of a nest has a gradient to, sorted."""
     if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) or not leaf.dtype.is_floating:
         return []
     trainable = graph_walk.operation_names(tf.trainable_variables())
@@ -209,10 +209,11 @@ def check_nothing_is_trained_behind(leaves: typing.Any) -> None:
 
 
 class VariablesBehindInputs(typing.NamedTuple):
-    """The trainable variables that the inputs of a build are computed from.
+    """The trainable variables upstream of the inputs of a build: an input is computed from them,
+    as by an embedding in the input pipeline.
 
     Attributes:
-      inputs: the nest of inputs, behind which no gradient is taken.
+      inputs: the nest of inputs, at which a tower's gradients end.
       leaves: list of its leaves that are computed from such variables; None for the others.
       variables: list of the variables.
     """
@@ -221,7 +222,7 @@ class VariablesBehindInputs(typing.NamedTuple):
     variables: typing.Sequence[tf.Variable] = ()
 
     def shard_tensors(self, shard: typing.Any) -> typing.List[tf.Tensor]:
-        """The tensors of a shard behind which trained variables are: a list."""
+        """The tensors of a shard that trained variables are upstream of."""
         tensors = []
         for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves):
             if leaf is not None:
@@ -235,7 +236,7 @@ class VariablesBehindInputs(typing.NamedTuple):
         Args:
           of_shards: for each shard the gradients with respect to its `shard_tensors`; None for an
             input that the loss does not depend on.
-          sizes: the shards' numbers of examples. Padding behind them gets no gradient.
+          sizes: the shards' numbers of examples. The padding after them gets no gradient.
           trained: the trained variables.
 
         Returns:
@@ -264,22 +265,22 @@ class VariablesBehindInputs(typing.NamedTuple):
 
 
 def variables_behind(inputs: typing.Any) -> VariablesBehindInputs:
-    """The `VariablesBehindInputs` of a nest; `InputError` where they are behind a sparse tensor."""
+    """The `VariablesBehindInputs` of a nest; `InputError` if any is upstream of a sparse tensor."""
     leaves = tf.nest.flatten(inputs)
     check_nothing_is_trained_behind([leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)])
-    behind: typing.List[typing.Optional[tf.Tensor]] = []
+    computed: typing.List[typing.Optional[tf.Tensor]] = []  # from trained variables
     stopped = []
     names: typing.Set[str] = set()
     for leaf in leaves:
         names_of_leaf = _trained_behind(leaf)
         if not names_of_leaf:
-            behind.append(None)
+            computed.append(None)
             stopped.append(leaf)
             continue
         names.update(names_of_leaf)
-        behind.append(tf.convert_to_tensor(leaf))
-        stopped.append(tf.stop_gradient(behind[-1]))
+        computed.append(tf.convert_to_tensor(leaf))
+        stopped.append(tf.stop_gradient(computed[-1]))
     if names:
         inputs = tf.nest.pack_sequence_as(inputs, stopped)
     variables = [variable for variable in tf.trainable_variables() if variable.op.name in names]
-    return VariablesBehindInputs(inputs, behind, variables)
+    return VariablesBehindInputs(inputs, computed, variables)

@@ -36,7 +36,7 @@ class Shards:
     Raises:
       InputError: no list, or an empty one. `build_towers` raises it for nests that differ in
         structure or type, for a shard without an example, for another number of towers, with
-        micro-batches, and where a trained variable stands behind a shard.
+        micro-batches, and where a trained variable is upstream of a shard.
 
     >>> built = towers.build_towers(model_fn, towers.Shards([queue.dequeue() for _ in range(4)]),
     ...                             optimizer, 4, 'mean')

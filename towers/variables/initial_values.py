@@ -232,7 +232,7 @@ class _Computation:
           op: the operation.
           names: {name of a copied operation: name of its copy}.
           outside: {name in the copy: tensor of the graph}, the inputs from outside; it is added to.
-          instead: as of `_copy`.
+          instead: {name of an input: the tensor in its place}.
         """
         node.CopyFrom(op.node_def)
         node.name = names[op.name]

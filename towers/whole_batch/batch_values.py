@@ -149,7 +149,8 @@ def _check_not_refused(x: tf.Tensor, kind: str, call: Call) -> None:
 
 def _to_be(x: tf.Tensor, kind: str) -> tf.Tensor:
     """The tensor itself, with a mark for the build of the finished model that it is in. Of an eager
-    tensor, or in the graph of a function, nothing is kept; `kind` is as of `_value`."""
+    tensor, or in the graph of a function, nothing is kept; `kind` is `'sum'`,
+    `'mean'` or `'concat'`."""
     if not hasattr(x, 'graph') or x.graph is not compat.outermost_graph(x.graph):
         return x
     marked = tf.identity(x, name='batch_' + kind)
@@ -199,7 +200,8 @@ def _mark(x: tf.Tensor, shape: tf.TensorShape, number: int, role: str,
     Args:
       x: the tensor.
       shape: of the placeholder, which all inputs have.
-      number, role: as of `Mark`.
+      number: of the call of `batch_sum` and its like.
+      role: `'sum'`, `'mean'` or `'concat'`, or one of these with `'_gradient'`.
       known_shape: of what it will pass on, where more is known of it.
     """
     compat.register_gradient(_GRADIENT, _backward)

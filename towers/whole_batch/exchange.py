@@ -90,11 +90,11 @@ def _exchanged(role: str, values: typing.List[tf.Tensor], weights: typing.Sequen
     Args:
       role: as of a mark.
       values: one from each tower.
-      weights: as of `exchange`.
+      weights: the towers' parts of the batch's examples.
       num_rows: [N], how many rows each tower adds to a `'concat'`.
     """
     if role == 'concat':
-        with tf.control_dependencies(_has_examples(weights)):
+        with tf.control_dependencies(_assertions_of_examples(weights)):
             return [_of_any_size(tf.concat(values, 0))] * len(values)
     if role in ('sum', 'mean'):
         counted = weighted if role == 'mean' else zero_if_empty
@@ -111,8 +111,9 @@ def _of_any_size(rows: tf.Tensor) -> tf.Tensor:
     return tf.placeholder_with_default(rows, tf.TensorShape([None]).concatenate(rows.shape[1:]))
 
 
-def _has_examples(weights: typing.Sequence) -> typing.List[tf.Operation]:
-    """Assertions that all towers have examples, where that is not static: a list."""
+def _assertions_of_examples(weights: typing.Sequence) -> typing.List[tf.Operation]:
+    """Assertions that all towers have examples, for weights that only a step knows. Raises
+    `ModelFunctionError` for a tower that never has one."""
     assertions = []
     for weight in weights:
         if isinstance(weight, tf.Tensor):

@@ -81,7 +81,9 @@ def _merged(by_tower: list, weights: list, padded: typing.Optional[list], proven
 
     Args:
       by_tower: list of the towers' predictions.
-      weights, padded, proven: as of `merge_predictions`.
+      weights: list of the towers' parts of the batch's examples.
+      padded: the sizes of the shards, where one without an example holds padding; else None.
+      proven: `Proven`, of the first tower's forward pass.
       is_of_rows: whether its author says that it is rows of examples, where nothing is proven.
     """
     first = by_tower[0]
@@ -109,7 +111,8 @@ def _merged(by_tower: list, weights: list, padded: typing.Optional[list], proven
 def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State, weights: list,
                      padded: typing.Optional[list]) -> typing.Optional[tf.Tensor]:
     """The batch's value of the towers' tensors, by the state of the first one; None where there is
-    none. `weights` and `padded` are as of `merge_predictions`."""
+    none. `weights` are the towers' parts of the examples; `padded` has the sizes of the shards,
+    where one without an example holds padding, else None."""
     is_same_on_every_tower = (
         state.kind is Kind.INDEPENDENT
         or state.kind is Kind.SIZES and not state.depends_on_size)
@@ -178,7 +181,7 @@ def _up_to(tensor: tf.Tensor, axis: int, length: tf.Tensor) -> tf.Tensor:
 
 def _joined_sparse(by_tower: typing.List[tf.SparseTensor], padded: typing.Optional[list],
                    analysis: Analysis, is_of_rows: bool) -> tf.SparseTensor:
-    """The rows of the sparse tensors of all towers; the arguments are as of `_merged`."""
+    """The rows of the sparse tensors of all towers; the arguments are those of `_merged`."""
     if len(by_tower) == 1:
         return by_tower[0]
     indices = analysis.state(by_tower[0].indices)

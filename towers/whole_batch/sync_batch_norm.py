@@ -53,7 +53,7 @@ def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
     _check_gradients(variances + batch_norms.fused, operations)
     instead = {}
     for mean in means:
-        instead[mean.name] = _of_whole_batch(mean, analysis.state(mean.op.inputs[0]))
+        instead[mean.name] = _replace_by_batch_mean(mean, analysis.state(mean.op.inputs[0]))
     for op in batch_norms.fused:
         with compat.within_branch(op):
             instead.update(_take_apart(op))
@@ -112,8 +112,8 @@ def _check_gradients(batch_norms: typing.Iterable[tf.Operation],
                 % op.name)
 
 
-def _of_whole_batch(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
-    """Has all that reads a mean of the shard read the batch's, which is returned.
+def _replace_by_batch_mean(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
+    """Makes all that reads a mean of the shard read the batch's, which is returned.
 
     Args:
       mean: the mean.
