@@ -82,7 +82,7 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
                     'a reference variable on a parameter server, whose value is sent at the start '
                     'of the step. Make it with tf.get_variable(…, use_resource=True), and read it '
                     'there by read_value().' % (op.name, source.name, source.name))
-            _read_late(op, position, source)
+            _replace_by_late_read(op, position, source)
 
 
 class _LateReads:
@@ -119,7 +119,7 @@ class _LateReads:
                    for write in self.writes[source.name])
 
 
-def _read_late(op: tf.Operation, position: int, source: tf.Operation) -> None:
+def _replace_by_late_read(op: tf.Operation, position: int, source: tf.Operation) -> None:
     """Gives an operation, in the place of an input, a read of the variable `source` that waits for
     all else that the operation waits for."""
     replaced = op.inputs[position]

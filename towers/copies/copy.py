@@ -82,7 +82,7 @@ class Copies:
         copied = self._imported(substitution, part)
         self._put_on_devices(copied, part.device)
         self._colocate(copied)
-        self._wait_for_outside(copied)
+        self._make_wait_for_outside(copied)
         return TowerCopy(self._tower_of(copied, inputs, size, part), copied.leaf)
 
     def _functions_called(
@@ -193,7 +193,7 @@ class Copies:
             leaders = [copied.operation(leader).name for leader in group]
             colocate(copied.operation(name), leaders)
 
-    def _wait_for_outside(self, copied: '_Copied') -> None:
+    def _make_wait_for_outside(self, copied: '_Copied') -> None:
         """Makes the operations of a copy wait for those from outside of the template."""
         for name, waits_for in self._template.waits.items():
             compat.add_control_inputs(

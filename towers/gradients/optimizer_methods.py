@@ -73,7 +73,7 @@ class OwnComputeGradients:
                 pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)
                 d_surrogate = surrogate.first_gradient(self._called)
                 factor = tf.cast(d_surrogate, tf.float64) / reduction
-            _wait_for_no_other_gradient(factor, graph_walk.names_of(made.operations))
+            _remove_waits_for_gradients(factor, graph_walk.names_of(made.operations))
             pairs = _multiplied(pairs, reduction)
         self._check_known(factor, surrogate.loss, combined)
         compat.replace_tensor(surrogate.loss, loss)
@@ -236,7 +236,7 @@ class _Surrogate:
         return self._taken[0]
 
 
-def _wait_for_no_other_gradient(factor: tf.Tensor, made: typing.Set[str]) -> None:
+def _remove_waits_for_gradients(factor: tf.Tensor, made: typing.Set[str]) -> None:
     """Makes a factor wait for nothing but its inputs: it would wait for the losses of all towers,
     which are multiplied by it. `made` are names of the operations that may be changed."""
     for op in graph_walk.step_operations([factor]):

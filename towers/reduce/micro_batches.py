@@ -95,7 +95,7 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
         passes = [each for each in passes if each]
         with tf.name_scope('micro_batches'), only_device(stages[stage]):
             for earlier, later in zip(passes, passes[1:]):
-                _follow(earlier, later, frames)
+                _make_follow(earlier, later, frames)
     return total
 
 
@@ -205,8 +205,8 @@ def _added(gradients: list, variable: tf.Variable, stages: typing.Sequence[str])
         return add_up(gradients, variable)
 
 
-def _follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Operation],
-            frames: Frames) -> None:
+def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Operation],
+                 frames: Frames) -> None:
     """Makes the first operations of a pass wait for the last operations of another pass.
 
     None waits for an operation within a v1 loop or branch, which may never run, but for the

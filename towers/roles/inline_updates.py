@@ -154,7 +154,7 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
 
 
 def _removable_in_functions(writes: typing.Iterable[Write],
-                             finder: Writes) -> typing.Dict[str, typing.List[int]]:
+                            finder: Writes) -> typing.Dict[str, typing.List[int]]:
     """`InlineUpdates.in_functions` of the writes in functions that can leave variables alone."""
     in_functions = {}
     for write in writes:

@@ -129,7 +129,7 @@ def _weigh_additions(metrics: typing.Sequence[dict], weights: typing.Sequence,
             update = of_tower[name][1]
             writes = _counter_writes(update, read, finder)
             for op in writes.others:
-                _fail_without_example(update, op, weight)
+                _make_fail_without_example(update, op, weight)
             writes_of_towers.append(writes)
         if not _counts_calls(writes_of_towers):
             continue
@@ -192,8 +192,8 @@ def _are_one_constant(additions_of_towers: typing.Sequence[list]) -> bool:
     return all(np.array_equal(constant, constants[0]) for constant in constants)
 
 
-def _fail_without_example(update: typing.Any, op: tf.Operation,
-                          weight: typing.Union[float, tf.Tensor]) -> None:
+def _make_fail_without_example(update: typing.Any, op: tf.Operation,
+                               weight: typing.Union[float, tf.Tensor]) -> None:
     """Makes the update of a metric fail without an example, since its operation adds nothing up."""
     if not isinstance(weight, tf.Tensor):
         return

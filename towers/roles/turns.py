@@ -76,12 +76,12 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]], finder: 
             if not former.ends:
                 continue
             for take in later.takes:
-                _take_after(take, former.ends, later.scope, waits, finder)
+                _make_take_after(take, former.ends, later.scope, waits, finder)
     waits.put_into_graph(finder)
 
 
-def _take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str, waits: Waits,
-                finder: Writes) -> None:
+def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str, waits: Waits,
+                     finder: Writes) -> None:
     """Makes an operation take a variable, or its value, after others.
 
     Args:

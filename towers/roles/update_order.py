@@ -63,16 +63,16 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, after: 
     early = [write for write in writes if not reads.are_before(write)]
     if early:
         all_gradients = _group(sums, 'all_gradients')
-        _wait(early, [all_gradients], operations, computed)
+        _make_wait(early, [all_gradients], operations, computed)
     reference_writes = [write for write in writes if reads.are_of_memory(write)]
     if reference_writes:
         all_fetched = _group(fetched, 'all_fetched')
-        _wait(reference_writes, [all_fetched], operations, computed)
+        _make_wait(reference_writes, [all_fetched], operations, computed)
     if waited:
-        _wait(writes, waited, operations, computed)
+        _make_wait(writes, waited, operations, computed)
     for variable, own_reads in _reads_beside_step(computed, train_op).items():
         writes_of_variable = [write for write in writes if variable in write.variables]
-        _wait(writes_of_variable, own_reads, operations, computed)
+        _make_wait(writes_of_variable, own_reads, operations, computed)
 
 
 def _group(awaited: list, name: str) -> tf.Operation:
@@ -178,7 +178,7 @@ def hold_back(updates: list, waited: typing.Sequence, active: typing.Optional[tf
     operations = step_operations(updates)
     writes = _updates_and_writes(updates, operations)
     if active is None:
-        _wait(writes, waited, operations, computed)
+        _make_wait(writes, waited, operations, computed)
         return HeldBack(updates, None)
     # As in a branch of control flow v1: no reader of the output that is not taken is run.
     with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(waited)):
@@ -186,14 +186,14 @@ def hold_back(updates: list, waited: typing.Sequence, active: typing.Optional[tf
         switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
         skipped = tf.identity(switch[0])
         taken = tf.identity(switch[1])
-    held = _wait(writes, [taken.op], operations, computed)
+    held = _make_wait(writes, [taken.op], operations, computed)
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
         merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
     left_out = reachable_from(held, operations, control=True)
     own_names = names_of(operations) | {done.op.name}
-    return HeldBack([merged], functools.partial(_wait_instead, left_out, own_names, merged.op))
+    return HeldBack([merged], functools.partial(_redirect_waits, left_out, own_names, merged.op))
 
 
 def _updates_and_writes(updates: list,
@@ -210,8 +210,8 @@ def _updates_and_writes(updates: list,
     return found
 
 
-def _wait_instead(left_out: typing.Container[str], own_names: typing.Container[str],
-                  merged: tf.Operation) -> None:
+def _redirect_waits(left_out: typing.Container[str], own_names: typing.Container[str],
+                    merged: tf.Operation) -> None:
     """Makes operations that wait for a skippable update wait for `merged`, which always runs.
 
     Else they would be skipped, too: `transform_gradients` may read a moving average after its
@@ -232,9 +232,9 @@ def _wait_instead(left_out: typing.Container[str], own_names: typing.Container[s
 
 # ---- waits ---------------------------------------------------------------------------------------
 
-def _wait(writes: typing.Iterable[Write], awaited: typing.Sequence[tf.Operation],
-          operations: typing.Sequence[tf.Operation],
-          computed: typing.Sequence) -> typing.List[tf.Operation]:
+def _make_wait(writes: typing.Iterable[Write], awaited: typing.Sequence[tf.Operation],
+               operations: typing.Sequence[tf.Operation],
+               computed: typing.Sequence) -> typing.List[tf.Operation]:
     """Makes writes wait.
 
     Args:

@@ -68,7 +68,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> None:
                     _check_reads_anew(op, variables, tower, forward)
                 writes += [TowerWrite(number, op, name, False) for name in variables]
         turns_of_towers.append(turns)
-    _wait_for_forward_passes(towers, writes, forward, finder)
+    _make_wait_for_forward_passes(towers, writes, forward, finder)
     take_turns(turns_of_towers, finder)
 
 
@@ -104,8 +104,8 @@ def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Varia
     return {name: variables[name] for name in finder.of(op) if name in variables}
 
 
-def _wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],
-                             forward: Operations, finder: Writes) -> None:
+def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],
+                                  forward: Operations, finder: Writes) -> None:
     """Makes the writes of updates wait for what the forward passes read.
 
     Args:

@@ -96,7 +96,7 @@ def _value(x: typing.Any, kind: str) -> tf.Tensor:
                                  'the model that is being built.' % (kind, x.name))
     call = current_call(graph)
     if call is None:
-        return _to_be(x, kind)
+        return _mark_for_build(x, kind)
     _check_not_refused(x, kind, call)
     if call.num_parts == 1:
         return x
@@ -147,7 +147,7 @@ def _check_not_refused(x: tf.Tensor, kind: str, call: Call) -> None:
         raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.no_batch_values))
 
 
-def _to_be(x: tf.Tensor, kind: str) -> tf.Tensor:
+def _mark_for_build(x: tf.Tensor, kind: str) -> tf.Tensor:
     """The tensor itself, with a mark for the build of the finished model that it is in. Of an eager
     tensor, or in the graph of a function, nothing is kept; `kind` is `'sum'`,
     `'mean'` or `'concat'`."""
