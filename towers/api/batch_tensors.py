@@ -57,8 +57,8 @@ class BatchTensors:
         self._check_beside(tensor, operations)
         with graph_walk.Recording(tf.get_default_graph()) as of_first:
             values = [self._in_tower(0, tensor, operations)]
-        values += [self._in_tower(number, tensor, operations)
-                   for number in range(1, len(towers.towers))]
+        values += [self._in_tower(index, tensor, operations)
+                   for index in range(1, len(towers.towers))]
         self._imports += 1
         batch = towers.batch
         proven = recorded.proven
@@ -80,22 +80,22 @@ class BatchTensors:
         of_first = imported.operations[op.name]
         return all(copied(of_first) is not of_first for copied in self._towers.copies)
 
-    def _in_tower(self, number, tensor, operations):
-        """A tensor of the program in tower `number`; `operations` are those that it has not yet."""
+    def _in_tower(self, index, tensor, operations):
+        """A tensor of the program in tower `index`; `operations` are those that it has not yet."""
         imported = self._towers.recorded.imported
 
         def of_tower(leaf):
             of_first = imported.tensor(leaf)
             is_shared = of_first is leaf
-            return of_first if number == 0 or is_shared else (
-                self._towers.copies[number - 1](of_first))
+            return of_first if index == 0 or is_shared else (
+                self._towers.copies[index - 1](of_first))
         if not operations:
             return of_tower(tensor)
-        tower = self._towers.towers[number]
+        tower = self._towers.towers[index]
         names = graph_walk.names_of(operations)
         substitutes = {leaf.name: of_tower(leaf) for op in operations for leaf in op.inputs
                        if leaf.op.name not in names}
-        part = self._towers.request.split.parts[number]
+        part = self._towers.request.split.parts[index]
         graph = tf.get_default_graph()
         scope = '%s/of_program_%d/' % (part.scope, self._imports)
         with only_device(TowerDevice(stages_of(tower.device)[-1])), graph.name_scope(None):

@@ -62,9 +62,9 @@ class _ShardValues(typing.NamedTuple):
     loss_factors: list
     call_weights: list
 
-    def substitutes(self, number: int) -> typing.Dict[str, tf.Tensor]:
-        """{name of the first part's tensor: the tensor of part `number`}."""
-        return {values[0].name: values[number] for values in self
+    def substitutes(self, index: int) -> typing.Dict[str, tf.Tensor]:
+        """{name of the first part's tensor: the tensor of part `index`}."""
+        return {values[0].name: values[index] for values in self
                 if isinstance(values[0], tf.Tensor)}
 
 
@@ -232,14 +232,14 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _S
                     first.optimizer_fetches + batch_values)
     first_leaves = leaves_of(batch.inputs[0])
     made = []
-    for number in range(1, len(parts)):
-        substitutes = values.substitutes(number)
-        for first_leaf, leaf in zip(first_leaves, leaves_of(batch.inputs[number])):
+    for index in range(1, len(parts)):
+        substitutes = values.substitutes(index)
+        for first_leaf, leaf in zip(first_leaves, leaves_of(batch.inputs[index])):
             substitutes[first_leaf.name] = leaf
-        variables = roles.in_tower(number, request.split.accumulate)
+        variables = roles.in_tower(index, request.split.accumulate)
         made.append(copies.tower(
-            Substitution(number, substitutes, variables), batch.inputs[number],
-            batch.sizes[number], parts[number]))
+            Substitution(index, substitutes, variables), batch.inputs[index],
+            batch.sizes[index], parts[index]))
     return made
 
 
@@ -279,21 +279,21 @@ def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehi
     `call_once_and_copy`."""
     calls: typing.List[_Call] = []
     gradients: typing.Any = None  # once the first call has made the variables
-    for number, part in enumerate(request.split.parts):
+    for index, part in enumerate(request.split.parts):
         # Entered anew, as in a hand-written loop: layers without a name then find their variables.
-        with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
+        with tf.name_scope(part.scope), _no_new_variables(index), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
-            recorded = record(request, batch, number)
+            recorded = record(request, batch, index)
             _check_made_by_name(recorded)
             put_on_devices(recorded, request, part.device)
             if gradients is None:
                 trained = trained_variables(request.training.objectives)
                 gradients = TowerGradients(request, batch, behind, scaled_losses, trained)
             roles = ownership(recorded, request, trained)
-            losses = make_losses(recorded, request, number)
-            _check_shard(number, recorded, batch)
-            loss_factor = batch.weights[number] * request.factor
-            differentiated = gradients.differentiate(recorded, losses, number, loss_factor)
+            losses = make_losses(recorded, request, index)
+            _check_shard(index, recorded, batch)
+            loss_factor = batch.weights[index] * request.factor
+            differentiated = gradients.differentiate(recorded, losses, index, loss_factor)
             calls.append(_Call(recorded, roles, losses, differentiated))
     towers = [call.differentiated.tower for call in calls]
     exchange(towers, batch.weights, request.placement.main)
@@ -315,15 +315,15 @@ def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehi
 
 
 @contextlib.contextmanager
-def _no_new_variables(number: int) -> typing.Iterator[None]:
-    """The context of the call for tower `number`, of which the first alone makes variables."""
+def _no_new_variables(index: int) -> typing.Iterator[None]:
+    """The context of the call for tower `index`, of which the first alone makes variables."""
     def refuse(unused_next_creator, **kwargs):
         raise SharedVariableError(
             "copies='reuse', and the call of the model function for tower %d makes variable %r: it "
             'shares what tf.get_variable makes, under the same names in every call. Pass '
             "copies='clone', which calls the model function once." % (
-                number, kwargs.get('name') or 'Variable'))
-    if number == 0:
+                index, kwargs.get('name') or 'Variable'))
+    if index == 0:
         yield
         return
     with tf.variable_creator_scope(refuse):
@@ -349,16 +349,16 @@ def _check_made_by_name(recorded: Recorded) -> None:
             % variable.op.name)
 
 
-def _check_shard(number: int, recorded: Recorded, batch: CutBatch) -> None:
-    """Refuses a loss of tower `number` with another tower's loss in it, as by
+def _check_shard(index: int, recorded: Recorded, batch: CutBatch) -> None:
+    """Refuses a loss of tower `index` with another tower's loss in it, as by
     `tf.losses.get_total_loss`."""
     if recorded.output.loss is None:
         return
     known = graph_walk.ancestors(flat(recorded.output.loss))
-    others = {leaf.op.name for leaf in leaves_of(batch.inputs[:number])}
+    others = {leaf.op.name for leaf in leaves_of(batch.inputs[:index])}
     if known & others:
         raise ModelFunctionError(
             "copies='reuse', and the loss of tower %d is computed from the shard of another tower: "
             'collections have the losses of all towers. Look at those of this tower alone, '
             "tf.losses.get_total_loss(scope='tower_%d/'), or pass copies='clone'." % (
-                number, number))
+                index, index))

@@ -79,31 +79,31 @@ class Recorded(typing.NamedTuple):
     imported: typing.Optional[Imported]
 
 
-def record(request: typing.Any, batch: CutBatch, number: int,
+def record(request: typing.Any, batch: CutBatch, index: int,
            around: typing.Callable = contextlib.nullcontext) -> Recorded:
     """Calls the model function on a part of the batch, or imports the finished model for it.
 
     Args:
       request: `Request` of the build.
       batch: the shards.
-      number: the number of the part: 0, but with `copies='reuse'`, which makes a call for each.
+      index: of the part: 0, but with `copies='reuse'`, which makes a call for each.
       around: makes a further context of the call.
     """
     graph = tf.get_default_graph()
-    inputs = batch.inputs[number]
+    inputs = batch.inputs[index]
     objectives = request.training.objectives
     before = BuildCollections(graph)
     registered_before = registered_losses()
     # With copies='reuse' later calls share the variables of the first one.
-    new_variables = NewVariables(request.placement, None if number else request.call.earlier)
-    reuse = tf.AUTO_REUSE if number else request.call.reuse
+    new_variables = NewVariables(request.placement, None if index else request.call.earlier)
+    reuse = tf.AUTO_REUSE if index else request.call.reuse
     with graph_walk.Recording(graph) as made, \
-            tf.device(TowerDevice(request.split.parts[number].device)), \
+            tf.device(TowerDevice(request.split.parts[index].device)), \
             new_variables.recorded(request.call.variable_scope, reuse), \
             record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
             call_of_model_fn(graph, new_variables, len(request.split.parts),
                              request.no_batch_values):
-        model = _computed(request, batch, number)
+        model = _computed(request, batch, index)
         output = to_model_output(model.output, bool(objectives), objectives.names)
         updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
         keras_losses = _keras_losses(keras, request.training.regularization == 'add')
@@ -134,13 +134,13 @@ class _Computed(typing.NamedTuple):
     imported: typing.Optional[Imported]
 
 
-def _computed(request: typing.Any, batch: CutBatch, number: int) -> _Computed:
-    """Computes the model on the part of that number, by a call or an import."""
+def _computed(request: typing.Any, batch: CutBatch, index: int) -> _Computed:
+    """Computes the model on the part of that index, by a call or an import."""
     model = request.call.model
     if isinstance(model, FinishedModel):
-        return _Computed(*model.import_for(batch.inputs[number]))
+        return _Computed(*model.import_for(batch.inputs[index]))
     size_of_batch = batch.batch_size if len(request.split.parts) > 1 else None
-    return _Computed(_call(model, batch.inputs[number], size_of_batch), [], None)
+    return _Computed(_call(model, batch.inputs[index], size_of_batch), [], None)
 
 
 def _call(model_fn: typing.Callable, inputs: typing.Any, size_of_batch: typing.Any) -> typing.Any:

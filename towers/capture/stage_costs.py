@@ -99,12 +99,12 @@ def _needed_for_gradient(op: tf.Operation,
     inputs = list(op.inputs)
     if op.type not in _PRODUCTS:
         return inputs
-    has_gradient = []
+    have_gradients = []
     for tensor in inputs:
-        has_gradient.append(tensor.op.name in trained or bool(read_from(tensor)))
+        have_gradients.append(tensor.op.name in trained or bool(read_from(tensor)))
     needed = []
     for place, tensor in enumerate(inputs):
-        others = has_gradient[:place] + has_gradient[place + 1:]
+        others = have_gradients[:place] + have_gradients[place + 1:]
         if any(others):
             needed.append(tensor)
     return needed
@@ -210,9 +210,9 @@ def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> 
     whole = StageCost(max(copies), pieces).memory
     limit = _SLACK * _first(0, whole, can_be_cut)
     cuts: typing.List[int] = []
-    for number in range(len(copies) - 1):
+    for stage in range(len(copies) - 1):
         start = cuts[-1] + 1 if cuts else 0
-        first, last = _possible_cuts(pieces, copies[number:], start, limit)
+        first, last = _possible_cuts(pieces, copies[stage:], start, limit)
         middle = (first + last) / 2.
         candidates = []
         for place in range(first, last + 1):
@@ -260,8 +260,8 @@ def _latest_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
     """The latest cuts at which no stage holds more than a limit; None where there are none."""
     cuts = []
     place = 0
-    for number, copies_of_stage in enumerate(copies):
-        num_stages_after = len(copies) - 1 - number
+    for position, copies_of_stage in enumerate(copies):
+        num_stages_after = len(copies) - 1 - position
         end = len(pieces) - num_stages_after  # each has a piece
         stage = StageCost(copies_of_stage)
         begin = place

@@ -144,8 +144,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     if on_lost is not None:
         check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
     config = cluster.session_config(config or session_config(built.devices))
-    has_ended = threading.Event()
-    lose = on_lost or (lambda error: _end_process(error, has_ended))
+    ended = threading.Event()
+    lose = on_lost or (lambda error: _end_process(error, ended))
     _redirect_late_operations(built)
     own = _signature_with_servers(cluster, built, dict(settings or {}, dead_after=dead_after))
     say = safe_say(say)
@@ -158,7 +158,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         except BaseException as error:
             reason = _reason_of_failure(error, connection)
             if _ends_by_itself(cluster, connection):
-                has_ended.set()
+                ended.set()
             cause = reason or error
             connection.fail('%s: %s' % (type(cause).__name__, reason_of(cause)))
             if reason is not None:
@@ -166,7 +166,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             raise
         connection.finish()
         if _ends_by_itself(cluster, connection):
-            has_ended.set()
+            ended.set()
         lost = connection.error()
         if lost is not None:
             raise lost
@@ -362,9 +362,9 @@ def _may_be_a_peers(error: Exception) -> bool:
         word in reason_of(error) for word in _REMOTE)
 
 
-def _end_process(error: Exception, has_ended: threading.Event) -> None:
+def _end_process(error: Exception, ended: threading.Event) -> None:
     """Ends the process, with an error, if it does not end by itself, which sets the event."""
-    if has_ended.wait(_TIME_TO_SAY):
+    if ended.wait(_TIME_TO_SAY):
         return
     with contextlib.suppress(OSError, ValueError):  # nobody reads
         print(error, file=sys.stderr, flush=True)

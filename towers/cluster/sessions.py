@@ -177,9 +177,9 @@ def _numbers_of_steps(fetched: typing.List[typing.Any],
     elements = [graph.as_graph_element(each) for each in fetched]
     names = names_of(step_operations(elements))
     numbers = []
-    for number, built in enumerate(builds):
+    for position, built in enumerate(builds):
         if built.train_op.name in names:
-            numbers.append(number)
+            numbers.append(position)
         elif not names.isdisjoint(built.machines.exchange.names_of_sums):
             raise ClusterError(
                 "session.run takes built.gradients, the sums of all workers' gradients, without "

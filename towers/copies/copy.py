@@ -77,7 +77,7 @@ class Copies:
           substitution: what it reads in place of tower 0's inputs from outside.
           inputs: its shard.
           size: examples in the shard.
-          part: the `Part`: number, device and name scope of the tower.
+          part: the `Part`: index, device and name scope of the tower.
         """
         copied = self._imported(substitution, part)
         self._put_on_devices(copied, part.device)
@@ -116,9 +116,9 @@ class Copies:
                       for name, relative in self._template.names.items()}
         return _Copied(root, operations, substitution)
 
-    def _adapted(self, number: int, root: str, device: str) -> tf.GraphDef:
-        """The `tf.GraphDef` of the tower of this number, name scope `root` and device."""
-        part = number + self._parts_before  # among the parts of all machines
+    def _adapted(self, index: int, root: str, device: str) -> tf.GraphDef:
+        """The `tf.GraphDef` of the tower of this index, name scope `root` and device."""
+        part = index + self._parts_before  # among the parts of all machines
         graph_def = tf.GraphDef()
         graph_def.CopyFrom(self._template.graph_def)
         new_names = self._add_functions(graph_def.library, part, root, device)
@@ -129,7 +129,7 @@ class Copies:
                 rename_functions(node, new_names)
             if node.op == 'CheckNumerics':
                 message = node.attr['message'].s.decode()
-                node.attr['message'].s = message_of_tower(message, number).encode()
+                node.attr['message'].s = message_of_tower(message, index).encode()
             if name in self._random_keys:
                 key = key_of(self._random_keys[name], self._graph.seed, part)
                 node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))

@@ -60,13 +60,13 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
       Worker 0's numbers, with the losses of all.
     """
     begins = np.cumsum([0] + list(sizes))
-    has_begun = threading.Event()
+    begun = threading.Event()
 
     def work(cluster):
         begin, end = begins[cluster.rank:cluster.rank + 2]
         batch = map_leaves(lambda leaf: np.asarray(leaf)[begin:end], program.inputs)
         return _train(cluster, program._replace(inputs=batch), machines.num_towers, dict(initial),
-                      has_begun)
+                      begun)
 
     run = _by_horovod if machines.kind == 'horovod' else _on_servers
     losses, numbers = run(machines, work, uneven=len(set(sizes)) > 1)
@@ -128,7 +128,7 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
 
 
 def _train(cluster: Cluster, program: Program, num_towers: int,
-           initial: typing.Dict[str, typing.Any], has_begun: threading.Event) -> Numbers:
+           initial: typing.Dict[str, typing.Any], begun: threading.Event) -> Numbers:
     """Trains one worker.
 
     Args:
@@ -136,7 +136,7 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
       program: what is trained, on this worker's part of the batch.
       num_towers: of this worker.
       initial: the values with which training begins, by the names of the variables.
-      has_begun: is set by the chief when its variables have the initial values: on parameter
+      begun: is set by the chief when its variables have the initial values: on parameter
         servers the others begin then, elsewhere they set their own.
     """
     with tf.Graph().as_default():
@@ -153,11 +153,11 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
 
         def begin(step_context):
             if cluster.is_served and not cluster.is_chief:
-                has_begun.wait(_PATIENCE)
+                begun.wait(_PATIENCE)
                 return
             step_context.session.run(assignments, fed)
             step_context.session.run(refresh)
-            has_begun.set()
+            begun.set()
 
         with failing_on('on worker %d' % cluster.rank), join(
                 cluster, built, session_config(built.devices),

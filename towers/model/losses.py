@@ -37,13 +37,13 @@ class Losses(typing.NamedTuple):
     added: typing.List[tf.Tensor]
 
 
-def make_losses(recorded: typing.Any, request: typing.Any, number: int) -> Losses:
+def make_losses(recorded: typing.Any, request: typing.Any, index: int) -> Losses:
     """Makes the loss that a tower differentiates from the loss of its model.
 
     Args:
       recorded: `Recorded`, the forward pass.
       request: `Request` of the build.
-      number: the index of the part of the batch.
+      index: of the part of the batch.
     """
     loss = recorded.output.loss
     if loss is None:
@@ -52,7 +52,7 @@ def make_losses(recorded: typing.Any, request: typing.Any, number: int) -> Losse
     adds = request.training.regularization == 'add'
     added: typing.List[tf.Tensor] = []
     with graph_walk.Recording(tf.get_default_graph()) as made, \
-            only_device(_device_of_loss(loss, request.split.parts[number].device)):
+            only_device(_device_of_loss(loss, request.split.parts[index].device)):
         registered = _registered(recorded)
         if adds and isinstance(loss, dict):
             raise ModelFunctionError(
@@ -63,7 +63,7 @@ def make_losses(recorded: typing.Any, request: typing.Any, number: int) -> Losse
             loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in added])
         if request.numerics.check_numerics:
             loss = map_shaped(
-                lambda each: checked_loss(each, number, request.split.accumulate), loss)
+                lambda each: checked_loss(each, index, request.split.accumulate), loss)
     return Losses(loss, _described(registered, adds), made.operations, added)
 
 

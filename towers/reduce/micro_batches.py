@@ -227,11 +227,11 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
     if not last_operations:
         return
     with tf.control_dependencies(last_operations):
-        has_ended = tf.no_op('next')
+        ended = tf.no_op('next')
     for op in later:
         is_first = names_later.isdisjoint(_waits_for(op))
         if is_first and frames.is_outside(op):
-            compat.add_control_inputs(op, [has_ended])
+            compat.add_control_inputs(op, [ended])
 
 
 def _may_wait(op: tf.Operation, runs_first: typing.Set[str]) -> bool:

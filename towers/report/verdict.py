@@ -171,7 +171,7 @@ def _long_stage(built: BuiltTowers, use: TimeUse):
     """A `Finding` for the stage that computes longer than the mean of its tower's stages, of the
     tower where that costs the most: a list of one or none."""
     found = []
-    for number, tower_device in enumerate(dict.fromkeys(built.devices)):
+    for index, tower_device in enumerate(dict.fromkeys(built.devices)):
         devices = [short_name(each) for each in stages_of(tower_device)]
         micros = [use.computing.get(device, 0) for device in devices]
         if len(devices) == 1 or not any(micros):
@@ -180,7 +180,7 @@ def _long_stage(built: BuiltTowers, use: TimeUse):
         others = [each for place, each in enumerate(micros) if place != longest]
         excess = max(micros) - sum(micros) / float(len(micros))
         text = 'stage %d of tower %d, on %s, computes %s of the step, the other%s %s' % (
-            longest, number, devices[longest], _percent(max(micros), use.micros),
+            longest, index, devices[longest], _percent(max(micros), use.micros),
             's' if len(others) > 1 else '',
             ' and '.join(_percent(each, use.micros) for each in others))
         found.append(Finding(

@@ -71,8 +71,8 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
     for name in state_writes:
         first = candidates[name]
         state[name] = [first]
-        for number in range(1, num_towers):
-            state[name].append(_earlier_or_new(first, number, local))
+        for index in range(1, num_towers):
+            state[name].append(_earlier_or_new(first, index, local))
     return state
 
 
@@ -103,11 +103,11 @@ def _check_state(state_writes: StateWrites, step: typing.Set[str], num_towers: i
                 'trainable=False.' % name)
 
 
-def _earlier_or_new(first: tf.Variable, number: int,
+def _earlier_or_new(first: tf.Variable, index: int,
                     local: typing.Dict[str, tf.Variable]) -> tf.Variable:
-    """The variable of tower `number` beside the first one's: one of the `local` variables, which an
+    """The variable of tower `index` beside the first one's: one of the `local` variables, which an
     earlier build made for the same state, or a new one."""
-    name = '%s_tower_%d' % (first.op.name, number)
+    name = '%s_tower_%d' % (first.op.name, index)
     earlier = local.get(name)
     if earlier is not None and earlier.shape == first.shape and earlier.dtype == first.dtype:
         return earlier

@@ -58,7 +58,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> None:
     _take_turns_in_forward_pass(towers, written, forward, finder)
     turns_of_towers = []
     writes = []
-    for number, tower in enumerate(towers):
+    for index, tower in enumerate(towers):
         turns: typing.List[Turn] = []
         for operations in _updates_alone(tower, towers, forward):
             turns += _turns(tower, operations, written, finder)
@@ -66,7 +66,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> None:
                 variables = _written_by(op, written, finder)
                 if variables:
                     _check_reads_anew(op, variables, tower, forward)
-                writes += [TowerWrite(number, op, name, False) for name in variables]
+                writes += [TowerWrite(index, op, name, False) for name in variables]
         turns_of_towers.append(turns)
     _make_wait_for_forward_passes(towers, writes, forward, finder)
     take_turns(turns_of_towers, finder)

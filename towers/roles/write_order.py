@@ -37,7 +37,7 @@ Takers = typing.Dict[str, typing.List[tf.Operation]]
 
 class TowerWrite(typing.NamedTuple):
     """A write of a tower before the update."""
-    tower: int  # number
+    tower: int  # index
     op: tf.Operation
     variable: str  # name
     is_every: bool  # whether every tower writes the variable
@@ -141,9 +141,9 @@ def _writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: 
         for op in operations:
             if op.name not in step or variable not in finder.of(op):
                 continue
-            for number, tower in enumerate(writing_towers):
+            for index, tower in enumerate(writing_towers):
                 if tower.has(op.name):
-                    writes.append(TowerWrite(number, op, variable, is_every))
+                    writes.append(TowerWrite(index, op, variable, is_every))
     return writes
 
 

@@ -123,7 +123,7 @@ def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
     if len(flat) == 1 and not isinstance(inputs, dict):
         paths = ['']
     elif len(paths) != len(flat):  # a nest of a kind that tf.nest alone knows
-        paths = ['[%d]' % number for number in range(len(flat))]
+        paths = ['[%d]' % position for position in range(len(flat))]
     paths = ['inputs' + path for path in paths]
     for path, leaf in zip(paths, flat):
         _check_leaf(path, leaf)
@@ -162,8 +162,8 @@ def _paths(nest: typing.Any, path: str) -> typing.List[str]:
         for field in nest._fields:
             paths += _paths(getattr(nest, field), '%s.%s' % (path, field))
     elif isinstance(nest, (tuple, list)):
-        for number, inner in enumerate(nest):
-            paths += _paths(inner, '%s[%d]' % (path, number))
+        for position, inner in enumerate(nest):
+            paths += _paths(inner, '%s[%d]' % (path, position))
     else:
         paths.append(path)
     return paths

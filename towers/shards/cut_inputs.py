@@ -65,8 +65,8 @@ class Shards:
         shards = []
         sizes = []
         with tf.name_scope('shards'):
-            for number, batch in enumerate(self.batches):
-                shard, size = _fed_shard(number, batch, checked[number], is_even)
+            for position, batch in enumerate(self.batches):
+                shard, size = _fed_shard(position, batch, checked[position], is_even)
                 shards.append(shard)
                 sizes.append(size)
             with tf.device(None), tf.device('/cpu:0'):
@@ -75,19 +75,19 @@ class Shards:
     def _checked(self) -> typing.List[Inputs]:
         """The `Inputs` of each shard, of one structure, with the same types and shapes [n, …]."""
         checked = [checked_inputs(batch) for batch in self.batches]
-        for number, each in enumerate(checked):
+        for position, each in enumerate(checked):
             try:
-                tf.nest.assert_same_structure(self.batches[0], self.batches[number])
+                tf.nest.assert_same_structure(self.batches[0], self.batches[position])
             except (TypeError, ValueError) as error:
                 raise InputError('shard %d has another structure than shard 0: %s'
-                                 % (number, str(error).split('\n', 1)[0])) from None
+                                 % (position, str(error).split('\n', 1)[0])) from None
             if each.size == 0:
                 raise InputError('shard %d has no example: pass one for each tower at least.'
-                                 % number)
+                                 % position)
             for (path, leaf), (_, other) in zip(each.leaves, checked[0].leaves):
                 if not _are_alike(path, leaf, other):
                     raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
-                                     'and shape [n, …].' % (path, number, leaf, other))
+                                     'and shape [n, …].' % (path, position, leaf, other))
         return checked
 
 
@@ -110,12 +110,12 @@ def _device_of_input(op: tf.Operation) -> str:
     return device or '/cpu:0'
 
 
-def _fed_shard(number: int, batch: typing.Any, inputs: Inputs,
+def _fed_shard(position: int, batch: typing.Any, inputs: Inputs,
                is_even: bool) -> typing.Tuple[typing.Any, typing.Any]:
     """Makes tensors that can be fed of one shard, on the devices of its tensors.
 
     Args:
-      number: of the shard.
+      position: of the shard.
       batch: the nest of the caller's tensors.
       inputs: its `Inputs`.
       is_even: whether it is certain that all shards have one size.
@@ -128,7 +128,7 @@ def _fed_shard(number: int, batch: typing.Any, inputs: Inputs,
         size, guards = size_and_guards(inputs, tensors)
         if inputs.size is None:
             guards.append(tf.Assert(size > 0, [
-                'towers: shard %d of Shards has no example' % number]))
+                'towers: shard %d of Shards has no example' % position]))
         fed: typing.List[typing.Any] = []
         with tf.control_dependencies(guards):
             for tensor in tensors:

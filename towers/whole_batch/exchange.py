@@ -88,7 +88,7 @@ def _exchanged(role: str, values: typing.List[tf.Tensor], weights: typing.Sequen
     """What the towers get for their values.
 
     Args:
-      role: as of a mark.
+      role: `'sum'`, `'mean'` or `'concat'`, or one of these with `'_gradient'`.
       values: one from each tower.
       weights: the towers' parts of the batch's examples.
       num_rows: [N], how many rows each tower adds to a `'concat'`.
