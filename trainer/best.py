@@ -74,7 +74,7 @@ class RunEvaluation:
         self._saver.recover_last_checkpoints([former] if former else [])
 
     def run(self, session: tf.Session) -> typing.Optional[dict]:
-        """As of the `Evaluation`, and `SINCE_BEST`; None where it was given up."""
+        """Runs the evaluation: its results, with `SINCE_BEST`; None if it was given up."""
         try:
             results = self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:

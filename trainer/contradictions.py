@@ -44,7 +44,7 @@ def contradiction(given: typing.Set[str]) -> typing.Optional[str]:
 # Each of the checks takes the names of the flags that were given, and returns a line or None.
 
 def _of_values(given: typing.Set[str]) -> typing.Optional[str]:
-    """A value that is none; or two flags for one thing."""
+    """What is wrong about a flag's value, or about two flags for one thing; None if nothing is."""
     for name in SETTINGS:
         value = FLAGS[name].value
         if isinstance(value, float) and not math.isfinite(value):
@@ -65,7 +65,8 @@ def _of_values(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_paths(given: typing.Set[str]) -> typing.Optional[str]:
-    """A path that is none, is of another machine, or cannot be written to."""
+    """What is wrong about a path: it is no path, is of another machine, or cannot be written to;
+    None if nothing is."""
     del given
     for name in PATHS:
         path = str(FLAGS[name].value)
@@ -139,7 +140,7 @@ def _may_hold_files(folder):
 
 
 def _of_the_length(given: typing.Set[str]) -> typing.Optional[str]:
-    """Of the length of the run."""
+    """What is wrong about the length of the run; None if nothing is."""
     if {'train_steps', 'train_epochs'} <= given:
         return '--train_steps and --train_epochs both say how long to train: give one'
     if not FLAGS.train_steps and not FLAGS.train_epochs:
@@ -148,7 +149,7 @@ def _of_the_length(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_the_rate(given: typing.Set[str]) -> typing.Optional[str]:
-    """Of the learning rate and of averages."""
+    """What is wrong about the learning rate and averages; None if nothing is."""
     del given
     if FLAGS.base_learning_rate <= 0:
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
@@ -164,7 +165,8 @@ def _of_the_rate(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_the_end(given: typing.Set[str]) -> typing.Optional[str]:
-    """Of what ends the run earlier, and of the steps that it profiles."""
+    """What is wrong about flags that end the run earlier, or about the steps that it profiles; None
+    if nothing is."""
     del given
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
@@ -179,7 +181,7 @@ def _of_the_end(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_the_mode(given: typing.Set[str]) -> typing.Optional[str]:
-    """Of what runs no steps of training."""
+    """What is wrong about modes that run no steps of training; None if nothing is."""
     del given
     if FLAGS.batch_size == 'auto':
         flag = _flag_that_does_not_train()
@@ -196,7 +198,7 @@ def _of_the_mode(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_what_is_written(given: typing.Set[str]) -> typing.Optional[str]:
-    """Of hooks, pictures and tables, and of a sweep."""
+    """What is wrong about hooks, pictures and tables, or a sweep; None if nothing is."""
     del given
     if FLAGS.hooks and ':' not in FLAGS.hooks:
         return '--hooks=%s: expected module:function' % FLAGS.hooks
@@ -222,7 +224,8 @@ def _flag_that_does_not_train():
 
 
 def _of_machines(given: typing.Set[str]) -> typing.Optional[str]:
-    """Of --cluster, of what one machine alone can do, and of TF_CONFIG."""
+    """What is wrong about --cluster, what one machine alone can do, or TF_CONFIG; None if nothing
+    is."""
     del given
     if FLAGS.job_name == 'evaluator':
         return None
@@ -274,7 +277,8 @@ _OF_NETWORKS_BY_NAME = {'weight_decay', 'aux_loss_weight', 'batch_norm_decay', '
 
 
 def _of_no_use(given: typing.Set[str]) -> typing.Optional[str]:
-    """A flag that was given, and has no effect with the value of another."""
+    """What is wrong about a flag that was given, and has no effect with the value of another one;
+    None if nothing is."""
     for flag, other, values in _GOES_WITH:
         if flag in given and FLAGS[other].value not in values:
             return '--%s is of no use with --%s=%s: it goes with %s' % (

@@ -123,7 +123,7 @@ class MetricsLog:
             self._pending = None
 
     def sync(self) -> None:
-        """As `flush`, and waits until the disk has all of the file."""
+        """Writes the line that is kept back, and waits until the disk has all of the file."""
         self.flush()
         if os.path.exists(self.path):
             with _explained(self.path), open(self.path, 'ab', opener=regular) as log:

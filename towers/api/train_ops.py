@@ -239,7 +239,7 @@ class _Steps:
         self._fetchable = fetches_in([outputs] + tower_outputs)
 
     def step(self, losses: typing.List[_LossGradients], updates: list) -> _Step:
-        """The step by some losses, with updates that ride on it."""
+        """Makes the step by some losses, with the update ops that run in it."""
         loss_values = [each.loss for each in losses]
         gradients = []
         for each in losses:

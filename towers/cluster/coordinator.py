@@ -303,7 +303,7 @@ class Coordinator:
             self._let_begin_alone()
 
     def _let_begin_together(self) -> None:
-        """Has synchronous workers begin when all wait for it; ends a session that one has left."""
+        """Lets synchronous workers begin when all wait for it; ends a session that one has left."""
         signal = _signal_of(self._workers)
         last_left = max(worker.left for worker in self._workers)
         waiting = []
@@ -332,7 +332,7 @@ class Coordinator:
         return dict(signal, type='go', checks=checks, is_last=bool(signal))
 
     def _let_begin_alone(self) -> None:
-        """Has asynchronous workers begin when the chief has, and end when it has left."""
+        """Lets asynchronous workers begin when the chief has begun, and end when it has left."""
         chief = self._workers[0]
         waiting = [worker for worker in self._workers if worker.waits]
         if chief.left or chief.has_ended:

@@ -103,13 +103,13 @@ def _type_and_shape(variable: tf.Variable) -> str:
 
 
 def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
-    """The gradient of each variable as a text, with its number: those of several workers meet by
+    """The gradient of each variable as a text, with its position: those of several workers meet by
     their place in a message, or on a server."""
     texts = {}
-    for number, (gradient, variable) in enumerate(machines.exchange.own):
+    for position, (gradient, variable) in enumerate(machines.exchange.own):
         kind = 'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense'
         texts[variable.op.name] = '%s %s, number %d' % (
-            kind, gradient.dtype.base_dtype.name, number)
+            kind, gradient.dtype.base_dtype.name, position)
     return texts
 
 
@@ -125,10 +125,10 @@ def difference(own: dict, other: dict) -> typing.Optional[str]:
              or _other_entry(_VALUE_DIFFERS, own['settings'], other['settings']))
     if found:
         return found
-    for number, (own_build, other_build) in enumerate(zip(own['builds'], other['builds'])):
+    for position, (own_build, other_build) in enumerate(zip(own['builds'], other['builds'])):
         found = _other_build(own_build, other_build)
         if found:
-            place = 'in build %d of the graph ' % number if len(own['builds']) > 1 else ''
+            place = 'in build %d of the graph ' % position if len(own['builds']) > 1 else ''
             return place + found
     own_servers = own.get('servers', {})  # the chief may have more
     other_servers = other.get('servers', {})

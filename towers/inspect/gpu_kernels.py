@@ -104,7 +104,8 @@ def has_gpu_kernel(op: tf.Operation) -> bool:
 
 
 def _has_kernel(op_type: str, types: typing.Dict[str, typing.Sequence[tf.DType]]):
-    """As `has_gpu_kernel`, of an operation's type and its attributes that are types."""
+    """Whether a type of operation has a kernel for GPUs; `types` are those of its attributes that
+    are types."""
     for kernel in compat.registered_kernels(op_type):
         # 'DEFAULT' serves each device that has no kernel of its own.
         if kernel.device_type in ('GPU', 'DEFAULT') and not kernel.label:

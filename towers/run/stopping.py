@@ -52,7 +52,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     @property
     def stopping_signal(self) -> typing.Optional[int]:
-        """As `received`; of a `StopTogetherHook`, the signal that any worker received."""
+        """The signal that this process received, or None; of a `StopTogetherHook`, the signal that
+        any worker received."""
         return self.received
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:

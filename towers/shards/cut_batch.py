@@ -55,7 +55,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         of arrays, each [n, …]. A None in it stays None in every shard.
       num_shards: N, the number of shards.
       remainder: the treatment of a batch that N does not divide. `'error'`: an error, before any
-        op is made where n is static, when the step runs where it is not. `'weight'`: the first
+        op is made if n is static, else when the step runs. `'weight'`: the first
         `n mod N` shards get one example more, and `weights` says so. `'drop'`: the last
         `n mod N` examples are left out. With `'weight'` and n < N a shard without an example holds
         the batch's first one at weight 0, so that no mean over nothing (NaN) ever gets into a

@@ -56,7 +56,7 @@ to what the operation gives for that value}."""
 
 
 def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
-    """The value of a variable where it is initialized, and its initial value where it is not."""
+    """The value of a variable that is initialized when this is computed, else its initial value."""
     initializer = compat.initializer_of(variable)
     if initializer.type in SETS:
         # `tf.train.init_from_checkpoint` exchanges the initializer, and not `initial_value`.
