@@ -5,15 +5,17 @@ import os
 import signal
 import sys
 
-from trainer.command_line import parse_flags
-from trainer.flags import FLAGS
-from trainer.output import make_output_lasting
-from trainer.sweep import sweep
-
 if __name__ == '__main__':
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds; nothing is to be saved
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # saves, where there is something to save
+
+from trainer.command_line import parse_flags  # noqa: E402
+from trainer.flags import FLAGS  # noqa: E402
+from trainer.output import make_output_lasting  # noqa: E402
+from trainer.sweep import sweep  # noqa: E402
+
+if __name__ == '__main__':
     make_output_lasting()
     ARGUMENTS = parse_flags(sys.argv, __doc__)  # before the imports: a typing error is said at once
     if FLAGS.sweep:

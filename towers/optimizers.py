@@ -52,6 +52,14 @@ class GradientsOfModel(abc.ABC):
         of tower 0 to its copy, one for each further tower."""
 
 
+class OptimizerAround(tf.train.Optimizer):
+    """An optimizer of towers' own around another one, which it may make when that is first used."""
+
+    def wrapped(self) -> tf.train.Optimizer:
+        """The optimizer that this one is around."""
+        raise NotImplementedError
+
+
 def check_optimizer(optimizer: typing.Any, argument: str = 'optimizer',
                     or_else: str = 'or None to evaluate') -> None:
     """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
@@ -264,6 +272,8 @@ def _with_wrapped(optimizer: typing.Any) -> list:
 def _wrapped(optimizer: typing.Any) -> list:
     """The optimizers that are attributes of an optimizer, or members of such."""
     candidates: list = []
+    if isinstance(optimizer, OptimizerAround):
+        candidates.append(optimizer.wrapped())
     for value in list(getattr(optimizer, '__dict__', {}).values()):
         if isinstance(value, dict):
             candidates += value.values()

@@ -14,7 +14,7 @@ from towers.arguments import check_choice, check_function
 from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
 from towers.fronts.optimizer_calls import OptimizerCalls, calls_of, share_of_sum
 from towers.model.outputs import weighted_mean
-from towers.optimizers import check_optimizer, has_own_minimize
+from towers.optimizers import OptimizerAround, check_optimizer, has_own_minimize
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
 from towers.whole_batch.predictions import RowsOfExamples
@@ -245,7 +245,7 @@ def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
     return {name: getattr(output, name) for name in names if getattr(output, name) is not None}
 
 
-class TowerOptimizer(tf.train.Optimizer):
+class TowerOptimizer(OptimizerAround):
     """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update together.
 
         optimizer = towers.TowerOptimizer(tf.train.AdamOptimizer(0.001))
