@@ -101,16 +101,24 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
         raise _unreadable(text, 'no such objects') from None
     if not all(each is None or isinstance(each, list) for each in addresses_of_jobs):
         raise _unreadable(text, 'a job is no list of addresses')
-    index = task.get('index')
-    if isinstance(index, str) and index.isdigit() and index.isascii():
-        index = int(index)
-        task['index'] = index
-    # A bool or a float would be made into the number of another task by int().
-    if index is not None and type(index) is not int:
-        raise _unreadable(text, 'the index %.40r is no whole number' % (index,))
+    if 'index' in task:
+        task['index'] = _number_of_task(task['index'], text)
     if task and 'type' not in task:
         raise _unreadable(text, '"task" has no "type"')
     return cluster, task
+
+
+def _number_of_task(index: typing.Any, text: str) -> typing.Optional[int]:
+    """The index of a task as an int or None; services write it as a text, too.
+
+    Raises `ClusterError` for another value in the `text` of a `TF_CONFIG`: `int()` would make a
+    bool or a float into the number of another task.
+    """
+    if isinstance(index, str) and index.isdigit() and index.isascii():
+        return int(index)
+    if index is not None and type(index) is not int:
+        raise _unreadable(text, 'the index %.40r is no whole number' % (index,))
+    return index
 
 
 def _unreadable(text: str, reason: str) -> ClusterError:

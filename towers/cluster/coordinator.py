@@ -418,21 +418,31 @@ class Coordinator:
         return ''
 
     def _waited_for(self, worker: _Worker, now: float) -> typing.List[_Worker]:
-        """The workers that a worker waits for."""
-        workers = self._workers
+        """The workers that a worker waits for, of whom its log tells the user."""
         if not self._is_complete:
-            return [each for each in workers if not each.is_here]
+            return [each for each in self._workers if not each.is_here]
         if worker.has_ended:
-            return [each for each in workers if not each.has_ended]
-        if not self._cluster.synchronous:
-            return workers[:1] if worker.waits else []
+            return [each for each in self._workers if not each.has_ended]
+        if self._cluster.synchronous:
+            return self._held_up_by(worker, now)
         if worker.waits:
-            return [each for each in workers if not each.waits]
-        # It trains: those who are silent may hold it up, and in a step those who have ended.
+            return self._workers[:1]
+        return []
+
+    def _held_up_by(self, worker: _Worker, now: float) -> typing.List[_Worker]:
+        """The workers that hold up one that trains in step with all others: who have not come to
+        what it waits to begin; else who are silent, and in a step who have ended, too."""
+        if worker.waits:
+            return [each for each in self._workers if not each.waits]
         silence = max(FIRST, 1.5 * self._beat)
-        silent = [each for each in workers if now - each.heard > silence and not each.has_ended]
-        ended = [each for each in workers if each.has_ended]
-        waited_for = silent + ended if worker.in_step else silent
+        waited_for = []
+        for each in self._workers:
+            if each.has_ended:
+                holds_up = worker.in_step
+            else:
+                holds_up = now - each.heard > silence
+            if holds_up:
+                waited_for.append(each)
         return sorted(waited_for, key=lambda each: each.rank)
 
     def _named(self, workers: typing.Iterable[_Worker]) -> str:

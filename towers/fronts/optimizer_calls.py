@@ -164,12 +164,14 @@ class OptimizerCalls(GradientsOfModel):
     def _check_wrapped(self, train_op: tf.Operation, step: typing.List[tf.Operation]) -> None:
         """Raises `GradientError` for a train op, of these operations, that updates a trained
         variable by an optimizer which no `TowerOptimizer` wraps; or that updates none."""
-        trained = {variable.op.name for variable in tf.trainable_variables()}
+        trained = graph_walk.operation_names(tf.trainable_variables())
         reported = self._update_operations()
-        other_updates = [op for op in step
-                         if OPTIMIZER_UPDATES.search(op.type) and op.name not in reported]
-        other_updates = [op for op in other_updates
-                         if any(tensor.op.name in trained for tensor in op.inputs)]
+        updates = [op for op in step if OPTIMIZER_UPDATES.search(op.type)]
+        other_updates = []  # of trained variables, by optimizers that nothing wraps
+        for op in updates:
+            is_of_trained = not trained.isdisjoint(graph_walk.operation_names(op.inputs))
+            if is_of_trained and op.name not in reported:
+                other_updates.append(op)
         if self._calls and not other_updates:
             return
         if other_updates:
@@ -240,8 +242,8 @@ class OptimizerCalls(GradientsOfModel):
                                   applied: typing.Set[str]) -> typing.List[str]:
         """Names of variables that are not trained, that an operation of the `model` writes from
         gradients, and from which the gradients that are `applied` are computed."""
-        variables = {variable.op.name for variable in tf.global_variables()}
-        trained = {variable.op.name for variable in tf.trainable_variables()}
+        variables = graph_walk.operation_names(tf.global_variables())
+        trained = graph_walk.operation_names(tf.trainable_variables())
         read = (variables - trained) & applied
         if not read:
             return []

@@ -97,7 +97,11 @@ def reachable_from(
     takers = collections.defaultdict(list)
     for op in operations:
         control_counts = control(op) if callable(control) else control
-        for other in inputs_of(op) if control_counts else producers_of(op):
+        if control_counts:
+            sources_of_op = inputs_of(op)
+        else:
+            sources_of_op = producers_of(op)
+        for other in sources_of_op:
             takers[other.name].append(op)
     return set(reached(sources, lambda op: takers.get(op.name, ())))
 

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.graph_walk import inputs_of, reached
 from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
-from towers.graph.variable_access import Writes, is_variable, variable_op
+from towers.graph.variable_access import Writes, is_variable, variable_taken
 
 _LOOP = 'loop'
 _BRANCH = 'branch'
@@ -72,13 +72,14 @@ def to_hold(op: tf.Operation, variables: typing.Container[str],
         return [op]
     held = []
     for tensor in op.inputs:
-        variable = variable_op(tensor) if is_variable(tensor) else None
+        variable = variable_taken(tensor)
         if variable is None or variable.name not in variables:
             continue
-        while not frames.is_outside(tensor.op):
-            tensor = tensor.op.inputs[0]
-        if tensor.op.type not in VARIABLE_OPS:
-            held.append(tensor.op)
+        outside = tensor
+        while not frames.is_outside(outside.op):
+            outside = outside.op.inputs[0]
+        if outside.op.type not in VARIABLE_OPS:
+            held.append(outside.op)
     return held
 
 

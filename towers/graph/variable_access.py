@@ -42,6 +42,13 @@ def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
     return None
 
 
+def variable_taken(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
+    """The operation of the variable that whoever takes a tensor takes itself; None for a value."""
+    if not is_variable(tensor):
+        return None
+    return variable_op(tensor)
+
+
 def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
     """The operations of the variables whose values a tensor consists of: passed on, cached, or
     joined from parts, but not computed. An empty list if there is none."""
@@ -73,6 +80,7 @@ def variables_read(
             is_from_outside = source.name not in made or source.name in owned
             if is_from_outside or source.type in VARIABLE_OPS:
                 read |= names_of(read_from(tensor))
+    # A variable may be in several collections.
     known: typing.Dict[str, tf.Variable] = collections.OrderedDict()
     of_collections = tf.global_variables() + tf.local_variables() + tf.trainable_variables()
     for variable in of_collections + list(others):
@@ -125,7 +133,7 @@ class Writes:
         written = []
         functions = None
         for position, tensor in enumerate(op.inputs):
-            variable = variable_op(tensor) if is_variable(tensor) else None
+            variable = variable_taken(tensor)
             if variable is None:
                 continue
             if tensor.dtype != tf.resource:
@@ -286,9 +294,11 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
       writes otherwise than by an assignment of its own.
     """
     arguments = function.signature.input_arg
-    handles = _handles(function, {arguments[position].name for position in positions})
+    argument_names = {arguments[position].name for position in positions}
+    handles = _handles(function, argument_names)
     takers = [node for node in function.node_def if _takes_any(_data_inputs(node), handles)]
-    writes = names_of(node for node in takers if node.op in SETS or node.op in ADDS)
+    assignments = [node for node in takers if node.op in SETS or node.op in ADDS]
+    writes = names_of(assignments)
     others = [node for node in takers if node.name not in writes]
     if any(node.op not in _LEAVE for node in others):
         return None
