@@ -442,8 +442,8 @@ def control_flow_context(op: tf.Operation):
     return op._get_control_flow_context()
 
 
-def contexts_around(op: tf.Operation):
-    """The objects of the loops and branches (v1) around an operation, from the inside: a list."""
+def contexts_around(op: tf.Operation) -> typing.List[typing.Any]:
+    """The objects of the loops and branches (v1) around an operation, from the inside."""
     found = []
     context = control_flow_context(op)
     while context is not None:
@@ -489,9 +489,9 @@ def restore_function_graphs(op: tf.Operation):
             restore_function_graphs(nested)
 
 
-def current_control_inputs(graph: tf.Graph):
+def current_control_inputs(graph: tf.Graph) -> typing.List[tf.Operation]:
     """The operations that new operations of a graph wait for, by the `tf.control_dependencies`
-    that are open: a list."""
+    that are open."""
     return list(graph._current_control_dependencies())
 
 
@@ -673,8 +673,8 @@ def colocated_with(graph: tf.Graph):
     return [op for op in stack if isinstance(op, tf.Operation)]
 
 
-def waiting_for(op: tf.Operation):
-    """The operations that take outputs of an operation, or wait for it: a list."""
+def waiting_for(op: tf.Operation) -> typing.List[tf.Operation]:
+    """The operations that take outputs of an operation, or wait for it."""
     followers = []
     for output in op.outputs:
         followers += output.consumers()

@@ -58,7 +58,7 @@ def tidy_directory(directory: str, newest: typing.Optional[Newest]) -> typing.Li
 
 
 def _tidied(directory: str, newest: typing.Optional[Newest]):
-    """Does what `tidy_directory` says."""
+    """Tidies a directory for the checkpoint `newest`; returns the lines that say what was done."""
     done = []
     for name in remove_leftovers(directory):
         done.append('removed %s, left by a killed writer' % os.path.join(directory, name))

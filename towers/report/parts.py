@@ -169,9 +169,10 @@ def places_in_runtime(
     return found
 
 
-def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]], parts: StepParts):
+def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]],
+                      parts: StepParts) -> typing.Set[Place]:
     """The `Place`s of the operations of the program that take what the operation `name` makes, or
-    what the runtime's operations make of it: a set."""
+    what the runtime's operations make of it."""
     places = set()
     stack = [name]
     seen = set(stack)

@@ -1,4 +1,4 @@
-"""Where the time of a traced step goes, by device and by part, and what hides behind what."""
+"""Where the time of a traced step goes, by device and by part, and what runs at the same time."""
 
 import collections
 import typing
@@ -81,8 +81,9 @@ def length(spans: typing.Iterable[Span]) -> int:
     return sum(end - begin for begin, end in spans)
 
 
-def _spans_of_towers(operations: typing.Iterable[Traced]):
-    """The spans of those operations that are of forward and backward passes: a list."""
+def _spans_of_towers(
+        operations: typing.Iterable[Traced]) -> typing.List[typing.Tuple[int, int]]:
+    """The spans, `(begin, end)`, of those operations that are of forward and backward passes."""
     return [(each.begin, each.end) for each in operations if each.place.part in OF_TOWERS]
 
 
