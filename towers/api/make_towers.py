@@ -31,11 +31,12 @@ from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.stateless_random import give_seeds_of_tower
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
-from towers.graph.graph_walk import leaves_of
+from towers.graph.graph_walk import leaves_of, operation_names
 from towers.graph.variable_access import Writes, metric_variables
 from towers.model.losses import Losses, make_losses
 from towers.model.objectives import flat, trained_variables
 from towers.model.outputs import fetches_of
+from towers.optimizers import GradientsOfModel
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.replicas import make_replicas
 from towers.roles.ownership import EVERY, Roles, ownership
@@ -172,26 +173,22 @@ def _as_tensors(weights: typing.Optional[list], is_even: bool) -> list:
 
 def _make_first(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
                 scaled_losses: typing.Optional[ScaledLosses], values: _ShardValues) -> _FirstTower:
-    """Builds tower 0; the arguments are those of `call_once_and_copy`."""
+    """Builds tower 0.
+
+    Args:
+      request, batch, behind, scaled_losses: the arguments of `call_once_and_copy`.
+      values: the values of which each part of the batch has its own.
+    """
     optimizer_calls = request.training.objectives.optimizer_calls
-
-    def around_call():
-        if optimizer_calls is None:
-            return contextlib.nullcontext()
-        return optimizer_calls.call(values.call_weights[0], request.placement)
-
-    recorded = record(request, batch, 0, around_call)
-    optimizer_fetches = []
-    slots = []
-    if optimizer_calls is not None:
-        optimizer_fetches = optimizer_calls.fetches()
-        slots = optimizer_calls.slots()
-    # A Saver that the model function makes reads them; yet they are no variables of the model.
-    slot_names = {slot.op.name for slot in slots}
-    variables = [each for each in recorded.variables if each.op.name not in slot_names]
-    recorded = recorded._replace(variables=variables)
-    # In this order: state is where its stage is; and `ownership` takes writes that become
-    # updates out of the forward pass, before that is differentiated.
+    if optimizer_calls is None:
+        recorded = record(request, batch, 0)
+        optimizer_fetches: list = []
+        slots: list = []
+    else:
+        recorded, optimizer_fetches, slots = _recorded_with_optimizer_calls(
+            request, batch, optimizer_calls, values.call_weights[0])
+    # `ownership` makes the towers' own state on the device of its stage, so stages come first. It
+    # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
     trained = trained_variables(request.training.objectives)
     roles = ownership(recorded, request, trained, optimizer_fetches,
@@ -203,6 +200,28 @@ def _make_first(request: Request, batch: CutBatch, behind: VariablesBehindInputs
         optimizer_fetches + roles.inline_updates.updates)
     return _FirstTower(recorded, cuts, roles, losses, gradients, differentiated, optimizer_fetches,
                        slots)
+
+
+def _recorded_with_optimizer_calls(
+        request: Request, batch: CutBatch, optimizer_calls: GradientsOfModel,
+        weight: typing.Any) -> typing.Tuple[Recorded, list, list]:
+    """Records the call of a model function that calls optimizers of its own.
+
+    Args:
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+      optimizer_calls: takes over the optimizers' calls.
+      weight: the weight of the losses that these minimize.
+
+    Returns:
+      `(the call, what a step runs of the optimizers' calls, the slots that these have made)`.
+    """
+    recorded = record(request, batch, 0, lambda: optimizer_calls.call(weight, request.placement))
+    slots = optimizer_calls.slots()
+    # A Saver that the model function makes reads them; yet they are no variables of the model.
+    slot_names = operation_names(slots)
+    variables = [each for each in recorded.variables if each.op.name not in slot_names]
+    return recorded._replace(variables=variables), optimizer_calls.fetches(), slots
 
 
 def _order_writes(request: Request, towers: typing.Sequence[Tower], roles: Roles) -> None:

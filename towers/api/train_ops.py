@@ -5,6 +5,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.api.options import Objective
 from towers.copies.closure_tensors import ClosureTensors
 from towers.copies.tower_set import TowerSet
 from towers.errors import InvalidArgumentError
@@ -73,7 +74,7 @@ class _LossGradients(typing.NamedTuple):
       transformed: the pairs that the optimizer applies.
     """
 
-    objective: typing.Any
+    objective: Objective
     loss: tf.Tensor
     combined: Combined
     transformed: Pairs
@@ -112,9 +113,10 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     Args:
       tower_set: the towers.
       outputs: the losses over the batch, among others.
-      combined: `Combined` of each loss, shaped.
+      combined: the gradients over all towers and machines: `Combined`; where losses have names, a
+        dict of these.
       exchange: the `Exchange` over machines; None without a cluster.
-      collections_before: of the graph before the build.
+      collections_before: the collections of the graph as they were before the build.
     """
     request = tower_set.request
     objectives = request.training.objectives
@@ -129,11 +131,10 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         updates = _updates_of_towers(tower_set, collections_before.updates) + optimizer_updates
 
     riding: typing.Dict[str, list] = {}
-    single_steps = collections.OrderedDict()  # of one loss alone, by the name of the loss
+    single_steps = collections.OrderedDict()  # of only one loss, by the name of the loss
     if objectives.names is not None:
         riding = _riding(updates, outputs.loss, tower_set.towers)
-        for each in losses:
-            name = each.objective.name
+        for name, each in zip(objectives.names, losses):
             single_steps[name] = steps.step([each], riding[name])
     joint_step = steps.step(losses, updates)
 
@@ -266,15 +267,15 @@ class _Steps:
         riding = updates + follow_updates(tower_set.roles.replicas, updates, readers)
         if self._exchange is None or not self._updates_here:
             return riding, None
-        return hold_back(riding, self._conditions, tower_set.request.cluster.active,
-                         self._fetchable)
+        return hold_back(riding, conditions=self._conditions,
+                         active=tower_set.request.cluster.active, fetchable=self._fetchable)
 
     def _applied(self, losses: typing.List[_LossGradients], awaited: list, gradients: list,
                  scaled_losses: typing.Optional[WatchedLosses]) -> typing.List[Applied]:
         """Applies the gradients of each loss, one loss after the other.
 
         Args:
-          losses: with their gradients.
+          losses: the losses of the step, with their gradients.
           awaited: the losses and riding updates that come first.
           gradients: the tensors of all losses' gradients.
           scaled_losses: with it, gradients that are not finite change nothing; or None.
@@ -302,16 +303,17 @@ class _Steps:
         """Makes the writes of the update wait for what reads their variables.
 
         Args:
-          train_op: of the step.
-          losses: with their gradients.
+          train_op: the operation that updates the variables.
+          losses: the losses of the step, with their gradients.
           awaited: the losses and riding updates that the optimizers wait for.
         """
-        combined: Pairs = []
+        gradients: Pairs = []
         fetched = [each.loss for each in losses]
         for each in losses:
-            combined += list(each.combined.gradients) + each.combined.of_replicas
+            gradients += list(each.combined.gradients) + each.combined.of_replicas
             fetched += tensors_of(each.transformed)
-        hold_update(train_op, combined, fetched, awaited, self._fetchable, self._conditions)
+        hold_update(train_op, gradients, fetched, awaited=awaited, fetchable=self._fetchable,
+                    conditions=self._conditions)
 
 
 def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:

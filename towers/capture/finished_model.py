@@ -197,26 +197,27 @@ class FinishedModel:
                           % losses[0].name))
         if shared:
             lines.append(('fed to all', ', '.join(shared) + ': the same for all examples'))
-        left_out = self._writes_left_out()
-        if left_out:
-            names = ', '.join(left_out[:2])
-            if len(left_out) > 2:
-                names += ' and %d more' % (len(left_out) - 2)
+        forgotten = self._writes_perhaps_forgotten()
+        if forgotten:
+            names = ', '.join(forgotten[:2])
+            if len(forgotten) > 2:
+                names += ' and %d more' % (len(forgotten) - 2)
             lines.append(('not run', names + (
                 ': what depends on the batch is written into variables that are not trained; if it '
                 'belongs to a step, pass ModelOutput(loss, updates=[...])')))
         return lines
 
-    def _writes_left_out(self) -> typing.List[str]:
-        """The names of the program's writes of what depends on the batch that no step runs, and of
-        which nothing says that they are not the model's: no metric, no part of an optimizer."""
+    def _writes_perhaps_forgotten(self) -> typing.List[str]:
+        """Names of the operations that write a value of the batch, are not in the step, and may
+        belong to it. Left out: writes that only touch trained variables, their slots, or metrics.
+        """
         from_batch = self._reachable_from_inputs(self._everything, control=False)
         computed = self._needed(fetches_in(tuple(self.output))).keys() | initializers()
         trained = operation_names(tf.trainable_variables())
         counters = metric_variables().keys()
         types = SETS | ADDS | ADDS_ROWS
         finder = Writes(self._graph)
-        left_out = []
+        forgotten = []
         for op in self._everything:
             if op.type not in types or op.name not in from_batch or op.name in computed:
                 continue
@@ -224,9 +225,9 @@ class FinishedModel:
                 # An optimizer's slots are named so: w/Adam.
                 is_slot = variable.rsplit('/', 1)[0] in trained
                 if not is_slot:
-                    left_out.append(op.name)
+                    forgotten.append(op.name)
                     break
-        return left_out
+        return forgotten
 
     # ---- what is imported ------------------------------------------------------------------------
 

@@ -96,20 +96,20 @@ class Exchange:
             sums: typing.List[typing.Any] = [gradient for gradient, _ in self.gradients]
             self.names_of_sums = frozenset(getattr(each, 'values', each).op.name for each in sums)
 
-    def completed(self, update: tf.Operation, before: typing.Sequence,
+    def completed(self, update: tf.Operation, awaited: typing.Sequence,
                   replicated: typing.Container[str],
                   redirect: typing.Optional[typing.Callable]) -> 'Machines':
         """The complete `Machines` of the build.
 
         Args:
           update: the operation of the update, where this worker makes it.
-          before: what the optimizer waits for in the model: losses, and update ops that run
+          awaited: what the optimizer waits for in the model: losses, and update ops that run
             with the update.
           replicated: names of the variables of which this worker's towers have replicas.
           redirect: function that makes operations which wait for skippable updates wait for what
             always runs, see `roles.update_order`; None where no update can be skipped.
         """
-        model_operations = frozenset(op.name for op in step_operations(before))
+        model_operations = frozenset(op.name for op in step_operations(awaited))
         variables = tf.global_variables() + [variable for _, variable in self.gradients]
         update_operations = [op for op in step_operations([update])
                              if op.name not in model_operations]
@@ -120,7 +120,7 @@ class Exchange:
             sharing = _SharedState(self, update, model_operations)
             state = sharing.variables(replicated)
             if state:
-                update = sharing.shared(self._cluster, state, update, before)
+                update = sharing.shared(self._cluster, state, update, awaited)
         return Machines(exchange=self, train_op=self._operation_of_step(update),
                         redirect=redirect or (lambda: None), written=written,
                         model_operations=model_operations, state=state)
@@ -229,16 +229,16 @@ class _SharedState:
         return [self._variables[name] for name in sorted(self._writes)]
 
     def shared(self, cluster: typing.Any, state: typing.List[tf.Variable], update: tf.Operation,
-               before: typing.Sequence) -> tf.Operation:
+               awaited: typing.Sequence) -> tf.Operation:
         """The operation of the step: the update, which waits for the values of worker 0.
 
         Args:
           cluster: the `Cluster`.
           state: what `variables` returned.
           update: the operation of the update.
-          before: the losses and update ops that the optimizer waits for.
+          awaited: the losses and update ops that the optimizer waits for.
         """
-        waits_for = self._last_writes(before) + [tensor.op for tensor in self._sums]
+        waits_for = self._last_writes(awaited) + [tensor.op for tensor in self._sums]
         with only_device('/cpu:0'), tf.name_scope('shared_state'):
             for variable in state:
                 with tf.control_dependencies(waits_for):

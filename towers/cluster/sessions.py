@@ -60,13 +60,18 @@ class BeginHook(tf.train.SessionRunHook):
         has_made: typing.List[bool] = []
 
         def create():
-            """The session, once; of parameter servers when the graph is spread over them."""
-            if has_made:  # `MonitoredSession` asks for another one when a machine is lost
+            """Makes the session.
+
+            A second call is `MonitoredSession`'s after a machine was lost, and raises. With
+            parameter servers the graph is spread first; workers other than the chief then wait
+            until the chief has its session.
+            """
+            if has_made:
                 raise self._lost()
             has_made.append(True)
             if self._cluster.is_served:
                 spread(self._cluster, self._built, scaffold)
-                if not self._cluster.is_chief:  # the chief's is there before
+                if not self._cluster.is_chief:
                     self._connection.begin_session()
             return creator.create_session()
         return types.SimpleNamespace(create_session=create)
@@ -163,16 +168,24 @@ class _StepsTogether:
             fetched = [getattr(leaf, 'op', leaf) for leaf in leaves]
             key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
             if key not in self._known:
-                self._known[key] = _numbers_of_steps(fetched, self._builds)
+                self._known[key] = _builds_stepped_by(fetched, self._builds)
             return self._known[key]
         except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
             return list(range(len(self._builds)))
 
 
-def _numbers_of_steps(fetched: typing.List[typing.Any],
-                      builds: typing.List[BuiltTowers]) -> typing.List[int]:
-    """The numbers of the builds whose train op some operations, or names, run. `ClusterError` for
-    sums of all workers' gradients without their step, which the others do not make."""
+def _builds_stepped_by(fetched: typing.List[typing.Any],
+                       builds: typing.List[BuiltTowers]) -> typing.List[int]:
+    """The numbers of those of `builds` of which a call of `session.run` makes a step.
+
+    Args:
+      fetched: the operations, or their names, that the call fetches.
+      builds: the builds of the graph, which number them by their places.
+
+    Raises:
+      ClusterError: the call needs the sums of all workers' gradients, and makes no step. The other
+        workers send theirs only in a step, so it would wait for ever.
+    """
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
     names = names_of(step_operations(elements))

@@ -45,36 +45,38 @@ def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
     Args:
       micro_batches: of all towers, tower by tower.
       per_tower: how many each tower has.
-      schedule: the order of the micro-batches in the stages of a tower; None where each goes
-        through all stages by itself.
+      schedule: the order of the micro-batches in the stages of a tower. None without a pipeline: a
+        micro-batch ends before the next begins, so the tower counts as one stage.
 
     Returns:
       For each tower the sums of its gradients, sparse where all are.
     """
-    runs_first = _needed_to_begin(tf.get_default_graph())
+    names_of_initialization = _names_of_initialization(tf.get_default_graph())
     totals = []
     for start in range(0, len(micro_batches), per_tower):
         of_tower = micro_batches[start:start + per_tower]
         device = of_tower[0].device
         stages = (str(device),) if schedule is None else stages_of(device)
-        totals.append(_add_up_in_order(of_tower, stages, schedule, runs_first))
+        totals.append(_add_up_in_order(of_tower, stages, schedule, names_of_initialization))
     return totals
 
 
 def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Sequence[str],
-                     schedule: typing.Optional[str], runs_first: typing.Set[str]) -> Pairs:
+                     schedule: typing.Optional[str],
+                     names_of_initialization: typing.Set[str]) -> Pairs:
     """The sums of one tower's gradients; makes its stages run their passes in order.
 
     Args:
-      micro_batches: of the tower.
+      micro_batches: the tower's micro-batches.
       stages: the device of each stage.
-      schedule: the order of the micro-batches in the stages; None for one after the other.
-      runs_first: names of the operations that a session runs before the first step.
+      schedule: the order of the micro-batches in the stages; None without a pipeline.
+      names_of_initialization: the names of the operations that a session runs before the first
+        step.
     """
     orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
               for stage in range(len(stages))]
     # For each micro-batch, from a pass and a stage to the operations there.
-    operations = [_by_stage(each, stages, runs_first) for each in micro_batches]
+    operations = [_by_stage(each, stages, names_of_initialization) for each in micro_batches]
     results: list = []
     for each in micro_batches:
         results += _results(each)
@@ -88,7 +90,7 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
             total = _sum_of_two(total, micro_batches[number].gradients, stages)
         for op in made.operations:
             stage_of_op = _stage_of(op, stages)
-            if stage_of_op is not None and _may_wait(op, runs_first):
+            if stage_of_op is not None and _may_wait(op, names_of_initialization):
                 operations[number][BACKWARD, stage_of_op].append(op)
     for stage, order in enumerate(orders):
         passes = [operations[number][direction, stage] for direction, number in order]
@@ -156,7 +158,8 @@ def _stage_of(op: tf.Operation, stages: typing.Sequence[str]) -> typing.Optional
     return stages.index(op.device) if op.device in stages else None
 
 
-def _by_stage(micro_batch: Tower, stages: typing.Sequence[str], runs_first: typing.Set[str]
+def _by_stage(micro_batch: Tower, stages: typing.Sequence[str],
+              names_of_initialization: typing.Set[str]
               ) -> typing.Dict[Pass, typing.List[tf.Operation]]:
     """{(pass, stage): the operations of a micro-batch that a step runs there}."""
     found: typing.Dict[Pass, typing.List[tf.Operation]] = {}
@@ -170,7 +173,7 @@ def _by_stage(micro_batch: Tower, stages: typing.Sequence[str], runs_first: typi
     for op in step:
         stage_of_op = _stage_of(op, stages)
         belongs = micro_batch.has(op.name) and op.name in varying
-        if stage_of_op is not None and belongs and _may_wait(op, runs_first):
+        if stage_of_op is not None and belongs and _may_wait(op, names_of_initialization):
             is_backward = op.name in micro_batch.backward and op.name not in before_loss
             found[BACKWARD if is_backward else FORWARD, stage_of_op].append(op)
     if len(stages) > 1:
@@ -234,13 +237,13 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
             compat.add_control_inputs(op, [ended])
 
 
-def _may_wait(op: tf.Operation, runs_first: typing.Set[str]) -> bool:
+def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> bool:
     """Whether an operation of a micro-batch may be made to wait for others.
 
     Constants may not, since they are folded; nor handles of variables, tables and queues, and what
-    runs before the first step, by the names `runs_first`: these run outside of steps, too.
+    runs before the first step (`names_of_initialization`): these run outside of steps, too.
     """
-    if op.type == 'Const' or op.name in runs_first:
+    if op.type == 'Const' or op.name in names_of_initialization:
         return False
     names_state = not op.inputs and op.outputs and all(map(is_variable, op.outputs))
     return not names_state
@@ -264,7 +267,7 @@ def _may_vary(op: tf.Operation) -> bool:
             or graph_walk.is_control_flow(op))
 
 
-def _needed_to_begin(graph: tf.Graph) -> typing.Set[str]:
+def _names_of_initialization(graph: tf.Graph) -> typing.Set[str]:
     """Names of the operations that a session runs before the first step, for initial values."""
     of_variables = [graph.get_operation_by_name(name) for name in initializers()]
     of_tables = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)

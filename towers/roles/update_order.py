@@ -32,12 +32,12 @@ from towers.placement.variable_device import only_device
 from towers.roles.inline_updates import Write
 
 
-def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, after: typing.Sequence,
-                computed: typing.Sequence, waited: typing.Sequence = ()) -> None:
+def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited: typing.Sequence,
+                fetchable: typing.Sequence, conditions: typing.Sequence) -> None:
     """Makes the writes of an update wait until all that reads their variables has been computed.
 
-    They wait for all gradients, and for `waited`, see `Machines`; and for what the predictions read
-    by operations of their own. Two writes need no new wait: one that waits for its variable's own
+    They wait for all gradients, for the `conditions`, and for what predictions read by operations
+    of their own. Two writes need no new wait: one that waits for its variable's own
     gradient; and one of a variable that no gradient reads, such as a slot, if it waits for some
     gradient. Reference variables have no such exception: others read their memory late. Their
     writes wait for all that is `fetched` of a step, too.
@@ -47,14 +47,16 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, after: 
       gradients: list of `(gradient, variable)`, the sums over all towers and machines; `variable`
         is None for gradients of replicas.
       fetched: list of tensors: losses, and the gradients for the optimizer.
-      after: operations before the optimizer, not looked at: updates wait by `hold_back`.
-      computed: tensors that can be had without a step: what they are computed from gets no
-        new wait.
-      waited: further operations that all writes wait for.
+      awaited: the losses and riding updates that the optimizer waits for. Writes among the latter
+        are no writes of the update: `hold_back` has made them wait.
+      fetchable: tensors that a program can have without a step: nothing behind them gets a new
+        wait.
+      conditions: operations that every write of a step waits for, see `Exchanged`; [] without a
+        cluster.
     """
     pairs = [pair for pair in gradients if pair[0] is not None]
     sums = list(map(operation_of, tensors_of(pairs)))
-    ends = operation_names(sums + list(after))
+    ends = operation_names(sums + list(awaited))
     operations = step_operations([train_op], ends)
     writes = _writes_among(operations, ends)
     if not writes:
@@ -63,16 +65,16 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, after: 
     early = [write for write in writes if not reads.are_before(write)]
     if early:
         all_gradients = _group(sums, 'all_gradients')
-        _make_wait(early, [all_gradients], operations, computed)
+        _make_wait(early, [all_gradients], operations, fetchable)
     reference_writes = [write for write in writes if reads.are_of_memory(write)]
     if reference_writes:
         all_fetched = _group(fetched, 'all_fetched')
-        _make_wait(reference_writes, [all_fetched], operations, computed)
-    if waited:
-        _make_wait(writes, waited, operations, computed)
-    for variable, own_reads in _reads_beside_step(computed, train_op).items():
+        _make_wait(reference_writes, [all_fetched], operations, fetchable)
+    if conditions:
+        _make_wait(writes, conditions, operations, fetchable)
+    for variable, own_reads in _reads_beside_step(fetchable, train_op).items():
         writes_of_variable = [write for write in writes if variable in write.variables]
-        _make_wait(writes_of_variable, own_reads, operations, computed)
+        _make_wait(writes_of_variable, own_reads, operations, fetchable)
 
 
 def _group(awaited: list, name: str) -> tf.Operation:
@@ -130,13 +132,17 @@ class _GradientReads:
         return op is not None and op.type in REFERENCE_VARIABLES
 
 
-def _reads_beside_step(computed: typing.Sequence,
+def _reads_beside_step(fetchable: typing.Sequence,
                        train_op: tf.Operation) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """{name of a resource variable: the reads of it that `computed` tensors need and the step of
-    `train_op` does not}. Only those that make no other operation run."""
+    """{name of a resource variable: the reads of it that `fetchable` tensors need and the step of
+    `train_op` does not}.
+
+    The update will wait for these reads, so every step will run them: only reads whose inputs
+    (handle, indices) the step runs anyway.
+    """
     step = names_of(step_operations([train_op]))
     reads = collections.defaultdict(list)
-    for op in step_operations(computed):
+    for op in step_operations(fetchable):
         if op.name in step or op.type not in READS or compat.in_control_flow(op):
             continue
         variable = variable_op(op.inputs[0])
@@ -161,32 +167,32 @@ class HeldBack(typing.NamedTuple):
     redirect: typing.Optional[typing.Callable]
 
 
-def hold_back(updates: list, waited: typing.Sequence, active: typing.Optional[tf.Tensor],
-              computed: typing.Sequence) -> HeldBack:
+def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optional[tf.Tensor],
+              fetchable: typing.Sequence) -> HeldBack:
     """Makes updates wait for other operations, and leaves them out in a step without a batch.
 
     Args:
       updates: list of operations or tensors.
-      waited: the operations that they wait for.
+      conditions: the operations that they wait for, see `Exchanged`.
       active: float scalar, 0 in a worker whose own data have ended; or None.
-      computed: tensors that can be had without a step: what they need is left as it is, also a
-        write of the forward pass.
+      fetchable: tensors that a program can have without a step: what they need is left as it is,
+        also a write of the forward pass.
     """
-    has_nothing_to_wait_for = not waited and active is None
+    has_nothing_to_wait_for = not conditions and active is None
     if not updates or has_nothing_to_wait_for:
         return HeldBack(updates, None)
     operations = step_operations(updates)
     writes = _updates_and_writes(updates, operations)
     if active is None:
-        _make_wait(writes, waited, operations, computed)
+        _make_wait(writes, conditions, operations, fetchable)
         return HeldBack(updates, None)
     # As in a branch of control flow v1: no reader of the output that is not taken is run.
-    with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(waited)):
+    with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
         has_batch = tf.identity(active >= .5)
         switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
         skipped = tf.identity(switch[0])
         taken = tf.identity(switch[1])
-    held = _make_wait(writes, [taken.op], operations, computed)
+    held = _make_wait(writes, [taken.op], operations, fetchable)
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
@@ -234,20 +240,20 @@ def _redirect_waits(left_out: typing.Container[str], own_names: typing.Container
 
 def _make_wait(writes: typing.Iterable[Write], awaited: typing.Sequence[tf.Operation],
                operations: typing.Sequence[tf.Operation],
-               computed: typing.Sequence) -> typing.List[tf.Operation]:
+               fetchable: typing.Sequence) -> typing.List[tf.Operation]:
     """Makes writes wait.
 
     Args:
       writes: the writes.
       awaited: the operations that they are to wait for.
       operations: all operations of the update, with the loops around the writes.
-      computed: tensors that can be had without a step: what they need gets no wait.
+      fetchable: tensors that a program can have without a step: what they need gets no wait.
 
     Returns:
       The operations that wait for all of `awaited` now.
     """
     frames = Frames(operations)
-    without_step = names_of(step_operations(computed))
+    without_step = names_of(step_operations(fetchable))
     held = []
     for write in writes:
         if write.op.name in without_step:

@@ -60,7 +60,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> None:
     writes = []
     for index, tower in enumerate(towers):
         turns: typing.List[Turn] = []
-        for operations in _updates_alone(tower, towers, forward):
+        for operations in _operations_by_update(tower, towers, forward):
             turns += _turns(tower, operations, written, finder)
             for op in operations:
                 variables = _written_by(op, written, finder)
@@ -125,11 +125,18 @@ def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing
     waits.put_into_graph(finder)
 
 
-def _updates_alone(tower: Tower, towers: typing.Sequence[Tower],
-                   forward: Operations) -> typing.Iterator[typing.List[tf.Operation]]:
-    """Yields for each update of a tower the tower's operations that the forward passes, whose
-    operations are `forward`, do not run; for all updates at once where `towers` have not the same
-    number of updates."""
+def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
+                          forward: Operations) -> typing.Iterator[typing.List[tf.Operation]]:
+    """Yields for each update of a tower the operations that it runs beside the forward passes.
+
+    `take_turns` puts an update after the update of the same place in the tower before. So where
+    `towers` have not the same number of updates, all updates of a tower count as one.
+
+    Args:
+      tower: the tower.
+      towers: all towers.
+      forward: the operations of the forward passes.
+    """
     numbers_of_updates = {len(each.updates) for each in towers}
     if len(numbers_of_updates) == 1:
         fetches_of_updates = [[update] for update in tower.updates]

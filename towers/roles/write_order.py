@@ -1,7 +1,7 @@
 """The order of the towers' writes of shared variables after their reads, before the update.
 
 Variables that a model reads and then writes, in its forward pass or by `UPDATE_OPS`, by role:
-`'first'`: tower 0 alone writes, when all towers have read. Tower 0 keeps the model's control
+`'first'`: only tower 0 writes, when all towers have read. Tower 0 keeps the model's control
 dependencies; without one, each read that the loss or a gradient needs comes first. `'every'`: each
 tower writes when all have read, after the tower before. `'metric'`: see `metric_counters`. With
 `update_ops='all'` towers write one after the other: see `write_in_turn`.
@@ -197,7 +197,9 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
         variable = write.op.graph.get_operation_by_name(write.variable)
         certain = names_of(finder.readers(variable))
         for reader in takers[write.variable]:
-            if reader.name not in reads or others.need_no_wait(reader, write):
+            if reader.name not in reads:
+                continue
+            if others.is_write_that_need_not_be_first(reader, write):
                 continue
             ends = read_ends.of(reader)
             if not ends:
@@ -208,25 +210,34 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
 
 
 class _OtherWrites:
-    """Tells writes that read their variable, too, from other reads."""
+    """Tells writes, which take their variable as a read does, from other reads."""
 
     def __init__(self, writes: typing.List[TowerWrite],
                  steps_of_losses: typing.List[typing.Set[str]]):
-        """`steps_of_losses` has the names of the operations that a step of one loss runs, for each
-        loss; it is empty for a single loss."""
+        """
+        Args:
+          writes: the writes of the towers.
+          steps_of_losses: for each loss with a name, the names of the operations that its step
+            runs, see `_steps_of_one_loss`.
+        """
         self._writes = {write.op.name: write for write in writes}
         self._steps_of_losses = steps_of_losses
 
-    def need_no_wait(self, reader: tf.Operation, write: TowerWrite) -> bool:
-        """Whether a reader is itself a write, after which the write need not come."""
-        other = self._writes.get(reader.name)
+    def is_write_that_need_not_be_first(self, op: tf.Operation, write: TowerWrite) -> bool:
+        """Whether an operation is a write, after which another write of its variable need not come.
+
+        There are three reasons: it is that write itself; every tower writes the variable, and such
+        writes are in the order of the towers already; or the step of some loss runs the other write
+        and not this one, which it would then run, too.
+        """
+        other = self._writes.get(op.name)
         if other is None:
             return False
-        if reader is write.op:
+        if op is write.op:
             return True
         if other.is_every and write.is_every:
-            return True  # they are in the order of the towers
-        return _is_of_another_loss(reader, write.op, self._steps_of_losses)
+            return True
+        return _is_of_another_loss(op, write.op, self._steps_of_losses)
 
 
 def _is_of_another_loss(reader: tf.Operation, writer: tf.Operation,
