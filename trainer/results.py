@@ -1,7 +1,7 @@
 """What train.py makes of the newest checkpoint: an evaluation, predictions, a SavedModel.
 
 Each builds a graph of its own, restores the checkpoint into it, with the moving averages of the
-weights where the checkpoint has some, and writes outside of the run's folder alone.
+weights where the checkpoint has some, and writes only outside of the run's folder.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from trainer.run_settings import check_classes
 def evaluate_or_predict(setup: Setup) -> None:
     """Does --mode=eval or --mode=predict: shows the plan, evaluates or predicts, and exports.
 
-    With --plan_only it shows the plan alone.
+    With --plan_only it only shows the plan.
 
     Args:
       setup: the model and its data.
@@ -92,9 +92,9 @@ def evaluate(evaluation: Evaluation, setup: Setup, prefix: typing.Optional[str] 
     """Evaluates a checkpoint on the test set, prints the results, and returns them.
 
     Args:
-      evaluation: of the model of `setup`.
+      evaluation: an evaluation of the model of `setup`.
       setup: the model and its data.
-      prefix: of the checkpoint; None for the newest one.
+      prefix: the checkpoint's prefix; None for the newest one.
       with_confusion: whether to show, and to write, which classes were taken for which.
     """
     with restored_session(evaluation.built, prefix) as session:
@@ -111,8 +111,8 @@ def _report_confusion(evaluation: Evaluation, session: tf.Session, setup: Setup)
     The test set is read once more, for the predictions.
 
     Args:
-      evaluation: of the model of `setup`.
-      session: with the restored weights.
+      evaluation: an evaluation of the model of `setup`.
+      session: a session with the restored weights.
       setup: the model and its data.
     """
     classes = getattr(setup.dataset, 'classes', None)
@@ -129,7 +129,7 @@ def predict(evaluation: Evaluation, setup: Setup) -> None:
     its label, its predictions, and the name of the predicted class if it has one.
 
     Args:
-      evaluation: of the model of `setup`, for predictions.
+      evaluation: an evaluation of the model of `setup`, which makes predictions.
       setup: the model and its data.
 
     Raises:
@@ -207,7 +207,7 @@ def restored_session(built: towers.BuiltTowers,
 
     Args:
       built: towers of the same graph, by which the session is configured.
-      prefix: of the checkpoint; None for the newest one.
+      prefix: the checkpoint's prefix; None for the newest one.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged or of another model.

@@ -179,7 +179,7 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
     """The `BatchSplit` of a build.
 
     Args:
-      devices: of the towers.
+      devices: the device of each tower.
       accumulate: how many micro-batches each tower has.
       shares: the proportions of the towers' shards.
       remainder: what becomes of examples that whole shares leave over, see `cut`.
@@ -199,8 +199,8 @@ def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without
     """The prefix of the towers' name scopes, and the parts, whose scopes the graph does not have.
 
     Args:
-      graph: of the build.
-      devices: of the towers.
+      graph: the graph of the build.
+      devices: the device of each tower.
       accumulate: how many micro-batches each tower has.
       num_without_scope: so many of the first parts use none.
     """

@@ -61,7 +61,7 @@ def _step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operati
 
     Args:
       cluster: the `Cluster`.
-      rounds: of this worker.
+      rounds: this worker's count of the rounds.
       pushes: the operations that add this worker's summands.
       update: the operation of the update.
     """
@@ -157,8 +157,8 @@ def _summands(cluster: typing.Any, gradients: Pairs, shares: Shares) -> typing.L
 
     Args:
       cluster: the `Cluster`.
-      gradients: of this worker.
-      shares: have its weight.
+      gradients: this worker's `(gradient, variable)` pairs.
+      shares: with the weight of this worker's gradients.
     """
     summands = []
     factor: typing.Any = shares.constant
@@ -186,9 +186,9 @@ def _sum(cluster: typing.Any, shares: Shares, rounds: _Rounds, summand: _Summand
 
     Args:
       cluster: the `Cluster`.
-      shares: have the loss of this worker.
-      rounds: of this worker.
-      summand: this worker's.
+      shares: with the loss of this worker.
+      rounds: this worker's count of the rounds.
+      summand: what this worker adds to the sum.
     """
     # Other workers send when they have their loss, too: the update may begin as soon as they have.
     after = [] if cluster.is_chief or shares.loss is None else [shares.loss]
@@ -232,10 +232,11 @@ def _for_update(cluster: typing.Any, gradients: Pairs, shares: Shares, rounds: _
 
     Args:
       cluster: the `Cluster`.
-      gradients: of this worker.
-      shares: have its weight.
-      rounds: of this worker.
-      sums: of the gradients; before them of the examples, where these weigh.
+      gradients: this worker's `(gradient, variable)` pairs.
+      shares: with the weight of this worker's gradients.
+      rounds: this worker's count of the rounds.
+      sums: the sums of all workers' gradients; where gradients are weighted by their numbers of
+        examples, the sum of these comes first.
     """
     totals = [each.total for each in sums]
     with only_device('/cpu:0'):  # one operation, which every write of the step waits for

@@ -55,10 +55,8 @@ SAME_NUMBERS = RESHAPES | {'Cast'}
 HAND_ON_MEMORY = HAND_ON | RESHAPES | {
     'Bitcast', 'Slice', 'StridedSlice', 'Split', 'SplitV', 'Unpack', 'Print', 'RefSelect'}
 
-# Linear in the examples: sums in each input, quotients in the first; choices hand on an input.
-SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
+# The first input divided by the second.
 QUOTIENTS = frozenset(['RealDiv', 'Div', 'DivNoNan'])
-CHOICES = frozenset(['Select', 'SelectV2', 'Switch', 'Merge', 'RefSwitch', 'RefMerge'])
 
 
 def is_fused_batch_norm(kind: str) -> bool:

@@ -21,9 +21,9 @@ class Numbers(typing.NamedTuple):
     Attributes:
       losses: by `'of step 1'`, `'of step 2'` and so on; of several losses by `'of step 1 of
         generator'` and the like.
-      gradients: of the first step.
-      variables: after the last step, without slots.
-      slots: after the last step.
+      gradients: the gradients of the first step, by the names of their variables.
+      variables: the variables after the last step, without slots.
+      slots: the optimizers' slots after the last step.
       sum_of_losses: the sum of the towers' losses in the first step; of one device 0.
       initial_values: of the variables whose initial value is of a part of the batch: None for each.
     """
@@ -71,7 +71,7 @@ class Difference(typing.NamedTuple):
 
     Attributes:
       what: `'initial value'`, `'loss'`, `'gradient'`, `'variable'` or `'slot'`.
-      name: of the variable or loss.
+      name: the variable's or the loss's name.
       relative: the largest difference over the largest absolute value; inf where one side lacks it.
     """
 
@@ -84,7 +84,7 @@ class LeftOut(typing.NamedTuple):
     """A variable that is not compared.
 
     Attributes:
-      name: on one device.
+      name: the variable's name on one device.
       why: in a few words.
     """
 
@@ -198,7 +198,7 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
     Args:
       one: the numbers of one device.
       many: the numbers of the towers.
-      traits: of the model.
+      traits: what is to be known of the model.
       ran: what was run.
       tolerance: largest relative difference that counts as equal; None for that of the types.
       proof: the plan's line about one device; or None.

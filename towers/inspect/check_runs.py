@@ -39,7 +39,7 @@ class Program(typing.NamedTuple):
       inputs: the sample batch.
       make_optimizer: makes the optimizer anew.
       steps: how many steps are run.
-      reduction: of the towers' gradients.
+      reduction: how the towers' gradients are combined, `'sum'` or `'mean'`.
       options: more arguments of `build_towers`, by name.
     """
 
@@ -55,9 +55,9 @@ class RunOfOneDevice(typing.NamedTuple):
     """The run of a plain program.
 
     Attributes:
-      numbers: of its steps.
+      numbers: the values that its steps computed.
       initial: all variables before step 1.
-      traits: of the model.
+      traits: what is to be known of the model.
     """
 
     numbers: Numbers
@@ -73,7 +73,7 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
     Args:
       program: what is trained.
       seed: graph-level seed of the initial weights.
-      factor: of the loss: 1, or N for the sum over N towers.
+      factor: by which the loss is multiplied: 1, or N for the sum over N towers.
     """
     with tf.Graph().as_default():
         tf.set_random_seed(seed)
@@ -125,9 +125,9 @@ def _loss_on_one_device(program: Program, batch: typing.Any, objectives: Objecti
     """The loss of the whole batch, a dict of several; and the updates that run with a step.
 
     Args:
-      program: with the model function.
-      batch: its argument, tensors.
-      objectives: of the losses.
+      program: what is trained.
+      batch: tensors, the argument of its model function.
+      objectives: for each loss its optimizer, and what it trains.
     """
     with record_keras_calls() as keras, tf.variable_scope(
             tf.get_variable_scope(), auxiliary_name_scope=False,
@@ -198,12 +198,12 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
     """The operation of a step: the update by each loss, after the model's own updates.
 
     Args:
-      objectives: of the losses.
-      loss: shaped.
-      pairs: of gradients and variables, shaped.
-      updates: of the model.
+      objectives: for each loss its optimizer, and what it trains.
+      loss: the loss; where losses have names, a dict of these.
+      pairs: its `(gradient, variable)` pairs; where losses have names, a dict of these.
+      updates: the model's own updates, such as batch norm's.
       global_step: for the last optimizer to count; or None.
-      factor: of the loss.
+      factor: by which the loss is multiplied.
     """
     graph = tf.get_default_graph()
     after = flat(loss) + updates
@@ -240,11 +240,11 @@ def _applied_on_one_device(objective: Objective, loss: tf.Tensor, pairs: Pairs,
     """The update by one loss.
 
     Args:
-      objective: with the optimizer.
-      loss: of the batch.
-      pairs: the gradients, which are those of the loss times the factor.
+      objective: the loss's optimizer, and what it trains.
+      loss: the loss of the batch.
+      pairs: the gradients of the loss times the factor, with their variables.
       global_step: for the optimizer to count; or None.
-      factor: of the loss.
+      factor: by which the loss is multiplied.
     """
     optimizer = objective.optimizer
     if not has_own_minimize(optimizer):
@@ -255,7 +255,7 @@ def _applied_on_one_device(objective: Objective, loss: tf.Tensor, pairs: Pairs,
 
 
 def _traits(loss: typing.Any, updates: list) -> Traits:
-    """The traits of the model of a loss, shaped, and of its updates."""
+    """The traits of a model by its loss (or a dict of losses) and its updates."""
     graph = tf.get_default_graph()
     forward = [graph.get_operation_by_name(name) for name in graph_walk.ancestors(flat(loss))]
     coarsest = FLOATS[0]
@@ -283,7 +283,7 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
 
     Args:
       program: what is trained.
-      devices: of the towers.
+      devices: the device of each tower.
       initial: the values with which training begins.
       same_shards: whether all parts of the batch have the same examples.
 

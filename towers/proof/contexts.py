@@ -21,7 +21,7 @@ from towers.proof.sizes import as_numbers, sizes_in
 from towers.proof.states import INDEPENDENT, Size, State
 from towers.proof.view import View
 
-HAND_ON = frozenset(['Identity', 'Enter', 'RefEnter', 'Exit', 'Switch', 'NextIteration'])
+HAND_ON_IN_LOOP = frozenset(['Identity', 'Enter', 'RefEnter', 'Exit', 'Switch', 'NextIteration'])
 """The types of the operations of a loop that hand a value on as it is."""
 
 ONE_OF_EACH = (Size(0, 1),)
@@ -81,7 +81,7 @@ def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
         return False
     carried, increment = step.op.inputs
     carried = graph_walk.behind(carried, ('Identity', 'Switch'))
-    return carried.op is merge and constant_of(graph_walk.behind(increment, HAND_ON)) == 1
+    return carried.op is merge and constant_of(graph_walk.behind(increment, HAND_ON_IN_LOOP)) == 1
 
 
 def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
@@ -101,7 +101,7 @@ def frame_is_over_examples(enter: tf.Operation, view: View) -> bool:
 
 def is_array_flow(tensor: tf.Tensor) -> bool:
     """Whether a tensor orders the operations on an array, and has no value of its own."""
-    source = graph_walk.behind(tensor, HAND_ON | {'Merge'})
+    source = graph_walk.behind(tensor, HAND_ON_IN_LOOP | {'Merge'})
     return source.op.type.startswith('TensorArray')
 
 

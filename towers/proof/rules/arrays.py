@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.proof import contexts
-from towers.proof.contexts import HAND_ON
+from towers.proof.contexts import HAND_ON_IN_LOOP
 from towers.proof.rules.loops import either
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_numbers, sizes_in
@@ -45,7 +45,7 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     rule = _RULES.get(op.type)
     if rule is None:
         return unknown(op, 'has no rule')
-    maker = graph_walk.behind(op.inputs[0], HAND_ON | {'Merge'}).op
+    maker = graph_walk.behind(op.inputs[0], HAND_ON_IN_LOOP | {'Merge'}).op
     found = rule(op, as_numbers(op, states, view), view, maker)
     return None if found is None else found.with_marks_of(flow)
 

@@ -123,6 +123,7 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of the values, at least one.
       view: `View`.
     """
+    # A list in which nothing is written yet is as the one that it is chosen beside.
     written = [state for state in states if state.kind is not Kind.EMPTY]
     states = written or states[:1]
     first = states[0]
@@ -136,6 +137,7 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
         return _either_of_examples(op, numbers, view).with_marks_of(*states)
     if any(state.is_position for state in numbers):
         return unknown(op, 'joins numbers of the examples')
+    # All towers choose alike, so one of f and g is of the kind that f + g is.
     return sum_of_totals(op, numbers, view)
 
 
