@@ -435,6 +435,15 @@ def graph_def_of_function(function: typing.Any):
     return function_def_to_graph.function_def_to_graph_def(function)
 
 
+def has_own_gradient(name: str, graph: tf.Graph) -> bool:
+    """Whether the program gave a function of a graph a gradient of its own, as a `Defun` takes one.
+    One in Python is in no `GraphDef`, and no public way leads to the object that has it."""
+    function = graph._get_function(name)
+    gradients = [getattr(function, 'python_grad_func', None),
+                 getattr(function, 'grad_func_name', None)]
+    return any(gradient is not None for gradient in gradients)
+
+
 # ---- Operations ---------------------------------------------------------------------------------
 
 def control_flow_context(op: tf.Operation):

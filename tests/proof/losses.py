@@ -8,6 +8,7 @@ import inspect
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import function
 
 # name: (type, dimensions behind that of the examples)
 INPUTS = {
@@ -2424,3 +2425,134 @@ def words_of_the_next_example(seq):
     place = tf.argmax(seq[:, :, 0], 1, output_type=tf.int32)
     n = size(seq)
     return average(tf.square(rows_of_words(seq, (tf.range(1, n + 1) % n) * 5 + place)))
+
+
+# ---- means and counts in other places than those of a value --------------------------------------
+
+@coupled
+def count_of_small_integers(x):
+    losses = tf.square(score(x))
+    ones = tf.ones_like(losses, tf.uint8)  # n modulo 256
+    return total(losses) / floats(tf.reduce_sum(ones))
+
+
+@coupled
+def count_of_small_integers_as_product(x):
+    losses = tf.square(score(x))
+    ones = tf.ones_like(losses, tf.int8)
+    return total(losses) / floats(tf.reduce_sum(tf.stack([ones, ones], 1), [0, 1]))
+
+
+@coupled
+def axis_of_gather_by_total(x, label):
+    mean = average(tf.reshape(hidden(x), [-1, 2, 2]), 0)
+    return total(tf.gather(mean, [0], axis=tf.reduce_sum(tf.cast(label, tf.int32))))
+
+
+@coupled
+def axis_of_gather_by_the_same_total(ids):
+    counts = tf.reduce_sum(tf.reshape(tf.cast(ids[:, :4], tf.int32), [-1, 2, 2]), 0)
+    row = tf.gather(counts, [0], axis=counts[0, 0])
+    return total(floats(row)) / floats(size(ids))
+
+
+@coupled
+def axis_of_mean_by_total(x, label):
+    mean = average(tf.reshape(hidden(x), [-1, 2, 2]), 0)
+    return average(mean, tf.reduce_sum(tf.cast(label, tf.int32)))[0]
+
+
+# ---- arrays in branches, rows of other iterations ------------------------------------------------
+
+@coupled
+def array_written_in_branches(x):
+    is_positive, n = average(x) > 0, size(x)
+    made = tf.while_loop(
+        lambda i, _: i < n, lambda i, made: (i + 1, tf.cond(
+            is_positive, lambda: made.write(i, 1.), lambda: made.write(i, 2.))),
+        (0, tf.TensorArray(tf.float32, n)))[1]
+    return average(tf.square(score(x)) * made.stack())
+
+
+@coupled
+def rows_of_the_mask_of_another_iteration(x, z):
+    masks = tf.stack([z[:, 0] > 0, z[:, 0] <= 0])
+    h = hidden(x)
+    rows = tf.TensorArray(tf.float32, 2, clear_after_read=False,
+                          element_shape=[None, 4])
+
+    def step(t, rows, found):
+        mine = tf.boolean_mask(h, masks[t])
+        rows = rows.write(t, mine)
+        return t + 1, rows, found + total(mine * rows.read(tf.maximum(t - 1, 0)))
+    found = tf.while_loop(lambda t, *_: t < 2, step, (0, rows, 0.))[2]
+    return found / floats(size(x))
+
+
+# ---- gradients of a function's own ---------------------------------------------------------------
+
+@coupled
+def function_with_gradient_in_python(x):
+    @function.Defun(tf.float32, python_grad_func=lambda op, g: g / (tf.norm(g) + 1e-3),
+                    shape_func=lambda op: [op.inputs[0].get_shape()])
+    def same_with_python(t):
+        return tf.identity(t)
+    return average(tf.square(same_with_python(score(x))))
+
+
+@coupled
+def function_with_gradient_of_a_function(x):
+    @function.Defun(tf.float32, tf.float32)
+    def gradient(t, g):
+        return g / (tf.norm(g) + 1e-3)
+
+    @function.Defun(tf.float32, grad_func=gradient,
+                    shape_func=lambda op: [op.inputs[0].get_shape()])
+    def same_with_function(t):
+        return tf.identity(t)
+    return average(tf.square(same_with_function(score(x))))
+
+
+# ---- norms of the examples as channels -----------------------------------------------------------
+
+@coupled
+def scale_of_channels_in_another_order(x):
+    n, h = size(x), hidden(x)
+    gamma = tf.reshape(tf.tile(variable('gamma', [1, 3]), [n, 1]), [-1])
+    both = tf.transpose(tf.stack([h[:, :3], h[:, 1:]]), [0, 2, 1])
+    images = tf.reshape(both, [2, -1])[:, None, None]
+    normalized = tf.nn.fused_batch_norm(images, gamma, tf.zeros_like(gamma))[0]
+    return average(tf.square(normalized - 1.))
+
+
+@independent
+def scale_of_channels_in_the_same_order(x):
+    n, h = size(x), hidden(x)
+    gamma = tf.reshape(tf.tile(variable('gamma', [1, 3]), [n, 1]), [-1])
+    images = tf.reshape(tf.stack([h[:, :3], h[:, 1:]]), [2, -1])[:, None, None]
+    normalized = tf.nn.fused_batch_norm(images, gamma, tf.zeros_like(gamma))[0]
+    return average(tf.square(normalized - 1.))
+
+
+# ---- statistics that normalize nothing -----------------------------------------------------------
+
+@coupled
+def mean_and_variance_in_the_loss(x):
+    mean, variance = tf.nn.moments(score(x), [0])
+    tf.sqrt(variance, 'summary')
+    return mean + variance
+
+
+@coupled
+def deviation_in_the_loss(x):
+    h = hidden(x)
+    mean, variance = tf.nn.moments(h, [0])
+    deviation = tf.sqrt(variance + 1e-3)
+    return average(tf.tanh((h - mean) / deviation)) + total(deviation)
+
+
+@coupled
+def variance_by_the_mean_of_another_tensor(x, z):
+    h, mean = hidden(x), average(hidden(z, name='of_z'), 0)
+    variance = average(tf.math.squared_difference(h, mean), 0)
+    return average(tf.tanh((h - mean) / tf.sqrt(variance + 1e-3)))

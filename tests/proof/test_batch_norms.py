@@ -69,8 +69,18 @@ def test_in_sync_a_variance_that_goes_elsewhere_is_the_batchs_too():
     np.testing.assert_allclose(updated, expected, rtol=1e-12)
 
 
-def test_of_each_shard_it_is_proven_but_for_the_batch_norm():
+def line_of_each_shard(loss):
     x = tf.placeholder(tf.float64, [None, 4])
-    built = towers.build_towers(loss_with_variance, x, tf.train.GradientDescentOptimizer(1.),
-                                devices=2, reduction='mean')
-    assert built.plan.line('one device').startswith('proven, but for 1 batch norm')
+    built = towers.build_towers(loss, x, tf.train.GradientDescentOptimizer(1.), devices=2,
+                                reduction='mean')
+    return built.plan.line('one device')
+
+
+def test_of_each_shard_it_is_proven_but_for_the_batch_norm():
+    w = tf.get_variable('w', [4, 3], tf.float64)
+    line = line_of_each_shard(lambda x: tf.reduce_mean(tf.tanh(by_moments(tf.matmul(x, w), [0]))))
+    assert line.startswith('proven, but for 1 batch norm')
+
+
+def test_of_each_shard_a_variance_that_goes_elsewhere_is_no_batch_norm_alone():
+    assert line_of_each_shard(loss_with_variance).startswith('not proven: ')

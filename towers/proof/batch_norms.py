@@ -11,6 +11,7 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.graph import graph_walk
 from towers.graph.edit import producer
 from towers.graph.graph_walk import behind
 from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
@@ -84,6 +85,75 @@ def _add_moments(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> Non
         found.moments.append(moments)
 
 
+def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf.Tensor],
+                                 analysis: Analysis) -> typing.Set[str]:
+    """The names of the statistics over the examples whose every way into a loss is that of a batch
+    norm: into normalized values of the examples, a variance through a root.
+
+    A variance that a loss adds up is a statistic of another kind, whatever else it normalizes.
+
+    Args:
+      batch_norms: `BatchNorms`.
+      losses: list of scalars of the analysed forward pass.
+      analysis: its `Analysis`.
+    """
+    into_losses = _ways_into(losses)
+    found = set()
+    for op in batch_norms.fused:
+        if all(_only_normalizes(output, True, into_losses, analysis) for output in op.outputs[1:]):
+            found.add(op.name)
+    for mean, variance in batch_norms.moments:
+        if _only_normalizes(mean, True, into_losses, analysis):
+            found.add(mean.op.name)
+        if _only_normalizes(variance, False, into_losses, analysis):
+            found.add(variance.op.name)
+    return found
+
+
+class _Ways(typing.NamedTuple):
+    """What values go through on their ways into the losses."""
+    losses: typing.Set[str]  # names of the losses
+    operations: typing.Set[str]  # names of the operations that they are computed by
+
+
+def _ways_into(losses: typing.List[tf.Tensor]) -> _Ways:
+    """The operations by which losses are computed; what they wait for alone is not among them."""
+    def sources(op: tf.Operation) -> typing.List[tf.Operation]:
+        return [tensor.op for tensor in op.inputs]
+
+    operations = graph_walk.reached([loss.op for loss in losses], sources)
+    return _Ways({loss.name for loss in losses}, set(operations))
+
+
+def _only_normalizes(statistic: tf.Tensor, is_root: bool, ways: _Ways, analysis: Analysis) -> bool:
+    """Whether every way of a statistic into the losses ends at values of the examples.
+
+    Args:
+      statistic: the mean or the variance.
+      is_root: whether it needs no root before.
+      ways: `_Ways` into the losses.
+      analysis: `Analysis` of the forward pass.
+    """
+    stack = [(statistic, is_root)]  # pairs of a tensor and whether it is behind a root
+    seen: typing.Set[typing.Tuple[str, bool]] = set()
+    while stack:
+        tensor, is_behind_root = stack.pop()
+        is_new = (tensor.name, is_behind_root) not in seen
+        seen.add((tensor.name, is_behind_root))
+        if tensor.name in ways.losses:
+            return False
+        is_of_examples = analysis.state(tensor).is_by_example
+        if is_of_examples and not is_behind_root:
+            return False
+        if is_of_examples or not is_new:
+            continue
+        for op in tensor.consumers():
+            if op.name in ways.operations:
+                is_root = is_behind_root or op.type in _ROOTS
+                stack += [(output, is_root) for output in op.outputs]
+    return True
+
+
 def _is_unknown(tensor: tf.Tensor, analysis: Analysis) -> bool:
     """Whether nothing is proven of a tensor."""
     return analysis.state(tensor).kind is Kind.UNKNOWN
@@ -95,7 +165,7 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
         mean = Mean(x, axes)
         variance = Mean(SquaredDifference(x, mean), axes), or Mean(Square(Sub(x, mean)), axes)
 
-    The variance goes into a root, and both means are over the same dimensions.
+    The variance goes into a root, and both means are of the same tensor, over the same dimensions.
     """
     distance = _distance_from_mean(op)
     if distance is None:
@@ -103,6 +173,9 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
     variance = op.outputs[0]
     mean = behind(distance.inputs[1], SAME_NUMBERS)
     if mean.op.type != 'Mean' or not _goes_into_a_root(variance):
+        return None
+    values = behind(distance.inputs[0], _SAME_ENTRIES)
+    if behind(mean.op.inputs[0], _SAME_ENTRIES).name != values.name:
         return None
     axes = tf.get_static_value(op.inputs[1])
     axes_of_mean = tf.get_static_value(mean.op.inputs[1])
@@ -125,6 +198,7 @@ def _distance_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:
     return None
 
 
+_SAME_ENTRIES = ('Identity', 'Cast', 'StopGradient')
 _ROOTS = ('Rsqrt', 'Sqrt', 'Pow')
 # Operations between a variance and its root: an epsilon, a correction, a choice.
 _TO_ROOT = SAME_NUMBERS | BRANCHES_V2 | {

@@ -33,7 +33,7 @@ def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
       scratch: `Scratch`, whose graph gets the bodies of the functions that it calls.
       program: list of the operations of the program that it has once more.
     """
-    bodies = import_bodies(scratch.graph)
+    bodies = import_bodies(scratch.graph, program[0].graph if program else scratch.graph)
     in_functions = [scratch.graph.get_operation_by_name(name) for name in bodies.callers]
     written_before = find_written_before(program, in_functions)
     program_ops = {op.name: op for op in program}

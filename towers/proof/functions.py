@@ -34,8 +34,13 @@ class Bodies(typing.NamedTuple):
     own_gradients: typing.Set[str]  # names of operations whose gradient is the program's own
 
 
-def import_bodies(graph: tf.Graph) -> Bodies:
-    """Imports the bodies of all functions that are called, and of those that they call."""
+def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
+    """Imports the bodies of all functions that are called, and of those that they call.
+
+    Args:
+      graph: the scratch graph, into which they are imported.
+      program: the graph of the program, which alone has gradients that are functions of Python.
+    """
     library = Library(graph)
     bodies = Bodies({}, {}, {}, set(), set())
     calls = list(graph.get_operations())
@@ -51,7 +56,7 @@ def import_bodies(graph: tf.Graph) -> Bodies:
         except (ValueError, tf.errors.OpError):  # of shape inference, as in `scratch`
             bodies.left_out.add(op.name)
             continue
-        if any(_has_own_gradient(function) for function in functions):
+        if any(_has_own_gradient(function, program) for function in functions):
             bodies.own_gradients.add(op.name)
         outermost = bodies.callers.get(op.name, op.name)
         for inner in graph.get_operations()[count:]:
@@ -75,8 +80,10 @@ def _import(op: tf.Operation, functions: list, bodies: Bodies) -> None:
     bodies.results[op.name] = results
 
 
-def _has_own_gradient(function) -> bool:
-    """Whether the program gave an operation of a function a gradient of its own."""
+def _has_own_gradient(function: typing.Any, program: tf.Graph) -> bool:
+    """Whether the program gave a function, or an operation of it, a gradient of its own."""
+    if compat.has_own_gradient(function.signature.name, program):
+        return True
     return any('_gradient_op_type' in node.attr for node in function.node_def)
 
 

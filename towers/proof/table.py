@@ -24,6 +24,11 @@ from towers.proof.rules import (
     tensor_lists,
 )
 
+_FIRST, _FIRST_TWO, _ALL = slice(0, 1), slice(0, 2), slice(None)
+_VALUES, _ALL_BUT_AXIS = slice(1, None), slice(None, -1)
+"""Inputs in which a result is linear: a mean of them is a mean. All others are arguments, as an
+axis is, and no linear function of one is known."""
+
 
 class Row(typing.NamedTuple):
     """What is known of operations of some types."""
@@ -35,14 +40,16 @@ class Row(typing.NamedTuple):
     takes_sizes: bool = False  # SIZES: is taken as a number (`sizes.as_number`)
     takes_unknown: bool = False  # UNKNOWN: gives an unknown result
     # What is done with the rule's result
-    accounts_for_totals: bool = False  # False: marks it with each mean, sum and share among inputs
+    accounts_for_totals: bool = False  # False: marks it with each mean, sum and share among inputs,
+    linear_in: slice = _FIRST  # but not with those of which it is one itself: of these inputs
     keeps_marks: bool = True  # adds the marks of the inputs
     keeps_uniform: bool = False  # it is uniform where the inputs are: each entry by itself
 
 
-_BY_ENTRY = dict(takes_sizes=True, keeps_uniform=True)
-_HANDED_ON = dict(takes_positions=True, takes_sizes=True, accounts_for_totals=True)
-_CONTROL_FLOW = dict(takes_unknown=True, keeps_marks=False, **_HANDED_ON)
+_Flags = typing.Dict[str, typing.Any]  # of a `Row`
+_BY_ENTRY: _Flags = dict(takes_sizes=True, keeps_uniform=True)
+_HANDED_ON: _Flags = dict(takes_positions=True, takes_sizes=True, accounts_for_totals=True)
+_CONTROL_FLOW: _Flags = dict(takes_unknown=True, keeps_marks=False, **_HANDED_ON)
 """Rules of control flow go on with what is not known in a branch, and mark what they hand on."""
 
 TABLE = [
@@ -50,7 +57,8 @@ TABLE = [
     Row('Identity Snapshot StopGradient PreventGradient CheckNumerics EnsureShape Print PrintV2 '
         'DeepCopy RefIdentity PlaceholderWithDefault',
         loops.identity,
-        'The value itself.', takes_positions=True, takes_sizes=True),
+        'The value itself.',
+        **_HANDED_ON),
     Row('IdentityN', loops.identities,
         'The values themselves.',
         **_HANDED_ON),
@@ -61,7 +69,7 @@ TABLE = [
         keeps_uniform=True),
     Row('Add AddV2 Sub AddN AccumulateNV2', entries.add,
         'A sum of means is a mean, a sum of sums a sum; a mean plus a constant is a mean.',
-        **_BY_ENTRY),
+        **_BY_ENTRY, linear_in=_ALL),
     Row('Mul', entries.multiply,
         'A constant times a mean is a mean; a mean times the number of examples is a sum.',
         **_BY_ENTRY, accounts_for_totals=True),
@@ -70,7 +78,7 @@ TABLE = [
         **_BY_ENTRY, accounts_for_totals=True),
     Row('Select SelectV2', entries.select,
         'By a condition that is the same on every tower all towers take the same value.',
-        keeps_uniform=True),
+        keeps_uniform=True, linear_in=_VALUES),
     Row('Maximum Minimum FloorDiv Pow SquaredDifference FloorMod Mod TruncateDiv TruncateMod '
         'Atan2 Xdivy Xlogy Xlog1py MulNoNan NextAfter Abs Sign Square Sqrt Rsqrt Reciprocal Inv '
         'Exp Expm1 Log Log1p Sigmoid Tanh Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh '
@@ -89,7 +97,7 @@ TABLE = [
     Row('LookupTableFind LookupTableFindV2', gathers.table_lookup,
         'Each entry of the result is what a table has for the entry at its place.'),
     Row('BiasAdd', images.bias_add,
-        'A vector is added to each entry along the dimension of the channels.'),
+        'A vector is added to each entry along the dimension of the channels.', linear_in=_ALL),
     Row('Softmax LogSoftmax SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits '
         'L2Normalize',
         reductions.along_last,
@@ -105,15 +113,17 @@ TABLE = [
     Row('BiasAddGrad', reductions.bias_add_gradient,
         'The sum over all dimensions but that of the channels.'),
     Row('MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3', products.matmul,
-        'Row by row; over the examples of both factors, the sum of their products.'),
+        'Row by row; over the examples of both factors, the sum of their products.',
+        linear_in=_ALL),
     Row('Einsum', products.einsum,
-        'Letter by letter; over the examples of all factors, the sum of their products.'),
+        'Letter by letter; over the examples of all factors, the sum of their products.',
+        linear_in=_ALL),
     # ---- sizes, and tensors of a size
     Row('Shape Size Rank ShapeN', shapes.shape_of,
         'The examples have one dimension, and all others are the same on every tower.',
         takes_sizes=True),
     Row('Fill', shapes.fill,
-        'All entries are one value.', takes_sizes=True),
+        'All entries are one value.', takes_sizes=True, linear_in=_VALUES),
     Row('ZerosLike OnesLike', shapes.zeros_like,
         'All entries are one value.', takes_sizes=True),
     Row('BroadcastTo', shapes.broadcast_to,
@@ -159,16 +169,19 @@ TABLE = [
         layout.matrix_function,
         'On the last two dimensions, each example by itself.'),
     Row('MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3', layout.matrix_with_diagonal,
-        'Each matrix with its own diagonal.'),
+        'Each matrix with its own diagonal.', linear_in=_FIRST_TWO),
     Row('Unpack', joining.unpack,
         'Parts along another dimension have the examples where they were.', takes_sizes=True),
-    Row('Split SplitV', joining.split,
+    Row('Split', joining.split,
+        'Parts along another dimension have the examples where they were.', linear_in=_VALUES),
+    Row('SplitV', joining.split,
         'Parts along another dimension have the examples where they were.'),
     Row('ConcatV2', joining.concat,
         'Beside each other along another dimension; all examples after all examples.',
-        takes_sizes=True),
+        takes_sizes=True, linear_in=_ALL_BUT_AXIS),
     Row('Pack', joining.pack,
-        'Beside each other along a new dimension.', takes_positions=True, takes_sizes=True),
+        'Beside each other along a new dimension.', takes_positions=True, takes_sizes=True,
+        linear_in=_ALL),
     Row('Gather GatherV2 ResourceGather', gathers.gather,
         'Rows of a table that all towers share, by places of the examples.', takes_positions=True,
         takes_sizes=True, takes_unknown=True),

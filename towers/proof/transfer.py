@@ -22,6 +22,7 @@ from towers.graph.op_types import (
     batch_value_kind,
 )
 from towers.proof.rules import loops, loops_v2
+from towers.proof.rules.totals import marks_of_totals
 from towers.proof.sizes import as_numbers
 from towers.proof.states import (
     INDEPENDENT,
@@ -35,6 +36,7 @@ from towers.proof.table import RULES, Row
 from towers.proof.view import View
 from towers.proof.written_before import WrittenBefore
 
+_BYTES_OF_INTEGER = 4  # of the narrowest integers that count the examples of any batch
 _MERGES = ('Merge', 'RefMerge')  # have a result as soon as one input has
 
 # Operations that give another value at each run, and so to each tower.
@@ -94,10 +96,29 @@ class Transfer:
             return None
         if isinstance(found, State):
             found = [found] * len(op.outputs)
+        found = [self._without_overflow(op, tensor, state)
+                 for tensor, state in zip(op.outputs, found)]
+        found = [self._of_one_iteration(op, state) for state in found]
         if self._has_own_gradient(op):
             self._view.note(op.name, op, 'has a gradient of its own, which may not be linear')
             return [state.with_shard_statistics([op.name]) for state in found]
         return found
+
+    def _without_overflow(self, op: tf.Operation, tensor: tf.Tensor, state: State) -> State:
+        """The state of a result, which is no mean, sum or share where its type holds small integers
+        alone: a sum of 256 ones is 0 there, and so no sum of those of the shards."""
+        is_narrow = tensor.dtype.is_integer and tensor.dtype.size < _BYTES_OF_INTEGER
+        if not (state.is_over_all and is_narrow):
+            return state
+        return marks_of_totals(op, [state], self._view, 'may overflow its type')
+
+    def _of_one_iteration(self, op: tf.Operation, state: State) -> State:
+        """The state of a result, of which nothing is proven where an operation in a loop selects
+        rows: it selects others in each iteration, and its name tells them not apart."""
+        is_selected_here = state.selection.split(':')[0] == op.name
+        if is_selected_here and self._view.is_in_loop(op):
+            return unknown(op, 'selects other rows in each iteration of a loop')
+        return state
 
     def _found(self, op: tf.Operation, states: _Inputs) -> _Found:
         """The states of results, without the mark of a gradient of the program's own."""
@@ -165,22 +186,32 @@ class Transfer:
             is_uniform = result.kind is Kind.INDEPENDENT and self._makes_uniform(op, states)
             result = result._replace(is_uniform=is_uniform)
         if not row.accounts_for_totals:
-            result = self._marked_with_totals(op, states, result)
+            result = self._marked_with_totals(row, op, states, result)
         return result.with_marks_of(*states)
 
-    def _marked_with_totals(self, op: tf.Operation, states: typing.List[State],
+    def _marked_with_totals(self, row: Row, op: tf.Operation, states: typing.List[State],
                             result: State) -> State:
-        """Marks a result with each mean, sum and share that went into it, unless it is one itself:
-        then the rule has looked at them."""
-        if result.is_over_all or result.kind is Kind.UNKNOWN:
+        """Marks a result with each mean, sum and share that went into it, but not with those in
+        which it is linear: where it is one itself, those among the inputs that its row names.
+
+        All other inputs are arguments: a total as an axis, or the number of examples as one,
+        chooses what a result without examples is.
+        """
+        if result.kind is Kind.UNKNOWN:
             return result
+        linear_in = range(len(states))[row.linear_in]
+        used = [] if result.is_over_all else [states[place] for place in linear_in]
+        arguments = [state for place, state in enumerate(states) if place not in linear_in]
+        if result.is_over_all or result.kind is Kind.INDEPENDENT:
+            arguments = as_numbers(op, arguments, self._view)
+        used += arguments
         names: typing.Set[str] = set()
-        for state in states:
+        for state in used:
             if state.is_over_all:
                 names |= state.reductions
         for name in names - result.shard_statistics:
             self._view.note(name, op, "depends on a value of all examples ('%s')" % name)
-        return result.with_shard_statistics(names)
+        return result.with_shard_statistics(names).with_marks_of(*used)
 
     def _makes_uniform(self, op: tf.Operation, states: typing.List[State]) -> bool:
         """Whether one input is uniform, and all others are single numbers."""

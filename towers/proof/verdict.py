@@ -5,7 +5,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.proof.analysis import Analysis
-from towers.proof.batch_norms import BatchNorms
+from towers.proof.batch_norms import BatchNorms, statistics_of_normalizations
 from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State
 
 
@@ -33,7 +33,8 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
       question: `Question`, what the build does to the losses.
     """
     state = _sum_of([analysis.state(loss) for loss in losses])
-    reason = _reason_against(state, analysis, batch_norms)
+    normalizations = statistics_of_normalizations(batch_norms, losses, analysis)
+    reason = _reason_against(state, analysis, normalizations)
     if reason is not None:
         return _not_proven(_sentence(reason), question)
     what = _proven_kind(state, question)
@@ -71,14 +72,19 @@ def _sum_of(states: typing.List[State]) -> State:
 
 
 def _reason_against(state: State, analysis: Analysis,
-                    batch_norms: BatchNorms) -> typing.Optional[Reason]:
-    """The reason why nothing is proven of a loss; None where it is proven, but for batch norms."""
+                    normalizations: typing.Set[str]) -> typing.Optional[Reason]:
+    """The reason why nothing is proven of a loss; None where it is proven, but for batch norms.
+
+    Args:
+      state: of the loss.
+      analysis: `Analysis` of the forward pass.
+      normalizations: names of the statistics of batch norms that do nothing but normalize.
+    """
     if state.kind is Kind.UNKNOWN:
         return state.reason
     statistics = analysis.in_order(state.shard_statistics)
-    of_batch_norms = batch_norms.statistics()
     for name in statistics:
-        if name not in of_batch_norms and name not in analysis.suppositions:
+        if name not in normalizations and name not in analysis.suppositions:
             return analysis.reasons[name]
     if state.kind is Kind.INDEPENDENT and statistics:  # which is no mean, even in sync
         return analysis.reasons[statistics[0]]

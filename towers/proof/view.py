@@ -174,6 +174,13 @@ class View:
         """The operation of the program that an operation stands for; None in a function's body."""
         return self._program.get(op.name)
 
+    def is_in_loop(self, op: tf.Operation) -> bool:
+        """Whether an operation is in a loop, which may run it more than once."""
+        if any(op.name.startswith(name + '/') for name in self.bodies.loops):
+            return True
+        original = self.program_op(op)
+        return original is not None and not compat.in_branches_alone(original)
+
     def has_operation(self, name: str) -> bool:
         """Whether the scratch graph has an operation of this name of the program."""
         return name in self._operations

@@ -32,7 +32,8 @@ _States = typing.List[State]
 def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
     """An operation on an array, which a handle names and whose flow orders the operations.
 
-    The flow has no numbers, but carries the marks and the end of a proof from writes to reads.
+    The flow has no numbers, but carries the marks and the end of a proof from writes to reads: the
+    marks of the written values, and of the places at which they are.
 
     Returns:
       The state of the result; None as long as nothing is written to an array that is read.
@@ -46,8 +47,9 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     if rule is None:
         return unknown(op, 'has no rule')
     maker = graph_walk.behind(op.inputs[0], HAND_ON_IN_LOOP | {'Merge'}).op
-    found = rule(op, as_numbers(op, states, view), view, maker)
-    return None if found is None else found.with_marks_of(flow)
+    numbers = as_numbers(op, states, view)
+    found = rule(op, numbers, view, maker)
+    return None if found is None else found.with_marks_of(*numbers)
 
 
 # The rules below have these parameters:

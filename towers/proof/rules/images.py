@@ -133,7 +133,7 @@ def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> typing.Un
     scale_and_offset = parameters[:2]
     channel_axis = op.get_attr('data_format').decode().find('C')
     if state.axis == channel_axis:
-        if not all(_is_alike_for_examples(each) for each in scale_and_offset):
+        if not all(_is_alike_for_examples(each, state) for each in scale_and_offset):
             return unknown(op, _OWN_PARAMETERS)
         of_each = per_example(0, state.outer, state.inner).with_marks_of(state)
         return _with_statistics(op, state, of_each)
@@ -152,9 +152,18 @@ def _with_statistics(op: tf.Operation, normalized: State, statistic: State) -> t
     return [normalized] + [statistic] * (len(op.outputs) - 1)
 
 
-def _is_alike_for_examples(parameter: State) -> bool:
-    """Whether a scale or an offset is the same on every tower, and for each example."""
-    is_same_for_each = parameter.kind is Kind.PER_EXAMPLE and parameter.is_constant
+def _is_alike_for_examples(parameter: State, channels: State) -> bool:
+    """Whether a scale or an offset [channels] is the same on every tower, and for each example.
+
+    Its examples are where those of the channels are: of channels 3 n, all examples three times,
+    numbers 3 n of which three neighbours belong to an example are not the same for each.
+
+    Args:
+      parameter: the state of the scale or the offset.
+      channels: the state of the images, with the examples along the channels.
+    """
+    own = per_example(0, channels.outer, channels.inner)
+    is_same_for_each = parameter.layout == own.layout and parameter.is_constant
     return parameter.kind is Kind.INDEPENDENT or is_same_for_each
 
 

@@ -186,9 +186,20 @@ def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View):
         return either(op, states, view)
     if contexts.is_counter(op, back):
         return State(Kind.POSITION)
-    if len(states) < 2 or contexts.is_array_flow(back):
+    if len(states) < 2:
         return states[0]
+    if contexts.is_array_flow(back):
+        return _flow(states)
     return unknown(op, 'carries a value from one example to the next')
+
+
+def _flow(states: _States) -> State:
+    """The flow of an array, which has no numbers: it carries the marks of all writes, and the end
+    of a proof in one of them."""
+    for state in states:
+        if state.kind is Kind.UNKNOWN:
+            return state
+    return states[0].with_marks_of(*states)
 
 
 def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
