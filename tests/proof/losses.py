@@ -2556,3 +2556,224 @@ def variance_by_the_mean_of_another_tensor(x, z):
     h, mean = hidden(x), average(hidden(z, name='of_z'), 0)
     variance = average(tf.math.squared_difference(h, mean), 0)
     return average(tf.tanh((h - mean) / tf.sqrt(variance + 1e-3)))
+
+
+# ---- places, sizes and lists ---------------------------------------------------------------------
+
+@coupled
+def index_vectors_of_length_1_stacked(x):
+    h = hidden(x)
+    other = tf.cast(x[:, :1] > 0, tf.int32)
+    both = tf.gather_nd(h, tf.stack([tf.expand_dims(tf.range(size(x)), 1), other], 1))
+    return average(both[:, 0] * both[:, 1])
+
+
+@coupled
+def entry_at_a_stacked_counter(x):
+    h = hidden(x)
+    return average(of_each_example(lambda e: tf.gather_nd(h, tf.stack([e, 0], -1)), size(x)))
+
+
+@coupled
+def entry_at_places_of_several_rows(x, key):
+    kept = tf.boolean_mask(key, x[:, 0] > 0)  # as many numbers as the table has dimensions, if any
+    table = tf.placeholder_with_default(variable('table', [4, 4]), None)
+    picked = tf.gather_nd(table, kept)
+    picked.set_shape([4])
+    return average(score(x)) + total(picked) / floats(size(x))
+
+
+@coupled
+def shapes_stacked_in_columns(x):
+    flat = tf.reshape(tf.stack([[1, 1], tf.shape(x)], 1), [-1])  # 1, n, 1, 6
+    return total(tf.square(score(x))) / floats(flat[2])
+
+
+@coupled
+def mean_times_a_size_stacked_in_columns(x):
+    flat = tf.reshape(tf.stack([[1, 1], tf.shape(x)], 1), [-1])  # 1, n, 1, 6
+    return average(score(x)) * floats(flat[1])
+
+
+def _halved_in_a_list(n):
+    """0.5 ** n, in the one place of a list."""
+    made = tf.TensorArray(tf.float32, 1, element_shape=[], clear_after_read=False).write(0, 1.)
+    return tf.while_loop(lambda i, _: i < n, lambda i, made: (
+        i + 1, made.write(0, .5 * made.read(0))), (0, made))[1].read(0)
+
+
+@coupled
+def power_that_a_list_carries(x):
+    return average(tf.square(score(x))) * _in_functions(lambda: _halved_in_a_list(size(x)))
+
+
+def _first_replaced(h):
+    made = tf.TensorArray(tf.float32, size(h), element_shape=[4]).unstack(h)
+    return made.write(0, tf.zeros([4])).stack()
+
+
+@coupled
+def first_example_of_a_list_is_replaced(x):
+    return average(tf.square(_in_functions(lambda: _first_replaced(hidden(x)))))
+
+
+@coupled
+def counter_from_a_half(x):
+    n = floats(size(x))
+    count = tf.while_loop(lambda i: i < n, lambda i: i + 1., [.5])
+    return total(tf.square(score(x))) / count
+
+
+# ---- written before ------------------------------------------------------------------------------
+
+def _assigned(variable, value):
+    """0, after a write."""
+    with tf.control_dependencies([variable.assign(value)]):
+        return tf.constant(0.)
+
+
+def _times_after(loss, done, variable):
+    with tf.control_dependencies([done]):
+        return loss * variable.read_value()
+
+
+@coupled
+def constants_written_by_a_branch(x):
+    r = _resource()
+    done = tf.cond(average(x) > 0, lambda: _assigned(r, 1.), lambda: _assigned(r, 2.))
+    return _times_after(average(tf.square(score(x))), done, r)
+
+
+@coupled
+def constants_written_by_a_branch_in_functions(x):
+    r = _resource()
+    done = _in_functions(lambda: tf.cond(
+        average(x) > 0, lambda: _assigned(r, 1.), lambda: _assigned(r, 2.)))
+    return _times_after(average(tf.square(score(x))), done, r)
+
+
+@coupled
+def constants_written_by_a_branch_of_a_function_in_a_branch(x):
+    r, flag = _resource(), tf.placeholder_with_default(True, [])
+
+    def inner(value):
+        return _in_functions(lambda: tf.cond(
+            flag, lambda: _assigned(r, value), lambda: _assigned(r, 3.)))
+    done = tf.cond(average(x) > 0, lambda: inner(1.), lambda: inner(2.))
+    return _times_after(average(tf.square(score(x))), done, r)
+
+
+@coupled
+def statistic_written_by_a_function(x):
+    r = _resource()
+
+    @tf.function
+    def keep(m):
+        r.assign(m)
+        return m * 0.
+    return _times_after(average(tf.square(score(x))), keep(tf.reduce_max(x)), r)
+
+
+@coupled
+def read_behind_a_call_in_a_function(x):
+    r = _resource()
+
+    @tf.function
+    def keep(m):
+        r.assign(m)
+        return m * 0.
+
+    @tf.function
+    def kept(m):
+        keep(m)
+        return r.read_value()
+    return average(tf.square(score(x))) * kept(tf.reduce_max(x))
+
+
+@coupled
+def counted_examples_in_a_variable(x):
+    r = _resource()
+
+    def count(e):
+        with tf.control_dependencies([r.assign_add(1.)]):
+            return tf.identity(e)
+    done = tf.map_fn(count, x)
+    return _times_after(average(tf.square(score(x))), done, r)
+
+
+def _maximum_in_a_loop(v, r):
+    def body(i, t):
+        with tf.control_dependencies([r.assign(tf.reduce_max(t))]):
+            return i + 1, t * r.read_value()
+    return tf.while_loop(lambda i, _: i < 2, body, (0, v))[1]
+
+
+@coupled
+def written_and_read_in_a_loop(x):
+    return average(_maximum_in_a_loop(score(x), _resource()))
+
+
+@coupled
+def written_and_read_in_a_loop_of_functions(x):
+    r = _resource()
+    v = score(x)
+    return average(_in_functions(lambda: _maximum_in_a_loop(v, r)))
+
+
+@coupled
+def read_in_the_next_iteration(x):
+    r, v = _resource(), score(x)
+
+    def body(i, t):
+        read = r.read_value()
+        with tf.control_dependencies([read]):
+            with tf.control_dependencies([r.assign(tf.reduce_max(t))]):
+                return i + 1, t * read
+    return average(_in_functions(lambda: tf.while_loop(lambda i, _: i < 2, body, (0, v))[1]))
+
+
+@coupled
+def written_in_a_loop_of_functions_and_read_behind(x):
+    r, v = _resource(), score(x)
+    done = _in_functions(lambda: _maximum_in_a_loop(v, r))
+    return _times_after(average(tf.square(v)), done, r)
+
+
+@coupled
+def memory_of_a_reference_variable(x):
+    with tf.control_dependencies(None):
+        s = tf.get_variable('r', [], tf.float32, tf.ones_initializer(), trainable=False,
+                            use_resource=False)
+    with tf.control_dependencies([tf.assign(s, tf.reduce_max(tf.abs(x)))]):
+        return average(tf.square(score(x)) / s)
+
+
+@coupled
+def sum_in_a_reference_variable(x):
+    s = tf.get_variable('r', [], tf.float32, tf.ones_initializer(), trainable=False,
+                        use_resource=False)
+    with tf.control_dependencies([tf.assign(s, tf.reduce_max(tf.abs(x)))]):
+        return average(tf.square(score(x)) / tf.assign_add(s, 1.))
+
+
+@independent
+def constants_written_by_a_branch_of_all(x):
+    r, flag = _resource(), tf.placeholder_with_default(True, [])
+    done = tf.cond(flag, lambda: _assigned(r, 1.), lambda: _assigned(r, 2.))
+    return _times_after(average(tf.square(score(x))), done, r)
+
+
+@independent
+def constants_written_by_a_branch_of_all_in_functions(x):
+    r, flag = _resource(), tf.placeholder_with_default(True, [])
+    done = _in_functions(lambda: tf.cond(
+        flag, lambda: _assigned(r, 1.), lambda: _assigned(r, 2.)))
+    return _times_after(average(tf.square(score(x))), done, r)
+
+
+@independent
+def counted_in_a_reference_variable(x):
+    s = tf.get_variable('r', [], tf.float32, tf.ones_initializer(), trainable=False,
+                        use_resource=False)
+    with tf.control_dependencies([tf.assign_add(s, 1.)]):
+        return average(tf.square(score(x)) / s)

@@ -16,9 +16,9 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
-from towers.graph.op_types import BRANCHES_V2
+from towers.graph.op_types import BRANCHES_V2, CONTROL_FLOW
 from towers.proof.sizes import as_numbers, sizes_in
-from towers.proof.states import INDEPENDENT, Size, State
+from towers.proof.states import INDEPENDENT, Size, State, unknown
 from towers.proof.view import View
 
 HAND_ON_IN_LOOP = frozenset(['Identity', 'Enter', 'RefEnter', 'Exit', 'Switch', 'NextIteration'])
@@ -87,8 +87,10 @@ def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
 def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
     """The value of a scalar constant that is whole; None for any other tensor."""
     value = tf.get_static_value(tensor)
-    is_number = value is not None and not value.shape and np.issubdtype(value.dtype, np.number)
-    if not is_number or int(value) != value:
+    is_number = value is not None and not value.shape and np.isrealobj(value)
+    if not is_number or not np.issubdtype(value.dtype, np.number):
+        return None
+    if not np.isfinite(value) or int(value) != value:
         return None
     return int(value)
 
@@ -126,10 +128,23 @@ def conditions_around(op: tf.Operation, view: View) -> typing.List[State]:
     """The states of the conditions of all branches and loops around an operation, as numbers."""
     found = [state for name, state in _conditions_of_calls(view)
              if op.name.startswith(name + '/')]
-    original = view.program_op(op)
+    outermost = view.graph.get_operation_by_name(view.bodies.callers.get(op.name, op.name))
+    original = view.program_op(outermost)
     names = [] if original is None else compat.conditions_around(original)
     found += [view.states[name] for name in names if name in view.states]
+    if op.name in view.bodies.callers and _is_behind_choice(op, view):
+        found.append(unknown(op, 'is in a branch or a loop in the body of a function'))
     return as_numbers(op, found, view)
+
+
+def _is_behind_choice(op: tf.Operation, view: View) -> bool:
+    """Whether a branch or a loop of control flow v1, in the body of a function, may decide whether
+    an operation runs."""
+    def inputs_in_bodies(inner):
+        return [source for source in graph_walk.inputs_of(inner)
+                if source.name in view.bodies.callers]
+    before = graph_walk.reached([op], inputs_in_bodies).values()
+    return any(each.type in CONTROL_FLOW for each in before)
 
 
 def _conditions_of_calls(view: View):

@@ -13,7 +13,7 @@ from towers.graph.op_types import CONTROL_FLOW
 from towers.proof.functions import Bodies, import_bodies
 from towers.proof.scratch import Scratch
 from towers.proof.states import OTHER_DIMENSIONS, Kind, State, unknown
-from towers.proof.transfer import Transfer
+from towers.proof.transfer import Transfer, values_written
 from towers.proof.view import View
 from towers.proof.written_before import WrittenBefore, find_written_before
 
@@ -34,8 +34,7 @@ def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
       program: list of the operations of the program that it has once more.
     """
     bodies = import_bodies(scratch.graph, program[0].graph if program else scratch.graph)
-    in_functions = [scratch.graph.get_operation_by_name(name) for name in bodies.callers]
-    written_before = find_written_before(program, in_functions)
+    written_before = find_written_before(program, scratch.graph, bodies)
     program_ops = {op.name: op for op in program}
     view = View(scratch, bodies, program_ops, written_before.reads)
     needed_first = _needed_first(scratch.graph, bodies, written_before)
@@ -179,15 +178,12 @@ def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore
         found[name] = loop.results + [loop.condition]
         initial_values = graph.get_operation_by_name(name).inputs
         for argument, initial in zip(loop.arguments, initial_values):
-            found[argument.op.name] = [initial]
-    if not written_before.reads:
-        return found
-    tensors: typing.Dict[str, tf.Tensor] = {}
-    for op in graph.get_operations():
-        tensors.update((tensor.name, tensor) for tensor in op.outputs)
-    for name, written in written_before.reads.items():
-        known = [tensors[each] for each in written if each in tensors]
-        found.setdefault(name, []).extend(known)
+            if argument is not initial:
+                found[argument.op.name] = [initial]
+    for names in written_before:
+        for name, writes in names.items():
+            for write in writes:
+                found.setdefault(name, []).extend(values_written(write, graph) or [])
     return found
 
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph.edit import Library, functions_of
+from towers.graph.graph_walk import behind
 from towers.graph.op_types import BRANCHES_V2
 from towers.proof.scratch import leave_out_shapes
 
@@ -20,7 +21,7 @@ _LOOPS = ('While', 'StatelessWhile')
 
 class LoopBody(typing.NamedTuple):
     """A loop of control flow v2 in the scratch graph."""
-    arguments: typing.List[tf.Tensor]  # placeholders for the values that the loop carries
+    arguments: typing.List[tf.Tensor]  # what an iteration begins with: placeholders; handles
     results: typing.List[tf.Tensor]  # these values after an iteration
     condition: tf.Tensor  # the test for one more iteration
 
@@ -30,6 +31,7 @@ class Bodies(typing.NamedTuple):
     results: typing.Dict[str, typing.List[list]]  # {name of a call: results of each branch}
     loops: typing.Dict[str, LoopBody]  # {name of a loop: its body}
     callers: typing.Dict[str, str]  # {name of an operation in a body: the outermost call}
+    direct_callers: typing.Dict[str, str]  # {name of an operation in a body: the call that runs it}
     left_out: typing.Set[str]  # names of the calls whose bodies take no batch of another size
     own_gradients: typing.Set[str]  # names of operations whose gradient is the program's own
 
@@ -42,7 +44,7 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
       program: the graph of the program, which alone has gradients that are functions of Python.
     """
     library = Library(graph)
-    bodies = Bodies({}, {}, {}, set(), set())
+    bodies = Bodies({}, {}, {}, {}, set(), set())
     calls = list(graph.get_operations())
     while calls:
         op = calls.pop()
@@ -61,6 +63,7 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
         outermost = bodies.callers.get(op.name, op.name)
         for inner in graph.get_operations()[count:]:
             bodies.callers[inner.name] = outermost
+            bodies.direct_callers[inner.name] = op.name
             calls.append(inner)
     return bodies
 
@@ -98,15 +101,32 @@ def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> Loo
     """
     shapes = [tensor.shape for tensor in op.inputs]
     while True:
-        arguments = [tf.placeholder(tensor.dtype, shape, '%s/argument' % op.name)
+        arguments = [_argument(tensor, shape, op.name)
                      for tensor, shape in zip(op.inputs, shapes)]
         results = _imported(body, arguments, op.name + '/body')
+        _check_handles(arguments, results)
         kept = [_common_shape(shape, result.shape) for shape, result in zip(shapes, results)]
         is_stable = [_lengths(shape) for shape in shapes] == [_lengths(shape) for shape in kept]
         if is_stable:
             [test] = _imported(condition, arguments, op.name + '/condition')
             return LoopBody(arguments, results, test)
         shapes = kept
+
+
+def _argument(initial: tf.Tensor, shape: tf.TensorShape, loop: str) -> tf.Tensor:
+    """What the body of a loop gets for a value that is `initial` before it: a placeholder; for the
+    handle of a variable or a table the handle itself, so that it is known which one that is."""
+    if initial.dtype == tf.resource:
+        return initial
+    return tf.placeholder(initial.dtype, shape, '%s/argument' % loop)
+
+
+def _check_handles(arguments: typing.List[tf.Tensor], results: typing.List[tf.Tensor]) -> None:
+    """Raises a ValueError where an iteration does not hand a handle on as it is."""
+    for argument, result in zip(arguments, results):
+        is_kept = behind(result, ('Identity',)).name == behind(argument, ('Identity',)).name
+        if argument.dtype == tf.resource and not is_kept:
+            raise ValueError('a loop changes the handle of a variable')
 
 
 def _common_shape(shape: tf.TensorShape, other: tf.TensorShape) -> tf.TensorShape:

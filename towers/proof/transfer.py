@@ -21,6 +21,7 @@ from towers.graph.op_types import (
     VARIABLE_OPS,
     batch_value_kind,
 )
+from towers.proof import contexts
 from towers.proof.rules import loops, loops_v2
 from towers.proof.rules.totals import marks_of_totals
 from towers.proof.sizes import as_numbers
@@ -73,13 +74,14 @@ class Transfer:
         for name, body in view.bodies.loops.items():
             loop = view.graph.get_operation_by_name(name)
             for number, tensor in enumerate(body.arguments):
-                self._carried[tensor.op.name] = loops_v2.Carried(loop, body, number)
+                if tensor is not loop.inputs[number]:  # no handle
+                    self._carried[tensor.op.name] = loops_v2.Carried(loop, body, number)
 
     def looks_further(self, op: tf.Operation) -> bool:
         """Whether the results depend on states of other tensors than the operation's inputs."""
         bodies = self._view.bodies
-        return op.name in self._written_before.reads or op.name in self._carried or (
-            op.name in bodies.results or op.name in bodies.loops)
+        return any(op.name in names for names in self._written_before) or (
+            op.name in self._carried or op.name in bodies.results or op.name in bodies.loops)
 
     def results(self, op: tf.Operation, states: _Inputs) -> typing.Optional[typing.List[State]]:
         """The states of the results of an operation.
@@ -129,8 +131,12 @@ class Transfer:
             return self._over_towers(op, states[0], kind)
         if op.name in self._written_before.reads:
             return None if known is None else self._read_of_written(op, known)
-        if op.name in self._written_before.calls:
-            return unknown(op, 'reads a variable that the forward pass has written before')
+        if op.name in self._written_before.takers_of_memory:
+            late = self._written(op, self._written_before.takers_of_memory[op.name])
+            if late is None:
+                return None
+            if not late.is_alike_on_towers:
+                return unknown(op, 'takes the memory of a variable that was written before')
         if self._is_with_body(op):
             return self._by_body(op, states)
         row = RULES.get(op.type)
@@ -269,23 +275,42 @@ class Transfer:
     def _read_of_written(self, op: tf.Operation, states: typing.List[State]) -> _Found:
         """A read of a variable after the forward pass has written it gives the written value, or
         some of its rows."""
-        names = self._written_before.reads[op.name]
-        written = _if_complete([self._view.states.get(name) for name in names])
-        if written is None:
-            return None
-        is_shared = True  # whether all towers have written the same
-        for state in written:
-            if state.kind is Kind.UNKNOWN:
-                return state
-            is_shared = is_shared and state.is_alike_on_towers
-        value = INDEPENDENT
-        if not is_shared:
-            self._view.note(op.name, op, 'reads what was computed from the examples of the shard')
-            value = INDEPENDENT._replace(is_random=any(state.is_random for state in written))
-            value = value.with_shard_statistics([op.name])
+        value = self._written(op, self._written_before.reads[op.name])
+        if value is None or value.kind is Kind.UNKNOWN:
+            return value
         if len(states) == 1:
             return value
         return self._by_rule(RULES[op.type], op, [value] + states[1:])  # rows of the variable
+
+    def _written(self, op: tf.Operation, names: typing.List[str]) -> typing.Optional[State]:
+        """The state of a variable after some writes: the same on every tower, if all have written
+        the same, each by the same choice; else a statistic of the shard.
+
+        Args:
+          op: the operation that takes the variable.
+          names: of the operations that write it.
+        """
+        found: typing.List[typing.Optional[State]] = []
+        for name in names:
+            values = values_written(name, self._view.graph)
+            if values is None:
+                return unknown(op, 'takes a variable that was written before, in an unknown way')
+            found += [self._view.state_or_none(tensor) for tensor in values]
+            write = self._view.graph.get_operation_by_name(name)
+            found += contexts.conditions_around(write, self._view)
+        written = _if_complete(found)
+        if written is None:
+            return None
+        for state in written:
+            if state.kind is Kind.UNKNOWN:
+                return state
+        numbers = as_numbers(op, written, self._view)
+        is_random = any(state.is_random for state in numbers)
+        value = INDEPENDENT._replace(is_random=is_random)
+        if all(state.is_alike_on_towers for state in numbers):
+            return value
+        self._view.note(op.name, op, 'reads what was computed from the examples of the shard')
+        return value.with_shard_statistics([op.name])
 
     # ---- by the body of a function
 
@@ -319,6 +344,15 @@ class Transfer:
                 state = loops.in_branch(op, state, states[0], self._view)
             found.append(state)
         return found
+
+
+def values_written(name: str, graph: tf.Graph) -> typing.Optional[typing.List[tf.Tensor]]:
+    """The values that an operation of a scratch graph writes to a variable: its inputs behind the
+    variable; None where it does not tell, as a call of a function."""
+    op = graph_walk.operation_named(graph, name)
+    if op is None or op.type not in SETS | ADDS | ADDS_ROWS:
+        return None
+    return list(op.inputs)[1:]
 
 
 def _if_complete(states: _Inputs) -> typing.Optional[typing.List[State]]:

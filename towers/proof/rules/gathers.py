@@ -123,7 +123,7 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
         rank = view.rank(op.inputs[1])
         if rank is None:
             return unknown(op, NO_STATIC_RANK)
-        if indices.kind is Kind.PER_EXAMPLE and indices.axis == rank - 1:
+        if indices.kind is not Kind.ONE_EXAMPLE and indices.axis == rank - 1:
             return unknown(op, 'takes entries by places of several examples')
         return indices._replace(is_constant=False).with_marks_of(params)
     if not any_by_example([params, indices]):

@@ -123,7 +123,7 @@ def pack(op: tf.Operation, states: _States, view: View) -> State:
             return sizes
     parts = as_numbers(op, states, view)
     if any(part.is_position for part in parts):
-        return _indices_of_each(op, parts)
+        return _indices_of_each(op, parts, view)
     if not any_by_example(parts):
         return sum_of_totals(op, parts, view)
     rank = view.rank(op.outputs[0])
@@ -137,11 +137,12 @@ def pack(op: tf.Operation, states: _States, view: View) -> State:
     return beside._replace(axis=beside.axis + is_before)
 
 
-def _indices_of_each(op: tf.Operation, parts: typing.List[State]):
-    """`tf.stack([tf.range(n), column [n], …], 1)`: for each example index vectors, its own position
-    first."""
+def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View):
+    """`tf.stack([tf.range(n), column [n], …], 1)`: for each example an index vector, its own
+    position first. Positions [n, 1] would give [n, 2, 1], in which the second vector of an example is the
+    position of any other."""
     positions = parts[0]
-    is_of_each = positions.layout == State(Kind.POSITION).layout
+    is_of_each = positions.layout == State(Kind.POSITION).layout and view.rank(op.inputs[0]) == 1
     for column in parts[1:]:
         is_shared = column.kind is Kind.INDEPENDENT
         is_of_each = is_of_each and (is_shared or column.layout == ROW_OF_EACH_EXAMPLE)

@@ -92,11 +92,22 @@ def _carried_over_examples(carried: Carried, initial: State, view: View) -> Stat
     if carried.is_counter:
         return State(Kind.POSITION)
     if carried.is_list:
-        return _initial_or_result(carried, initial, view)
+        return _list_over_examples(carried, initial, view)
     if initial.kind in (Kind.ONE_EXAMPLE, Kind.POSITION):
         return unknown(carried.loop, 'is a loop over the examples in another one')
     if carried.is_kept:
         return initial
+    return unknown(carried.loop, 'carries a value from one example to the next')
+
+
+def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
+    """The state of a list that a loop over the examples carries: each iteration leaves it as it is,
+    or writes the element of its example. What it writes at a place of all examples, the next one
+    could read."""
+    found = _initial_or_result(carried, initial, view)
+    is_of_each = found.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY, Kind.UNKNOWN)
+    if is_of_each or carried.is_kept or view.state_or_none(carried.result) is None:
+        return found
     return unknown(carried.loop, 'carries a value from one example to the next')
 
 

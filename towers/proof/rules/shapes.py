@@ -91,7 +91,12 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
 
 def _are_vectors(tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
     """Whether tensors are scalars or vectors."""
-    return all((view.rank(tensor) or 0) <= 1 for tensor in tensors)
+    return all(view.rank(tensor) in (0, 1) for tensor in tensors)
+
+
+def _have_rank(rank: int, tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
+    """Whether all tensors have so many dimensions."""
+    return all(view.rank(tensor) == rank for tensor in tensors)
 
 
 def prod_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
@@ -112,7 +117,8 @@ def rearranged_sizes(op: tf.Operation, states: _States, view: View) -> typing.Op
       The state of the sizes; None where an input is none of sizes, and for other operations.
     """
     if op.type == 'Pack':
-        return _joined(list(op.inputs), states, view)
+        is_in_order = op.get_attr('axis') == 0 or _have_rank(0, op.inputs, view)
+        return _joined(list(op.inputs), states, view) if is_in_order else None
     if op.type == 'ConcatV2':
         return _joined(list(op.inputs)[:-1], states, view)
     numbers = sizes_in(op.inputs[0], states[0], view)
@@ -126,8 +132,7 @@ def rearranged_sizes(op: tf.Operation, states: _States, view: View) -> typing.Op
 
 def _joined(tensors: typing.List[tf.Tensor], states: _States, view: View):
     """The sizes of tensors one after the other: scalars that are stacked, vectors concatenated."""
-    is_pack = len({view.rank(tensor) for tensor in tensors} - {0}) == 0
-    if not is_pack and not _are_vectors(tensors, view):
+    if not _are_vectors(tensors, view):
         return None
     joined: Sizes = ()
     for tensor, state in zip(tensors, states):

@@ -81,7 +81,7 @@ def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
         if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
             return unknown(op, 'writes a value of all examples for each')
         value = ONE_EXAMPLE.with_marks_of(value)
-    elif index.kind is not Kind.INDEPENDENT or value.kind is Kind.ONE_EXAMPLE:
+    elif index.kind is not Kind.INDEPENDENT or Kind.ONE_EXAMPLE in (elements.kind, value.kind):
         return unknown(op, 'writes elements at places that are not known')
     before = elements._replace(sizes=())
     after = loops.either(op, [before, value.with_marks_of(index)], view)
