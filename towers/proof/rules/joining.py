@@ -139,8 +139,8 @@ def pack(op: tf.Operation, states: _States, view: View) -> State:
 
 def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View):
     """`tf.stack([tf.range(n), column [n], …], 1)`: for each example an index vector, its own
-    position first. Positions [n, 1] would give [n, 2, 1], in which the second vector of an example is the
-    position of any other."""
+    position first. Positions [n, 1] would give [n, 2, 1], in which the second vector of an example
+    is the position of any other."""
     positions = parts[0]
     is_of_each = positions.layout == State(Kind.POSITION).layout and view.rank(op.inputs[0]) == 1
     for column in parts[1:]:
