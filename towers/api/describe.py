@@ -26,7 +26,7 @@ from towers.placement.numerics import describe_xla, rewrite_field
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import Question, verdict_of
 from towers.recompute.rewrite import Recomputed
-from towers.roles.ownership import OWN
+from towers.roles.ownership import FIRST, OWN
 from towers.roles.write_order import updates_that_write
 
 Lines = typing.List[typing.Tuple[str, typing.Optional[str]]]
@@ -234,14 +234,32 @@ def _one_device(tower_set: TowerSet) -> typing.Optional[str]:
     question = Question(adds_shards=_losses_are_sums(request) or sums_even_shards,
                         static_size=static_size(tower_set.batch.inputs[0]), names=name_of_part)
     texts = []
+    averages = _averages_of_tower_0(tower_set)
     for name, loss in with_parts('loss', recorded.output.loss):
-        verdict = verdict_of([loss] + tower_set.losses.added, recorded.proven.proof,
-                             recorded.proven.batch_norms, question)
+        losses = [loss] + tower_set.losses.added
+        read = graph_walk.ancestors(losses)
+        question = question._replace(
+            shard_averages=[variable for variable in averages if variable in read])
+        verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms, question)
         if isinstance(recorded.output.loss, dict):
             texts.append('%s: %s' % (name, verdict.text))
         else:
             texts.append(verdict.text)
     return '; '.join(texts) + _whose_batch(request)
+
+
+def _averages_of_tower_0(tower_set: TowerSet) -> typing.List[str]:
+    """Sorted names of the variables that tower 0 writes from means or other statistics of its own
+    examples; without the averages of batch norms, which the proof names itself."""
+    proven = tower_set.recorded.proven
+    of_batch_norms = proven.batch_norms.statistics()
+    names = set()
+    for writes in proven.analysis.writes.values():
+        for write in writes:
+            statistics = write.value.reductions | write.value.shard_statistics
+            if statistics - of_batch_norms:
+                names.add(write.variable)
+    return sorted(names.intersection(tower_set.roles.names(FIRST)))
 
 
 def _whose_batch(request: Request) -> str:

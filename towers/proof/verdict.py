@@ -20,6 +20,8 @@ class Question(typing.NamedTuple):
     adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
     names: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
+    # Names of variables that the loss reads, and tower 0 writes from statistics of its own examples.
+    shard_averages: typing.Sequence[str] = ()
 
 
 def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
@@ -121,6 +123,11 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
         norms = '%d batch norm%s' % (batch_norms.number, '' if batch_norms.number == 1 else 's')
         conditions += ", but for %s of each %s's shard (batch_norm='sync' takes the statistics " \
                       'of the whole batch)' % (norms, question.names)
+    if question.shard_averages:
+        names = ', '.join(map(repr, question.shard_averages[:2]))
+        more = ', ...' if len(question.shard_averages) > 2 else ''
+        conditions += (', but for what tower 0 writes from its own examples and the loss reads: '
+                       '%s%s (towers.batch_mean takes the mean of the batch)' % (names, more))
     return conditions
 
 

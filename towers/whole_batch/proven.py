@@ -73,9 +73,11 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     in_sync = 0
     if request.training.batch_norm == 'sync' and has_several_parts:
         in_sync, instead = synchronize(operations, analysis, graph)
+    has_exchanged_sums = False
     if request.training.update_ops == 'first' and has_several_parts:
-        instead.update(exchange_sums(operations, analysis, request.no_batch_values))
-    if instead:
+        outputs = fetches_of(_with_exchanged(output, instead)) + registered
+        has_exchanged_sums = exchange_sums(operations, analysis, outputs, request.no_batch_values)
+    if instead or has_exchanged_sums:
         output = _with_exchanged(output, instead)
         operations = _operations_since(first_operation)
         proof = analyse(operations, inputs, fetches_of(output) + updates + registered)
