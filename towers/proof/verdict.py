@@ -20,7 +20,7 @@ class Question(typing.NamedTuple):
     adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
     names: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
-    # Names of variables that the loss reads, and tower 0 writes from statistics of its own examples.
+    # Names of variables that the loss reads, and tower 0 writes from its own examples.
     shard_averages: typing.Sequence[str] = ()
 
 
