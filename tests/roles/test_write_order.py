@@ -213,3 +213,46 @@ def test_a_loop_after_a_write_is_one_devices(graph):
         losses, values = losses_and_values(
             lambda x: count_before_a_loop(x, count), tf.constant(X), 2, ['count'], 1)
     assert losses == [8. * X.mean()] and values == {'count': 1.}
+
+
+@pytest.mark.parametrize('is_finished', [False, True])
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_rows_that_an_update_computes_from_the_variable_are_of_before_the_step(use_resource,
+                                                                               is_finished):
+    """Class centers, whose labels repeat across shards: only the update reads the old rows."""
+    features = np.random.RandomState(0).randn(6, 4)
+    labels = np.array([0, 1, 0, 1, 0, 2])
+
+    def trained(num_towers):
+        with tf.Graph().as_default():
+            inputs = (tf.placeholder(tf.float64, [None, 4]), tf.placeholder(tf.int32, [None]))
+            centers = tf.get_variable('centers', [3, 4], tf.float64, tf.ones_initializer(),
+                                      trainable=False, use_resource=use_resource)
+            weights = tf.get_variable('weights', [4], tf.float64, tf.ones_initializer(),
+                                      use_resource=use_resource)
+
+            def model_fn(features, labels):
+                hidden = features * weights
+                difference = tf.gather(centers, labels) - hidden
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
+                                     tf.scatter_sub(centers, labels, .5 * difference))
+                return tf.reduce_mean(tf.square(hidden))
+
+            optimizer = tf.train.GradientDescentOptimizer(.01)
+            if num_towers:
+                model = model_fn(*inputs) if is_finished else model_fn
+                train_op = towers.build_towers(model, inputs, optimizer, num_towers,
+                                               'mean').train_op
+            else:
+                loss = model_fn(*inputs)
+                with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+                    train_op = optimizer.minimize(loss)
+            with tf.Session(config=towers.session_config(num_towers or 1)) as session:
+                session.run(tf.global_variables_initializer())
+                for _ in range(3):
+                    session.run(train_op, dict(zip(inputs, (features, labels))))
+                return session.run(centers)
+
+    expected = trained(0)
+    for num_towers in 2, 3:
+        np.testing.assert_allclose(trained(num_towers), expected, rtol=1e-12)

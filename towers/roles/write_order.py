@@ -88,7 +88,12 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> None:
     step = by_name(step_operations(write_fetches, reads))
     step.update(reads)
     writes = _writes(writing_towers, takers, roles, step, finder)
-    holds = find_holds(towers, reads, writes, takers, Frames(list(step.values())))
+    reads_of_updates: Operations = {}
+    if roles.names(EVERY):
+        updates = [update for tower in towers for update in tower.updates]
+        reads_of_updates = by_name(step_operations(updates))
+    holds = find_holds(towers, reads, writes, takers, Frames(list(step.values())),
+                       reads_of_updates)
     of_every_tower = [write for write in writes if write.is_every]
     waits = Waits(held_by(holds) + [write.op for write in of_every_tower])
     _write_in_order_of_towers(of_every_tower, waits)
@@ -175,8 +180,8 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
 # ---- the reads that a write waits for ------------------------------------------------------------
 
 def find_holds(towers: typing.Sequence[Tower], reads: Operations,
-               writes: typing.List[TowerWrite], takers: Takers,
-               frames: Frames) -> typing.List[Hold]:
+               writes: typing.List[TowerWrite], takers: Takers, frames: Frames,
+               reads_of_updates: typing.Container[str] = ()) -> typing.List[Hold]:
     """Finds the reads that each write has to wait for.
 
     Args:
@@ -185,6 +190,9 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
       writes: the writes.
       takers: the operations that take each variable.
       frames: of all these operations.
+      reads_of_updates: names of the operations that the towers' updates need. What every tower
+        writes waits for these reads, too: rows that an update computes from the variable are
+        computed from what was there before the step, in all towers.
     """
     finder = Writes(tf.get_default_graph())
     read_ends = _ReadEnds(towers, frames)
@@ -197,7 +205,8 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
         variable = write.op.graph.get_operation_by_name(write.variable)
         certain = names_of(finder.readers(variable))
         for reader in takers[write.variable]:
-            if reader.name not in reads:
+            is_of_outputs = reader.name in reads
+            if not is_of_outputs and not (write.is_every and reader.name in reads_of_updates):
                 continue
             if others.is_write_that_need_not_be_first(reader, write):
                 continue
@@ -205,7 +214,8 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
             if not ends:
                 continue
             for held in all_held:
-                holds.append(Hold(held, ends, write, reader.name in certain))
+                is_certain = is_of_outputs and reader.name in certain
+                holds.append(Hold(held, ends, write, is_certain))
     return holds
 
 
