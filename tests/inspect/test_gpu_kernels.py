@@ -135,20 +135,18 @@ def check_kernels(built):
 
 @pytest.mark.slow
 @with_kernels
-@pytest.mark.parametrize('count', [2, pytest.param(8, marks=slow)])
-@pytest.mark.parametrize('mode', [
-    mode if mode in ('shared', 'replicated') else pytest.param(mode, marks=slow)
-    for mode in MODES])
+@pytest.mark.parametrize('mode, count', [
+    (mode, 2) for mode in MODES] + [('shared', 8), ('replicated', 8)])
 def test_digits_in_every_mode(mode, count):
     check_kernels(built_network('digits', count, **MODES[mode]))
 
 
 @slow
 @with_kernels
-@pytest.mark.parametrize('mode', ['shared', 'sync', 'replicated', 'recompute'])
-@pytest.mark.parametrize('name, count', [
-    ('inception_resnet_v2', 2), ('inception_resnet_v2', 8), ('resnet_v1_50', 2),
-    ('resnet_v2_50', 8), ('vgg_16', 2), ('alexnet_v2', 2), ('inception_v3', 2)])
+@pytest.mark.parametrize('name, count, mode', [
+    ('inception_resnet_v2', 2, 'sync'), ('inception_resnet_v2', 8, 'shared'),
+    ('resnet_v1_50', 2, 'replicated'), ('resnet_v2_50', 8, 'recompute'), ('vgg_16', 2, 'shared'),
+    ('alexnet_v2', 2, 'replicated'), ('inception_v3', 2, 'sync')])
 def test_networks(monkeypatch, name, count, mode):
     sample_networks.fewer_blocks(monkeypatch)
     check_kernels(built_network(name, count, **MODES[mode]))
