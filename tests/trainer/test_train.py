@@ -90,8 +90,8 @@ def test_a_run_goes_on_with_another_number_of_towers(runner, tmp_path):
     for part, towers in enumerate((1, 4)):
         run = runner.run(folder, flags + ['--num_towers=%d' % towers,
                                           '--train_steps=%d' % (8 * part + 8)])
-        assert run.stdout.startswith(['1 tower, batch 20 = 1 x 20\n',
-                                      '4 towers, batch 20 = 4 x 5\n'][towers == 4])
+        assert run.stdout.startswith(['1 tower, batch 20 = 1 x 20, on ',
+                                      '4 towers, batch 20 = 4 x 5, on '][towers == 4])
         if part:
             assert 'going on from %s/model.ckpt-%d\n' % (folder, 8 * part) in run.stdout
     values = values_of(folder, 16)
