@@ -46,7 +46,10 @@ def exchange_sums(operations: typing.Iterable[tf.Operation], analysis: Analysis,
                 raise _refusal(name, write, 'the sum is taken in a loop or a function')
             if no_batch_values is not None:
                 raise _refusal(name, write, no_batch_values)
-            for total, taker in _exact_sums(op, analysis, readers):
+            sums = _exact_sums(op, analysis, readers)
+            if not sums:
+                raise _refusal(name, write, 'no operation is known that takes it to the write')
+            for total, taker in sums:
                 if readers.is_of_outputs(taker):
                     raise _refusal(name, write, 'what is computed from it goes into the loss or '
                                    'another output, too')

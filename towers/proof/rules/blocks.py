@@ -24,32 +24,29 @@ class _Places(typing.NamedTuple):
     within: tf.Tensor  # the place in each block
 
 
-def takes_row_of_each_block(op: tf.Operation, params: State, view: View) -> bool:
-    """Whether a `tf.gather` takes one row of each block of rows.
+def row_of_each_block(op: tf.Operation, params: State, view: View) -> typing.Optional[State]:
+    """The state of a `tf.gather` of one row of each block of rows: [n, 4] of x [8 n, 4].
 
     Args:
       op: the operation.
       params: the state of what it takes rows of.
       view: `View`.
+
+    Returns:
+      The state; None where it is not known that one row of each block is taken.
     """
     places = _places(op.inputs[1], view)
     if places is None or not _is_along_first(op, view):
-        return False
+        return None
+    within = view.state(places.within)
     blocks = per_example(0, inner=places.blocks)
     rows = per_example(0, inner=places.blocks * places.rows)
-    is_place_of_each = view.state(places.within).layout == blocks.layout
-    return params.layout == rows.layout and is_place_of_each
+    if params.layout != rows.layout or within.layout != blocks.layout:
+        return None
+    return blocks.with_marks_of(params, within)
 
 
-def row_of_each_block(op: tf.Operation, params: State, view: View) -> State:
-    """A row of each block: [n, 4] of x [8 n, 4]."""
-    places = _places(op.inputs[1], view)
-    assert places is not None
-    found = per_example(0, inner=places.blocks)
-    return found.with_marks_of(params, view.state(places.within))
-
-
-def _is_along_first(op, view):
+def _is_along_first(op: tf.Operation, view: View) -> bool:
     """Whether rows along the first dimension are gathered."""
     if op.type == 'Gather':
         return True

@@ -10,7 +10,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.proof.rules.blocks import row_of_each_block, takes_row_of_each_block
+from towers.proof.rules.blocks import row_of_each_block
 from towers.proof.rules.entries import by_example, elementwise
 from towers.proof.rules.lookups import rows_of_rows
 from towers.proof.rules.shapes import rearranged_sizes
@@ -38,8 +38,10 @@ _WITH_POSITIONS = 'computes with the numbers of the examples'
 
 def gather(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(table [20, 4], x [n])`: [n, 4], a row for each example; or columns of examples."""
-    if states[1].kind is Kind.UNKNOWN and takes_row_of_each_block(op, states[0], view):
-        return row_of_each_block(op, states[0], view)
+    if states[1].kind is Kind.UNKNOWN:
+        row_of_each = row_of_each_block(op, states[0], view)
+        if row_of_each is not None:
+            return row_of_each
     for state in states:
         if state.kind is Kind.UNKNOWN:
             return state
