@@ -195,7 +195,7 @@ def check_build_arguments(*given: typing.Any, **named: typing.Any) -> None:
 
 
 def check_inputs(request: Request, inputs: typing.Any) -> None:
-    """Raises `InputError` for inputs that cannot be cut; the graph has no new name then."""
+    """Raises `InputError` for inputs that cannot be cut; before any operation is made."""
     if isinstance(inputs, Shards):
         _check_shards(request, inputs)
         return
@@ -211,7 +211,7 @@ def check_inputs(request: Request, inputs: typing.Any) -> None:
 
 
 def _check_shards(request: Request, shards: Shards) -> None:
-    """Raises `InputError` for shards, which are cut already, that do not go with the request."""
+    """Raises `InputError` for a batch that is cut already, and options that would cut it again."""
     split = request.split
     if request.call.is_finished:
         raise InputError('the inputs are cut into shards already, and the model is finished: '
@@ -231,7 +231,11 @@ def _check_shards(request: Request, shards: Shards) -> None:
 
 def split(request: Request, inputs: typing.Any
           ) -> typing.Tuple[CutBatch, VariablesBehindInputs]:
-    """Cuts the batch into its parts; and finds the trained variables that it is computed from."""
+    """Cuts the batch into its parts, and finds the trained variables that it is computed from.
+
+    Returns:
+      `(the parts, the trained variables upstream of the inputs)`.
+    """
     if isinstance(inputs, Shards):
         return inputs.cut(), VariablesBehindInputs()
     if request.training.objectives:
@@ -250,7 +254,11 @@ def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:
 
 
 def merge_outputs(tower_set: TowerSet) -> ModelOutput:
-    """Merges losses, predictions and metrics of the towers into the batch's."""
+    """Merges losses, predictions and metrics of the towers into those of the batch.
+
+    Returns:
+      `ModelOutput` of the batch; its loss is a dict where losses have names.
+    """
     request = tower_set.request
     batch = tower_set.batch
     towers = tower_set.towers
@@ -297,21 +305,21 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
       objective: the loss's optimizer, and what it trains.
       gradients: for each tower its `(gradient, variable)` pairs; where losses have names, a dict of
         these.
-      gradients_of_shards: for each part of the batch the gradients of its shard, see
+      gradients_of_shards: for each part of the batch the gradients with respect to its shard, see
         `Tower.of_shard`; where losses have names, a dict of these.
     """
     request = tower_set.request
     trainable = tower_set.roles.trainable
     objectives = request.training.objectives
-    of_towers = [objectives.of(objective, each) for each in gradients]
-    of_shards = [objectives.of(objective, each) for each in gradients_of_shards]
-    behind_inputs = tower_set.gradients.behind.gradients(
-        of_shards, tower_set.batch.sizes, trainable)
+    pairs_of_towers = [objectives.of(objective, each) for each in gradients]
+    shard_gradients = [objectives.of(objective, each) for each in gradients_of_shards]
+    pairs_upstream = tower_set.gradients.behind.gradients(
+        shard_gradients, tower_set.batch.sizes, trainable)
     with tf.name_scope('combine_gradients'), naming_loss(objective.name):
         if request.placement.has_replicas:
-            return all_reduce(of_towers, behind_inputs, request.devices)
+            return all_reduce(pairs_of_towers, pairs_upstream, request.devices)
         check_no_replicas(trainable)
-        return Combined(combine(of_towers + behind_inputs))
+        return Combined(combine(pairs_of_towers + pairs_upstream))
 
 
 def combine_machines(tower_set: TowerSet, cluster: typing.Any, combined: Combined,

@@ -21,10 +21,10 @@ class PlannedTower(typing.NamedTuple):
     """A row of the plan.
 
     Attributes:
-      index: of the tower, from 0.
-      device: of the tower.
-      examples: in its shard; None if not static.
-      owns: names of the updates that this tower alone does.
+      index: the index of the tower, from 0.
+      device: the device of the tower.
+      examples: the number of examples in its shard; None if not static.
+      owns: names of the updates that only this tower runs.
     """
 
     index: int  # type: ignore[assignment]  # not `tuple.index`
@@ -53,7 +53,8 @@ class Plan(typing.NamedTuple):
       shares: the proportions of the shards: a tuple of ints.
       reduction: as given to `build_towers`.
       initial_of_first: names of variables whose initial value is computed from the first tower's
-        part of the batch (data-dependent initialization); on one device, from the whole batch.
+        part of the batch (data-dependent initialization); one device computes it from the whole
+        batch.
     """
 
     towers: typing.List[PlannedTower]
@@ -75,7 +76,7 @@ class Plan(typing.NamedTuple):
         return dict(self.lines).get(label)
 
     def with_line(self, label: str, text: str) -> 'Plan':
-        """This plan with another text after one of its labels."""
+        """The same plan with another text after one of its labels."""
         lines = [(each, text if each == label else old) for each, old in self.lines]
         return self._replace(lines=lines)
 
@@ -95,12 +96,12 @@ class Plan(typing.NamedTuple):
 
     @staticmethod
     def _row(row: str, tower: PlannedTower) -> str:
-        """The row of a tower; `row` formats its columns."""
+        """The text of a tower's row; `row` is the format of the columns."""
         examples = '?' if tower.examples is None else tower.examples
         return row % (tower.index, _row_name(tower.device), examples, ', '.join(tower.owns) or '-')
 
     def _batch(self) -> str:
-        """The first line: how many towers, and how the batch is cut."""
+        """The first line of the text: how many towers there are, and how the batch is cut."""
         sizes = [tower.examples for tower in self.towers]
         if self.batch_size is None:
             batch = self._batch_of_any_size()
@@ -112,7 +113,7 @@ class Plan(typing.NamedTuple):
         return '%s, %s' % (counted(len(sizes), 'tower'), batch)
 
     def _batch_of_any_size(self) -> str:
-        """How a batch is cut whose size is not static."""
+        """The first line's text on a batch whose size is not static: how it is cut."""
         text = 'a batch of any size'
         if len(self.towers) > 1:
             text += _REMAINDERS[self.remainder]
@@ -122,7 +123,7 @@ class Plan(typing.NamedTuple):
 
 
 def _row_name(device: str) -> str:
-    """The devices of a tower; the first and the last where all would leave the screen's row."""
+    """The names of a tower's devices; only the first and the last where all do not fit in a row."""
     names = short_name(device).split('+')
     if len('+'.join(names)) <= 45 or len(names) <= 2:
         return '+'.join(names)
@@ -149,7 +150,8 @@ class BuiltTowers(typing.NamedTuple):
         sum the sum.
       metrics: dict by the names of the model function's metrics, each over all towers: a scalar, or
         a pair of value and update for one of `tf.metrics`.
-      gradients: list of `(gradient, variable)` for the optimizer, combined and transformed.
+      gradients: list of `(gradient, variable)` that the optimizer applies, combined and
+        transformed.
       variables: the variables that the model made or that are trained.
       slots: variables that the optimizer made.
       towers: list of `Tower`.
@@ -252,8 +254,12 @@ class BuiltTowers(typing.NamedTuple):
 
 
 def check_same_graph(name: str, built: BuiltTowers) -> None:
-    """Raises `InvalidArgumentError` for a build of another graph than the default one; `name` is
-    the argument by which it was given."""
+    """Raises `InvalidArgumentError` for a build of another graph than the default one.
+
+    Args:
+      name: the argument in which the build was given.
+      built: the build.
+    """
     graphs = {getattr(variable, 'graph', None) for variable in built.variables} - {None}
     if graphs and tf.get_default_graph() not in graphs:
         raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '

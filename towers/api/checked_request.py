@@ -1,6 +1,7 @@
 """`checked_request`: checks and resolves the arguments of a `build_towers` call.
 
-It makes no operation, so that a bad argument leaves the graph as it was.
+It makes no operation, so that a bad argument leaves the graph as it was. Its test is
+tests/api/test_options.py; test_build.py has the arguments that are refused.
 """
 
 import itertools
@@ -43,9 +44,9 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
                     batch_norm: typing.Any, variables: typing.Any, numerics: typing.Any,
                     memory: typing.Any, pipeline: typing.Any, cluster: typing.Any,
                     copies: typing.Any, reuse: typing.Any) -> Request:
-    """The `Request` of the arguments of `build_towers`, which may be anything yet.
+    """Checks the arguments of `build_towers`, whatever they are, and gives the `Request` of them.
 
-    Makes no operation. Raises one of `TowersError` for each bad argument.
+    Makes no operation. Raises a subclass of `TowersError` for each bad argument.
     """
     variables = _checked_option('variables', variables, VariablePlacement)
     numerics = _checked_option('numerics', numerics, Numerics)
@@ -96,7 +97,7 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
 
 
 def _checked_option(name: str, given: typing.Any, kind: type) -> typing.Any:
-    """An option that has its own class, `kind`; the default one for None."""
+    """The option `given` for the argument `name`, checked to be a `kind`; for None the default."""
     if given is None:
         return kind()
     check_instance(name, given, kind, 'a towers.%s, or None' % kind.__name__)
@@ -104,8 +105,11 @@ def _checked_option(name: str, given: typing.Any, kind: type) -> typing.Any:
 
 
 def checked_model(model: typing.Any, objectives: Objectives) -> typing.Any:
-    """A model function, or the `ModelOutput` of a finished model. Raises `ModelFunctionError` for
-    what is neither."""
+    """The model function itself, or the `ModelOutput` of a finished model.
+
+    Raises:
+      ModelFunctionError: the model is neither.
+    """
     if is_finished(model):
         return output_of_finished(model, bool(objectives), objectives.names)
     if isinstance(getattr(model, 'loss', None), tf.Tensor):
@@ -151,14 +155,14 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
 
     Args:
       device: a device, or a word for a way of placing, see `VariablePlacement`; or None.
-      devices: of the towers.
-      objectives: empty for an evaluation.
+      devices: the devices of the towers.
+      objectives: what is trained; empty for an evaluation.
       earlier: the build whose variables are shared; or None.
       cluster: `Cluster` or None.
 
     Raises:
       InvalidArgumentError: the replicas of the variables could not be kept equal.
-      DeviceError: a variable's device is not there.
+      DeviceError: TensorFlow does not have the device of a variable.
     """
     trains = bool(objectives)
     earlier_placement = None
@@ -183,11 +187,13 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
       accumulate: how many micro-batches each tower has.
       shares: the proportions of the towers' shards.
       remainder: what becomes of examples that whole shares leave over, see `cut`.
-      call: of the model.
+      call: the model, and how often it is called.
       cluster: `Cluster` or None.
     """
-    # The first tower is the model function's call itself, in the scope of the build.
-    num_without_scope = 1 if call.copies == 'clone' and not call.is_finished else 0
+    num_without_scope = 0
+    if call.copies == 'clone' and not call.is_finished:
+        # The first tower is the call of the model function itself, in the caller's name scope.
+        num_without_scope = 1
     name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, num_without_scope)
     shares_of_parts = tuple(share for share in shares for _ in range(accumulate))
     parts_before = 0 if cluster is None else cluster.rank * len(parts)
@@ -196,13 +202,17 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
 
 def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without_scope: int
                  ) -> typing.Tuple[str, typing.List[Part]]:
-    """The prefix of the towers' name scopes, and the parts, whose scopes the graph does not have.
+    """The parts of the batch, with name scopes that the graph does not have yet.
 
     Args:
       graph: the graph of the build.
       devices: the device of each tower.
       accumulate: how many micro-batches each tower has.
-      num_without_scope: so many of the first parts use none.
+      num_without_scope: how many of the parts, from the first, are in no name scope of their own.
+
+    Returns:
+      `(the prefix of the name scopes, the parts)`: the prefix is `'tower'`, of a second build in
+      the same graph `'build_2/tower'`.
     """
     for number in itertools.count(1):
         name = 'tower' if number == 1 else 'build_%d/tower' % number
@@ -220,14 +230,14 @@ def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without
 
 
 def _is_free(graph: tf.Graph, scope: str) -> bool:
-    """Whether a name scope, entered from the current one, would get the name that it asks for."""
+    """Whether the graph would give a name scope exactly this name, and no number behind it."""
     current = graph.get_name_scope()
     full_name = '%s/%s' % (current, scope) if current else scope
     return graph.unique_name(scope, mark_as_used=False) == full_name
 
 
 def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[LossScale]:
-    """The given `LossScale`, or the default one for fp16; None in an evaluation."""
+    """The `LossScale` of a build: as given, or the default one for fp16; None in an evaluation."""
     if not objectives:
         return None
     if numerics.loss_scale is None and numerics.precision == 'fp16':
@@ -237,30 +247,31 @@ def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[L
 
 def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectives: Objectives
              ) -> typing.Optional[Cutting]:
-    """The `Cutting` into stages; None where the model is not cut.
+    """How the model is to be cut into stages; None where the model function marks them itself.
 
     Args:
-      pipeline: with the stages and micro-batches that are asked for.
-      placement: of the variables.
+      pipeline: the option with the stages and micro-batches that are asked for.
+      placement: the placement of the variables: with `'stage'` a stage has the slots of its
+        variables, too.
       num_stages: how many devices a tower has.
-      objectives: with the optimizers, which have slots.
+      objectives: what is trained, with the optimizers, which know how many slots they make.
     """
     if pipeline.stages is None:
         return None
-    if pipeline.micro_batches == 1:
-        kept = [1] * num_stages
-    else:
-        kept = [kept_at_once(pipeline.schedule, stage, num_stages, pipeline.micro_batches)
-                for stage in range(num_stages)]
+    kept_by_stage = [1] * num_stages
+    if pipeline.micro_batches > 1:
+        kept_by_stage = [
+            kept_at_once(pipeline.schedule, stage, num_stages, pipeline.micro_batches)
+            for stage in range(num_stages)]
     slots = None
     if placement.by_stage:
         slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
-    return Cutting(kept, bool(objectives), slots)
+    return Cutting(kept_by_stage, bool(objectives), slots)
 
 
 def _check_cluster(request: Request) -> None:
-    """Raises `ClusterError` for a cluster that cannot train so, and for the parameter servers of a
-    program that passes no cluster."""
+    """Raises `ClusterError` for a cluster that does not support what the request asks for, and
+    for a program that has variables on parameter servers but passes no cluster."""
     objectives = request.training.objectives
     placement = request.placement
     if not objectives:

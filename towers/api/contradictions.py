@@ -23,26 +23,26 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
       cluster: `Cluster` or None.
     """
     if numerics.loss_scale is not None:
-        raise _of_one_loss(names, 'a loss scale (loss_scale=)',
+        raise _needs_one_loss(names, 'a loss scale (loss_scale=)',
                            "pass precision='bf16' or 'float32', and no loss_scale")
     if numerics.precision == 'fp16':
-        raise _of_one_loss(names, "a loss scale (precision='fp16')",
+        raise _needs_one_loss(names, "a loss scale (precision='fp16')",
                            "pass precision='bf16' or 'float32', and no loss_scale")
     if accumulate > 1:
-        raise _of_one_loss(names, 'a number of micro-batches (%d)' % accumulate,
+        raise _needs_one_loss(names, 'a number of micro-batches (%d)' % accumulate,
                            'each waits for the gradients of all losses of the micro-batch before')
     if cluster is not None:
-        raise _of_one_loss(names, 'cluster=',
+        raise _needs_one_loss(names, 'cluster=',
                            'which of their steps the machines take together is not known here')
 
 
-def _of_one_loss(names: typing.List[str], option: str, reason: str) -> InvalidArgumentError:
-    """The error for an `option` that losses with names, of which there may be one, do not go with.
+def _needs_one_loss(names: typing.List[str], option: str, reason: str) -> InvalidArgumentError:
+    """The error for an option that needs one loss without a name, where losses have names.
 
     Args:
-      names: the names of the losses.
-      option: what does not go with them.
-      reason: why, or what to do, where there are several.
+      names: the names of the losses; there may be only one.
+      option: the option, in words.
+      reason: where there are several losses: why the option needs one, or what to do.
     """
     if len(names) == 1:
         return InvalidArgumentError(
@@ -55,13 +55,13 @@ def _of_one_loss(names: typing.List[str], option: str, reason: str) -> InvalidAr
 
 def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory,
                         pipeline: Pipeline) -> None:
-    """Refuses micro-batches or stages that do not go with the rest.
+    """Refuses micro-batches or stages that contradict each other, the devices or the optimizer.
 
     Args:
-      devices: of the towers.
-      objectives: empty for an evaluation.
-      memory: with the micro-batches of each tower.
-      pipeline: with those of its stages.
+      devices: the devices of the towers.
+      objectives: what is trained; empty for an evaluation.
+      memory: the option with the micro-batches that run one after the other.
+      pipeline: the option with the stages, and with the micro-batches that run through them.
     """
     is_pipeline = pipeline.micro_batches > 1
     if is_pipeline:
@@ -107,7 +107,7 @@ def check_variables_of_reuse(earlier: BuiltTowers) -> None:
 
 
 def check_together(request: Request) -> None:
-    """Refuses other options that contradict each other."""
+    """Refuses options of a whole `Request` that contradict each other."""
     training = request.training
     call = request.call
     if request.numerics.stateless_random and training.global_step is None:
@@ -147,7 +147,8 @@ def _check_recompute(request: Request) -> None:
 
 
 def _check_own_minimize(request: Request) -> None:
-    """Refuses to call an optimizer's own `minimize` with other gradients than it computes."""
+    """Refuses an optimizer with a `minimize` of its own where other gradients would reach it than
+    those that it computes itself: scaled ones, or those of replicas."""
     if request.numerics.loss_scale is not None:
         changes = 'loss scale'
     elif request.placement.has_replicas:

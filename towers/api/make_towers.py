@@ -11,7 +11,8 @@ towers are copies of it.
                 losses.append(model_fn(*shard))
 
 for model functions whose Python has to run once per tower. Only variables of `tf.get_variable` are
-shared, collections have the entries of all towers, and a tower has no state of its own.
+shared, collections have the entries of all towers, and a tower has no state of its own. Tests of
+the first way are in tests/api/test_build.py, of the second in tests/api/test_reuse.py.
 """
 
 import contextlib
@@ -52,11 +53,11 @@ class _ShardValues(typing.NamedTuple):
     """Values of which each part of the batch has its own; tensors where they differ.
 
     Attributes:
-      weights: the parts' shares of the batch.
-      loss_factors: by these the losses are multiplied, so that the plain sum of all parts'
-        gradients is the batch's.
-      call_weights: weights of the losses that the model function's own optimizers minimize; [None]
-        where it calls none.
+      weights: the weight of each part: its examples over those of the batch.
+      loss_factors: for each part, what its loss is multiplied with, so that the plain sum of all
+        parts' gradients is the batch's.
+      call_weights: for each part, what the losses are multiplied with that the model function's own
+        optimizers minimize; [None] where it calls none.
     """
 
     weights: list
@@ -64,7 +65,7 @@ class _ShardValues(typing.NamedTuple):
     call_weights: list
 
     def substitutes(self, index: int) -> typing.Dict[str, tf.Tensor]:
-        """{name of the first part's tensor: the tensor of part `index`}."""
+        """{name of a tensor of the first part: what part `index` has in its place}."""
         return {values[0].name: values[index] for values in self
                 if isinstance(values[0], tf.Tensor)}
 
@@ -74,13 +75,14 @@ class _FirstTower(typing.NamedTuple):
 
     Attributes:
       recorded: the call of the model function, or the import of the finished model.
-      cuts: how its stages were cut; or None.
-      roles: of its variables.
-      losses: that it differentiates.
-      gradients: by which it was differentiated.
-      differentiated: the tower, forward and backward.
-      optimizer_fetches: what the step runs of the model function's own optimizer calls.
-      slots: the variables that these have made.
+      cuts: where the model was cut into stages; None where it was not.
+      roles: the roles of its variables.
+      losses: the losses that it differentiates.
+      gradients: what differentiates the losses of all towers.
+      differentiated: the tower itself, with forward and backward pass.
+      optimizer_fetches: what a step runs of the calls of optimizers in the model function; [] where
+        it calls none.
+      slots: the variables that these optimizers have made.
     """
 
     recorded: Recorded
@@ -109,7 +111,7 @@ def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehin
       request: the checked arguments of the build.
       batch: the parts of the batch.
       behind: the trained variables upstream of the inputs.
-      scaled_losses: of a build with a loss scale; or None.
+      scaled_losses: the loss scale and its variables; None for a build without one.
     """
     values = _shard_values(request, batch)
     scope_of_import: typing.ContextManager = contextlib.nullcontext()
@@ -126,23 +128,27 @@ def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehin
     exchange(towers, batch.weights, request.placement.main)
     parts_before = request.split.parts_before
     if parts_before and copies:
-        # Only now, since the copies have made their seeds of those that the model has.
+        # Each copy computes its seeds from tower 0's, so tower 0 gets its own after all copies.
         give_seeds_of_tower(first.differentiated.operations, first.fetches, parts_before)
     _order_writes(request, towers, roles)
-
-    made = '1 call of the model function'
-    if request.call.is_finished:
-        made = '1 import of the finished model'
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=first.recorded, losses=first.losses,
         gradients=first.gradients, roles=roles, recomputed=first.differentiated.recomputed,
         cuts=first.cuts, slots=first.slots, copies=[copy.copy_of for copy in copies],
-        how_built='%s, %d cop%s of its graph' % (
-            made, len(copies), 'y' if len(copies) == 1 else 'ies'))
+        how_built=_how_built(request, len(copies)))
+
+
+def _how_built(request: Request, num_copies: int) -> str:
+    """The plan's text about the call of the model function and the copies of its graph."""
+    made = '1 call of the model function'
+    if request.call.is_finished:
+        made = '1 import of the finished model'
+    copies = '1 copy' if num_copies == 1 else '%d copies' % num_copies
+    return '%s, %s of its graph' % (made, copies)
 
 
 def _shard_values(request: Request, batch: CutBatch) -> _ShardValues:
-    """Makes the values of which each part has its own."""
+    """Makes the weights and factors of the parts of the batch."""
     weights = _as_tensors(batch.weights, batch.is_even)
     if batch.is_even:
         num_parts = len(request.split.parts)
@@ -157,7 +163,15 @@ def _shard_values(request: Request, batch: CutBatch) -> _ShardValues:
 
 
 def _as_tensors(weights: typing.Optional[list], is_even: bool) -> list:
-    """Weights of shards; tensors where they differ, so that a copy can have another."""
+    """The weights as tensors where they differ, so that a copy can substitute its own.
+
+    Args:
+      weights: the weight of each shard; None or [] without weights.
+      is_even: whether all shards have the same size.
+
+    Returns:
+      One weight for each shard, or [None].
+    """
     if not weights:
         return [None]
     if is_even:
@@ -177,7 +191,7 @@ def _make_first(request: Request, batch: CutBatch, behind: VariablesBehindInputs
 
     Args:
       request, batch, behind, scaled_losses: the arguments of `call_once_and_copy`.
-      values: the values of which each part of the batch has its own.
+      values: the weights and factors of the parts.
     """
     optimizer_calls = request.training.objectives.optimizer_calls
     if optimizer_calls is None:
@@ -210,11 +224,12 @@ def _recorded_with_optimizer_calls(
     Args:
       request: the checked arguments of the build.
       batch: the parts of the batch.
-      optimizer_calls: takes over the optimizers' calls.
-      weight: the weight of the losses that these minimize.
+      optimizer_calls: what takes the place of the optimizers during the call.
+      weight: what the losses are multiplied with that the optimizers minimize.
 
     Returns:
-      `(the call, what a step runs of the optimizers' calls, the slots that these have made)`.
+      `(the recorded call, what a step runs of the optimizers' calls, the slots that the optimizers
+      have made)`.
     """
     recorded = record(request, batch, 0, lambda: optimizer_calls.call(weight, request.placement))
     slots = optimizer_calls.slots()
@@ -225,7 +240,7 @@ def _recorded_with_optimizer_calls(
 
 
 def _order_writes(request: Request, towers: typing.Sequence[Tower], roles: Roles) -> None:
-    """Orders the writes of shared variables before the update."""
+    """Makes the towers' writes of shared variables, other than the update, wait for their reads."""
     check_references_in_loops(towers)
     update_ops = request.training.update_ops
     if update_ops == 'first' and (len(towers) > 1 or request.has_copies):
@@ -236,7 +251,14 @@ def _order_writes(request: Request, towers: typing.Sequence[Tower], roles: Roles
 
 def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _ShardValues
                ) -> typing.List[TowerCopy]:
-    """Copies tower 0 for the other parts of the batch."""
+    """Copies tower 0 once for each other part of the batch.
+
+    Args:
+      first: tower 0.
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+      values: the weights and factors of the parts.
+    """
     parts = request.split.parts
     if len(parts) == 1:
         return []
@@ -244,27 +266,30 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _S
     roles = first.roles
     tower = differentiated.tower
     updates = _updates_of_every_tower(tower.updates, roles, request)
-    # A value that tower 0 alone writes may be computed from all towers' parts.
+    # What only tower 0 writes may be computed from a value of the whole batch: copies have it, too.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
     copies = Copies(differentiated._replace(tower=tower._replace(updates=updates)),
                     roles.inline_updates, request.split.parts_before,
                     first.optimizer_fetches + batch_values)
-    first_leaves = leaves_of(batch.inputs[0])
-    made = []
+    leaves_of_first = leaves_of(batch.inputs[0])
+    tower_copies = []
     for index in range(1, len(parts)):
         substitutes = values.substitutes(index)
-        for first_leaf, leaf in zip(first_leaves, leaves_of(batch.inputs[index])):
-            substitutes[first_leaf.name] = leaf
+        for leaf_of_first, leaf in zip(leaves_of_first, leaves_of(batch.inputs[index])):
+            substitutes[leaf_of_first.name] = leaf
         variables = roles.in_tower(index, request.split.accumulate)
-        made.append(copies.tower(
+        tower_copies.append(copies.tower(
             Substitution(index, substitutes, variables), batch.inputs[index],
             batch.sizes[index], parts[index]))
-    return made
+    return tower_copies
 
 
 def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> list:
-    """Those of the first tower's updates that a step runs in every tower. With `'first'` these are
-    the updates of the towers' own state, of metrics, and of rows and counts."""
+    """The updates, of those of tower 0, that a step runs in every tower.
+
+    With `update_ops='first'` these are the updates of variables that each tower has for itself, of
+    the counters of metrics, and of variables that every tower writes in turn.
+    """
     update_ops = request.training.update_ops
     if update_ops == 'all':
         return updates
@@ -272,13 +297,14 @@ def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> li
         return []
     names_of_every = set(roles.own_state) | set(metric_variables()) | set(roles.names(EVERY))
     writes = Writes(tf.get_default_graph())
-
-    def is_of_every_tower(update):
-        written = set()
+    updates_of_every_tower = []
+    for update in updates:
+        written: typing.Set[str] = set()
         for op in graph_walk.step_operations([update]):
             written.update(writes.of(op))
-        return not written.isdisjoint(names_of_every)
-    return list(filter(is_of_every_tower, updates))
+        if not written.isdisjoint(names_of_every):
+            updates_of_every_tower.append(update)
+    return updates_of_every_tower
 
 
 # ---- a call for each tower -----------------------------------------------------------------------
@@ -294,10 +320,12 @@ class _Call(typing.NamedTuple):
 
 def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
                         scaled_losses: typing.Optional[ScaledLosses]) -> TowerSet:
-    """Builds all towers, by a call of the model function for each; the arguments are those of
-    `call_once_and_copy`."""
+    """Builds all towers, by a call of the model function for each.
+
+    The arguments are those of `call_once_and_copy`.
+    """
     calls: typing.List[_Call] = []
-    gradients: typing.Any = None  # once the first call has made the variables
+    gradients: typing.Any = None  # made after the first call, which makes the variables
     for index, part in enumerate(request.split.parts):
         # Entered anew, as in a hand-written loop: layers without a name then find their variables.
         with tf.name_scope(part.scope), _no_new_variables(index), tf.variable_scope(
@@ -319,7 +347,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehi
     # All calls use the same variables: update and plan go by the first one's roles and losses.
     first = calls[0]
     _order_writes(request, towers, first.roles)
-    # But the update may use a tensor of any call, so the record lists the operations of all.
+    # The update may use a tensor of any call, so the record lists the operations of all calls.
     operations: list = []
     sources: list = []
     for call in calls:
@@ -335,7 +363,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehi
 
 @contextlib.contextmanager
 def _no_new_variables(index: int) -> typing.Iterator[None]:
-    """The context of the call for tower `index`, of which the first alone makes variables."""
+    """A context of the call for tower `index` that refuses new variables, except for tower 0."""
     def refuse(unused_next_creator, **kwargs):
         raise SharedVariableError(
             "copies='reuse', and the call of the model function for tower %d makes variable %r: it "
@@ -350,8 +378,10 @@ def _no_new_variables(index: int) -> typing.Iterator[None]:
 
 
 def _check_made_by_name(recorded: Recorded) -> None:
-    """Refuses variables that a call makes without `tf.get_variable`: no other call has their name,
-    and theirs begins with the name scope of the tower."""
+    """Refuses variables that a call makes without `tf.get_variable`.
+
+    Their names begin with the name scope of the tower, so no other call would find them.
+    """
     counters = metric_variables()
     for made in recorded.direct:
         variable = made.variable
@@ -369,13 +399,15 @@ def _check_made_by_name(recorded: Recorded) -> None:
 
 
 def _check_shard(index: int, recorded: Recorded, batch: CutBatch) -> None:
-    """Refuses a loss of tower `index` with another tower's loss in it, as by
-    `tf.losses.get_total_loss`."""
+    """Refuses a loss of tower `index` that is computed from an earlier tower's shard.
+
+    `tf.losses.get_total_loss` adds up such a loss, since collections have the losses of all towers.
+    """
     if recorded.output.loss is None:
         return
-    known = graph_walk.ancestors(flat(recorded.output.loss))
-    others = {leaf.op.name for leaf in leaves_of(batch.inputs[:index])}
-    if known & others:
+    upstream = graph_walk.ancestors(flat(recorded.output.loss))
+    inputs_of_others = {leaf.op.name for leaf in leaves_of(batch.inputs[:index])}
+    if upstream & inputs_of_others:
         raise ModelFunctionError(
             "copies='reuse', and the loss of tower %d is computed from the shard of another tower: "
             'collections have the losses of all towers. Look at those of this tower alone, '

@@ -1,4 +1,4 @@
-"""Arguments of `build_towers` that travel together, and are checked together."""
+"""Arguments of `build_towers` that belong together: frozen objects that check their fields."""
 
 import typing
 
@@ -211,7 +211,7 @@ class Objective(_ObjectiveFields):
 
 
 def checked_objectives(optimizer: typing.Any) -> Objectives:
-    """The `Objectives` of the `optimizer=` of `build_towers`; none of None.
+    """The `Objectives` in `optimizer=` of `build_towers`: one for each loss; empty for None.
 
     Raises:
       InvalidArgumentError: it is no optimizer, and no dict of optimizers by names of losses.

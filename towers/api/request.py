@@ -1,4 +1,7 @@
-"""`Request`: the checked arguments of a `build_towers` call, grouped by what they are about."""
+"""`Request`: the checked arguments of a `build_towers` call, grouped by what they are about.
+
+Its test is tests/api/test_options.py.
+"""
 
 import typing
 
@@ -20,8 +23,9 @@ class Request(typing.NamedTuple):
       devices: the devices of the towers.
       placement: the devices of the variables.
       numerics: precision, loss scale (the default one of fp16 in the place of None), and checks.
-      memory: which results of the forward pass wait where for the backward pass.
-      cluster: the machines that train the same model, a `Cluster`; None for this one alone.
+      memory: which results of the forward pass are kept for the backward pass, and in which order.
+      cluster: `Cluster`, the machines that train the same model; None without a cluster. Its type
+        is in a room above this one.
     """
 
     call: ModelCall
@@ -35,18 +39,20 @@ class Request(typing.NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The factor of the batch's mean loss: 1. for `'mean'`, the number of towers for `'sum'`.
+        """The factor of the batch's mean loss: 1 with `'mean'`, the number of towers with `'sum'`.
         """
         return 1. if self.training.reduction == 'mean' else float(len(self.devices))
 
     @property
     def parts_a_call(self) -> int:
-        """How many parts of the batch one call of the model function serves."""
-        return len(self.split.parts) if self.call.copies == 'clone' else 1
+        """The number of parts of the batch that are made from one call of the model function."""
+        if self.call.copies == 'clone':
+            return len(self.split.parts)
+        return 1
 
     @property
     def has_whole_batch(self) -> bool:
-        """Whether no other machine has a part in the batch of a step."""
+        """Whether this machine has all examples of a step."""
         return self.cluster is None or self.cluster.workers_a_step == 1
 
     @property
@@ -56,12 +62,12 @@ class Request(typing.NamedTuple):
 
     @property
     def served_rank(self) -> typing.Optional[int]:
-        """The number of this worker, where several make one step on parameter servers; or None."""
+        """The index of this worker, where several make one step on parameter servers; else None."""
         return None if self.cluster is None else self.cluster.served_rank
 
     @property
     def has_copies(self) -> bool:
-        """Whether each of several workers has the variables, as in a ring."""
+        """Whether each worker of a cluster has its own copy of the variables, as in a ring."""
         return self.cluster is not None and self.cluster.has_copies
 
     @property

@@ -44,20 +44,20 @@ class Update(typing.NamedTuple):
       train_ops: {name of a loss: the operation of a step of that loss alone}; empty with one loss.
       slots: variables that the optimizer made.
       gradients: `(gradient, variable)` pairs for the optimizer, combined and transformed.
-      riding: dict from the name of a loss to the number of updates, such as batch norm's, that ride
-        on its train op; empty with one loss.
+      num_riding: dict from the name of a loss to the number of updates, such as batch norm's, that
+        ride on its train op; empty with one loss.
       replicas: the other towers' replicas of the trainable variables; None without any.
-      counts_step: whether the global step is counted here, since the optimizer leaves it to its
-        caller.
-      scaled_losses: of a build with a loss scale; or None.
-      machines: `Machines`, or None without a cluster.
+      counts_step: whether the train op counts the global step itself, since the optimizer leaves
+        it to its caller.
+      scaled_losses: the loss scale and its counters; None for a build without one.
+      machines: `Machines` of the cluster; None without a cluster.
     """
 
     train_op: typing.Optional[tf.Operation]
     train_ops: typing.Dict[str, tf.Operation]
     slots: typing.List[tf.Variable]
     gradients: typing.Any
-    riding: typing.Dict[str, int]
+    num_riding: typing.Dict[str, int]
     replicas: typing.Optional[Replicas]
     counts_step: bool
     scaled_losses: typing.Optional[WatchedLosses]
@@ -69,7 +69,7 @@ class _LossGradients(typing.NamedTuple):
 
     Attributes:
       objective: the loss's optimizer, and what it trains.
-      loss: the mean over the batch.
+      loss: the scalar over the batch.
       combined: the gradients over all towers and machines.
       transformed: the pairs that the optimizer applies.
     """
@@ -84,11 +84,11 @@ class _Step(typing.NamedTuple):
     """One step by one loss or several.
 
     Attributes:
-      applied: the update of each loss, in their order.
+      applied: the update for each loss, in the order of the losses.
       awaited: the losses and riding updates that the optimizers wait for.
       redirect: function that makes operations which wait for skippable updates wait for what
         always runs; None where no update can be skipped.
-      scaled_losses: of a build with a loss scale; or None.
+      scaled_losses: the loss scale and its counters; None for a build without one.
     """
 
     applied: typing.List[Applied]
@@ -98,13 +98,13 @@ class _Step(typing.NamedTuple):
 
     @property
     def last(self) -> Applied:
-        """The update of the last loss, which comes after the others."""
+        """The update for the last loss, which comes after the others."""
         return self.applied[-1]
 
 
 def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
                      exchange: typing.Any, collections_before: BuildCollections) -> Update:
-    """Makes the update of the shared variables, and puts other updates onto it.
+    """Makes the train ops: the optimizers' updates, with the update ops that ride on them.
 
     With several losses there is a train op for each, which computes nothing for the others; and one
     for all, which takes all gradients at the weights before the step, and applies them in the order
@@ -121,8 +121,8 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     request = tower_set.request
     objectives = request.training.objectives
     if not objectives:
-        return Update(train_op=None, train_ops={}, slots=[], gradients=[], riding={}, replicas=None,
-                      counts_step=False, scaled_losses=None, machines=None)
+        return Update(train_op=None, train_ops={}, slots=[], gradients=[], num_riding={},
+                      replicas=None, counts_step=False, scaled_losses=None, machines=None)
     steps = _Steps(tower_set, outputs, combined, exchange)
     losses, optimizer_updates = _loss_gradients(
         tower_set, outputs, combined, collections_before, steps.closures)
@@ -131,11 +131,11 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         updates = _updates_of_towers(tower_set, collections_before.updates) + optimizer_updates
 
     riding: typing.Dict[str, list] = {}
-    single_steps = collections.OrderedDict()  # of only one loss, by the name of the loss
+    single_steps: typing.Dict[str, _Step] = collections.OrderedDict()  # by the name of the loss
     if objectives.names is not None:
         riding = _riding(updates, outputs.loss, tower_set.towers)
-        for name, each in zip(objectives.names, losses):
-            single_steps[name] = steps.step([each], riding[name])
+        for name, loss_gradients in zip(objectives.names, losses):
+            single_steps[name] = steps.step([loss_gradients], riding[name])
     joint_step = steps.step(losses, updates)
 
     train_op = joint_step.last.train_op
@@ -148,12 +148,7 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         machines = exchange.completed(train_op, joint_step.awaited, replicated,
                                       joint_step.redirect)
         train_op = machines.train_op
-    slots = []
-    slots_of_replicas = []
-    for step in list(single_steps.values()) + [joint_step]:
-        for applied in step.applied:
-            slots += applied.slots
-            slots_of_replicas += applied.slots_of_replicas
+    slots, slots_of_replicas = _slots(list(single_steps.values()) + [joint_step])
     if replicas is not None:
         replicas = replicas._replace(slots=slots_of_replicas)
     return Update(
@@ -162,32 +157,43 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
             (name, step.last.train_op) for name, step in single_steps.items()),
         slots=slots,
         gradients=objectives.shaped(_with_gradient(each.transformed) for each in losses),
-        riding={name: len(its_updates) for name, its_updates in riding.items()},
+        num_riding={name: len(riding_updates) for name, riding_updates in riding.items()},
         replicas=replicas,
         counts_step=joint_step.last.counts_step,
         scaled_losses=joint_step.scaled_losses,
         machines=machines)
 
 
+def _slots(steps: typing.Iterable[_Step]) -> typing.Tuple[list, list]:
+    """The slots that the optimizers have made in some steps: `(of the variables, of replicas)`."""
+    slots = []
+    slots_of_replicas = []
+    for step in steps:
+        for applied in step.applied:
+            slots += applied.slots
+            slots_of_replicas += applied.slots_of_replicas
+    return slots, slots_of_replicas
+
+
 def _with_gradient(pairs: Pairs) -> Pairs:
-    """The pairs without those whose gradient is None."""
+    """The pairs whose gradient is not None."""
     return [pair for pair in pairs if pair[0] is not None]
 
 
 def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
                     collections_before: BuildCollections, closures: ClosureTensors
                     ) -> typing.Tuple[typing.List[_LossGradients], list]:
-    """Lets each optimizer and its transformation make their pairs of the combined gradients.
+    """Makes the pairs that each optimizer applies, by the optimizer and `transform_gradients`.
 
     Args:
       tower_set: the towers.
       outputs: the losses over the batch, among others.
-      combined: `Combined` of each loss, shaped.
-      collections_before: of the graph before the build.
-      closures: gives what is made here the losses over the batch.
+      combined: the combined gradients of each loss, shaped.
+      collections_before: the collections of the graph as they were before the build.
+      closures: replaces tensors of tower 0, in what is made here, by those of the batch.
 
     Returns:
-      The losses with their gradients, and the `UPDATE_OPS` that the optimizers have made.
+      `(the losses with their gradients, the UPDATE_OPS that the optimizers have made)`.
     """
     request = tower_set.request
     objectives = request.training.objectives
@@ -218,13 +224,13 @@ class _Steps:
     """Makes the steps of a build.
 
     Attributes:
-      closures: gives operations of an update the losses over the batch, and refuses other tensors
-        of one tower.
+      closures: replaces, in the operations of an update, the loss of tower 0 by that of the batch,
+        and refuses other tensors of one tower.
     """
 
     def __init__(self, tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
                  exchange: typing.Any):
-        """The arguments are those of `update_variables`."""
+        """Notes what the steps have in common; the arguments are those of `update_variables`."""
         self._tower_set = tower_set
         self._exchange = exchange
         self._updates_here = exchange is None or exchange.updates_here
@@ -236,18 +242,18 @@ class _Steps:
         self.closures = ClosureTensors(tower_set, outputs.loss, combined_gradients)
         tower_outputs = [(tower.data_loss, tower.predictions, tower.metrics)
                          for tower in tower_set.towers]
-        # These a program can have without a step.
+        # A program may fetch these without running a step.
         self._fetchable = fetches_in([outputs] + tower_outputs)
 
     def step(self, losses: typing.List[_LossGradients], updates: list) -> _Step:
-        """Makes the step by some losses, with the update ops that run in it."""
+        """Makes the step that trains by some losses, with the update ops that run in it."""
         loss_values = [each.loss for each in losses]
         gradients = []
         for each in losses:
             gradients += tensors_of(each.transformed + each.combined.of_replicas)
         riding, redirect = self._riding_updates(updates, readers=loss_values + gradients)
         scaled_losses = self._tower_set.gradients.scaled_losses
-        if scaled_losses is not None:  # of one loss
+        if scaled_losses is not None:  # there is one loss then
             scaled_losses = scaled_losses.watched(losses[0].combined.gradients)
         awaited = loss_values + riding
         applied = self._applied(losses, awaited, gradients, scaled_losses)
@@ -259,9 +265,14 @@ class _Steps:
 
     def _riding_updates(self, updates: list, readers: list
                         ) -> typing.Tuple[list, typing.Optional[typing.Callable]]:
-        """Makes what the optimizers wait for so that `updates` run; and the function `redirect`.
+        """Makes the operations that run the updates in a step, which the optimizers wait for.
 
-        Replicas follow the updates after all `readers`, which read them.
+        Args:
+          updates: the update ops of the step.
+          readers: what reads the replicas of variables; these take the updated values after it.
+
+        Returns:
+          `(the operations, redirect)`; `_Step` describes the latter.
         """
         tower_set = self._tower_set
         riding = updates + follow_updates(tower_set.roles.replicas, updates, readers)
@@ -276,26 +287,30 @@ class _Steps:
 
         Args:
           losses: the losses of the step, with their gradients.
-          awaited: the losses and riding updates that come first.
+          awaited: the losses and riding updates, which come before every update.
           gradients: the tensors of all losses' gradients.
-          scaled_losses: with it, gradients that are not finite change nothing; or None.
+          scaled_losses: the loss scale, with which gradients that are not finite change nothing; or
+            None.
+
+        Returns:
+          The update for each loss.
         """
         tower_set = self._tower_set
-        first = awaited + _recomputations(tower_set)
+        before_updates = awaited + _recomputations(tower_set)
         if len(losses) > 1:
             # Several optimizers apply gradients that all were taken at the weights before the step.
-            first = first + gradients
+            before_updates = before_updates + gradients
         global_step = tower_set.request.training.global_step
         applied: typing.List[Applied] = []
         for each in losses:
-            after = first + [done.train_op for done in applied]
+            predecessors = before_updates + [earlier.train_op for earlier in applied]
             counted_step = global_step if each is losses[-1] else None
             with graph_walk.Recording(tf.get_default_graph()) as made:
                 applied.append(apply_update(
                     tower_set, _applying(each, tower_set.copies),
-                    each.combined._replace(gradients=each.transformed), counted_step, after,
+                    each.combined._replace(gradients=each.transformed), counted_step, predecessors,
                     scaled_losses))
-            self.closures.settle(made.operations, [applied[-1].train_op], after)
+            self.closures.settle(made.operations, [applied[-1].train_op], predecessors)
         return applied
 
     def _hold(self, train_op: tf.Operation, losses: typing.List[_LossGradients],
@@ -317,8 +332,11 @@ class _Steps:
 
 
 def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
-    """An operation for each tower, after the recomputation of what was computed from reference
-    variables; [] without such. The update, which writes these, has to wait for it."""
+    """For each tower an operation after all recomputations that read reference variables.
+
+    The update writes such variables, so it has to wait for these operations. [] where no
+    recomputation reads a reference variable.
+    """
     recomputed_by_first = []
     for each in tower_set.recomputed:
         if each.reads_references:
@@ -341,9 +359,14 @@ def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
 
 
 def _applying(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing.Any:
-    """The optimizer of a loss, or an object with `apply_gradients` in its place.
+    """What applies the gradients of a loss: its optimizer, or an object in the optimizer's place.
 
-    `copies` are functions from a tensor of tower 0 to its copy, one for each further tower.
+    Args:
+      loss_gradients: the loss, with its gradients.
+      copies: for each tower but the first, a function from a tensor of tower 0 to its copy.
+
+    Returns:
+      An object with `apply_gradients`.
     """
     optimizer = loss_gradients.objective.optimizer
     if isinstance(optimizer, GradientsOfModel):
@@ -357,10 +380,10 @@ def _riding(updates: list, losses: typing.Dict[str, tf.Tensor], towers: typing.S
             ) -> typing.Dict[str, list]:
     """{name of a loss: the updates that ride on its train op}.
 
-    An update rides on each loss that computes all activations which it takes; where none does, on
-    each loss that computes some of them.
+    An update rides on each loss whose computation has all operations of towers that the update
+    needs; where there is no such loss, on each loss whose computation has some of them.
     """
-    computed_for = collections.OrderedDict()  # by the name of a loss: the towers' operations
+    computed_for = collections.OrderedDict()  # {name of a loss: names of the towers' operations}
     for name, loss in losses.items():
         computed_for[name] = {op for op in graph_walk.ancestors([loss])
                               if any(tower.has(op) for tower in towers)}
@@ -376,7 +399,8 @@ def _riding(updates: list, losses: typing.Dict[str, tf.Tensor], towers: typing.S
 
 
 def _updates_of_towers(tower_set: TowerSet, updates_before: list) -> list:
-    """The updates that run with a step: of one or all towers, and those from before the towers."""
+    """The updates that run with a step: those of one tower or all, and those from before the build.
+    """
     towers = tower_set.towers
     others = list(updates_before)
     if tower_set.request.training.update_ops == 'first':

@@ -1,0 +1,91 @@
+"""The plan's line `one device`: whether N towers are proven to give one device's numbers.
+
+The proof of the forward pass (`towers/proof/`) says where the examples are in each tensor. This
+module asks it about the losses: whether their sum over the towers, each times its weight, is the
+loss of the whole batch. Its test is tests/api/test_plan.py; those of the verdicts are in
+tests/proof/test_verdict.py.
+"""
+
+import typing
+
+from towers.api.request import Request
+from towers.copies.tower_set import TowerSet
+from towers.graph import graph_walk
+from towers.model.objectives import with_parts
+from towers.proof.stand_ins import static_size
+from towers.proof.verdict import Question, verdict_of
+from towers.roles.ownership import FIRST
+
+
+def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
+    """The text after `one device`: the verdict on each loss; None for one tower without a cluster.
+    """
+    request = tower_set.request
+    recorded = tower_set.recorded
+    if len(tower_set.towers) == 1 and request.has_whole_batch:
+        return None
+    question = _question(tower_set)
+    averages = _averages_of_tower_0(tower_set)
+    texts = []
+    for name, loss in with_parts('loss', recorded.output.loss):
+        losses = [loss] + tower_set.losses.added
+        upstream = graph_walk.ancestors(losses)
+        averages_of_loss = [variable for variable in averages if variable in upstream]
+        verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
+                             question._replace(shard_averages=averages_of_loss))
+        if isinstance(recorded.output.loss, dict):
+            texts.append('%s: %s' % (name, verdict.text))
+        else:
+            texts.append(verdict.text)
+    return '; '.join(texts) + _whose_batch(request)
+
+
+def _question(tower_set: TowerSet) -> Question:
+    """What the proof is asked about every loss of this build; without `shard_averages`."""
+    request = tower_set.request
+    accumulate = request.split.accumulate
+    if len(tower_set.towers) == 1:
+        name_of_part = 'machine'
+    elif accumulate == 1:
+        name_of_part = 'tower'
+    else:
+        name_of_part = 'micro-batch'
+    sums_even_shards = (request.training.reduction == 'sum' and tower_set.batch.is_even
+                        and accumulate == 1 and request.has_whole_batch)
+    return Question(adds_shards=losses_are_sums(request) or sums_even_shards,
+                    static_size=static_size(tower_set.batch.inputs[0]), names=name_of_part)
+
+
+def _averages_of_tower_0(tower_set: TowerSet) -> typing.List[str]:
+    """The variables that tower 0 writes from a mean, or another statistic, of its own shard.
+
+    Returns:
+      Their names, sorted; without the moving averages of batch norms, which the proof names itself.
+    """
+    proven = tower_set.recorded.proven
+    of_batch_norms = proven.batch_norms.statistics()
+    names = set()
+    for writes in proven.analysis.writes.values():
+        for write in writes:
+            statistics = write.value.reductions | write.value.shard_statistics
+            if statistics - of_batch_norms:
+                names.add(write.variable)
+    return sorted(names.intersection(tower_set.roles.names(FIRST)))
+
+
+def _whose_batch(request: Request) -> str:
+    """The end of the line: of which machines the batch is; empty without a cluster."""
+    if request.cluster is None:
+        return ''
+    if request.has_whole_batch:
+        return "; the batch is one worker's own"
+    return '; the batch is that of all machines'
+
+
+def losses_are_sums(request: Request) -> bool:
+    """Whether the batch's loss is the plain sum of the towers' losses.
+
+    So it is with `reduction='sum'` where the model function calls optimizers of its own.
+    """
+    has_optimizer_calls = request.training.objectives.optimizer_calls is not None
+    return request.training.reduction == 'sum' and has_optimizer_calls
