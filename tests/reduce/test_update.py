@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from sample_models import switched
 from towers import LossScale, Numerics, build_towers, session_config
 from towers.errors import InvalidArgumentError
-from towers.reduce.update import checked_transform
+from towers.reduce.update import call_transform
 
 
 class BertOptimizer(tf.train.Optimizer):
@@ -60,13 +60,13 @@ def test_gradients_that_no_optimizer_takes(graph):
                   tf.IndexedSlices(tf.ones([1], tf.float64), tf.constant([0]))):
         with pytest.raises(InvalidArgumentError, match="as the gradient of 'a': expected a tensor "
                            r'or an IndexedSlices of this graph, of shape \(2,\) and dtype float32'):
-            checked_transform(lambda pairs, given=given: [(given, v), of_w], [(of_v, v), of_w])
+            call_transform(lambda pairs, given=given: [(given, v), of_w], [(of_v, v), of_w])
     for pairs, text in (([(of_v, v), (of_v, v)], 'each once'), (None, 'each once'),
                         ([(of_v, other)], 'each once'), ([of_v], 'each once')):
         with pytest.raises(InvalidArgumentError, match=text):
-            checked_transform(lambda unused, pairs=pairs: pairs, [(of_v, v), of_w])
+            call_transform(lambda unused, pairs=pairs: pairs, [(of_v, v), of_w])
     fine = [(of_v, v), (None, w)]
-    assert checked_transform(lambda unused: fine, [(of_v, v), of_w]) == fine
+    assert call_transform(lambda unused: fine, [(of_v, v), of_w]) == fine
 
 
 # ---- who counts the steps -----------------------------------------------------------------------

@@ -28,8 +28,8 @@ from towers.reduce.replicas import Replicas, follow_updates
 from towers.reduce.update import (
     Applied,
     apply_update,
-    as_the_update_takes_them,
-    checked_transform,
+    call_transform,
+    safe_to_fetch,
 )
 from towers.roles.ownership import EVERY
 from towers.roles.update_order import hold_back, hold_update
@@ -208,11 +208,11 @@ def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.
         optimizer_updates = collections_before.new_updates()[num_updates:]
         losses = []
         for objective, pairs in zip(objectives, optimizer_pairs):
-            transformed = checked_transform(
+            transformed = call_transform(
                 objective.transform_gradients, pairs, request.placement.main, objective.name)
             losses.append(_LossGradients(
                 objective, objectives.of(objective, outputs.loss),
-                objectives.of(objective, combined), as_the_update_takes_them(transformed)))
+                objectives.of(objective, combined), safe_to_fetch(transformed)))
     applied_gradients = []
     for each in losses:
         applied_gradients += tensors_of(each.transformed)
@@ -238,7 +238,7 @@ class _Steps:
         self._conditions = [] if exchange is None else exchange.conditions
         combined_gradients = []
         for each in flat(combined):
-            combined_gradients += tensors_of(list(each.gradients) + each.of_replicas)
+            combined_gradients += tensors_of(list(each.gradients) + each.pairs_of_replicas)
         self.closures = ClosureTensors(tower_set, outputs.loss, combined_gradients)
         tower_outputs = [(tower.data_loss, tower.predictions, tower.metrics)
                          for tower in tower_set.towers]
@@ -250,7 +250,7 @@ class _Steps:
         loss_values = [each.loss for each in losses]
         gradients = []
         for each in losses:
-            gradients += tensors_of(each.transformed + each.combined.of_replicas)
+            gradients += tensors_of(each.transformed + each.combined.pairs_of_replicas)
         riding, redirect = self._riding_updates(updates, readers=loss_values + gradients)
         scaled_losses = self._tower_set.gradients.scaled_losses
         if scaled_losses is not None:  # there is one loss then
@@ -325,7 +325,7 @@ class _Steps:
         gradients: Pairs = []
         fetched = [each.loss for each in losses]
         for each in losses:
-            gradients += list(each.combined.gradients) + each.combined.of_replicas
+            gradients += list(each.combined.gradients) + each.combined.pairs_of_replicas
             fetched += tensors_of(each.transformed)
         hold_update(train_op, gradients, fetched, awaited=awaited, fetchable=self._fetchable,
                     conditions=self._conditions)

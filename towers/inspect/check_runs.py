@@ -21,7 +21,7 @@ from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
 from towers.optimizers import has_own_minimize
 from towers.placement.devices import session_config
 from towers.reduce.combination import Pairs
-from towers.reduce.update import checked_transform, free_initial_values
+from towers.reduce.update import call_transform, free_initial_values
 from towers.variables.new_variables import without_numbers
 
 # From the most digits to the fewest.
@@ -190,7 +190,7 @@ def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> 
     if factor != 1:  # also where the optimizer's own method has changed the gradients of the mean
         pairs = [(None if gradient is None else times(gradient, factor), variable)
                  for gradient, variable in pairs]
-    return checked_transform(objective.transform_gradients, pairs, name_of_loss=objective.name)
+    return call_transform(objective.transform_gradients, pairs, name_of_loss=objective.name)
 
 
 def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.Any, updates: list,

@@ -26,20 +26,20 @@ class Combined(typing.NamedTuple):
     """The gradient of each variable over all towers.
 
     Attributes:
-      gradients: as `combine_gradients` returns them.
-      on_towers: the gradient on each tower, by the name of a replicated variable; None without
-        replicas.
+      gradients: the combined gradients with their variables, as `combine_gradients` returns them.
+      on_towers: from the name of a replicated variable to its combined gradient on each tower;
+        None without replicas.
     """
 
     gradients: Pairs
     on_towers: typing.Optional[typing.Dict[str, list]] = None
 
     @property
-    def of_replicas(self) -> Pairs:
-        """The gradients that replicas get as pairs, with None in the place of their variable."""
+    def pairs_of_replicas(self) -> Pairs:
+        """The combined gradients on every tower, as pairs whose variable is None; [] without
+        replicas."""
         on_towers = self.on_towers or {}
-        copies = itertools.chain.from_iterable(on_towers.values())
-        return [(gradient, None) for gradient in copies]
+        return [(gradient, None) for gradient in itertools.chain.from_iterable(on_towers.values())]
 
 
 Aligned = typing.List[typing.Tuple[tf.Variable, typing.List[typing.Tuple[int, typing.Any]]]]
@@ -82,10 +82,14 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
 
 def combine(tower_gradients: typing.Sequence) -> Pairs:
-    """`combine_gradients` for lists that may belong to no tower, see `VariablesBehindInputs`."""
+    """Sums gradients as `combine_gradients` does, but does not check that towers share variables.
+
+    Besides one list a tower, there may be a list that belongs to no tower: the gradients of
+    variables from which the batch itself is computed, see `VariablesBehindInputs`.
+    """
     combined = []
-    for variable, present in align(tower_gradients):
-        gradients = [gradient for _, gradient in present]
+    for variable, gradients_by_tower in align(tower_gradients):
+        gradients = [gradient for _, gradient in gradients_by_tower]
         with only_device(variable.device or None):
             total = joined_product(gradients, variable)
             if total is None:
@@ -94,32 +98,41 @@ def combine(tower_gradients: typing.Sequence) -> Pairs:
     return combined
 
 
-def all_reduce(tower_gradients: typing.Sequence, further: typing.Sequence,
+def all_reduce(tower_gradients: typing.Sequence, other_gradients: typing.Sequence,
                devices: typing.Sequence[str]) -> Combined:
-    """Sums the towers' gradients and gives each tower the sums, for replicas. A variable's are
-    added on one tower; every tower adds about as many bytes.
+    """Sums the towers' gradients and gives every tower the sums, for replicas.
+
+    The gradients of one variable are added on one tower, so that every tower adds about the same
+    number of bytes.
 
     Args:
-      tower_gradients: for each tower its list of `(gradient, variable)`.
-      further: lists of pairs that belong to no tower.
+      tower_gradients: a list of `(gradient, variable)` for each tower.
+      other_gradients: lists of pairs that belong to no tower, see `combine`.
       devices: the device of each tower.
     """
     combined = []
     on_towers = {}
     added_bytes = dict.fromkeys(devices, 0)
-    for variable, present in align(list(tower_gradients) + list(further)):
+    for variable, gradients_by_tower in align(list(tower_gradients) + list(other_gradients)):
         device = min(devices, key=added_bytes.__getitem__)
         added_bytes[device] += bytes_of(variable)
         with only_device(device):
-            total = add_up([gradient for _, gradient in present], variable)
+            total = add_up([gradient for _, gradient in gradients_by_tower], variable)
         combined.append((total, variable))
         on_towers[variable.op.name] = [total] * len(devices)
     return Combined(combined, on_towers)
 
 
 def align(tower_gradients: typing.Any) -> Aligned:
-    """`[(variable, [(tower, gradient)])]` of all towers' gradients, checked, in the order in which
-    variables first occur, without variables that have no gradient in any tower; makes no op."""
+    """Checks all towers' gradients and groups them by variable; makes no operation.
+
+    Returns:
+      `[(variable, [(tower, gradient), …]), …]` in the order in which variables first occur, without
+      the variables that have no gradient in any tower.
+
+    Raises:
+      GradientError: as `combine_gradients` says.
+    """
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
                             'variable) pairs a tower, and got %.80r.' % (tower_gradients,))
@@ -128,29 +141,40 @@ def align(tower_gradients: typing.Any) -> Aligned:
         raise GradientError(
             'no tower has a (gradient, variable) pair, all %d lists are empty: pass for each tower '
             'what its optimizer.compute_gradients(loss) returned.' % len(tower_gradients))
-    present = [entry for entry in aligned if entry[1]]
-    if not present:
+    with_gradients = [(variable, by_tower) for variable, by_tower in aligned if by_tower]
+    if not with_gradients:
+        names = [variable.op.name for variable, _ in aligned]
         raise GradientError(
             'none of the %d variables has a gradient in any tower: the loss does not depend on '
-            'them. Variables: %s.' % (len(aligned), ', '.join(
-                [variable.op.name for variable, _ in aligned][:5])))
-    return present
+            'them. Variables: %s.' % (len(names), ', '.join(names[:5])))
+    return with_gradients
 
 
 def by_variable(tower_gradients: typing.Sequence) -> Aligned:
-    """`[(variable, [(tower, gradient)])]` of all variables, also of those without any gradient, in
-    the order in which they first occur."""
-    found: typing.Dict[str, tuple] = {}
+    """Groups all towers' gradients by variable, in the order in which variables first occur.
+
+    Returns:
+      `[(variable, [(tower, gradient), …]), …]`; the inner list is empty for a variable that has no
+      gradient in any tower.
+    """
+    variables: typing.Dict[str, tf.Variable] = {}
+    gradients: typing.Dict[str, list] = {}
     for tower, pairs in enumerate(tower_gradients):
-        for variable, gradient in _checked(pairs, tower).values():
-            entry = found.setdefault(variable.op.name, (variable, []))
+        for name, (variable, gradient) in _checked(pairs, tower).items():
+            if name not in variables:
+                variables[name] = variable
+                gradients[name] = []
             if gradient is not None:
-                entry[1].append((tower, gradient))
-    return list(found.values())
+                gradients[name].append((tower, gradient))
+    return [(variables[name], gradients[name]) for name in variables]
 
 
 def add_up(gradients: typing.List[typing.Any], variable: tf.Variable) -> typing.Any:
-    """The sum of gradients of one variable, on the current device; sparse where all are."""
+    """The sum of several gradients of one variable, made on the current device.
+
+    Returns:
+      `tf.IndexedSlices` if all gradients are, else a tensor.
+    """
     if len(gradients) == 1:
         return gradients[0]
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
@@ -166,13 +190,13 @@ def dense(gradient: typing.Any, variable: tf.Variable) -> tf.Tensor:
 
 
 def _check_shared(aligned: Aligned) -> None:
-    """Raises `GradientError` if several towers have gradients, and no variable has one in two of
-    them (t0/w, t1/w)."""
-    if any(len(present) > 1 for _, present in aligned):
+    """Raises `GradientError` if every tower trains variables of its own, such as t0/w and t1/w: if
+    several towers have gradients, and no variable has gradients in two of them."""
+    if any(len(gradients_by_tower) > 1 for _, gradients_by_tower in aligned):
         return
-    first_names: typing.Dict[int, str] = {}  # the first variable of each tower
-    for variable, present in aligned:
-        [(tower, _)] = present
+    first_names: typing.Dict[int, str] = {}  # from a tower to the name of its first variable
+    for variable, gradients_by_tower in aligned:
+        [(tower, _)] = gradients_by_tower
         first_names.setdefault(tower, variable.op.name)
     if len(first_names) > 1:
         tower, other = sorted(first_names)[:2]
@@ -184,15 +208,16 @@ def _check_shared(aligned: Aligned) -> None:
 
 
 def _checked(pairs: typing.Any, tower: int) -> typing.Dict[str, tuple]:
-    """{name of a variable: (variable, gradient)} of the pairs of tower number `tower`."""
+    """{name of a variable: (variable, gradient)} of a tower's pairs; raises `GradientError` if they
+    are no pairs, or a gradient cannot be one of its variable."""
     listed = listed_pairs(pairs)
     found: typing.Dict[str, tuple] = {}
     if listed is None or not all(hasattr(variable, 'op') for _, variable in listed):
         raise GradientError('the gradients of tower %d are %.200r: expected a list of (gradient, '
                             'variable) pairs.' % (tower, pairs))
     for gradient, variable in listed:
-        if variable.graph is not tf.get_default_graph() or (
-                not may_be_gradient_of(gradient, variable)):
+        is_in_this_graph = variable.graph is tf.get_default_graph()
+        if not is_in_this_graph or not may_be_gradient_of(gradient, variable):
             raise GradientError('the gradient of %r in tower %d is %.80r: %s.' % (
                 variable.op.name, tower, gradient, expected_gradient(variable)))
         if variable.op.name in found:
@@ -203,37 +228,51 @@ def _checked(pairs: typing.Any, tower: int) -> typing.Dict[str, tuple]:
 
 
 def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The rows of all towers' gradients, one after the other; of lookups that take each row once,
-    added up: on one device these have no row twice either, and a norm of them, taken for clipping,
-    counts none twice."""
+    """The sparse gradients of all towers as one.
+
+    The rows of all towers are concatenated, except where a lookup takes each row only once
+    (`embedding_lookup_sparse`, whose ids are made unique): there, rows with the same index are
+    added up. On one device such a gradient has no row twice either, and a norm of its values, taken
+    for clipping, would be another if it had.
+    """
     lookups_of_towers = [lookups_of(gradient) for gradient in gradients]
     first_lookups = lookups_of_towers[0]
     has_unique = any(lookup.is_unique for lookup in first_lookups)
-    if not has_unique or not all(_are_alike(lookups, first_lookups)
-                                 for lookups in lookups_of_towers):
+    if not has_unique:
         return _concatenated(gradients)
-    by_lookup = []
-    for same_lookup in zip(*lookups_of_towers):  # one of each tower
+    for lookups in lookups_of_towers:
+        if not _are_alike(lookups, first_lookups):
+            return _concatenated(gradients)
+    rows_of_lookups = []
+    for same_lookup in zip(*lookups_of_towers):  # one lookup of the program, in every tower
         rows = _concatenated([lookup.slices for lookup in same_lookup])
-        by_lookup.append(each_row_once(rows) if same_lookup[0].is_unique else rows)
-    return by_lookup[0] if len(by_lookup) == 1 else _concatenated(by_lookup)
+        if same_lookup[0].is_unique:
+            rows = each_row_once(rows)
+        rows_of_lookups.append(rows)
+    if len(rows_of_lookups) == 1:
+        return rows_of_lookups[0]
+    return _concatenated(rows_of_lookups)
 
 
 def _are_alike(lookups: list, others: list) -> bool:
-    """Whether the lookups that two towers' gradients come from are as many, and take rows alike."""
-    if len(lookups) != len(others):
-        return False
-    return all(one.is_unique == other.is_unique for one, other in zip(lookups, others))
+    """Whether two towers' gradients come from equally many lookups, of which the n-th of both takes
+    each row once, or the n-th of neither does."""
+    uniqueness = [lookup.is_unique for lookup in lookups]
+    return uniqueness == [other.is_unique for other in others]
 
 
 def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The rows of all these slices, one after the other."""
-    indices = [each.indices for each in slices]
-    if len({each.dtype for each in indices}) > 1:
-        indices = [tf.cast(each, tf.int64) for each in indices]
-    dense_shape = next((each.dense_shape for each in slices if each.dense_shape is not None), None)
-    return tf.IndexedSlices(values=tf.concat([each.values for each in slices], 0),
-                            indices=tf.concat(indices, 0), dense_shape=dense_shape)
+    """The rows of several slices as one, in their order."""
+    indices = [rows.indices for rows in slices]
+    values = [rows.values for rows in slices]
+    if len({tensor.dtype for tensor in indices}) > 1:
+        indices = [tf.cast(tensor, tf.int64) for tensor in indices]
+    dense_shape = None
+    for rows in reversed(slices):  # the first known shape
+        if rows.dense_shape is not None:
+            dense_shape = rows.dense_shape
+    return tf.IndexedSlices(values=tf.concat(values, 0), indices=tf.concat(indices, 0),
+                            dense_shape=dense_shape)
 
 
 # ---- wide dense layers ---------------------------------------------------------------------------
@@ -258,8 +297,9 @@ def joined_product(gradients: typing.List[typing.Any],
     to be added up (the "sufficient factors" of Xie et al., UAI 2016). The towers' own products stay
     in the graph; TensorFlow's optimizer drops them from a step that fetches none of them.
 
-    None where one gradient is no product of thin static matrices, something else reads it, XLA
-    compiles it, the weights are small, or the devices are not CPUs of one process.
+    Returns:
+      The sum; or None where one gradient is no product of thin static matrices, another operation
+      reads it, XLA compiles it, the weights are small, or the devices are not CPUs of one process.
     """
     if len(gradients) < 2 or not all(isinstance(gradient, tf.Tensor) for gradient in gradients):
         return None
@@ -280,13 +320,14 @@ def joined_product(gradients: typing.List[typing.Any],
 
 
 class _Factors(typing.NamedTuple):
-    """The factors of the towers' products, see `joined_product`, all transposed alike.
+    """The two factors of every tower's product `tf.matmul(x_k, y_k, transpose_x, transpose_y)`.
 
     Attributes:
-      inputs: x_k [r_k, m]; or [m, r_k], where they are not transposed.
-      output_gradients: y_k [r_k, n]; or [n, r_k], where transposed.
-      transpose_x: as of `tf.matmul`.
-      transpose_y: as of `tf.matmul`.
+      inputs: x_k of each tower, the layer's inputs; [r_k, m] if `transpose_x`, else [m, r_k].
+      output_gradients: y_k of each tower, the gradients of the layer's outputs; [n, r_k] if
+        `transpose_y`, else [r_k, n].
+      transpose_x: whether the products transpose x.
+      transpose_y: whether the products transpose y.
     """
 
     inputs: typing.List[tf.Tensor]
@@ -296,8 +337,10 @@ class _Factors(typing.NamedTuple):
 
 
 def _made_by(tensor: tf.Tensor) -> typing.Tuple[tf.Operation, typing.List[tf.Operation]]:
-    """The operation that computes a tensor, and what the tensor waits for besides its value:
-    `tf.gradients` puts an identity after an output of several."""
+    """The operation that computes a tensor, and the control inputs on the way to it.
+
+    Identities on the way are passed over: `tf.gradients` puts one after each of several outputs.
+    """
     op = tensor.op
     control_inputs = list(op.control_inputs)
     while op.type == 'Identity':
@@ -308,8 +351,8 @@ def _made_by(tensor: tf.Tensor) -> typing.Tuple[tf.Operation, typing.List[tf.Ope
 
 def _factors(products: typing.List[tf.Operation],
              variable: tf.Variable) -> typing.Optional[_Factors]:
-    """The factors of the towers' products; None where it does not pay, or cannot be, to join them
-    to a gradient of the variable."""
+    """The factors of the towers' products; None where they cannot be joined to one gradient of the
+    variable, or joining them does not pay."""
     elements = variable.get_shape().num_elements() or 0
     if elements < _LEAST_ELEMENTS or not all(_is_thin_product(op, elements) for op in products):
         return None
@@ -330,10 +373,15 @@ def _factors(products: typing.List[tf.Operation],
 
 
 def _is_thin_product(op: tf.Operation, elements: int) -> bool:
-    """Whether joining a tower's product pays, of as many `elements` as the variable: each factor is
-    read and written once more, and the products are not.
+    """Whether an operation is a matrix product that can be joined, and joining pays.
 
-    A possible memory of a reference variable is left: its update waits for a tower's product.
+    Joining reads and writes each factor once more, and saves reading and writing the product. It
+    pays where the factors have at most half of the product's elements. A product of reference
+    variables is not joined: the variables' updates wait for the towers' products.
+
+    Args:
+      op: the operation that computes a tower's gradient.
+      elements: the number of elements of the variable, and so of the product.
     """
     if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr or _is_read(op.outputs[0]):
         return False
@@ -342,8 +390,8 @@ def _is_thin_product(op: tf.Operation, elements: int) -> bool:
     elements_of_factors = sum(tensor.shape.num_elements() for tensor in op.inputs)
     if 2 * elements_of_factors > elements:
         return False
-    types_behind = {op.graph.get_operation_by_name(name).type for name in ancestors(op.inputs)}
-    return types_behind.isdisjoint(REFERENCE_VARIABLES)
+    types_upstream = {op.graph.get_operation_by_name(name).type for name in ancestors(op.inputs)}
+    return types_upstream.isdisjoint(REFERENCE_VARIABLES)
 
 
 def _is_read(tensor: tf.Tensor) -> bool:

@@ -35,7 +35,10 @@ FORWARD = 'forward'
 BACKWARD = 'backward'
 
 Pass = typing.Tuple[str, int]
-"""`FORWARD` or `BACKWARD`, and the index of the micro-batch; or, of one micro-batch, the stage."""
+"""A pass of a stage: `FORWARD` or `BACKWARD`, and the index of the micro-batch."""
+
+PassOfStage = typing.Tuple[str, int]
+"""A pass of a micro-batch: `FORWARD` or `BACKWARD`, and the index of the stage."""
 
 
 def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
@@ -64,7 +67,7 @@ def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
 def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Sequence[str],
                      schedule: typing.Optional[str],
                      names_of_initialization: typing.Set[str]) -> Pairs:
-    """The sums of one tower's gradients; makes its stages run their passes in order.
+    """Adds up one tower's gradients, and makes its stages run their passes in order.
 
     Args:
       micro_batches: the tower's micro-batches.
@@ -72,50 +75,64 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
       schedule: the order of the micro-batches in the stages; None without a pipeline.
       names_of_initialization: the names of the operations that a session runs before the first
         step.
+
+    Returns:
+      The pairs of the summed gradients and their variables.
     """
     orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
               for stage in range(len(stages))]
-    # For each micro-batch, from a pass and a stage to the operations there.
-    operations = [_by_stage(each, stages, names_of_initialization) for each in micro_batches]
+    operations = [_operations_of_passes(micro_batch, stages, names_of_initialization)
+                  for micro_batch in micro_batches]
     results: list = []
-    for each in micro_batches:
-        results += _results(each)
+    for micro_batch in micro_batches:
+        results += _results(micro_batch)
     frames = Frames(graph_walk.step_operations(results))
-    # In the order of the backward passes, which is the same in all stages.
-    first, *others = [number for direction, number in orders[0] if direction == BACKWARD]
+    # The order of the backward passes is the same in all stages. Each sum belongs to the backward
+    # pass whose gradients it adds.
+    first, *others = [index for direction, index in orders[0] if direction == BACKWARD]
     total = micro_batches[first].gradients
-    for number in others:
+    for index in others:
         with tf.name_scope('accumulate_gradients'), \
                 graph_walk.Recording(tf.get_default_graph()) as made:
-            total = _sum_of_two(total, micro_batches[number].gradients, stages)
+            total = _sum_of_two(total, micro_batches[index].gradients, stages)
         for op in made.operations:
             stage_of_op = _stage_of(op, stages)
             if stage_of_op is not None and _may_wait(op, names_of_initialization):
-                operations[number][BACKWARD, stage_of_op].append(op)
+                operations[index][BACKWARD, stage_of_op].append(op)
     for stage, order in enumerate(orders):
-        passes = [operations[number][direction, stage] for direction, number in order]
-        passes = [each for each in passes if each]
+        passes = [operations[index][direction, stage] for direction, index in order]
         with tf.name_scope('micro_batches'), only_device(stages[stage]):
-            for earlier, later in zip(passes, passes[1:]):
-                _make_follow(earlier, later, frames)
+            _run_in_order(passes, frames)
     return total
 
 
+def _run_in_order(passes: typing.Iterable[typing.List[tf.Operation]], frames: Frames) -> None:
+    """Makes each pass wait for the pass before it; a pass without operations is left out.
+
+    Args:
+      passes: the operations of each pass, in the order in which a stage is to run them.
+      frames: the loops and branches around the operations.
+    """
+    with_operations = [operations for operations in passes if operations]
+    for earlier, later in zip(with_operations, with_operations[1:]):
+        _make_follow(earlier, later, frames)
+
+
 def _sum_of_two(total: Pairs, gradients: Pairs, stages: typing.Sequence[str]) -> Pairs:
-    """The sum of the gradients so far and those of the next micro-batch, by variable."""
+    """The sum of the gradients so far and the gradients of the next micro-batch, by variable."""
     sums = []
-    # Of variables upstream of the inputs no micro-batch has a gradient, see `Tower.of_shard`.
-    for variable, present in by_variable([total, gradients]):
+    for variable, gradients_present in by_variable([total, gradients]):
+        # No micro-batch has a gradient of a variable upstream of the inputs, see `Tower.of_shard`.
         added = None
-        if present:
-            added = _added([gradient for _, gradient in present], variable, stages)
+        if gradients_present:
+            added = _added([gradient for _, gradient in gradients_present], variable, stages)
         sums.append((added, variable))
     return sums
 
 
 def stage_order(schedule: typing.Optional[str], stage: int, num_stages: int, micro_batches: int
                 ) -> typing.List[Pass]:
-    """The passes of a stage, in order, each with its micro-batch.
+    """The passes of a stage in the order in which it runs them.
 
     `'all_forward'`: all forward passes, then all backward passes, the last micro-batch's first. The
     activations of all micro-batches are kept at the same time (Huang et al. 2019, GPipe).
@@ -138,13 +155,13 @@ def stage_order(schedule: typing.Optional[str], stage: int, num_stages: int, mic
 
 def kept_at_once(schedule: typing.Optional[str], stage: int, num_stages: int, micro_batches: int
                  ) -> int:
-    """How many micro-batches' activations a stage keeps at the same time, at the most.
+    """The largest number of micro-batches whose activations a stage keeps at the same time.
 
     Args:
       schedule: the order of the micro-batches.
-      stage: the number of the stage.
-      num_stages: of a tower.
-      micro_batches: how many each tower has.
+      stage: the index of the stage.
+      num_stages: the number of stages of a tower.
+      micro_batches: the number of micro-batches of a tower.
     """
     if schedule == 'all_forward':
         return micro_batches
@@ -152,17 +169,18 @@ def kept_at_once(schedule: typing.Optional[str], stage: int, num_stages: int, mi
 
 
 def _stage_of(op: tf.Operation, stages: typing.Sequence[str]) -> typing.Optional[int]:
-    """The number of an operation's stage; None where it is elsewhere, with a variable, say."""
+    """The index of the stage on whose device an operation is; None if it is on no stage's device,
+    but on a variable's, for example."""
     if len(stages) == 1:
         return 0
     return stages.index(op.device) if op.device in stages else None
 
 
-def _by_stage(micro_batch: Tower, stages: typing.Sequence[str],
-              names_of_initialization: typing.Set[str]
-              ) -> typing.Dict[Pass, typing.List[tf.Operation]]:
-    """{(pass, stage): the operations of a micro-batch that a step runs there}."""
-    found: typing.Dict[Pass, typing.List[tf.Operation]] = {}
+def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
+                          names_of_initialization: typing.Set[str]
+                          ) -> typing.Dict[PassOfStage, typing.List[tf.Operation]]:
+    """{(direction, stage): the operations of a micro-batch that a step runs there}."""
+    found: typing.Dict[PassOfStage, typing.List[tf.Operation]] = {}
     for stage in range(len(stages)):
         found[FORWARD, stage] = []
         found[BACKWARD, stage] = []
@@ -174,8 +192,10 @@ def _by_stage(micro_batch: Tower, stages: typing.Sequence[str],
         stage_of_op = _stage_of(op, stages)
         belongs = micro_batch.has(op.name) and op.name in varying
         if stage_of_op is not None and belongs and _may_wait(op, names_of_initialization):
-            is_backward = op.name in micro_batch.backward and op.name not in before_loss
-            found[BACKWARD if is_backward else FORWARD, stage_of_op].append(op)
+            direction = FORWARD
+            if op.name in micro_batch.backward and op.name not in before_loss:
+                direction = BACKWARD
+            found[direction, stage_of_op].append(op)
     if len(stages) > 1:
         forward: typing.List[tf.Operation] = []
         for stage in range(len(stages)):
@@ -192,13 +212,14 @@ def _operations_before(last: tf.Operation) -> typing.Set[str]:
 
 
 def _results(micro_batch: Tower) -> list:
-    """The tensors that a step needs of a micro-batch: its gradients and its loss."""
+    """The tensors of a micro-batch that a step needs: its gradients and its loss."""
     gradients = tensors_of(micro_batch.pairs) + graph_walk.fetches_in(micro_batch.of_shard)
     return gradients + [micro_batch.data_loss]
 
 
 def _added(gradients: list, variable: tf.Variable, stages: typing.Sequence[str]) -> typing.Any:
-    """The sum of gradients of one variable, on the tower's device, or on the last one's stage."""
+    """The sum of two gradients of one variable, on the tower's device; in a pipeline on the device
+    of the later gradient's stage."""
     if len(stages) == 1:
         device = stages[0]
     else:

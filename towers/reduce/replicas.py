@@ -14,6 +14,7 @@ that an update which rides on the train op (`UPDATE_OPS`), such as the clipping 
 
 import collections
 import contextlib
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -32,7 +33,7 @@ class Replicas(typing.NamedTuple):
     """The replicas of the model's trainable variables on towers 1, 2, …
 
     Attributes:
-      devices: of all towers.
+      devices: the device of each tower.
       of_variable: from the name of a variable to `(variable, [its replica on tower 1, …])`.
       slots: the variables that the optimizer made for the replicas.
     """
@@ -44,38 +45,51 @@ class Replicas(typing.NamedTuple):
     @property
     def variables(self) -> typing.List[tf.Variable]:
         """List of the replicas, by variable and then by tower."""
-        return [replica for _, replicas in self.of_variable.values() for replica in replicas]
+        listed: typing.List[tf.Variable] = []
+        for _, replicas in self.of_variable.values():
+            listed += replicas
+        return listed
 
     def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
-        """The variable that a tower reads for another: its replica, or itself without replicas."""
+        """The variable that a tower reads in the place of a variable of the model: the tower's
+        replica, or the model's variable itself on tower 0 and where it is not replicated."""
         return self.in_tower(tower).get(variable.op.name, variable)
 
     def in_tower(self, tower: int) -> dict:
-        """{name of the model's variable: its replica} on a tower; empty for tower 0."""
+        """The replicas of one tower, by the name of the model's variable; none for tower 0."""
         if tower == 0:
             return {}
         return {name: replicas[tower - 1] for name, (_, replicas) in self.of_variable.items()}
 
     def pairs(self, gradients: list, on_towers: dict) -> list:
-        """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`; the model's
-        own first: a slot of a replica takes the value of the model's slot. `gradients` are combined
-        and transformed; `on_towers` has the combined gradients on each tower, by the name of
-        the variable."""
-        own = []
-        of_replicas: typing.List[list] = [[] for _ in self.devices]  # by tower
+        """The pairs for one `apply_gradients` that updates the model's variables and all replicas.
+
+        The pairs of the model's own variables come first, so that their slots are made first: a
+        slot of a replica takes the value of the model's slot.
+
+        Args:
+          gradients: the `(gradient, variable)` pairs of the model's variables, combined and
+            transformed.
+          on_towers: from the name of a variable to its combined gradient on each tower.
+
+        Returns:
+          List of `(gradient, variable)`, with the pairs of tower 0, 1, … in this order.
+        """
+        pairs_of_towers: typing.List[list] = [[] for _ in self.devices]
         for gradient, variable in gradients:
             copies = self._copies(gradient, variable, on_towers)
-            own.append((copies[0], variable))
+            pairs_of_towers[0].append((copies[0], variable))
             if variable.op.name not in self.of_variable:
                 continue
             for tower in range(1, len(self.devices)):
                 if copies[tower] is not None:
-                    of_replicas[tower].append((copies[tower], self.replica_of(variable, tower)))
-        return sum(of_replicas, own)
+                    replica = self.replica_of(variable, tower)
+                    pairs_of_towers[tower].append((copies[tower], replica))
+        return list(itertools.chain.from_iterable(pairs_of_towers))
 
     def _copies(self, gradient: typing.Any, variable: tf.Variable, on_towers: dict) -> list:
-        """The gradient of a variable on each tower: what `on_towers` says, unless `gradient` has
-        been transformed since."""
+        """The gradient of a variable on each tower: the one of `on_towers`, or, where the user's
+        function has transformed it since, the transformed gradient for all towers."""
         is_replicated = variable.op.name in self.of_variable
         if is_replicated and isinstance(gradient, tf.IndexedSlices):
             # Repeated rows are added up once, so that no replica adds them in another order.
@@ -88,16 +102,26 @@ class Replicas(typing.NamedTuple):
 
     @contextlib.contextmanager
     def new_slots(self, variables: list) -> typing.Iterator[list]:
-        """The context of `apply_gradients`, and the list of the slots of replicas made in it, as
-        local variables: the n-th of a replica begins with the value of the n-th of its variable.
-        `variables` are trained."""
+        """A context for `apply_gradients`, in which the optimizer's slots of replicas become local
+        variables. The n-th slot of a replica begins with the value of its variable's n-th slot.
+
+        Args:
+          variables: the variables and replicas that the optimizer updates.
+
+        Yields:
+          A list that fills with the slots of replicas.
+        """
         slots = _NewSlots(self, variables)
         with tf.variable_creator_scope(slots.create):
             yield slots.created
 
     def follow(self, names: typing.Iterable[str], after: list) -> typing.List[tf.Operation]:
-        """Operations, one for each replica of variables of these names, that give it the
-        value of its variable, after operations that write variables or read replicas in a step."""
+        """Operations that give replicas the values of their variables, one for each replica.
+
+        Args:
+          names: the names of the variables whose replicas are set.
+          after: the operations that write variables or read replicas in a step, which come first.
+        """
         operations = []
         with tf.name_scope('replicas/'), tf.control_dependencies(after):
             for name, (variable, replicas) in self.of_variable.items():
@@ -133,7 +157,12 @@ class _NewSlots:
     """
 
     def __init__(self, replicas: Replicas, variables: typing.List[tf.Variable]):
-        """Watches for slots of the `variables`, which are trained, and of the `replicas`."""
+        """Watches for slots of trained variables.
+
+        Args:
+          replicas: the replicas among them.
+          variables: the trained variables, replicas included.
+        """
         self.created: typing.List[tf.Variable] = []
         self._by_name = {variable.op.name: variable for variable in variables}
         self._replicated = set(replicas.of_variable)
@@ -143,13 +172,15 @@ class _NewSlots:
             for replica in replicas_of_variable:
                 self._origins[replica.op.name] = name
         # From the name of a variable to its slots, each with its value; and from the name of a
-        # replica to the number of slots that it has got.
+        # replica to the number of slots that were made for it so far.
         self._slots: typing.Dict[str, list] = collections.defaultdict(list)
         self._counts: typing.Dict[str, int] = collections.Counter()
 
     def create(self, next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
-        """Creates a variable by `next_creator`, see `tf.variable_creator_scope`: the slot of a
-        replica as a local variable with the value of the slot of its variable."""
+        """Creates a variable by `next_creator`, see `tf.variable_creator_scope`.
+
+        A slot of a replica becomes a local variable that begins with the value of the model's slot.
+        """
         owner = owner_by_name(kwargs.get('name') or '', self._by_name)
         name = None if owner is None else owner.op.name
         if name in self._origins:
@@ -163,13 +194,13 @@ class _NewSlots:
                            kwargs: dict) -> tf.Variable:
         """Creates the next slot of the replica of this name."""
         origin = self._origins[name]
-        number = self._counts[name]
-        if number >= len(self._slots[origin]):
+        index = self._counts[name]
+        if index >= len(self._slots[origin]):
             raise InvalidArgumentError(
                 'the optimizer makes slot %s for a replica of %s, which has no slot to take '
                 'the value of: use a new optimizer, or another VariablePlacement than '
                 "'replicated'." % (kwargs['name'].rstrip('/'), origin))
-        original, value = self._slots[origin][number]
+        original, value = self._slots[origin][index]
         self._counts[name] += 1
         kwargs.update(initial_value=_any_value(original), dtype=original.dtype.base_dtype,
                       trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
@@ -186,7 +217,7 @@ def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence
     Args:
       replicas: the replicas, or None.
       updates: the update ops of the step.
-      after: what reads replicas in a step (losses and gradients), so that they read the old values.
+      after: the losses and gradients of the step, which read replicas, and read the old values.
     """
     if replicas is None or not updates:
         return []
@@ -199,9 +230,19 @@ def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence
 
 def make_replicas(variables: typing.Iterable[tf.Variable],
                   devices: typing.Iterable[str]) -> Replicas:
-    """Makes `Replicas`, without slots, of those variables that are trainable, on the `devices` of
-    the towers. Replicas that an earlier build in this graph made for the same towers are shared,
-    since an update by either build has to reach them."""
+    """Makes a replica of each trainable variable on towers 1, 2, …; of the result the list of slots
+    is empty.
+
+    Replicas that an earlier build in this graph made for the same towers are shared, since an
+    update by either build has to reach them.
+
+    Args:
+      variables: the model's variables; those that are not trainable get no replica.
+      devices: the device of each tower.
+
+    Raises:
+      DeviceError: an earlier build has replicas of a variable on other devices.
+    """
     devices = tuple(devices)
     local = {variable.op.name: variable for variable in tf.local_variables()}
     of_variable = {}
@@ -210,7 +251,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
         if not variable.trainable or name in local:
             continue
         names = [_replica_name(variable, tower) for tower in range(1, len(devices))]
-        replicas = [local[each] for each in names if each in local]
+        replicas = [local[replica_name] for replica_name in names if replica_name in local]
         if not replicas:
             replicas = _new_replicas(variable, names, devices[1:])
         elif [replica.device for replica in replicas] != list(devices[1:]):
@@ -236,15 +277,26 @@ def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
 
 
 def _replica_name(variable: tf.Variable, tower: int) -> str:
-    """The name of a replica. It sorts after the variable's own name with `:0`, because Adam puts
-    its powers of beta on the device of the variable that is first by name: the model's own."""
+    """The name of a variable's replica on a tower.
+
+    It sorts after the variable's own name with `:0`: Adam puts its powers of beta on the device of
+    the variable whose name comes first, and that is to be the model's own.
+    """
     return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
 
 
 def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
                   devices: typing.Sequence[str]) -> typing.List[tf.Variable]:
-    """Makes the replicas of a variable, of these names and on these devices; raises
-    `NameScopeError` for a name that is taken."""
+    """Makes the replicas of one variable.
+
+    Args:
+      variable: the variable of the model.
+      names: the name of each replica.
+      devices: the device of each replica.
+
+    Raises:
+      NameScopeError: another operation of the graph has one of the names.
+    """
     value = _value_or_initial_value(variable)
     replicas = []
     for name, device in zip(names, devices):
@@ -253,7 +305,7 @@ def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
         replica = local_variable(variable, name, _any_value(variable), value, device,
                                  trainable=True, constraint=variable.constraint)
         listed = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
-        listed[:] = [each for each in listed if each is not replica]
+        listed[:] = [variable for variable in listed if variable is not replica]
         if replica.op.name != name:
             raise NameScopeError('the graph has another operation %r, which is to be the name of a '
                                  'replica of variable %s: rename that operation.'
@@ -263,15 +315,18 @@ def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
 
 
 def _any_value(variable: tf.Variable) -> tf.Tensor:
-    """A value of the variable's shape, which `initialize_with` exchanges before it is computed."""
+    """A value of the variable's shape for the time until `initialize_with` sets the right one; no
+    session computes it."""
     if variable.get_shape().is_fully_defined():
         return tf.zeros(variable.get_shape(), variable.dtype.base_dtype)
     return variable.initial_value
 
 
 def _value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
-    """The value of a variable, or its initial value where it is not initialized yet, so that the
-    replicas may be initialized in the same run as the model's variables, or later. Only where
-    everything is initialized already, the two initializers have to run one after the other."""
+    """The value of a variable, or its initial value where it is not initialized yet.
+
+    So the replicas may be initialized in the same run as the model's variables, or later. Only if
+    everything has been initialized before, the two initializers have to run one after the other.
+    """
     with tf.name_scope('replicas/'):
         return value_or_initial_value(variable)

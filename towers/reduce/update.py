@@ -60,7 +60,10 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
     placement = tower_set.request.placement
     replicas = tower_set.roles.replicas
     updates_replicas = replicas is not None and is_repeatable(optimizer)
-    pairs = replicas.pairs(*combined) if updates_replicas else combined.gradients
+    if updates_replicas:
+        pairs = replicas.pairs(combined.gradients, combined.on_towers or {})
+    else:
+        pairs = combined.gradients
     known = tower_set.recorded.variables + [variable for _, variable in pairs]
     slots_of_replicas: typing.List[tf.Variable] = []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
@@ -70,29 +73,52 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         scopes.enter_context(rows_at_rate(optimizer))
         scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(tf.get_default_graph()) as recording:
-            if scaled_losses is None:
-                applied = optimizer.apply_gradients(pairs, global_step=global_step)
-            else:
-                applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses)
-        made = recording.operations
-        free_initial_values(all_slots, made, after)
-        if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
-            raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
-                                       'operation that updates the variables.'
-                                       % (optimizer, applied))
+            applied = _apply(optimizer, pairs, global_step, scaled_losses)
+        free_initial_values(all_slots, recording.operations, after)
         if replicas is not None and not updates_replicas:
-            written = _names_written(made, pairs)
+            written = _names_written(recording.operations, pairs)
             applied = tf.group(applied, *replicas.follow(written, [applied]))
         counts_step = False
         if global_step is not None:
-            steps_to_add, counts_step = _steps_to_add(applied, made, global_step, scaled_losses)
+            steps_to_add, counts_step = _steps_to_add(applied, recording.operations, global_step,
+                                                      scaled_losses)
             if steps_to_add is not None:
-                with tf.control_dependencies([applied]), only_device(global_step.device or None):
-                    applied = tf.group(applied, tf.assign_add(global_step, steps_to_add).op)
+                applied = _add_steps_after(applied, global_step, steps_to_add)
     names_of_replicas = graph_walk.operation_names(slots_of_replicas)
     slots = [slot for slot in all_slots if slot.op.name not in names_of_replicas]
     train_op = applied if isinstance(applied, tf.Operation) else tf.group(applied)
     return Applied(train_op, slots, slots_of_replicas, counts_step)
+
+
+def _apply(optimizer: typing.Any, pairs: Pairs, global_step: typing.Optional[tf.Variable],
+           scaled_losses: typing.Optional[WatchedLosses]) -> typing.Any:
+    """Calls the optimizer's `apply_gradients` and returns the update that it returns.
+
+    Args:
+      optimizer: an object with `apply_gradients`.
+      pairs: the `(gradient, variable)` pairs to apply.
+      global_step: the variable for the optimizer to count steps in; or None.
+      scaled_losses: with it, the update is skipped if a gradient is not finite; or None.
+
+    Raises:
+      InvalidArgumentError: the optimizer returned something else than an operation, a tensor or
+        a variable.
+    """
+    if scaled_losses is None:
+        applied = optimizer.apply_gradients(pairs, global_step=global_step)
+    else:
+        applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses)
+    if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
+        raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the operation '
+                                   'that updates the variables.' % (optimizer, applied))
+    return applied
+
+
+def _add_steps_after(applied: typing.Any, global_step: tf.Variable,
+                     steps_to_add: tf.Tensor) -> tf.Operation:
+    """An operation that runs the update and then adds a number to the global step."""
+    with tf.control_dependencies([applied]), only_device(global_step.device or None):
+        return tf.group(applied, tf.assign_add(global_step, steps_to_add).op)
 
 
 def _names_written(operations: typing.Iterable[tf.Operation], pairs: Pairs) -> typing.Set[str]:
@@ -104,19 +130,20 @@ def _names_written(operations: typing.Iterable[tf.Operation], pairs: Pairs) -> t
     return names
 
 
-def as_the_update_takes_them(pairs: Pairs) -> Pairs:
-    """The pairs, with operations of their own for the gradients of reference variables.
+def safe_to_fetch(pairs: Pairs) -> Pairs:
+    """The same pairs, in which the gradients of reference variables are identities of the given.
 
-    For a sum of products with a variable's value TensorFlow (1.15) gives the update one product,
-    and computes the sum that a program fetches beside it, from memory that the update writes. These
-    operations stay as they are, and the update takes what is fetched.
+    A program may fetch a gradient in the run that updates its variable. TensorFlow 1.15 rewrites a
+    gradient that is a sum of products with the variable's value: the update gets one sum, and the
+    fetched gradient is computed a second time, from memory that the update may have written
+    already. It rewrites no identity, so the program and the update get the same tensor.
     """
-    found = []
+    identities = []
     for gradient, variable in pairs:
         if gradient is not None and is_reference(variable):
             gradient = map_values(_identity, gradient)
-        found.append((gradient, variable))
-    return found
+        identities.append((gradient, variable))
+    return identities
 
 
 def _identity(values: tf.Tensor) -> tf.Tensor:
@@ -149,14 +176,18 @@ def free_initial_values(created: typing.Iterable[tf.Variable],
 def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
                   global_step: tf.Variable, scaled_losses: typing.Optional[WatchedLosses]
                   ) -> typing.Tuple[typing.Optional[tf.Tensor], bool]:
-    """The number to add to the step after an update, None for nothing; and whether the optimizer
-    leaves the count to its caller.
+    """What has to be added to the global step after an update.
 
     Args:
       applied: the update.
-      made: its operations.
+      made: the operations that the optimizer made for it.
       global_step: the variable that counts steps.
-      scaled_losses: with it, gradients that are not finite change nothing; or None.
+      scaled_losses: with it, the optimizer's update is skipped if a gradient is not finite, and
+        the step is counted nevertheless; or None.
+
+    Returns:
+      A scalar to add, or None where the update itself counts every step; and whether the
+      optimizer never counts steps and leaves that to its caller.
     """
     dtype = global_step.dtype.base_dtype
     names_writing = graph_walk.names_of(Writes(global_step.graph).to(global_step))
@@ -212,17 +243,21 @@ def _scope_without_reuse() -> typing.Iterator[None]:
         yield
 
 
-def checked_transform(transform: typing.Optional[typing.Callable], gradients: Pairs,
+def call_transform(transform: typing.Optional[typing.Callable], gradients: Pairs,
                       device: typing.Optional[str] = None,
                       name_of_loss: typing.Optional[str] = None) -> Pairs:
-    """The user's transformation of the combined gradients.
+    """Calls the user's function on the combined gradients and checks what it returns.
 
     Args:
-      transform: the user's function of the pairs, see `Objective`; None leaves the gradients
-        as they are.
-      gradients: the combined gradients.
-      device: of the transformation; None for that of the scopes around.
-      name_of_loss: for errors, where there are several losses.
+      transform: the user's function from pairs to pairs, see `Objective`; None leaves the
+        gradients as they are.
+      gradients: the combined gradients, with their variables.
+      device: the device on which the function makes its operations; None for the device of the
+        scopes around.
+      name_of_loss: the loss's name for errors, where there are several losses.
+
+    Returns:
+      The pairs that the function returned, or `gradients`.
 
     Raises:
       InvalidArgumentError: it returned anything but gradients of given variables.
