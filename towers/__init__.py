@@ -28,6 +28,7 @@ from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError
                            SharedVariableError, StepError, TowersError, WorkerLostError)
 from towers.fronts.estimator import TowerOptimizer, replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
+from towers.graph.order import Wait
 from towers.inspect.audit import Audit, Transfers, audit
 from towers.inspect.check import TowersReport, check_towers
 from towers.inspect.check_report import Difference, LeftOut
@@ -43,6 +44,7 @@ from towers.placement.variable_device import Placement
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale, WatchedLosses
 from towers.reduce.replicas import Replicas
+from towers.roles.ownership import VariableRole
 from towers.report.hook import StepReportHook
 from towers.report.step_report import StepReport, step_report
 from towers.run.checkpoint_hook import CheckpointHook

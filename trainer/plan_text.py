@@ -69,7 +69,7 @@ def _is_of_variables(note: str):
 
 
 def whole_plan(plan: towers.Plan, audit: towers.Audit, session_config: str) -> str:
-    """All of the plan and the audit.
+    """All of the plan and the audit, and what `Plan.explain` says.
 
     Args:
       plan: of the towers.
@@ -77,4 +77,5 @@ def whole_plan(plan: towers.Plan, audit: towers.Audit, session_config: str) -> s
       session_config: what the session is configured by, in place of the plan's own text, which
         says what it would be without flags.
     """
-    return '%s\n%s' % (plan.with_line('session_config', session_config), audit)
+    whole = plan.with_line('session_config', session_config)
+    return '%s\n%s\n%s' % (whole, plan.explain(), audit)

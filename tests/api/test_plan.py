@@ -55,6 +55,72 @@ def test_the_whole_text(monkeypatch):
             plan.line(label)
 
 
+def counting(x, y):
+    """A loss that reads an average, with a count of examples and a counter of a metric."""
+    kernel = tf.get_variable('kernel', [6, 3])
+    tf.get_variable('unused', [2])
+    constant = tf.get_variable('constant', [], trainable=False)
+    average = tf.get_variable('average', [3], trainable=False)
+    seen = tf.get_variable('seen', [], trainable=False)
+    net = tf.matmul(x, kernel) * constant
+    updates = [tf.assign(average, .9 * average.read_value() + .1 * tf.reduce_mean(net, 0)),
+               tf.assign_add(seen, tf.cast(tf.shape(x)[0], tf.float32))]
+    loss = tf.reduce_mean(tf.square(net - average))
+    return towers.ModelOutput(loss, metrics={'loss': tf.metrics.mean(loss, name='counted')},
+                              updates=updates)
+
+
+def any_number_of_examples():
+    return tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.float32, [None, 3])
+
+
+def test_why_variables_have_their_roles_and_operations_wait():
+    with tf.Graph().as_default():
+        built = towers.build_towers(counting, any_number_of_examples(), sgd(), 2)
+        plan = built.plan
+    roles = {each.variable: (each.writer, each.reason) for each in plan.variable_roles}
+    assert roles == {
+        'kernel': ('all towers together', 'the loss trains it, since it is trainable'),
+        'unused': ('nobody', 'no loss depends on it'),
+        'constant': ('nobody', 'it is not trained, and no operation of a step writes it'),
+        'average': ('tower 0 alone', 'it is a moving average of a statistic of the examples'),
+        'seen': ('every tower, one after the other',
+                 'a sum over the examples, or a count of them, is added to it'),
+        'counted/total': ('every tower adds to', 'it is a counter that only update_ops of metrics '
+                                                 'write'),
+        'counted/count': ('every tower adds to', 'it is a counter that only update_ops of metrics '
+                                                 'write')}
+    graph = built.loss.graph
+    for wait in plan.waits:
+        operation = graph.get_operation_by_name(wait.operation)
+        assert graph.get_operation_by_name(wait.awaited) in operation.control_inputs, wait
+    reasons = {wait.reason for wait in plan.waits}
+    assert 'tower 0 writes variable seen before it' in reasons
+    assert 'it takes variable counted/total in its turn, after the tower before' in reasons
+    awaited_reads = [wait.awaited for wait in plan.waits
+                     if wait.reason == 'it reads variable average before this write']
+    assert 'tower_1/sub/ReadVariableOp' in awaited_reads
+    text = plan.explain()
+    assert ('\n  tower 0 alone: it is a moving average of a statistic of the examples\n'
+            '    average\n') in text
+    assert '\n    AssignAddVariableOp: tower 0 writes variable seen before it\n' in text
+    assert '    counted/count and 1 more\n' in plan.explain(most_names=1)
+    with pytest.raises(towers.InvalidArgumentError, match='^most_names=0: expected a whole'):
+        plan.explain(0)
+
+
+@pytest.mark.parametrize('update_ops, devices, writer, reason', [
+    ('all', 2, 'every tower', "update_ops='all' says so"),
+    ('none', 2, 'nobody', "update_ops='none' says so"),
+    ('first', 1, 'tower 0 alone', 'one tower does all of the batch')])
+def test_roles_that_need_no_proof(update_ops, devices, writer, reason):
+    with tf.Graph().as_default():
+        plan = towers.build_towers(counting, any_number_of_examples(), sgd(), devices,
+                                   update_ops=update_ops).plan
+    [average] = [each for each in plan.variable_roles if each.variable == 'average']
+    assert (average.writer, average.reason) == (writer, reason)
+
+
 def long_names(x, y):
     for branch in range(5):
         scope = 'InceptionResnetV2/InceptionResnetV2/Repeat_1/block17_%d/Branch_1' % branch

@@ -18,6 +18,7 @@ from towers.capture.model_inputs import entries_of
 from towers.copies.tower_set import TowerSet
 from towers.errors import InputError, counted
 from towers.graph.graph_walk import operation_names
+from towers.graph.order import Wait
 from towers.model.build_context import BuildCollections, check_not_nested
 from towers.model.objectives import map_shaped, naming_loss
 from towers.model.outputs import ModelOutput, merge_metrics, weighted_mean
@@ -150,7 +151,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         batch, behind = split(request, inputs)
         scaled_losses = _scaled_losses(request)
         tower_set = make_towers(request, batch, behind, scaled_losses)
-        outputs = merge_outputs(tower_set)
+        outputs, metric_waits = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
         exchange = None
         if request.cluster is not None and request.training.objectives:
@@ -158,6 +159,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
                 tower_set, request.cluster, combined, outputs.loss)
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     plan = describe(tower_set, update, len(collections_before.updates))
+    plan = plan._replace(waits=tower_set.waits + metric_waits + update.waits)
 
     batch_tensors = None
     if finished is not None:
@@ -253,11 +255,17 @@ def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:
     return ScaledLosses(request.numerics.loss_scale, request.split.name + 's', request.placement)
 
 
-def merge_outputs(tower_set: TowerSet) -> ModelOutput:
+class _MergedOutputs(typing.NamedTuple):
+    """The outputs of all towers as those of one device."""
+    outputs: ModelOutput
+    waits: typing.List[Wait]  # what waits for what, so that the towers count metrics in turn
+
+
+def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
     """Merges losses, predictions and metrics of the towers into those of the batch.
 
     Returns:
-      `ModelOutput` of the batch; its loss is a dict where losses have names.
+      `ModelOutput` of the batch, whose loss is a dict where losses have names; and the waits.
     """
     request = tower_set.request
     batch = tower_set.batch
@@ -269,11 +277,11 @@ def merge_outputs(tower_set: TowerSet) -> ModelOutput:
             loss = map_shaped(
                 lambda *losses_of_towers: weighted_mean(losses_of_towers, batch.weights), *losses)
         metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
-        join_counters(towers, batch.weights, tower_set.roles)
+        waits = join_counters(towers, batch.weights, tower_set.roles)
         predictions = merge_predictions(
             [tower.predictions for tower in towers], batch.weights,
             batch.sizes if batch.pads else None, tower_set.recorded.proven)
-        return ModelOutput(loss, predictions, metrics)
+        return _MergedOutputs(ModelOutput(loss, predictions, metrics), waits)
 
 
 def combine_towers(tower_set: TowerSet) -> typing.Any:

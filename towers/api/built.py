@@ -1,19 +1,22 @@
 """The result of `build_towers`: `BuiltTowers`, and in it the `Plan`, which fits a screen."""
 
+import collections
 import itertools
 import textwrap
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_instance
+from towers.arguments import check_count, check_instance
 from towers.errors import InvalidArgumentError, counted
 from towers.gradients.tower import Tower
+from towers.graph.order import Wait
 from towers.placement.devices import Devices, short_name
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.loss_scale import WatchedLosses
 from towers.reduce.replicas import Replicas
+from towers.roles.ownership import VariableRole
 from towers.variables.new_variables import DirectVariable
 
 
@@ -55,6 +58,9 @@ class Plan(typing.NamedTuple):
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); one device computes it from the whole
         batch.
+      variable_roles: list of `VariableRole`: who writes each variable, and why.
+      waits: list of `Wait`: the control edges that the build has added so that a write comes at the
+        right time, each with its reason.
     """
 
     towers: typing.List[PlannedTower]
@@ -64,6 +70,8 @@ class Plan(typing.NamedTuple):
     shares: typing.Tuple[int, ...]
     reduction: str
     initial_of_first: typing.List[str]
+    variable_roles: typing.List[VariableRole]
+    waits: typing.List[Wait]
 
     def line(self, label: str) -> typing.Optional[str]:
         """The text after a label, such as `'batch norm'`; None where the plan has no such line.
@@ -79,6 +87,33 @@ class Plan(typing.NamedTuple):
         """The same plan with another text after one of its labels."""
         lines = [(each, text if each == label else old) for each, old in self.lines]
         return self._replace(lines=lines)
+
+    def explain(self, most_names: int = 4) -> str:
+        """Says why each variable has its role, and why operations wait for others.
+
+        >>> print(built.plan.explain())
+        variables
+          all towers together: the loss trains it, since it is trainable
+            dense/kernel, dense/bias
+          tower 0 alone: it is a moving average of a statistic of the examples
+            batch_normalization/moving_mean, batch_normalization/moving_variance
+        waits
+          batch_normalization/AssignMovingAvg/AssignSubVariableOp waits for 1 operation
+            tower_1/batch_normalization/ReadVariableOp: it reads variable … before this write
+
+        Args:
+          most_names: how many variables of one role, and how many operations that one operation
+            waits for, are named; others are counted.
+
+        Returns:
+          The text, of any number of lines. `variable_roles` and `waits` have the same as values.
+
+        Raises:
+          InvalidArgumentError: `most_names` is no positive int.
+        """
+        check_count('most_names', most_names)
+        return '\n'.join(_explained_roles(self.variable_roles, most_names)
+                         + _explained_waits(self.waits, most_names))
 
     def __str__(self):
         """The text of a screen: the towers, and below them the lines."""
@@ -120,6 +155,37 @@ class Plan(typing.NamedTuple):
         if len(set(self.shares)) > 1:
             text += ', shares ' + ' : '.join(map(str, self.shares[:8]))
         return text
+
+
+def _explained_roles(roles: typing.Iterable[VariableRole],
+                     most_names: int) -> typing.List[str]:
+    """The lines of `Plan.explain` about variables: for each reason, the names of the variables."""
+    variables_by_heading: typing.Dict[str, typing.List[str]] = collections.OrderedDict()
+    for role in roles:
+        heading = '%s: %s' % (role.writer, role.reason)
+        variables_by_heading.setdefault(heading, []).append(role.variable)
+    lines = ['variables']
+    for heading, names in variables_by_heading.items():
+        lines += ['  ' + heading, '    ' + briefly(names, most_names)]
+    return lines
+
+
+def _explained_waits(waits: typing.Iterable[Wait], most_names: int) -> typing.List[str]:
+    """The lines of `Plan.explain` about waits: for each operation, what it waits for, and why."""
+    waits_by_operation: typing.Dict[str, typing.List[Wait]] = collections.OrderedDict()
+    for wait in waits:
+        waits_by_operation.setdefault(wait.operation, []).append(wait)
+    lines = ['waits']
+    for operation, waits_of_operation in waits_by_operation.items():
+        count = len(waits_of_operation)
+        lines.append('  %s waits for %s' % (operation, counted(count, 'operation')))
+        for wait in waits_of_operation[:most_names]:
+            lines.append('    %s: %s' % (wait.awaited, wait.reason))
+        if count > most_names:
+            lines.append('    and %d more' % (count - most_names))
+    if not waits_by_operation:
+        lines.append('  none')
+    return lines
 
 
 def _row_name(device: str) -> str:

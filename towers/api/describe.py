@@ -26,7 +26,7 @@ from towers.model.objectives import all_pairs
 from towers.optimizers import is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla, rewrite_field
-from towers.roles.ownership import OWN
+from towers.roles.ownership import OWN, VariableRole
 from towers.roles.write_order import updates_that_write
 
 
@@ -76,7 +76,31 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Pl
         remainder=request.split.remainder,
         shares=request.split.shares,
         reduction=request.training.reduction,
-        initial_of_first=from_shard)
+        initial_of_first=from_shard,
+        variable_roles=_variable_roles(tower_set, without_gradient),
+        waits=[])
+
+
+def _variable_roles(tower_set: TowerSet,
+                    without_gradient: typing.Container[str]) -> typing.List[VariableRole]:
+    """Who writes each variable, and why, those that nothing writes at the end.
+
+    Args:
+      tower_set: the towers.
+      without_gradient: names of the trained variables that no loss depends on.
+    """
+    explained = []
+    for each in tower_set.roles.explain(tower_set.request):
+        if each.variable in without_gradient:
+            each = each._replace(writer='nobody', reason='no loss depends on it')
+        explained.append(each)
+    written = {each.variable for each in explained}
+    for variable in tower_set.recorded.variables:
+        if variable.op.name not in written:
+            explained.append(VariableRole(
+                variable.op.name, 'nobody', 'it is not trained, and no operation of a step '
+                'writes it'))
+    return explained
 
 
 def _rows(tower_set: TowerSet) -> typing.List[PlannedTower]:

@@ -33,6 +33,7 @@ from towers.gradients.stateless_random import give_seeds_of_tower
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, operation_names
+from towers.graph.order import Wait
 from towers.graph.variable_access import Writes, metric_variables
 from towers.model.losses import Losses, make_losses
 from towers.model.objectives import flat, trained_variables
@@ -130,10 +131,11 @@ def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehin
     if parts_before and copies:
         # Each copy computes its seeds from tower 0's, so tower 0 gets its own after all copies.
         give_seeds_of_tower(first.differentiated.operations, first.fetches, parts_before)
-    _order_writes(request, towers, roles)
+    waits = _order_writes(request, towers, roles)
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=first.recorded, losses=first.losses,
-        gradients=first.gradients, roles=roles, recomputed=first.differentiated.recomputed,
+        gradients=first.gradients, roles=roles, waits=waits,
+        recomputed=first.differentiated.recomputed,
         cuts=first.cuts, slots=first.slots, copies=[copy.copy_of for copy in copies],
         how_built=_how_built(request, len(copies)))
 
@@ -239,14 +241,17 @@ def _recorded_with_optimizer_calls(
     return recorded._replace(variables=variables), optimizer_calls.fetches(), slots
 
 
-def _order_writes(request: Request, towers: typing.Sequence[Tower], roles: Roles) -> None:
-    """Makes the towers' writes of shared variables, other than the update, wait for their reads."""
+def _order_writes(request: Request, towers: typing.Sequence[Tower],
+                  roles: Roles) -> typing.List[Wait]:
+    """Makes the towers' writes of shared variables, other than the update, wait for their reads;
+    returns what waits for what."""
     check_references_in_loops(towers)
     update_ops = request.training.update_ops
     if update_ops == 'first' and (len(towers) > 1 or request.has_copies):
-        write_after_reads(towers, roles)
-    elif update_ops == 'all' and len(towers) > 1:
-        write_in_turn(towers, roles)
+        return write_after_reads(towers, roles)
+    if update_ops == 'all' and len(towers) > 1:
+        return write_in_turn(towers, roles)
+    return []
 
 
 def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _ShardValues
@@ -346,7 +351,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehi
     exchange(towers, batch.weights, request.placement.main)
     # All calls use the same variables: update and plan go by the first one's roles and losses.
     first = calls[0]
-    _order_writes(request, towers, first.roles)
+    waits = _order_writes(request, towers, first.roles)
     # The update may use a tensor of any call, so the record lists the operations of all calls.
     operations: list = []
     sources: list = []
@@ -356,7 +361,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehi
     return TowerSet(
         request=request, batch=batch, towers=towers,
         recorded=first.recorded._replace(operations=operations, sources=sources),
-        losses=first.losses, gradients=gradients, roles=first.roles,
+        losses=first.losses, gradients=gradients, roles=first.roles, waits=waits,
         recomputed=first.differentiated.recomputed,
         how_built='%d calls of the model function' % len(towers))
 

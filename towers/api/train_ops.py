@@ -14,6 +14,7 @@ from towers.gradients.optimizer_methods import OwnMinimize
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
+from towers.graph.order import Wait
 from towers.graph.variable_access import metric_variables
 from towers.model.build_context import BuildCollections
 from towers.model.objectives import flat
@@ -32,7 +33,7 @@ from towers.reduce.update import (
     safe_to_fetch,
 )
 from towers.roles.ownership import EVERY
-from towers.roles.update_order import hold_back, hold_update
+from towers.roles.update_order import HeldBack, hold_back, hold_update
 from towers.roles.write_order import updates_that_write
 
 
@@ -51,6 +52,7 @@ class Update(typing.NamedTuple):
         it to its caller.
       scaled_losses: the loss scale and its counters; None for a build without one.
       machines: `Machines` of the cluster; None without a cluster.
+      waits: what waits for what, so that the update comes after the reads of its variables.
     """
 
     train_op: typing.Optional[tf.Operation]
@@ -62,6 +64,7 @@ class Update(typing.NamedTuple):
     counts_step: bool
     scaled_losses: typing.Optional[WatchedLosses]
     machines: typing.Any
+    waits: typing.List[Wait]
 
 
 class _LossGradients(typing.NamedTuple):
@@ -89,12 +92,14 @@ class _Step(typing.NamedTuple):
       redirect: function that makes operations which wait for skippable updates wait for what
         always runs; None where no update can be skipped.
       scaled_losses: the loss scale and its counters; None for a build without one.
+      waits: what waits for what, so that the update comes after the reads of its variables.
     """
 
     applied: typing.List[Applied]
     awaited: tuple
     redirect: typing.Optional[typing.Callable]
     scaled_losses: typing.Optional[WatchedLosses]
+    waits: typing.List[Wait]
 
     @property
     def last(self) -> Applied:
@@ -121,8 +126,9 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     request = tower_set.request
     objectives = request.training.objectives
     if not objectives:
-        return Update(train_op=None, train_ops={}, slots=[], gradients=[], num_riding={},
-                      replicas=None, counts_step=False, scaled_losses=None, machines=None)
+        return Update(
+            train_op=None, train_ops={}, slots=[], gradients=[], num_riding={}, replicas=None,
+            counts_step=False, scaled_losses=None, machines=None, waits=[])
     steps = _Steps(tower_set, outputs, combined, exchange)
     losses, optimizer_updates = _loss_gradients(
         tower_set, outputs, combined, collections_before, steps.closures)
@@ -148,7 +154,11 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         machines = exchange.completed(train_op, joint_step.awaited, replicated,
                                       joint_step.redirect)
         train_op = machines.train_op
-    slots, slots_of_replicas = _slots(list(single_steps.values()) + [joint_step])
+    all_steps = list(single_steps.values()) + [joint_step]
+    slots, slots_of_replicas = _slots(all_steps)
+    waits: typing.List[Wait] = []
+    for step in all_steps:
+        waits += step.waits
     if replicas is not None:
         replicas = replicas._replace(slots=slots_of_replicas)
     return Update(
@@ -161,7 +171,8 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         replicas=replicas,
         counts_step=joint_step.last.counts_step,
         scaled_losses=joint_step.scaled_losses,
-        machines=machines)
+        machines=machines,
+        waits=waits)
 
 
 def _slots(steps: typing.Iterable[_Step]) -> typing.Tuple[list, list]:
@@ -251,7 +262,7 @@ class _Steps:
         gradients = []
         for each in losses:
             gradients += tensors_of(each.transformed + each.combined.pairs_of_replicas)
-        riding, redirect = self._riding_updates(updates, readers=loss_values + gradients)
+        riding, redirect, waits = self._riding_updates(updates, readers=loss_values + gradients)
         scaled_losses = self._tower_set.gradients.scaled_losses
         if scaled_losses is not None:  # there is one loss then
             scaled_losses = scaled_losses.watched(losses[0].combined.gradients)
@@ -260,11 +271,10 @@ class _Steps:
         if redirect is not None:
             redirect()
         if self._updates_here:
-            self._hold(applied[-1].train_op, losses, awaited)
-        return _Step(applied, tuple(awaited), redirect, scaled_losses)
+            waits = waits + self._hold(applied[-1].train_op, losses, awaited)
+        return _Step(applied, tuple(awaited), redirect, scaled_losses, waits)
 
-    def _riding_updates(self, updates: list, readers: list
-                        ) -> typing.Tuple[list, typing.Optional[typing.Callable]]:
+    def _riding_updates(self, updates: list, readers: list) -> HeldBack:
         """Makes the operations that run the updates in a step, which the optimizers wait for.
 
         Args:
@@ -272,12 +282,12 @@ class _Steps:
           readers: what reads the replicas of variables; these take the updated values after it.
 
         Returns:
-          `(the operations, redirect)`; `_Step` describes the latter.
+          The operations, as `HeldBack.updates`; `_Step` describes its `redirect`.
         """
         tower_set = self._tower_set
         riding = updates + follow_updates(tower_set.roles.replicas, updates, readers)
         if self._exchange is None or not self._updates_here:
-            return riding, None
+            return HeldBack(riding, redirect=None, waits=[])
         return hold_back(riding, conditions=self._conditions,
                          active=tower_set.request.cluster.active, fetchable=self._fetchable)
 
@@ -314,8 +324,9 @@ class _Steps:
         return applied
 
     def _hold(self, train_op: tf.Operation, losses: typing.List[_LossGradients],
-              awaited: list) -> None:
-        """Makes the writes of the update wait for what reads their variables.
+              awaited: list) -> typing.List[Wait]:
+        """Makes the writes of the update wait for what reads their variables; returns what waits
+        for what.
 
         Args:
           train_op: the operation that updates the variables.
@@ -327,8 +338,8 @@ class _Steps:
         for each in losses:
             gradients += list(each.combined.gradients) + each.combined.pairs_of_replicas
             fetched += tensors_of(each.transformed)
-        hold_update(train_op, gradients, fetched, awaited=awaited, fetchable=self._fetchable,
-                    conditions=self._conditions)
+        return hold_update(train_op, gradients, fetched, awaited=awaited,
+                           fetchable=self._fetchable, conditions=self._conditions)
 
 
 def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:

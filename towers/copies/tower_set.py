@@ -8,6 +8,7 @@ from towers.capture.record import Recorded
 from towers.capture.stage_cuts import StageCuts
 from towers.gradients.backward_pass import TowerGradients
 from towers.gradients.tower import Tower
+from towers.graph.order import Wait
 from towers.model.losses import Losses
 from towers.recompute.rewrite import Recomputed
 from towers.roles.ownership import Roles
@@ -26,6 +27,7 @@ class TowerSet(typing.NamedTuple):
       losses: the losses of tower 0.
       gradients: what differentiated the losses.
       roles: the roles of the variables.
+      waits: what waits for what, so that the towers write shared variables in the right order.
       recomputed: what is recomputed in the backward pass of tower 0, one for each loss.
       how_built: the plan's line about calls and copies.
       cuts: how it was cut; None where the model is not cut into stages.
@@ -39,6 +41,7 @@ class TowerSet(typing.NamedTuple):
     losses: Losses
     gradients: TowerGradients
     roles: Roles
+    waits: typing.List[Wait]
     recomputed: typing.List[Recomputed]
     how_built: str
     cuts: typing.Optional[StageCuts] = None

@@ -20,40 +20,80 @@ _BRANCH = 'branch'
 BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
 
 
+class Wait(typing.NamedTuple):
+    """A control edge that makes an operation come after another one, and why.
+
+    Attributes:
+      operation: name of the operation that waits.
+      awaited: name of the operation that it waits for.
+      reason: why, in words.
+    """
+    operation: str
+    awaited: str
+    reason: str
+
+
+class _HeldOperation:
+    """An operation, and what it is to wait for."""
+
+    def __init__(self, op: tf.Operation):
+        """`op` is the operation, which is to wait for nothing so far."""
+        self.op = op
+        self.awaited: typing.Dict[str, tf.Operation] = collections.OrderedDict()  # by name
+        self.reasons: typing.Dict[str, str] = {}  # why, by the name of the awaited operation
+
+
 class Waits:
-    """New waits of a finished graph's operations for others. None closes a circle: an operation is
-    not made to wait for one that waits for it already."""
+    """New waits of a finished graph's operations for others.
+
+    `add` notes them, and `put_into_graph` makes all of them at the end. None closes a circle: an
+    operation is not made to wait for one that waits for it already.
+    """
 
     def __init__(self, held: typing.Iterable[tf.Operation]):
         """`held` are the operations that may get a new wait."""
         self._precedence = Precedence(list(held))
-        # From the name of a held operation to itself and to those that it is to wait for, by name.
-        self._awaited: typing.Dict[str, typing.Tuple[tf.Operation, dict]] = (
-            collections.OrderedDict())
+        self._held: typing.Dict[str, _HeldOperation] = collections.OrderedDict()  # by name
 
-    def add(self, held: tf.Operation, awaited: tf.Operation) -> bool:
-        """Notes that an operation is to wait for another one: whether that closes no circle."""
+    def add(self, held: tf.Operation, awaited: tf.Operation, reason: str) -> bool:
+        """Notes that an operation is to wait for another one, unless that closes a circle.
+
+        Args:
+          held: the operation that is to wait, one of those given at the start.
+          awaited: what it is to wait for.
+          reason: why, in words.
+
+        Returns:
+          Whether it is noted; False for a wait that would close a circle.
+        """
         if self._precedence.waits_for(awaited, held):
             return False
         self._precedence.add(held, awaited)
-        _, all_awaited = self._awaited.setdefault(held.name, (held, collections.OrderedDict()))
-        all_awaited[awaited.name] = awaited
+        noted = self._held.setdefault(held.name, _HeldOperation(held))
+        noted.awaited[awaited.name] = awaited
+        noted.reasons.setdefault(awaited.name, reason)
         return True
 
     def follows_any(self, op: tf.Operation) -> bool:
         """Whether an operation waits for any of those that may get a new wait."""
         return self._precedence.waits(op)
 
-    def put_into_graph(self, finder: Writes) -> None:
-        """Makes the operations of the graph wait, by control edges; `finder` is of its writes."""
-        ends: typing.Dict[str, typing.List[tf.Operation]] = {}  # as of `to_wait_for`, by name
-        for held, all_awaited in self._awaited.values():
+    def put_into_graph(self, finder: Writes) -> typing.List[Wait]:
+        """Makes the operations of the graph wait, by control edges; returns what waits for what.
+
+        `finder` finds the writes of the graph.
+        """
+        ends: typing.Dict[str, typing.List[tf.Operation]] = {}  # see `to_wait_for`, by name
+        waits = []
+        for held in self._held.values():
             control_inputs = []
-            for name, awaited in all_awaited.items():
+            for name, awaited in held.awaited.items():
                 if name not in ends:
                     ends[name] = to_wait_for(awaited, finder)
                 control_inputs += ends[name]
-            compat.add_control_inputs(held, control_inputs)
+                waits.append(Wait(held.op.name, name, held.reasons[name]))
+            compat.add_control_inputs(held.op, control_inputs)
+        return waits
 
 
 def to_hold(op: tf.Operation, variables: typing.Container[str],

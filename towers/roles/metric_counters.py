@@ -34,7 +34,7 @@ from towers.graph.graph_walk import (
     variables_by_name,
 )
 from towers.graph.op_types import ADDS, ADDS_ROWS
-from towers.graph.order import Frames
+from towers.graph.order import Frames, Wait
 from towers.graph.variable_access import Writes
 from towers.model.objectives import flat
 from towers.model.outputs import metrics_by_kind
@@ -43,9 +43,12 @@ from towers.roles.turns import Turn, take_turns, takes_from_outside
 from towers.shards.cut_batch import weighted, zero_if_empty
 
 
-def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence, roles: Roles) -> None:
-    """Makes counters count the batch over all towers, whose shares of it are the `weights`. From
-    then on a tower's metric waits for the tower before it."""
+def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence,
+                  roles: Roles) -> typing.List[Wait]:
+    """Makes counters count the batch over all towers, whose shares of it are the `weights`.
+
+    From then on a tower's metric waits for the tower before it: these waits are returned.
+    """
     finder = Writes(tf.get_default_graph())
     counters = set(roles.names(METRIC))
     if counters and not _are_certainly_equal(weights):
@@ -54,8 +57,9 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence, role
     if variables and not _are_certainly_positive(weights):
         _leave_out_padding(towers, weights, variables, finder)
     counting = _towers_that_count(towers, weights)
-    if counters and len(counting) > 1:
-        _count_in_turn(counting, counters, finder)
+    if not counters or len(counting) < 2:
+        return []
+    return _count_in_turn(counting, counters, finder)
 
 
 def _are_certainly_equal(weights: typing.Sequence) -> bool:
@@ -221,11 +225,13 @@ Counters = typing.Dict[str, tf.Variable]
 """{name of a counter: the counter}."""
 
 
-def _count_in_turn(towers: typing.Sequence[Tower], names: typing.Set[str], finder: Writes) -> None:
-    """Makes each tower take the counters of these names when the one before has updated them."""
+def _count_in_turn(towers: typing.Sequence[Tower], names: typing.Set[str],
+                   finder: Writes) -> typing.List[Wait]:
+    """Makes each tower take the counters of these names when the tower before has updated them;
+    returns what waits for what."""
     variables = variables_by_name(tf.global_variables() + tf.local_variables())
     counters = {name: variables[name] for name in names if name in variables}
-    take_turns([_turns(tower, counters, finder) for tower in towers], finder)
+    return take_turns([_turns(tower, counters, finder) for tower in towers], finder)
 
 
 def _turns(tower: Tower, counters: Counters, finder: Writes) -> typing.List[Turn]:

@@ -25,7 +25,7 @@ from towers.model.outputs import fetches_of, metrics_by_kind
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.roles.inline_updates import InlineUpdates, Write, inline_updates, writes_by, writes_of
 from towers.roles.own_state import find_own_state, make_own_state
-from towers.roles.written_values import written_by_every_tower
+from towers.roles.written_values import proven_writers
 
 FIRST = 'first'  # tower 0 writes for all
 EVERY = 'every'  # every tower writes, in turn
@@ -40,6 +40,19 @@ _IN_WORDS = collections.OrderedDict([
 """What the plan calls the variables of a role, which a step writes before the update."""
 
 
+class VariableRole(typing.NamedTuple):
+    """Who writes a variable, and why.
+
+    Attributes:
+      variable: its name.
+      writer: who writes it, such as `'tower 0 alone'`.
+      reason: what makes it so, such as `'it is a moving average of a statistic of the examples'`.
+    """
+    variable: str
+    writer: str
+    reason: str
+
+
 class Roles(typing.NamedTuple):
     """The role of each variable for the towers.
 
@@ -47,6 +60,7 @@ class Roles(typing.NamedTuple):
       trained: {name of an objective: list of the variables that its loss trains}.
       written: {name of a variable that a step writes before the update: its role}; of several roles
         the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
+      reasons: {name of such a variable: why it has this role, in words}.
       own_state: {name of a local variable that the forward pass writes: list of the variables
         of the towers, the first is the model's own}.
       inline_updates: shared variables that the forward pass writes.
@@ -54,6 +68,7 @@ class Roles(typing.NamedTuple):
     """
     trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]]
     written: typing.Dict[str, str]
+    reasons: typing.Dict[str, str]
     own_state: typing.Dict[str, typing.List[tf.Variable]]
     inline_updates: InlineUpdates
     replicas: typing.Any
@@ -90,23 +105,51 @@ class Roles(typing.NamedTuple):
         alone writes."""
         if not self.written:
             return None
-        part = 'tower' if request.split.accumulate == 1 else 'micro-batch'
-        writers = {
-            FIRST: _WRITERS[request.training.update_ops],
-            EVERY: 'every tower, one after the other',
-            METRIC: 'every tower adds to',
-            OWN: 'each %s its own' % part}
-        together = 'all towers together'
-        if self.replicas is not None:
-            together += ', a replica each'
-        rows = [(together, len(self.trainable), 'trained')]
+        writers = _writers_in_words(request)
+        rows = [(self._trainers(), len(self.trainable), 'trained')]
         for role, called in _IN_WORDS.items():
             rows.append((writers[role], len(self.names(role)), called))
         return '; '.join('%s: %d %s' % row for row in rows if row[1])
 
+    def explain(self, request: typing.Any) -> typing.List[VariableRole]:
+        """Who writes each variable in the build of a `Request`, and why: first the trained
+        variables, then those that a step writes before the update, in the order of their names."""
+        explained = []
+        for objective in request.training.objectives:
+            reason = 'the loss trains it'
+            if objective.name is not None:
+                reason = 'the loss %r trains it' % objective.name
+            if objective.var_list is None:
+                reason += ', since it is trainable'
+            else:
+                reason += ', since var_list has it'
+            for variable in self.trained[objective.name]:
+                explained.append(VariableRole(variable.op.name, self._trainers(), reason))
+        writers = _writers_in_words(request)
+        for role in _IN_WORDS:
+            for name in self.names(role):
+                explained.append(VariableRole(name, writers[role], self.reasons[name]))
+        return explained
 
-_WRITERS = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every tower'}
-"""By `update_ops=`: who writes the variables of the role `FIRST`."""
+    def _trainers(self) -> str:
+        """Who writes the trained variables, in words."""
+        if self.replicas is None:
+            return 'all towers together'
+        return 'all towers together, a replica each'
+
+
+def _writers_in_words(request: typing.Any) -> typing.Dict[str, str]:
+    """{role: who writes the variables that have it}, in the build of a `Request`."""
+    part = 'tower' if request.split.accumulate == 1 else 'micro-batch'
+    return {
+        FIRST: _WRITERS_BY_UPDATE_OPS[request.training.update_ops],
+        EVERY: 'every tower, one after the other',
+        METRIC: 'every tower adds to',
+        OWN: 'each %s its own' % part}
+
+
+_WRITERS_BY_UPDATE_OPS = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every tower'}
+"""{value of `update_ops=`: who writes the variables of the role `FIRST`}."""
 
 
 class _Runs(typing.NamedTuple):
@@ -158,15 +201,18 @@ def ownership(recorded: Recorded, request: typing.Any,
     for write in writes_by(writes, runs.counted - runs.step):
         counters.update(write.variables)
     shared = _without(writes, state_writes.keys() | counters)
-    every = written_by_every_tower(recorded, writes_by(shared, runs.in_build), request)
+    proven = proven_writers(recorded, writes_by(shared, runs.in_build), request)
+    every = proven.every_tower
     if has_call_for_each_tower:
-        of_every = [write for write in writes if every.intersection(write.variables)]
-        _check_not_written(of_every, 'an update by the examples')
+        writes_of_every_tower = [
+            write for write in writes if not every.isdisjoint(write.variables)]
+        _check_not_written(writes_of_every_tower, 'an update by the examples')
     # With copies='reuse' all calls share one variable, so that nothing is a tower's own.
     has_own_state = request.parts_a_call == len(request.split.parts)
     written = _roles_of(writes_by(writes, runs.step | runs.counted),
                         {OWN: state_writes.keys() if has_own_state else (),
                          METRIC: counters, EVERY: every})
+    reasons = _reasons_of(written, proven.reasons, request)
     # From here on variables are made, and the forward pass is changed.
     own_state = make_own_state(recorded, state_writes, runs.step, request.parts_a_call)
     replicas = None
@@ -176,7 +222,7 @@ def ownership(recorded: Recorded, request: typing.Any,
         replicated = frozenset(replicas.of_variable)
     first_writes = writes_by(_without(shared, every), runs.forward)
     updates = inline_updates(first_writes, recorded.operations, fetches, request, replicated)
-    return Roles(trained, written, own_state, updates, replicas)
+    return Roles(trained, written, reasons, own_state, updates, replicas)
 
 
 def _runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
@@ -208,6 +254,31 @@ def _roles_of(writes: typing.Iterable[Write],
             roles = [role for role, names in names_by_role.items() if variable in names]
             written[variable] = roles[0] if roles else FIRST
     return written
+
+
+def _reasons_of(written: typing.Dict[str, str], proven_reasons: typing.Dict[str, str],
+                request: typing.Any) -> typing.Dict[str, str]:
+    """{name of a written variable: why it has its role}.
+
+    Args:
+      written: {name of a variable: its role}.
+      proven_reasons: {name of a variable: what is proven of its new value}.
+      request: `Request` of the build.
+    """
+    update_ops = request.training.update_ops
+    if update_ops == 'first':
+        reason_of_first = 'one tower does all of the batch'
+    else:
+        reason_of_first = 'update_ops=%r says so' % update_ops
+    reasons = {}
+    for name, role in written.items():
+        if role == OWN:
+            reasons[name] = 'it is state that the forward pass writes from its own examples'
+        elif role == METRIC:
+            reasons[name] = 'it is a counter that only update_ops of metrics write'
+        else:
+            reasons[name] = proven_reasons.get(name, reason_of_first)
+    return reasons
 
 
 def _check_not_written(writes: typing.Iterable[Write], called: str) -> None:

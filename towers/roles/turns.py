@@ -11,7 +11,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.gradients.tower import Tower
 from towers.graph.graph_walk import by_name
-from towers.graph.order import Waits, to_wait_for
+from towers.graph.order import Wait, Waits, to_wait_for
 from towers.graph.variable_access import Writes, read_from
 from towers.placement.variable_device import only_device
 
@@ -57,8 +57,9 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
     return takes
 
 
-def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]], finder: Writes) -> None:
-    """Makes towers take their variables one after the other.
+def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]],
+               finder: Writes) -> typing.List[Wait]:
+    """Makes towers take their variables one after the other; returns what waits for what.
 
     Args:
       turns_of_towers: the turns of each tower. Turns at the same position in these lists, such as
@@ -77,7 +78,7 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]], finder: 
                 continue
             for take in later.takes:
                 _make_take_after(take, former.ends, later.scope, waits, finder)
-    waits.put_into_graph(finder)
+    return waits.put_into_graph(finder)
 
 
 def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str, waits: Waits,
@@ -91,8 +92,9 @@ def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str
       waits: the waits, which are added to.
       finder: finds the writes of the graph.
     """
+    reason = 'it takes variable %s in its turn, after the tower before' % take.variable.op.name
     for end in ends:
-        if not waits.add(take.op, end):
+        if not waits.add(take.op, end, reason):
             raise SharedVariableError(
                 'the towers take variable %s one after the other, and operation %s of the one '
                 'before waits for %s of the next: let no tower wait for a later one.' % (

@@ -26,14 +26,14 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import READS
-from towers.graph.order import Frames, Precedence, Waits, to_hold
+from towers.graph.order import Frames, Precedence, Wait, Waits, to_hold
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, variable_op
 from towers.placement.variable_device import only_device
 from towers.roles.inline_updates import Write
 
 
 def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited: typing.Sequence,
-                fetchable: typing.Sequence, conditions: typing.Sequence) -> None:
+                fetchable: typing.Sequence, conditions: typing.Sequence) -> typing.List[Wait]:
     """Makes the writes of an update wait until all that reads their variables has been computed.
 
     They wait for all gradients, for the `conditions`, and for what predictions read by operations
@@ -53,6 +53,9 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
         wait.
       conditions: operations that every write of a step waits for, see `Exchanged`; [] without a
         cluster.
+
+    Returns:
+      What waits for what.
     """
     pairs = [pair for pair in gradients if pair[0] is not None]
     sums = list(map(operation_of, tensors_of(pairs)))
@@ -60,21 +63,28 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     operations = step_operations([train_op], ends)
     writes = _writes_among(operations, ends)
     if not writes:
-        return
+        return []
+    holder = _Holder(operations, fetchable)
     reads = _GradientReads(pairs, step_operations(sums))
     early = [write for write in writes if not reads.are_before(write)]
     if early:
         all_gradients = _group(sums, 'all_gradients')
-        _make_wait(early, [all_gradients], operations, fetchable)
+        holder.make_wait(early, [all_gradients], 'gradients read variable %s before this write')
     reference_writes = [write for write in writes if reads.are_of_memory(write)]
     if reference_writes:
         all_fetched = _group(fetched, 'all_fetched')
-        _make_wait(reference_writes, [all_fetched], operations, fetchable)
+        holder.make_wait(reference_writes, [all_fetched],
+                         'what a step fetches reads the memory of variable %s before this write')
     if conditions:
-        _make_wait(writes, conditions, operations, fetchable)
+        holder.make_wait(writes, conditions, _CONDITION)
     for variable, own_reads in _reads_beside_step(fetchable, train_op).items():
         writes_of_variable = [write for write in writes if variable in write.variables]
-        _make_wait(writes_of_variable, own_reads, operations, fetchable)
+        holder.make_wait(writes_of_variable, own_reads,
+                         'predictions read variable %s before this write')
+    return holder.waits
+
+
+_CONDITION = 'the other workers of the cluster are done with variable %s before this write'
 
 
 def _group(awaited: list, name: str) -> tf.Operation:
@@ -162,9 +172,11 @@ class HeldBack(typing.NamedTuple):
         wait for what always runs; else None. It is called twice: for the optimizer's own,
         since the order of the update is found in these; and by `join`, for the operations that a
         program makes after the build.
+      waits: what waits for what.
     """
     updates: list
     redirect: typing.Optional[typing.Callable]
+    waits: typing.List[Wait]
 
 
 def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optional[tf.Tensor],
@@ -180,26 +192,28 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     """
     has_nothing_to_wait_for = not conditions and active is None
     if not updates or has_nothing_to_wait_for:
-        return HeldBack(updates, None)
+        return HeldBack(updates, None, [])
     operations = step_operations(updates)
+    holder = _Holder(operations, fetchable)
     writes = _updates_and_writes(updates, operations)
     if active is None:
-        _make_wait(writes, conditions, operations, fetchable)
-        return HeldBack(updates, None)
+        holder.make_wait(writes, conditions, _CONDITION)
+        return HeldBack(updates, None, holder.waits)
     # As in a branch of control flow v1: no reader of the output that is not taken is run.
     with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
         has_batch = tf.identity(active >= .5)
         switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
         skipped = tf.identity(switch[0])
         taken = tf.identity(switch[1])
-    held = _make_wait(writes, [taken.op], operations, fetchable)
+    held = holder.make_wait(writes, [taken.op], _CONDITION)
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
         merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
     left_out = reachable_from(held, operations, control=True)
     own_names = names_of(operations) | {done.op.name}
-    return HeldBack([merged], functools.partial(_redirect_waits, left_out, own_names, merged.op))
+    redirect = functools.partial(_redirect_waits, left_out, own_names, merged.op)
+    return HeldBack([merged], redirect, holder.waits)
 
 
 def _updates_and_writes(updates: list,
@@ -238,34 +252,56 @@ def _redirect_waits(left_out: typing.Container[str], own_names: typing.Container
 
 # ---- waits ---------------------------------------------------------------------------------------
 
-def _make_wait(writes: typing.Iterable[Write], awaited: typing.Sequence[tf.Operation],
-               operations: typing.Sequence[tf.Operation],
-               fetchable: typing.Sequence) -> typing.List[tf.Operation]:
-    """Makes writes wait.
+class _Holder:
+    """Makes writes of an update wait, but for what a program can have without a step.
 
-    Args:
-      writes: the writes.
-      awaited: the operations that they are to wait for.
-      operations: all operations of the update, with the loops around the writes.
-      fetchable: tensors that a program can have without a step: what they need gets no wait.
-
-    Returns:
-      The operations that wait for all of `awaited` now.
+    Attributes:
+      waits: what waits for what, of all calls.
     """
-    frames = Frames(operations)
-    without_step = names_of(step_operations(fetchable))
-    held = []
-    for write in writes:
-        if write.op.name in without_step:
-            continue
-        for op in to_hold(write.op, write.variables, frames):
-            if op.name not in without_step:
-                held.append(op)
-    waits = Waits(held)
-    waiting = []
-    for op in held:
-        are_added = [waits.add(op, each) for each in awaited]
-        if all(are_added):
-            waiting.append(op)
-    waits.put_into_graph(Writes(tf.get_default_graph()))
-    return waiting
+
+    def __init__(self, operations: typing.Sequence[tf.Operation], fetchable: typing.Sequence):
+        """
+        Args:
+          operations: all operations of the update, with the loops around the writes.
+          fetchable: tensors that a program can have without a step: what they need gets no wait.
+        """
+        self.waits: typing.List[Wait] = []
+        self._operations = operations
+        self._fetchable = fetchable
+
+    def make_wait(self, writes: typing.Iterable[Write], awaited: typing.Sequence[tf.Operation],
+                  reason: str) -> typing.List[tf.Operation]:
+        """Makes writes wait.
+
+        Args:
+          writes: the writes.
+          awaited: the operations that they are to wait for.
+          reason: why, with `%s` in the place of the variables' names.
+
+        Returns:
+          The operations that wait for all of `awaited` now.
+        """
+        reasons = self._reasons_by_held(writes, reason)
+        held = [tf.get_default_graph().get_operation_by_name(name) for name in reasons]
+        waits = Waits(held)
+        waiting = []
+        for op in held:
+            are_added = [waits.add(op, each, reasons[op.name]) for each in awaited]
+            if all(are_added):
+                waiting.append(op)
+        self.waits += waits.put_into_graph(Writes(tf.get_default_graph()))
+        return waiting
+
+    def _reasons_by_held(self, writes: typing.Iterable[Write],
+                         reason: str) -> typing.Dict[str, str]:
+        """{name of an operation that has to wait so that a write comes later: why}."""
+        frames = Frames(self._operations)
+        without_step = names_of(step_operations(self._fetchable))
+        reasons: typing.Dict[str, str] = collections.OrderedDict()
+        for write in writes:
+            if write.op.name in without_step:
+                continue
+            for op in to_hold(write.op, write.variables, frames):
+                if op.name not in without_step:
+                    reasons.setdefault(op.name, reason % ', '.join(write.variables))
+        return reasons

@@ -24,7 +24,7 @@ from towers.graph.graph_walk import (
     variables_by_name,
 )
 from towers.graph.op_types import is_fused_batch_norm
-from towers.graph.order import Frames, Waits
+from towers.graph.order import Frames, Wait, Waits
 from towers.graph.variable_access import Writes, is_variable
 from towers.roles.ownership import FIRST, Roles
 from towers.roles.turns import Turn, take_turns, takes_from_outside
@@ -42,8 +42,11 @@ Variables = typing.Dict[str, tf.Variable]
 """{name of a variable: the variable}."""
 
 
-def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> None:
+def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[Wait]:
     """Makes the writes of shared variables by all towers come one tower after the other.
+
+    Returns:
+      What waits for what.
 
     Raises:
       SharedVariableError: an update cannot come after the tower before, since its value and the
@@ -55,7 +58,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> None:
     forward: Operations = {}
     for tower in towers:
         forward.update(by_name(step_operations(fetches_without_updates(tower))))
-    _take_turns_in_forward_pass(towers, written, forward, finder)
+    made_waits = _take_turns_in_forward_pass(towers, written, forward, finder)
     turns_of_towers = []
     writes = []
     for index, tower in enumerate(towers):
@@ -68,8 +71,9 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> None:
                     _check_reads_anew(op, variables, tower, forward)
                 writes += [TowerWrite(index, op, name, False) for name in variables]
         turns_of_towers.append(turns)
-    _make_wait_for_forward_passes(towers, writes, forward, finder)
-    take_turns(turns_of_towers, finder)
+    made_waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
+    made_waits += take_turns(turns_of_towers, finder)
+    return made_waits
 
 
 def _variables_named(names: typing.Sequence[str]) -> Variables:
@@ -79,8 +83,9 @@ def _variables_named(names: typing.Sequence[str]) -> Variables:
 
 
 def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], written: Variables,
-                                forward: Operations, finder: Writes) -> None:
-    """Makes towers take variables in turn that their forward passes write.
+                                forward: Operations, finder: Writes) -> typing.List[Wait]:
+    """Makes towers take variables in turn that their forward passes write; returns what waits for
+    what.
 
     Args:
       towers: in the order of their turns.
@@ -94,9 +99,9 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], written: Variabl
         if not writers.isdisjoint(forward):
             inline[name] = variable
     if not inline:
-        return
+        return []
     turns_of_towers = [_turns(tower, forward.values(), inline, finder) for tower in towers]
-    take_turns(turns_of_towers, finder)
+    return take_turns(turns_of_towers, finder)
 
 
 def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Variables:
@@ -105,8 +110,9 @@ def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Varia
 
 
 def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],
-                                  forward: Operations, finder: Writes) -> None:
-    """Makes the writes of updates wait for what the forward passes read.
+                                  forward: Operations, finder: Writes) -> typing.List[Wait]:
+    """Makes the writes of updates wait for what the forward passes read; returns what waits for
+    what.
 
     Args:
       towers: in the order of their turns.
@@ -122,7 +128,7 @@ def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing
     holds = find_holds(towers, forward, writes, takers, frames)
     waits = Waits(held_by(holds))
     add_waits(holds, waits)
-    waits.put_into_graph(finder)
+    return waits.put_into_graph(finder)
 
 
 def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],

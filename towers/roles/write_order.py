@@ -23,7 +23,7 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.order import Frames, Waits, to_hold
+from towers.graph.order import Frames, Wait, Waits, to_hold
 from towers.graph.variable_access import Writes
 from towers.placement.tower_device import stages_of
 from towers.roles.ownership import EVERY, METRIC, Roles
@@ -48,19 +48,22 @@ class Hold(typing.NamedTuple):
 
     Attributes:
       held: what has to wait, see `to_hold`.
+      reader: the operation that reads.
       ends: operations each of which comes after the read, see `Frames.ends`.
       write: the write.
       is_certain: whether it is a read: the memory of a reference variable may be read by what
         follows.
     """
     held: tf.Operation
+    reader: tf.Operation
     ends: typing.List[tf.Operation]
     write: TowerWrite
     is_certain: bool
 
 
-def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> None:
-    """Makes each write of the first tower, or of every tower, wait for all towers' reads.
+def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[Wait]:
+    """Makes each write of the first tower, or of every tower, wait for all towers' reads; returns
+    what waits for what.
 
     A read that already waits for the write of tower 0, in any tower, is left as it is; where every
     tower writes, outside of control flow, it is refused.
@@ -76,7 +79,7 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> None:
         if role != METRIC:
             takers[name] = finder.takers(graph.get_operation_by_name(name), memory=True)
     if not takers:
-        return
+        return []
     writing_towers = towers if roles.names(EVERY) else towers[:1]
     read_fetches = fetches_without_updates(towers[0]._replace(predictions=None))
     for tower in towers[1:]:
@@ -98,7 +101,7 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> None:
     waits = Waits(held_by(holds) + [write.op for write in of_every_tower])
     _write_in_order_of_towers(of_every_tower, waits)
     add_waits(holds, waits)
-    waits.put_into_graph(finder)
+    return waits.put_into_graph(finder)
 
 
 def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
@@ -157,7 +160,8 @@ def _write_in_order_of_towers(writes: typing.List[TowerWrite], waits: Waits) -> 
     for former, later in itertools.permutations(writes, 2):
         if former.variable != later.variable or former.tower + 1 != later.tower:
             continue
-        if not waits.add(later.op, former.op):
+        reason = 'tower %d writes variable %s before it' % (former.tower, former.variable)
+        if not waits.add(later.op, former.op, reason):
             raise SharedVariableError(
                 'every tower writes variable %s in its turn, and tower %d does so before tower %d '
                 '(operations %s, %s): let no tower wait for another one.' % (
@@ -169,12 +173,18 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     # Those that follow some write are the last: each of them rules out more others.
     holds = sorted(holds, key=lambda hold: all(map(waits.follows_any, hold.ends)))
     for hold in holds:
-        is_added = any(waits.add(hold.held, end) for end in hold.ends)
+        is_added = any(waits.add(hold.held, end, _read_in_words(hold, end)) for end in hold.ends)
         if not is_added and hold.write.is_every and hold.is_certain:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
                 'before.' % (hold.write.variable, hold.ends[0].name, hold.held.name))
+
+
+def _read_in_words(hold: Hold, end: tf.Operation) -> str:
+    """Why a write waits for one of the `ends` of a hold: the read that it comes after, in words."""
+    reader = 'it' if end is hold.reader else hold.reader.name
+    return '%s reads variable %s before this write' % (reader, hold.write.variable)
 
 
 # ---- the reads that a write waits for ------------------------------------------------------------
@@ -215,7 +225,7 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
                 continue
             for held in all_held:
                 is_certain = is_of_outputs and reader.name in certain
-                holds.append(Hold(held, ends, write, is_certain))
+                holds.append(Hold(held, reader, ends, write, is_certain))
     return holds
 
 

@@ -23,27 +23,37 @@ from towers.proof.written import Dependence, Written
 from towers.roles.inline_updates import Write
 
 
-def written_by_every_tower(recorded: Recorded, writes: typing.Iterable[Write],
-                           request: typing.Any) -> typing.Set[str]:
-    """Finds the variables that every tower writes, in turn.
+class ProvenWriters(typing.NamedTuple):
+    """Who has to write the shared variables, by what is proven of the written values.
+
+    Attributes:
+      every_tower: names of the variables that every tower writes, one tower after the other. All
+        others are written by tower 0 alone.
+      reasons: {name of a variable: what is proven of its new value, in words}; without the
+        variables of which nothing has to be proven, as with one tower.
+    """
+    every_tower: typing.Set[str]
+    reasons: typing.Dict[str, str]
+
+
+def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
+                   request: typing.Any) -> ProvenWriters:
+    """Finds who has to write each shared variable, for it to be as on one device.
 
     Args:
       recorded: the call of the model function.
       writes: the writes of shared variables that a step of tower 0 runs.
       request: `Request` of the build.
 
-    Returns:
-      The names of the variables. All others are written by tower 0 alone.
-
     Raises:
       SharedVariableError: a value that neither tower 0 nor every tower can write.
     """
+    proven = ProvenWriters(set(), {})
     is_served = request.served_rank is not None
     is_one_part = len(request.split.parts) == 1 and not is_served
     if request.training.update_ops != 'first' or is_one_part:
-        return set()
+        return proven
     judge = _Judge(recorded)
-    found: typing.Set[str] = set()
     for write in writes:
         values = judge.analysis.writes.get(write.op.name, [])
         if not values:
@@ -53,11 +63,12 @@ def written_by_every_tower(recorded: Recorded, writes: typing.Iterable[Write],
                 continue
             verdict = judge.verdict(written, write.op)
             if verdict.writer is _Writer.NONE:
-                raise SharedVariableError(verdict.refusal)
+                raise SharedVariableError(verdict.reason)
             if verdict.writer is _Writer.EVERY_TOWER:
                 _check_in_turn(write.op, written, request)
-                found.add(written.variable)
-    return found
+                proven.every_tower.add(written.variable)
+            proven.reasons[written.variable] = verdict.reason
+    return proven
 
 
 class _Writer(enum.Enum):
@@ -68,19 +79,23 @@ class _Writer(enum.Enum):
 
 
 class _Verdict(typing.NamedTuple):
-    """Who has to write a value, and the text of the error where nobody can."""
+    """Who has to write a value, and why; where nobody can, the text of the error."""
     writer: _Writer
-    refusal: str = ''
+    reason: str
 
 
-_TOWER_0 = _Verdict(_Writer.TOWER_0)
-_EVERY_TOWER = _Verdict(_Writer.EVERY_TOWER)
+_SAME_ON_TOWERS = _Verdict(_Writer.TOWER_0, 'its new value does not depend on the examples')
+_AVERAGE = _Verdict(_Writer.TOWER_0, 'it is a moving average of a statistic of the examples')
+_MEAN = _Verdict(_Writer.TOWER_0, 'it is set to a mean over the examples')
+_SUM = _Verdict(_Writer.EVERY_TOWER, 'a sum over the examples, or a count of them, is added to it')
+_ROWS = _Verdict(_Writer.EVERY_TOWER, 'each example writes rows of its own')
 
 
 class _Judge:
     """Says of written values who has to write them, by what is proven of a call."""
 
     def __init__(self, recorded: Recorded):
+        """`recorded` is the call of the model function, with what is proven of it."""
         self.analysis = recorded.proven.analysis
         self._size = recorded.proven.static_size
         self._from_shard = recorded.from_shard
@@ -98,7 +113,7 @@ class _Judge:
             if refused is not None:
                 return refused
             if not written.value.is_count:
-                return _TOWER_0
+                return _SAME_ON_TOWERS
         if written.indices is not None:
             return self._verdict_on_rows(written, written.indices, op)
         return self._verdict_on_value(written, op)
@@ -110,16 +125,16 @@ class _Judge:
         if value.reason is not None:
             return _refused(written, op, _in_words(value.reason))
         if _does_not_depend(value):
-            return self._refused_count(written, op) or _TOWER_0
+            return self._refused_count(written, op) or _SAME_ON_TOWERS
         is_exact = not self._shard_statistics(value)
         is_sum = value.is_count or value.kind is Kind.SUM and not value.has_offset
         if is_sum and is_exact and not written.sets:
-            return _EVERY_TOWER
+            return _SUM
         if _is_average(written):
-            return _TOWER_0
+            return _AVERAGE
         is_mean = value.kind is Kind.MEAN and written.dependence is Dependence.NONE
         if is_mean and is_exact and written.sets:
-            return _TOWER_0
+            return _MEAN
         return _refused(written, op, self._why(value))
 
     def _verdict_on_rows(self, written: Written, indices: State, op: tf.Operation) -> _Verdict:
@@ -134,9 +149,9 @@ class _Judge:
                                 + self._why(state))
         is_same_for_all = _does_not_depend(value)
         if is_same_for_all and _does_not_depend(indices):
-            return _TOWER_0
+            return _SAME_ON_TOWERS
         if indices.is_by_example and (value.is_by_example or is_same_for_all):
-            return _EVERY_TOWER
+            return _ROWS
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
 
