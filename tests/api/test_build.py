@@ -49,6 +49,7 @@ def test_uneven_shards_count_by_their_size(static, reduction, factor):
 
 # ---- the gradient, against one device ------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [
     name if name == 'slim' else pytest.param(name, marks=slow)
     for name in SAMPLES])

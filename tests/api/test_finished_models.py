@@ -341,6 +341,7 @@ def scope_of(name):
     return lambda variables: [each for each in variables if each.op.name.startswith(name)]
 
 
+@pytest.mark.slow
 def test_several_losses():
     results = []
     for on_towers in (True, False):

@@ -54,6 +54,7 @@ def values_after(session, train_op, fetches, feed, initial=()):
     return values, before, session.run(variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_towers', [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_time_major_inputs(num_towers):
     with tf.Graph().as_default():

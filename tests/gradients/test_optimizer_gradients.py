@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 from towers.errors import GradientError
@@ -175,11 +176,11 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
 
 
 @pytest.mark.parametrize(
-    'make, model, count, num_towers, options',
-    [(Squares, SQUARED, 3, 2, {}), (Keeps, SQUARED, 3, 2, {}),
+    'make, model, count, num_towers, options', first_fast(3, [
+     (Squares, SQUARED, 3, 2, {}), (Keeps, SQUARED, 3, 2, {}),
      (ClipsValues, rows_and_numbers, 3, 2, {}),
      (Scales, SQUARED, 4, 2, dict(memory=towers.Memory(accumulate=2))),
-     (Scales, SQUARED, 4, 2, dict(variables=towers.VariablePlacement('replicated')))])
+     (Scales, SQUARED, 4, 2, dict(variables=towers.VariablePlacement('replicated')))]))
 def test_on_any_number_of_towers(make, model, count, num_towers, options):
     examples = np.arange(1., count + 1) / 4
     with tf.Graph().as_default():

@@ -36,6 +36,7 @@ def test_good_models_are_equal(name):
     assert text.startswith('equal to within ') and 'proven' in proof
 
 
+@pytest.mark.slow
 def test_it_compares_all_that_a_step_makes_and_leaves_the_program_as_it_was(graph):
     tf.get_variable('mine', [2])
     before = graph.get_operations()
@@ -74,6 +75,7 @@ def linear_layer(x):
     return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
 
 
+@pytest.mark.slow
 def test_batch_norm_agrees_on_equal_shards():
     """The biases before slim's have the gradient zero, or what rounding leaves of it."""
     report = towers.check_towers(with_batch_norm, samples.vectors(12, 'float32'), steps=2,

@@ -46,6 +46,7 @@ def test_equal(make_loss, make_optimizer):
     assert len(tf.get_default_graph().get_operations()) == operations
 
 
+@pytest.mark.slow
 def test_a_sum_is_reported():
     loss, x, y, scale = program(total)
     report = towers.check_towers(loss, {x: X, y: Y}, momentum, feed={scale: .5})

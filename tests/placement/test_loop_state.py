@@ -106,6 +106,7 @@ def test_stacks_of_resource_variables_of_another_device(model_fn, make, options)
     assert report.equal and report.worst.relative < 1e-9, report
 
 
+@pytest.mark.slow
 def test_a_loop_over_the_images_of_a_shard_runs_on_its_tower():
     """Its array is filled from the shard, on the CPU; an operation is colocated with a read."""
     def model_fn(images):

@@ -155,6 +155,7 @@ def test_each_tower_has_clusters_of_its_own_with_both_passes():
         counts['/device:CPU:0'], counts['/device:CPU:1']) in found.notes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('control_flow_v1')
 @pytest.mark.parametrize('name', [
     name if name == 'tf.Variable' else pytest.param(name, marks=pytest.mark.slow)

@@ -77,6 +77,7 @@ def towers_pairs(built):
     return built.gradients.items() if isinstance(built.gradients, dict) else [('', built.gradients)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'options', [dict(recompute=['block1', 'block3/', 'block2/add'])] + [
         pytest.param(options, marks=slow)

@@ -154,6 +154,7 @@ def test_with_check_numerics_a_loss_that_is_no_number_is_a_failure_at_any_scale(
 
 # ---- checkpoints, plan, arguments ----------------------------------------------------------------
 
+@pytest.mark.slow
 def test_a_run_that_resumes_is_the_run_that_never_stopped(tmp_path):
     batches = [GOOD, [HUGE] * 4, GOOD, GOOD, [1., 1., HUGE, HUGE], GOOD]
     job = Job()

@@ -178,6 +178,7 @@ def test_two_builds_share_their_replicas(kind_of_variables):
         assert samples.relative_difference(one, other) < 1e-12
 
 
+@pytest.mark.slow
 def test_builds_that_would_let_replicas_go_stale_are_refused():
     first = build(variables=towers.VariablePlacement(None))
     with pytest.raises(towers.InvalidArgumentError, match="reuse= is a build that trains the same "

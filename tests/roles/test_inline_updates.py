@@ -5,6 +5,7 @@ import pytest
 import sample_models as samples
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
+from case_marks import first_fast
 
 import towers
 from sample_models import sgd, switched
@@ -171,7 +172,7 @@ def test_a_step_does_not_run_the_other_towers_writes():
     assert not towers.audit(built).broken
 
 
-@pytest.mark.parametrize('v2, accumulate', [(False, 2), (True, 1)], ids=['v1', 'v2'])
+@pytest.mark.parametrize('v2, accumulate', first_fast(1, [(True, 1), (False, 2)]))
 def test_batch_norm_whose_mode_is_fed_is_as_with_its_updates_collection(v2, accumulate):
     def trained(collection):
         def model_fn(x):
@@ -249,7 +250,7 @@ def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, text):
             build(model_fn)
 
 
-@pytest.mark.parametrize('order', [1, -1])
+@pytest.mark.parametrize('order', first_fast(1, [-1, 1]))
 def test_a_step_of_one_loss_writes_no_average_of_layers_that_only_another_loss_needs(order):
     def norm(x):
         with tf.variable_scope('norm', reuse=tf.AUTO_REUSE):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
+from case_marks import first_fast
 
 import towers
 from sample_models import sgd, switched
@@ -41,7 +42,7 @@ def face_net(images, labels, centers=None):
         return tf.reduce_mean(tf.square(distance)) + tf.reduce_mean(tf.square(net - 1.))
 
 
-@pytest.mark.parametrize('made_before', [None, 'reference'])
+@pytest.mark.parametrize('made_before', first_fast(1, ['reference', None]))
 def test_class_centers_beside_averages_in_branches_are_as_on_one_device(made_before):
     images = np.tile(np.random.RandomState(0).randn(4, 6, 6, 3), [2, 1, 1, 1]).astype('float32')
     labels = np.arange(8) % 4 % 3  # both shards have the same statistics
@@ -89,7 +90,7 @@ def average(place, variable=None):
     ('forward', {}), ('collection', {}), ('collection', dict(copies='reuse')),
     ('forward', dict(memory=towers.Memory(accumulate=2))),
     ('collection', dict(memory=towers.Memory(accumulate=2)))])
-@pytest.mark.parametrize('made_before', [None, 'reference', 'resource'])
+@pytest.mark.parametrize('made_before', first_fast(2, [None, 'reference', 'resource']))
 def test_updates_of_all_towers_are_steps_one_after_the_other(place, options, made_before, graph):
     count, shards = 4, X
     if 'memory' in options:  # the first micro-batch of each tower, then the second
@@ -216,7 +217,7 @@ def test_a_loop_after_a_write_is_one_devices(graph):
 
 
 @pytest.mark.parametrize('is_finished', [False, True])
-@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('use_resource', first_fast(1, [False, True]))
 def test_rows_that_an_update_computes_from_the_variable_are_of_before_the_step(use_resource,
                                                                                is_finished):
     """Class centers, whose labels repeat across shards: only the update reads the old rows."""

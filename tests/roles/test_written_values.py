@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 from sample_models import momentum, plain_step, switched, values_after
@@ -60,10 +61,11 @@ def assert_one_device(model_fn, rows, num_towers, **options):
 
 @pytest.mark.parametrize(
     'write, rows, inline, num_towers, options',
-    [(pulls, LABELS, True, 2, {}),
-     (counts, LABELS, False, 2, dict(memory=towers.Memory(accumulate=2))),
-     (memorizes, OWN_ROWS, True, 4, {}),
-     (memorizes, OWN_ROWS, True, 2, dict(variables=towers.VariablePlacement('replicated')))])
+    first_fast(2, [
+        (pulls, LABELS, True, 2, {}),
+        (counts, LABELS, False, 2, dict(memory=towers.Memory(accumulate=2))),
+        (memorizes, OWN_ROWS, True, 4, {}),
+        (memorizes, OWN_ROWS, True, 2, dict(variables=towers.VariablePlacement('replicated')))]))
 def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline, num_towers,
                                                              options):
     built = assert_one_device(model(write, inline), rows, num_towers, **options)
@@ -102,9 +104,9 @@ def sums(rows, features):
     return tf.matmul(tf.one_hot(rows, 12, dtype=tf.float64), features, transpose_a=True)
 
 
-@pytest.mark.parametrize('write', [
-    counted_in(towers.batch_sum), codebook(lambda *given: towers.batch_sum(sizes(*given))),
-    codebook(sizes), codebook(sums)])
+@pytest.mark.parametrize('write', first_fast(2, [
+    counted_in(towers.batch_sum), codebook(sizes), codebook(sums),
+    codebook(lambda *given: towers.batch_sum(sizes(*given)))]))
 def test_rows_and_averages_of_sums_over_the_batch_are_those_of_one_device(write):
     assert_one_device(model(write), LABELS, 3)
 
@@ -207,7 +209,7 @@ def test_rows_that_the_loss_reads_after_they_are_written_are_refused():
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='TF 1 takes no averages in training')
-@pytest.mark.parametrize('is_fed', [False, True])
+@pytest.mark.parametrize('is_fed', first_fast(1, [True, False]))
 def test_a_fused_batch_norm_may_be_given_its_averages_in_training_as_keras_does(is_fed):
     images = np.random.RandomState(1).randn(8, 2, 2, 3).astype('f')
 

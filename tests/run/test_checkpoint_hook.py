@@ -45,6 +45,7 @@ def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     assert recorder.calls == ['begin', 'end 10']
 
 
+@pytest.mark.slow
 def test_keep_counts_across_restarts_and_deletes_only_what_the_state_file_knows(tmpdir):
     directory = str(tmpdir)
     run(directory, 4, save_steps=1, keep=3)

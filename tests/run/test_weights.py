@@ -93,6 +93,7 @@ def test_what_it_does_not_average():
         averages.update_after(train_op, [weights])
 
 
+@pytest.mark.slow
 def test_an_evaluation_takes_them_instead_of_weights():
     built, averages, train_op = build()
     before = {v.op.name for v in tf.global_variables()}

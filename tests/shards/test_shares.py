@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 
@@ -42,11 +43,11 @@ def on_towers(inputs, num_towers, feed=None, **options):
         return weights_after_three_steps(built.train_op, session, feed), built
 
 
-@pytest.mark.parametrize('shares, options, sizes', [
+@pytest.mark.parametrize('shares, options, sizes', first_fast(1, [
+    ([5, 3, 2], {'remainder': 'weight'}, [9, 4, 3]),
     ([3, 1], {}, [12, 4]),
     ([6, 2], {'variables': towers.VariablePlacement('replicated')}, [12, 4]),
-    ([3, 1], {'copies': 'reuse'}, [12, 4]),
-    ([5, 3, 2], {'remainder': 'weight'}, [9, 4, 3])])
+    ([3, 1], {'copies': 'reuse'}, [12, 4])]))
 def test_a_batch_is_cut_by_the_shares_and_its_numbers_are_those_of_one_device(
         shares, options, sizes):
     weights, built = on_towers((tf.constant(X), tf.constant(Y)), len(shares), shares=shares,
@@ -87,6 +88,7 @@ def test_shares_that_are_none(shares):
         on_towers((tf.constant(X), tf.constant(Y)), 2, shares=shares)
 
 
+@pytest.mark.slow
 def test_batches_that_the_caller_has_cut():
     parts = [(tf.constant(X[:9]), Y[:9]), (tf.constant(X[9:]), Y[9:])]
     weights, built = on_towers(towers.Shards(parts), 2)

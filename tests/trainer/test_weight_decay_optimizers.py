@@ -30,6 +30,7 @@ def steps_of(optimizer, count=1, sparse=False, resource=True, start=MATRIX):
         return session.run([matrix, bias])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize('resource', [False, True])
 def test_two_steps_of_lars(sparse, resource):

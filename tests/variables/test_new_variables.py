@@ -9,6 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 from tensorflow.python.training.slot_creator import create_zeros_slot
+from case_marks import first_fast
 
 from towers import (SharedVariableError, TowersError, audit, build_towers, mend_slim,
                     session_config)
@@ -137,8 +138,8 @@ def all_in_scopes_of_their_own(x):
     return total
 
 
-@pytest.mark.parametrize('model_fn', [
-    all_in_scopes_of_their_own, reuse_of_its_own, averages_of_variables, the_global_step])
+@pytest.mark.parametrize('model_fn', first_fast(3, [
+    reuse_of_its_own, averages_of_variables, the_global_step, all_in_scopes_of_their_own]))
 def test_they_are_those_of_one_device(graph, model_fn):
     """Names, collections, values after a step, slots; on the CPU, and each once in the graph."""
     mend_slim()

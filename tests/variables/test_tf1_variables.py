@@ -5,6 +5,7 @@ import operator
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 from sample_models import check_against_one_device, run, sgd, switched
@@ -69,9 +70,11 @@ def rows_in_a_branch_in_a_loop(x):
     return tf.reduce_mean(tf.map_fn(of_example, x))
 
 
-@pytest.mark.parametrize('devices', [2, ['/cpu:1', '/cpu:2']])  # the variables are on '/cpu:0'
+# The variables are on '/cpu:0'.
+@pytest.mark.parametrize('devices', first_fast(1, [['/cpu:1', '/cpu:2'], 2]))
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
-@pytest.mark.parametrize('model_fn', [branch_in_a_loop, rows_in_a_branch_in_a_loop])
+@pytest.mark.parametrize('model_fn', first_fast(1, [
+    rows_in_a_branch_in_a_loop, branch_in_a_loop]))
 def test_a_branch_in_a_loop_of_control_flow_v1(model_fn, copies, devices):
     data = np.random.RandomState(0).randn(8, 3)
     with switched('control_flow_v2', False), switched('resource_variables', False):

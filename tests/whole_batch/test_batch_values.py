@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
+from case_marks import first_fast
 
 import towers
 from sample_models import momentum, plain_step, switched, values_after
@@ -118,7 +119,7 @@ def assert_one_device(model_fn, data='vectors', tolerance=1e-12, but=(), **optio
     return built
 
 
-@pytest.mark.parametrize('options', WAYS[1:-1] + [pytest.param(WAYS[-1], marks=slow)], ids=str)
+@pytest.mark.parametrize('options', first_fast(1, WAYS[1:]), ids=str)
 def test_a_loss_over_what_is_counted_in_the_batch(options):
     assert assert_one_device(masked_sequence_loss, **options).plan.line('whole batch') is None
 
@@ -129,6 +130,7 @@ def test_negatives_from_the_whole_batch(options):
     assert_one_device(contrastive_loss, **options)
 
 
+@pytest.mark.slow
 def test_in_a_branch_that_all_towers_take_or_leave():
     def model_fn(x, y):
         h = tf.matmul(x, variable('w', [5, 3], 1))
@@ -215,20 +217,19 @@ def mended_slim():
         yield
 
 
-@pytest.mark.parametrize('model_fn, options', [
-    (slims(fused=False, updates_collections=None), {}),
+@pytest.mark.parametrize('model_fn, options', first_fast(2, [
     (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
+    (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto'))),
+    (slims(fused=False, updates_collections=None), {}),
     (convolutional(in_a_branch), {}),
-    (BY_HAND, {}),
-    (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto')))] + [
-        pytest.param(BY_MOMENTS, each, marks=slow) for each in WAYS[:-1]])
+    (BY_HAND, {})] + [(BY_MOMENTS, each) for each in WAYS[:-1]]))
 def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim):
     built = assert_one_device(model_fn, 'images', batch_norm='sync', **options)
     assert built.plan.line('batch norm').startswith(
         '%d in sync over the whole batch' % (2 if model_fn in (BY_MOMENTS, BY_HAND) else 1))
 
 
-@pytest.mark.parametrize('inside', [False, True])
+@pytest.mark.parametrize('inside', first_fast(1, [True, False]))
 def test_batch_norm_in_sync_by_a_fed_flag_and_control_flow_v2(inside):
     """As of Keras with `training` fed; statistics inside of the branch cannot meet."""
     def layer(h, unused_name):
@@ -248,13 +249,14 @@ def test_batch_norm_in_sync_by_a_fed_flag_and_control_flow_v2(inside):
     assert built.plan.line('batch norm').startswith('1 in sync')
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='float64 in the fused layer of TF 1')
 def test_batch_norm_of_keras_in_sync(mended_slim):
     # Without towers, nobody runs the updates of Keras' layers.
     assert_one_device(convolutional(kerass), 'images', 1e-10, ['moving'], batch_norm='sync')
 
 
-@pytest.mark.parametrize('is_in_branch', [False, True])
+@pytest.mark.parametrize('is_in_branch', first_fast(1, [True, False]))
 def test_fused_batch_norm_in_sync_is_that_of_one_device(is_in_branch, mended_slim):
     """The kernel is float32 alone; its moving variance has the correction n / (n - 1)."""
     def model_fn(x, y):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 
@@ -37,7 +38,7 @@ def predicted(prediction, num_towers=2, batch=X, **options):
     lambda x: tf.shape(x)[0],
     lambda x: {'rows': tf.argmax(x, 1), 'rate': tf.constant(.5), 'count': tf.shape(x)[1]},
     lambda x: tf.map_fn(tf.reduce_max, x)])
-@pytest.mark.parametrize('num_towers', [2, 7])
+@pytest.mark.parametrize('num_towers', first_fast(1, [2, 7]))
 def test_predictions_are_those_of_one_device(prediction, num_towers):
     """Of seven towers two have padding in the place of an example."""
     ours, theirs = predicted(prediction, num_towers)
@@ -60,6 +61,7 @@ def test_what_is_none_of_the_batchs_is_refused(prediction, text):
     np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_sparse_predictions_are_joined_row_by_row():
     """As the texts of a decoder, each shard's as wide as its longest one."""
     indices, values = [[0, 0], [0, 1], [2, 3]], [1., 2., 3.]
