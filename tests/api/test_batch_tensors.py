@@ -107,12 +107,77 @@ def with_another_variable(x, y, logits):
     return tf.reduce_mean(dense(logits, 2, 'c'))
 
 
+def recurrent(x, y):
+    """`(last state, sum of the states, number of turns, loss)`: the loss needs the sum alone."""
+    kernel = tf.get_variable('kernel', [6, 6], tf.float64)
+
+    def turn(i, state, total):
+        state = tf.tanh(tf.matmul(state, kernel))
+        return i + 1, state, total + state
+    number, state, total = tf.while_loop(lambda i, *_: i < 3, turn, (0, x, tf.zeros_like(x)))
+    return state, total, number, tf.reduce_mean(tf.square(dense(total, 3, 'b') - y))
+
+
+def test_results_of_a_loop_of_which_the_loss_needs_one():
+    with switched('control_flow_v2', False):
+        x, y = placeholders()
+        state, total, number, loss = recurrent(x, y)
+        tensors = [state, total, number, tf.reduce_mean(state), tf.reduce_sum(state + total)]
+    built = towers.build_towers(loss, (x, y), sgd(), 3, 'mean', remainder='weight')
+    of_batch = [built.of(tensor) for tensor in tensors]
+    products = [op.type == 'MatMul' for op in samples.step_operations(of_batch)]
+    assert sum(products) == 3  # one in the loop of each tower
+    with tf.Session(config=towers.session_config(3)) as session:
+        session.run(tf.global_variables_initializer())
+        for ours, theirs in session.run(list(zip(of_batch, tensors)), {x: X, y: Y}):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_a_summary_has_the_values_of_the_batch():
+    """Also one of a model that is fed elsewhere than its placeholders are."""
+    x, y = tf.placeholder(tf.float64, [2, 6], 'part'), tf.placeholder(tf.float64, [2, 3])
+    logits = dense(x, 3, 'a')
+    loss = tf.reduce_mean(tf.square(logits - y))
+    for summary, name, value in [(tf.summary.scalar, 'loss', loss),
+                                 (tf.summary.histogram, 'logits', logits),
+                                 (tf.summary.scalar, 'rate', tf.constant(.5))]:
+        summary(name, value)
+    merged = tf.summary.merge_all()
+    inputs = tf.placeholder(tf.float64, [6, 6]), tf.placeholder(tf.float64, [6, 3])
+    built = towers.build_towers(loss, dict(zip((x, y), inputs)), sgd(), 3, 'mean')
+    assert built.plan.line('to fetch').endswith('if part:0 is fed, too')
+    with tf.Session(config=towers.session_config(3)) as session:
+        session.run(tf.global_variables_initializer())
+        feed = dict(zip(inputs, (X[:6], Y[:6])))
+        value, rows, text = session.run(
+            [built.loss, built.of(logits), built.of(merged)], feed)
+        session.run([built.train_op, built.of(merged)], feed)
+    values = {each.tag: each for each in tf.Summary.FromString(text).value}
+    assert sorted(values) == ['logits', 'loss', 'rate']
+    np.testing.assert_allclose(values['loss'].simple_value, value, rtol=1e-6)
+    np.testing.assert_allclose(values['logits'].histo.sum, rows.sum(), rtol=1e-6)
+
+
+def test_a_sum_over_a_static_number_of_examples_is_refused():
+    """An accuracy that divides by the size, of a part or of the batch, looks like its sum."""
+    x, y = tf.placeholder(tf.float64, [2, 6]), tf.placeholder(tf.float64, [2, 3])
+    logits = dense(x, 3, 'a')
+    right = tf.cast(tf.equal(tf.argmax(logits, 1), tf.argmax(y, 1)), tf.float32)
+    accuracy = tf.reduce_sum(right) / 2.
+    inputs = tf.placeholder(tf.float64, [4, 6]), tf.placeholder(tf.float64, [4, 3])
+    built = towers.build_towers(tf.reduce_mean(tf.square(logits - y)),
+                                dict(zip((x, y), inputs)), sgd(), 2, 'mean')
+    with pytest.raises(towers.ModelFunctionError, match='the model is for 2 of them'):
+        built.of(accuracy)
+    assert built.of(right).shape.as_list() == [4]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('make, error, text', [
-    (maximum, towers.ModelFunctionError, 'Max'),
+    (maximum, towers.ModelFunctionError, r"of Max:0, of shape \(\), .* \('Max' \(Max\) is taken"),
     (with_noise, towers.InvalidArgumentError, 'RandomStandardNormal.*, which the towers do not run'),
     (inside_a_branch, towers.InvalidArgumentError, 'is in a loop or a branch'),
-    (with_another_variable, towers.InvalidArgumentError, 'reads the variable c beside the step')])
+    (with_another_variable, towers.InvalidArgumentError, 'computed from the variable c by operations that the')])
 def test_tensors_that_are_none_of_the_step_are_refused(make, error, text):
     x, y = placeholders()
     with switched('control_flow_v2', False):

@@ -640,6 +640,8 @@ class Program:
 @pytest.mark.parametrize('error, text, changes', [
     (towers.InputError, r'inputs\[2\] .* does not reach the loss',
      dict(inputs=lambda x, y, loss: (x, y, tf.placeholder(tf.float64, [None, 2])))),
+    (towers.InputError, r'inputs\[0\] and inputs\[2\] are the same tensor, Placeholder:0: pass it',
+     dict(inputs=lambda x, y, loss: (x, y, x))),
     (towers.InputError, 'computes with the placeholder .* of shape .*, which may hold a batch',
      dict(inputs=lambda x, y, loss: x)),
     (towers.InputError, 'is computed from another of the inputs',
@@ -683,10 +685,12 @@ def test_a_batch_fed_to_a_placeholder_without_a_shape_fails():
     kernel = tf.get_variable('kernel', [6, 3], tf.float64)
     loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel))) * tf.reduce_mean(y)
     built = towers.build_towers(loss, x, sgd(), 2, 'mean')
+    assert built.plan.line('fed to all').endswith('one number for target, of no shape')
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op, {x: X[:4], y: 2.})
-        with pytest.raises(tf.errors.InvalidArgumentError, match='target'):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=(
+                r'towers: the placeholder target:0 has no shape .*It was fed the shape. .4 3.')):
             session.run(built.train_op, {x: X[:4], y: Y[:4]})
 
 

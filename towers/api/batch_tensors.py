@@ -6,6 +6,9 @@
     the towers compute it                            the towers' tensors, merged by what is proven
     is computed from what the towers compute         the same; the operations between are imported
                                                      into each tower first
+    is a summary                                     a summary of the batch's values
+
+Its test is `tests/api/test_batch_tensors.py`.
 """
 
 import typing
@@ -13,17 +16,18 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.copies.tower_set import TowerSet
-from towers.errors import InvalidArgumentError
+from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.import_again import Imported, import_again
-from towers.graph.op_types import DRAWS_DATA
+from towers.graph.op_types import DRAWS_DATA, SUMMARIES
 from towers.graph.variable_access import variables_read
 from towers.model.outputs import ModelOutput
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
-from towers.proof.analysis import analyse
-from towers.whole_batch.predictions import merge_predictions
+from towers.proof.analysis import Analysis, analyse
+from towers.proof.states import Kind
+from towers.whole_batch.predictions import merged_tensor, why_not_merged
 
 
 class BatchTensors:
@@ -43,6 +47,8 @@ class BatchTensors:
         # The batch's value of each tensor that was asked for, by the tensor's name.
         self._values = self._model.values_of_outputs(outputs)
         self._num_imports = 0
+        # Results that copies of loops hand out, by the name of the tensor in the loop.
+        self._exits: typing.Dict[str, tf.Tensor] = {}
         self._graph = tf.get_default_graph()
         operations = self._graph.get_operations()
         self._made_by_build = graph_walk.names_of(operations[self._model.operations_before:])
@@ -58,43 +64,82 @@ class BatchTensors:
         if tensor.name not in self._values:
             if tensor.op.name not in self._model.depending_on_inputs():
                 return tensor
-            self._values[tensor.name] = self._merged(tensor)
+            if tensor.op.type in SUMMARIES:
+                self._values[tensor.name] = self._summary(tensor)
+            else:
+                self._values[tensor.name] = self._merged(tensor)
         return self._values[tensor.name]
+
+    def _summary(self, summary: tf.Tensor) -> tf.Tensor:
+        """Imports a summary of the program, to which the batch's values are given."""
+        substitutes = {tensor.name: self.of(tensor) for tensor in summary.op.inputs}
+        scope = '%ss/of_program_%d/' % (self._towers.request.split.name, self._next_import())
+        with only_device('/cpu:0'), self._graph.name_scope(None):
+            return import_again([summary.op], substitutes, scope).tensor(summary)
 
     def _merged(self, tensor: tf.Tensor) -> tf.Tensor:
         """Computes `tensor` in each tower, and merges the towers' values into the batch's."""
         tower_set = self._towers
-        recorded = tower_set.recorded
         batch = tower_set.batch
         missing = self._model.operations_beside(tensor, self._all_towers_have)
         self._check_beside(tensor, missing)
-        with graph_walk.Recording(tf.get_default_graph()) as imported_into_first:
-            values = [self._in_tower(0, tensor, missing)]
+        number = self._next_import()
+        with graph_walk.Recording(self._graph) as imported_into_first:
+            values = [self._in_tower(0, tensor, missing, number)]
         for index in range(1, len(tower_set.towers)):
-            values.append(self._in_tower(index, tensor, missing))
-        self._num_imports += 1
+            values.append(self._in_tower(index, tensor, missing, number))
+        recorded = tower_set.recorded
         proven = recorded.proven
-        if missing and len(values) > 1:
+        is_analysed = values[0].op.name in proven.analysis.analysed
+        if len(values) > 1 and not is_analysed:
             analysis = analyse(recorded.operations + imported_into_first.operations,
                                batch.inputs[0], values[:1])
             proven = proven._replace(analysis=analysis.as_built or analysis)
+        self._check_is_no_sum_of_a_static_size(tensor, values, proven)
         request = tower_set.request
         with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
-            return merge_predictions(
+            merged = merged_tensor(
                 values, batch.weights, batch.sizes if batch.pads else None, proven)
+        if merged is None:
+            raise ModelFunctionError(
+                "the batch's value of %s, of shape %s, is not proven from those of the towers "
+                '(%s): compute it from built.of(…) of the rows that it is computed from, or pass '
+                "ModelOutput(loss, metrics={…}) to build_towers for the mean of the towers' values."
+                % (tensor.name, tensor.shape, self._why_not(values[0], proven.analysis, number)))
+        return merged
+
+    def _why_not(self, of_first: tf.Tensor, analysis: Analysis, number: int) -> str:
+        """Tells why a tensor of tower 0 has no value for the batch, in the program's own names.
+
+        Args:
+          of_first: the tensor of tower 0.
+          analysis: the analysis that has looked at it.
+          number: of the name scope of what was imported for it.
+        """
+        why = why_not_merged(of_first, self._towers.recorded.proven._replace(analysis=analysis))
+        scope = self._imported.scope
+        return why.replace("'%sof_program_%d/" % (scope, number), "'").replace("'" + scope, "'")
+
+    def _next_import(self) -> int:
+        """Gives the number of a new name scope, for operations of the program."""
+        self._num_imports += 1
+        return self._num_imports - 1
 
     def _all_towers_have(self, op: tf.Operation) -> bool:
         """Whether every tower computes an operation of the program.
 
-        The copies leave out what only tower 0 needs, such as updates that tower 0 alone runs.
+        The copies leave out what only tower 0 needs, such as updates that tower 0 alone runs. Where
+        they leave out the `Exit` of a loop (v1), it is made from what they have of the loop.
         """
         if op.name not in self._imported.operations:
             return False
         of_first = self._imported.operations[op.name]
+        if op.type == 'Exit':
+            of_first = of_first.inputs[0].op
         return all(copied(of_first) is not of_first for copied in self._towers.copies)
 
-    def _in_tower(self, index: int, tensor: tf.Tensor, missing: typing.List[tf.Operation]
-                  ) -> tf.Tensor:
+    def _in_tower(self, index: int, tensor: tf.Tensor, missing: typing.List[tf.Operation],
+                  number: int) -> tf.Tensor:
         """Gives the tensor of tower `index` for a tensor of the program.
 
         Args:
@@ -102,6 +147,7 @@ class BatchTensors:
           tensor: the tensor of the program.
           missing: the operations of the program, between what the towers compute and `tensor`, to
             be imported into the tower.
+          number: the number of the name scope in which they are imported.
         """
         if not missing:
             return self._copied(index, tensor)
@@ -113,8 +159,8 @@ class BatchTensors:
                     substitutes[leaf.name] = self._copied(index, leaf)
         last_stage = stages_of(self._towers.towers[index].device)[-1]
         part = self._towers.request.split.parts[index]
-        scope = '%s/of_program_%d/' % (part.scope, self._num_imports)
-        with only_device(TowerDevice(last_stage)), tf.get_default_graph().name_scope(None):
+        scope = '%s/of_program_%d/' % (part.scope, number)
+        with only_device(TowerDevice(last_stage)), self._graph.name_scope(None):
             return import_again(missing, substitutes, scope).tensor(tensor)
 
     def _copied(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
@@ -123,7 +169,18 @@ class BatchTensors:
         is_shared = of_first is tensor
         if index == 0 or is_shared:
             return of_first
-        return self._towers.copies[index - 1](of_first)
+        copied = self._towers.copies[index - 1]
+        if of_first.op.type == 'Exit' and copied(of_first) is of_first:
+            return self._exit(copied(of_first.op.inputs[0]))
+        return copied(of_first)
+
+    def _exit(self, in_loop: tf.Tensor) -> tf.Tensor:
+        """Makes the tensor by which a loop (v1) hands out a result; `in_loop` is the result in the
+        loop, an output of a `Switch`."""
+        if in_loop.name not in self._exits:
+            with tf.device(None), tf.device(in_loop.device), tf.control_dependencies(None):
+                self._exits[in_loop.name] = tf.raw_ops.Exit(data=in_loop)
+        return self._exits[in_loop.name]
 
     def _check_beside(self, tensor: tf.Tensor, operations: typing.List[tf.Operation]) -> None:
         """Refuses a tensor that would not have the value which the step computes with.
@@ -146,6 +203,24 @@ class BatchTensors:
         read = variables_read(operations)
         if read and self._towers.request.training.objectives:
             raise InvalidArgumentError(
-                '%s reads the variable %s beside the step, which may have written it: pass the '
-                'tensor to build_towers, in ModelOutput(loss, metrics={…}) or predictions=.' % (
-                    tensor.name, read[0].op.name))
+                '%s is computed from the variable %s by operations that the step does not run, and '
+                'the step may have written the variable: pass the tensor to build_towers, in '
+                'ModelOutput(loss, metrics={…}) or predictions=.' % (tensor.name, read[0].op.name))
+
+    def _check_is_no_sum_of_a_static_size(self, tensor: tf.Tensor, values: typing.List[tf.Tensor],
+                                          proven: typing.Any) -> None:
+        """Refuses a sum over the examples of a model for a batch of static size, since it may have
+        been divided by that size.
+
+        Args:
+          tensor: the tensor of the program that is asked for.
+          values: the towers' tensors for it.
+          proven: `Proven`, with the analysis that has looked at these.
+        """
+        if len(values) == 1 or proven.static_size is None:
+            return
+        if proven.analysis.state(values[0]).kind is Kind.SUM:
+            raise ModelFunctionError(
+                '%s is a sum over the examples, and the model is for %d of them: whether the sum '
+                'is divided by that number is not known. Take built.of(…) of the rows, and their '
+                'mean or sum.' % (tensor.name, proven.static_size))

@@ -149,6 +149,8 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     make_towers = call_for_each_tower if request.call.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build(), tf1_variables(graph):
         batch, behind = split(request, inputs)
+        if finished is not None:
+            finished.assert_scalars()
         scaled_losses = _scaled_losses(request)
         tower_set = make_towers(request, batch, behind, scaled_losses)
         outputs, metric_waits = merge_outputs(tower_set)

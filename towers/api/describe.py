@@ -166,12 +166,16 @@ def _placed(request: Request, recorded: Recorded) -> str:
     if not request.placement.is_earlier_builds:
         for variable in recorded.variables:
             if variable.op.name not in made:
-                devices_before.add(short_name(variable.device) or 'no device')
+                devices_before.add(short_name(variable.device))
     texts = []
     if made or not devices_before:
         texts.append(request.placement.describe())
-    if devices_before:
-        texts.append('those from before the build on ' + ', '.join(sorted(devices_before)))
+    named = sorted(devices_before - {''})
+    if named:
+        texts.append('those from before the build on ' + ', '.join(named))
+    if '' in devices_before:
+        texts.append('those from before the build without a device where TensorFlow puts them: on '
+                     'the first GPU, or on /cpu:0')
     return '; '.join(texts)
 
 

@@ -90,6 +90,8 @@ class FinishedModel:
         """Checks the model, and makes no operation. `num_parts` is how many parts a batch has."""
         self._graph = tf.get_default_graph()
         self._axes = entries.axes
+        own_batch = zip(leaves_of(entries.by_example), leaves_of(entries.batch))
+        self._is_fed_elsewhere = any(tensor is not other for tensor, other in own_batch)
         checked = checked_entries(entries, num_parts)
         self._inputs = leaves_of(entries.of_model)
         self._input_names = names_of(self._inputs)
@@ -110,6 +112,7 @@ class FinishedModel:
         self._check_shared()
         self._check_inputs(checked, list(map(leaves_of, tf.nest.flatten(entries.of_model))))
         self._check_losses()
+        self._asserted_scalars: typing.Dict[str, tf.Tensor] = {}
 
     def _reachable_from_inputs(self, operations: typing.Iterable[tf.Operation],
                                control: bool = True) -> typing.Set[str]:
@@ -118,11 +121,33 @@ class FinishedModel:
         return graph_walk.reachable_from(
             list(map(operation_of, self._inputs)), operations, control=control)
 
+    def assert_scalars(self) -> None:
+        """Makes assertions that what is fed to placeholders without a shape is one number each: a
+        batch that was fed there would enter every tower whole."""
+        with tf.name_scope('same_for_all_examples'), tf.device(None), tf.device('/cpu:0'):
+            for fed in self._without_shape():
+                is_scalar = tf.Assert(tf.equal(tf.rank(fed), 0), [
+                    'towers: the placeholder %s has no shape and is no input of build_towers, so '
+                    'that each tower takes all that it is fed, and expected is one number. Pass it '
+                    'among the inputs, if it has a part for each example; if it is a size of the '
+                    'batch, compute that from an input, tf.shape(x)[0]; else give it its shape, '
+                    'such as tf.placeholder(dtype, [4]). It was fed the shape' % fed.name,
+                    tf.shape(fed)])
+                with tf.control_dependencies([is_scalar]):
+                    scalar = tf.identity(fed, name=fed.op.name.replace('/', '_'))
+                scalar.set_shape([])
+                self._asserted_scalars[fed.name] = scalar
+
+    def _without_shape(self) -> typing.List[tf.Tensor]:
+        """The placeholders that are fed to all towers, and have no static rank."""
+        return [op.outputs[0] for op in self._shared
+                if op.type in PLACEHOLDERS and op.outputs[0].shape.ndims is None]
+
     def import_for(self, shard: typing.Any) -> ImportedModel:
         """Imports the model into the current name scope, with a shard in the place of the batch."""
         scope = self._graph.get_name_scope() + '/'
         substitutes = self._shard_as_in_model(shard, scope)
-        substitutes.update(self._asserted_scalars(scope))
+        substitutes.update(self._asserted_scalars)
         try:
             imported = import_again(self._operations, substitutes, scope, mark_import)
         except TowersError:
@@ -176,7 +201,10 @@ class FinishedModel:
         def is_end(op: tf.Operation) -> bool:
             if self._is_shared(op):
                 return True
-            return has(op) and not compat.contexts_around(op)
+            contexts = compat.contexts_around(op)
+            if op.type == 'Exit':  # its result is outside of the loop
+                contexts = contexts[1:]
+            return has(op) and not contexts
 
         needed = self._needed([tensor], is_end)
         beside = []
@@ -191,12 +219,18 @@ class FinishedModel:
         shared = sorted(op.name for op in self._shared if op.type in PLACEHOLDERS)
         lines = []
         if losses:
-            lines.append(('to fetch', 'built.loss, built.of(tensor); %s itself, and what else the '
-                          'program has made, is computed on one device beside the towers, of '
-                          'weights before or after the update'
-                          % losses[0].name))
+            text = ('built.loss, built.of(tensor), also of a merged summary; %s itself, and what '
+                    'else the program has made, is computed on one device beside the towers, of '
+                    'weights before or after the update' % losses[0].name)
+            if self._is_fed_elsewhere:
+                text += ', if %s is fed, too' % self._inputs[0].name
+            lines.append(('to fetch', text))
         if shared:
-            lines.append(('fed to all', ', '.join(shared) + ': the same for all examples'))
+            text = ', '.join(shared) + ': the same for all examples'
+            without_shape = sorted(tensor.op.name for tensor in self._without_shape())
+            if without_shape:
+                text += '; one number for %s, of no shape' % ', '.join(without_shape)
+            lines.append(('fed to all', text))
         forgotten = self._writes_perhaps_forgotten()
         if forgotten:
             names = ', '.join(forgotten[:2])
@@ -302,20 +336,6 @@ class FinishedModel:
                     substitutes[name] = batch_axis.as_in_model(substitutes[name])
         return substitutes
 
-    def _asserted_scalars(self, scope: str) -> typing.Dict[str, tf.Tensor]:
-        """{name of a placeholder without a static rank: a tensor that asserts that what is fed is a
-        scalar}, made in a name scope. A batch that was fed there would enter every tower whole."""
-        substitutes = {}
-        with tf.name_scope(scope + 'same_for_all_examples/'):
-            for op in self._shared:
-                if op.type not in PLACEHOLDERS:
-                    continue
-                fed = op.outputs[0]
-                if fed.shape.ndims is None:
-                    substitutes[fed.name] = tf.ensure_shape(
-                        fed, [], name=op.name.replace('/', '_'))
-        return substitutes
-
     def _keep_shapes(self, imported: Imported) -> None:
         """Gives the imports the shapes that Python code has set, which are in no `GraphDef`."""
         if any(map(self._has_static_size, self._inputs)):
@@ -371,14 +391,20 @@ class FinishedModel:
         read = names_of(fetches_in(tuple(self.output)))
         for op in self._operations:
             read |= names_of(op.inputs)
+        path_of: typing.Dict[str, str] = {}  # of each tensor
         for (path, _), tensors in zip(checked.leaves, inputs_by_leaf):
             if not tensors:
                 continue
+            earlier = path_of.setdefault(tensors[0].name, path)
+            if earlier != path:
+                raise InputError('%s and %s are the same tensor, %s: pass it once.' % (
+                    earlier, path, tensors[0].name))
             if read.isdisjoint(names_of(tensors)):
                 raise InputError(
-                    '%s (%s) does not reach the loss, or another output of the model: pass the '
-                    'tensors that it is computed from, such as its placeholders.' % (
-                        path, tensors[0].name))
+                    '%s (%s) does not reach the loss, or another output of the model: if the model '
+                    'is computed from what this one is computed from, or into, pass that; if a '
+                    'metric alone needs it, pass ModelOutput(loss, metrics={…}); and leave it out, '
+                    'if the model does not need it.' % (path, tensors[0].name))
             upstream: typing.Set[str] = set()
             for tensor in tensors:
                 upstream |= graph_walk.ancestors(tensor.op.inputs)

@@ -19,6 +19,10 @@ PLACEHOLDERS = frozenset(['Placeholder', 'PlaceholderV2', 'PlaceholderWithDefaul
 DRAWS_DATA = ('QueueDequeue', 'IteratorGetNext', 'MultiDeviceIteratorGetNext', 'ReaderRead',
               'Unstage', 'MapUnstage', 'OrderedMapUnstage', 'RecordInput', 'BarrierTakeMany')
 
+# Operations that make summaries, of which the values are inputs.
+SUMMARIES = ('MergeSummary', 'ScalarSummary', 'HistogramSummary', 'ImageSummary', 'AudioSummary',
+             'AudioSummaryV2', 'TensorSummary', 'TensorSummaryV2')
+
 # Operations that put elements into a queue, by how they begin.
 FEEDS_DATA = ('QueueEnqueue', 'Stage', 'MapStage', 'OrderedMapStage', 'BarrierInsertMany')
 

@@ -175,17 +175,24 @@ class Writes:
                     stack += op.outputs
         return takers
 
-    def readers(self, variable: tf.Operation) -> list:
+    def readers(self, variable: tf.Operation,
+                write: typing.Optional[tf.Operation] = None) -> list:
         """The operations that read a variable and compute: those that take it, or, of a reference
-        variable, the memory that others hand on."""
+        variable, the memory that others hand on.
+
+        With `write`, an operation that writes the variable, those are left out that take the memory
+        out of a branch (v1) which does not run where the write does.
+        """
         if variable.type not in REFERENCE_VARIABLES:
             return self.takers(variable)
+        not_running = set() if write is None else _branches_not_running(write)
 
         def takers_of_memory(op):
             takers: typing.List[tf.Operation] = []
             if op is variable or op.type in HAND_ON_MEMORY:
                 for output in op.outputs:
-                    takers += output.consumers()
+                    if _branch_of(output) not in not_running:
+                        takers += output.consumers()
             return takers
 
         found = reached([variable], takers_of_memory)
@@ -246,6 +253,36 @@ def _variables_handed_on(op: tf.Operation) -> typing.List[tf.Tensor]:
     if op.type not in HAND_ON:
         return []
     return [tensor for tensor in op.outputs if is_variable(tensor)]
+
+
+_Branch = typing.Tuple[str, int]
+"""The name of a condition, and the value of it at which the branch runs, 0 or 1."""
+
+
+def _branches_not_running(op: tf.Operation) -> typing.Set[_Branch]:
+    """The branches (v1) that do not run in a step in which an operation runs."""
+    not_running = set()
+    for condition, taken, _ in compat.branches_around(op):
+        not_running.add((_original(condition).name, 1 - taken))
+    return not_running
+
+
+def _branch_of(tensor: tf.Tensor) -> typing.Optional[_Branch]:
+    """The branch (v1) that a tensor is led into by a `Switch`; None for other tensors."""
+    if tensor.op.type not in ('Switch', 'RefSwitch'):
+        return None
+    return _original(tensor.op.inputs[1]).name, tensor.value_index
+
+
+def _original(condition: tf.Tensor) -> tf.Tensor:
+    """The tensor that a condition is: `tf.cond` hands it on to each use. One that is the memory of
+    a variable, and so may change between two uses, is itself."""
+    source = condition
+    while source.op.type == 'Identity':
+        source = source.op.inputs[0]
+        if source.dtype != source.dtype.base_dtype:
+            return condition
+    return source
 
 
 def _handles(function: typing.Any, arguments: typing.Set[str]) -> typing.Set[str]:

@@ -201,8 +201,9 @@ def _check_can_be_left(write: Write, is_used: bool, finder: Writes) -> None:
     raise SharedVariableError(
         'the forward pass of every tower writes variable %s (operation %s) %s, where it cannot be '
         'left to the first tower: put the update into the collection UPDATE_OPS '
-        "(slim's updates_collections, by default), return it in 'updates', pass update_ops='all' "
-        'to have every tower write%s.' % (write.variables[0], write.op.name, where, or_else))
+        "(slim's updates_collections, by default) or return it in 'updates', and let the loss not "
+        "wait for it by tf.control_dependencies; or pass update_ops='all' to have every tower "
+        'write%s.' % (write.variables[0], write.op.name, where, or_else))
 
 
 def _check_replicated(writes: typing.Iterable[Write],
@@ -277,7 +278,7 @@ def _writes_by_reader(
         for name in write.variables:
             variable = graph.get_operation_by_name(name)
             # Of a reference variable also what takes its memory, from an `Identity`, say.
-            for reader in finder.takers(variable) + finder.readers(variable):
+            for reader in finder.takers(variable) + finder.readers(variable, write.op):
                 found[reader.name].add(write.op.name)
     return found
 

@@ -16,7 +16,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.model.outputs import weighted_mean
-from towers.proof.analysis import Analysis
 from towers.proof.states import Kind, State
 from towers.shards.cut_batch import Size, zero_if_empty
 
@@ -90,22 +89,44 @@ def _merged(by_tower: list, weights: list, padded: typing.Optional[list], proven
     if first is None:
         return None
     if isinstance(first, tf.SparseTensor):
-        return _joined_sparse(by_tower, padded, proven.analysis, is_of_rows)
-    is_number = not isinstance(first, tf.Tensor)
-    state = State(Kind.INDEPENDENT) if is_number else proven.analysis.state(first)
+        return _joined_sparse(by_tower, padded, proven, is_of_rows)
     tensors = _as_tensors(by_tower)
     if len(tensors) == 1:
         return tensors[0]
-    merged = None
-    estimated = state.shard_statistics - proven.batch_norms.statistics()
-    if not estimated:
-        merged = _merged_by_proof(tensors, state, weights, padded)
-    if merged is None and is_of_rows and tensors[0].shape.ndims != 0:
+    if not isinstance(first, tf.Tensor):  # a number, or a variable
+        return tf.identity(tensors[0])
+    merged = merged_tensor(tensors, weights, padded, proven)
+    if merged is None and is_of_rows and first.shape.ndims != 0:
+        state = proven.analysis.state(first)
         axis = state.axis if state.is_by_example else 0
         merged = _joined(tensors, axis, padded)
     if merged is None:
-        raise _refusal(tensors[0], state, proven.analysis)
+        raise _refusal(first, why_not_merged(first, proven))
     return merged
+
+
+def merged_tensor(by_tower: typing.List[tf.Tensor], weights: list, padded: typing.Optional[list],
+                  proven: typing.Any) -> typing.Optional[tf.Tensor]:
+    """The batch's value of the towers' tensors; None where nothing is proven by which they could be
+    merged. The arguments are those of `merge_predictions`, with one tensor a tower."""
+    if len(by_tower) == 1:
+        return by_tower[0]
+    state = proven.analysis.state(by_tower[0])
+    if state.shard_statistics - proven.batch_norms.statistics():
+        return None
+    return _merged_by_proof(by_tower, state, weights, padded)
+
+
+def why_not_merged(of_first: tf.Tensor, proven: typing.Any) -> str:
+    """Why `merged_tensor` finds nothing for a tensor of the first tower, in words."""
+    state = proven.analysis.state(of_first)
+    estimated = proven.analysis.in_order(state.shard_statistics)
+    reason = state.reason
+    if reason is None and estimated:
+        reason = proven.analysis.reasons[estimated[0]]
+    if reason is not None:
+        return "'%s' (%s) %s" % reason
+    return 'it is %s, %d times after each other' % (state.kind.value, state.outer)
 
 
 def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State, weights: list,
@@ -140,16 +161,8 @@ def _as_tensors(by_tower: list) -> typing.List[tf.Tensor]:
                                  'tensor: %.200s.' % (by_tower[0], error)) from None
 
 
-def _refusal(tensor: tf.Tensor, state: State, analysis: Analysis) -> ModelFunctionError:
-    """The error for a prediction in that state, which has no value of the whole batch."""
-    estimated = analysis.in_order(state.shard_statistics)
-    reason = state.reason
-    if reason is None and estimated:
-        reason = analysis.reasons[estimated[0]]
-    if reason is not None:
-        why = "'%s' (%s) %s" % reason
-    else:
-        why = 'it is %s, %d times after each other' % (state.kind.value, state.outer)
+def _refusal(tensor: tf.Tensor, why: str) -> ModelFunctionError:
+    """The error for a prediction that has no value of the whole batch, and why."""
     return ModelFunctionError(
         'the prediction %r of shape %s is not known to be one of the batch (%s): %s.' % (
             tensor.name, tensor.shape, why, _WHAT_TO_DO))
@@ -180,16 +193,16 @@ def _up_to(tensor: tf.Tensor, axis: int, length: tf.Tensor) -> tf.Tensor:
 
 
 def _joined_sparse(by_tower: typing.List[tf.SparseTensor], padded: typing.Optional[list],
-                   analysis: Analysis, is_of_rows: bool) -> tf.SparseTensor:
+                   proven: typing.Any, is_of_rows: bool) -> tf.SparseTensor:
     """The rows of the sparse tensors of all towers; the arguments are those of `_merged`."""
     if len(by_tower) == 1:
         return by_tower[0]
-    indices = analysis.state(by_tower[0].indices)
-    values = analysis.state(by_tower[0].values)
+    indices = proven.analysis.state(by_tower[0].indices)
+    values = proven.analysis.state(by_tower[0].values)
     are_rows_at_places = indices.kind is Kind.INDICES and values.kind is Kind.ROWS
     is_of_examples = are_rows_at_places and indices.selection == values.selection
     if not is_of_examples and not is_of_rows:
-        raise _refusal(by_tower[0].values, values, analysis)
+        raise _refusal(by_tower[0].values, why_not_merged(by_tower[0].values, proven))
     if padded is not None:
         by_tower = list(map(_without_padding, by_tower, padded))
     # Shards may differ in the other dimensions, as the texts of a decoder do in length.

@@ -1,0 +1,96 @@
+"""Batch norm of a finished model in `tf.cond`, with control dependencies: as many programs have it,
+that of PointNet for one."""
+
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+
+import towers
+from finished_programs import dense, mean_square, placeholders, trained
+from sample_models import momentum, relative_difference, switched
+
+X, Y = samples.vectors(6)
+
+
+def pointnet(h, is_training):
+    """The averages are written in one branch, and read in the other one of another `tf.cond`."""
+    moments = tf.nn.moments(h, [0])
+    average = tf.train.ExponentialMovingAverage(.9)
+    written = tf.cond(is_training, lambda: average.apply(moments), lambda: tf.no_op())
+
+    def with_update():
+        with tf.control_dependencies([written]):
+            return tf.identity(moments[0]), tf.identity(moments[1])
+    return tf.cond(is_training, with_update,
+                   lambda: tuple(average.average(each) for each in moments))
+
+
+def in_one_branch(h, is_training):
+    moments = tf.nn.moments(h, [0])
+    average = tf.train.ExponentialMovingAverage(.9)
+
+    def with_update():
+        with tf.control_dependencies([average.apply(moments)]):
+            return tf.identity(moments[0]), tf.identity(moments[1])
+    return tf.cond(is_training, with_update,
+                   lambda: tuple(average.average(each) for each in moments))
+
+
+def program(x, y, normalized):
+    is_training = tf.placeholder(tf.bool, [], 'is_training')
+    h = dense(x, 4, 'a')
+    mean, variance = normalized(h, is_training)
+    h = tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
+    return mean_square(dense(tf.tanh(h), 3, 'b'), y), is_training
+
+
+def steps(train_op, loss, inputs, is_training, initial):
+    """[losses of three steps and then of an evaluation], the initial variables, those after."""
+    with tf.Session(config=towers.session_config(2)) as session:
+        feed = dict(zip(inputs, (X, Y)))
+        feed[is_training] = True
+        losses, before, after = trained(session, loss, train_op, feed, initial)
+        feed[is_training] = False
+        return losses + [session.run(loss, feed)], before, after
+
+
+@pytest.mark.parametrize('normalized', [
+    pointnet, pytest.param(in_one_branch, marks=pytest.mark.slow)])
+def test_averages_in_branches_in_sync_equal_one_device(normalized):
+    with switched('resource_variables', False), switched('control_flow_v2', False):
+        with tf.Graph().as_default():
+            inputs = placeholders((X, Y))
+            loss, is_training = program(*inputs, normalized)
+            built = towers.build_towers(loss, inputs, momentum(), 2, 'mean', batch_norm='sync')
+            ours, initial, after = steps(built.train_op, built.loss, inputs, is_training, {})
+        with tf.Graph().as_default():
+            inputs = placeholders((X, Y))
+            loss, is_training = program(*inputs, normalized)
+            theirs, _, expected = steps(momentum().minimize(loss), loss, inputs, is_training,
+                                        initial)
+    assert sorted(after) == sorted(expected)
+    assert '1 in sync' in built.plan.line('batch norm')
+    for name, value in expected.items():
+        assert relative_difference(after[name], value) < 1e-11, name
+    assert relative_difference(ours, theirs) < 1e-11
+
+
+def uses_what_it_writes(h, is_training):
+    """The average is read in the branch that has written it."""
+    moments = tf.nn.moments(h, [0])
+    average = tf.train.ExponentialMovingAverage(.9)
+
+    def with_update():
+        with tf.control_dependencies([average.apply(moments)]):
+            return tuple(average.average(each) + 0. for each in moments)
+    return tf.cond(is_training, with_update, lambda: moments)
+
+
+def test_a_value_that_is_written_in_a_branch_and_used_is_refused():
+    with switched('resource_variables', False), switched('control_flow_v2', False):
+        inputs = placeholders((X, Y))
+        loss, _ = program(*inputs, uses_what_it_writes)
+        with pytest.raises(towers.SharedVariableError, match=(
+                "wait for it by tf.control_dependencies; or pass update_ops='all'")) as caught:
+            towers.build_towers(loss, inputs, momentum(), 2, 'mean')
+    assert '\n' not in str(caught.value)
