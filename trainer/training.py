@@ -61,13 +61,19 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
 
 def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
             cluster: typing.Optional[towers.Cluster]):
-    """Prints the results of a run whose session has ended, and exports; returns the exit status.
+    """Prints the results of a run whose session has ended, and exports the model if asked to.
 
     Args:
       job: the `Job` of the process.
-      cluster: the machines, or None.
       hooks: the `RunHooks` of the run.
-      ended: the error of data that ended before the run; or None.
+      ended: the error to raise if the training data ended before the last step; or None.
+      cluster: the machines, or None.
+
+    Returns:
+      The exit status of the process.
+
+    Raises:
+      Exception: `ended`, or the error of the evaluation of the best checkpoint.
     """
     stopped_by = hooks.signals.stopping_signal
     newest: typing.Any = newest_prefix(train_dir())  # not None: the session has saved
