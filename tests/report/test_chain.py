@@ -27,8 +27,8 @@ def test_the_chain_goes_back_by_what_was_waited_for_last():
         ran('/cpu:0', FORWARD, 0, 10, 'slow'), ran('/cpu:1', FORWARD, 0, 4, 'fast'),
         ran('/cpu:0', FORWARD, 12, 20, 'added'), ran('/cpu:0', UPDATE, 20, 25, 'end'))
     chain = longest_chain(trace, Graph())
-    assert [(link.operation.name, link.gap) for link in chain] == [
-        ('slow', 0), ('added', 2), ('end', 0)]
+    assert [(link.operation.name, link.gap, link.idle) for link in chain] == [
+        ('slow', 0, 0), ('added', 2, 2), ('end', 0, 0)]
     assert parts_of_chain(chain) == [
         (FORWARD, '/cpu:0', 18, 2, 'slow'), (UPDATE, '/cpu:0', 5, 1, 'end'),
         ('', '', 2, 1, 'before added')]
@@ -40,3 +40,16 @@ def test_an_operation_of_a_loop_ran_several_times():
     trace = trace_of(ran('/cpu:0', FORWARD, 0, 5, 'turn'), ran('/cpu:0', FORWARD, 6, 9, 'turn'),
                      ran('/cpu:0', UPDATE, 10, 11, 'end'))
     assert [link.operation.end for link in longest_chain(trace, Graph())] == [9, 11]
+
+
+def test_a_gap_is_idle_where_its_device_runs_nothing():
+    with tf.control_dependencies([tf.no_op('begin')]):
+        tf.no_op('end')
+    trace = trace_of(
+        ran('/cpu:0', FORWARD, 0, 4, 'begin'), ran('/cpu:1', FORWARD, 0, 6, 'other'),
+        ran('/cpu:1', FORWARD, 9, 10, 'other'), ran('/cpu:1', UPDATE, 20, 21, 'end'))
+    chain = longest_chain(trace, Graph())
+    assert [(link.gap, link.idle) for link in chain] == [(0, 0), (16, 13)]
+    assert parts_of_chain(chain)[:2] == [
+        ('', '', 13, 1, 'before end'), (FORWARD, '/cpu:0', 4, 1, 'begin')]
+    assert ('', '/cpu:1', 3, 1, 'before end') in parts_of_chain(chain)

@@ -16,7 +16,7 @@ from towers.report.trace import Traced
 from traces import ran, trace_of
 
 CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
-EMPTY = dict(title='a <b> & c', subtitle='', verdict=['Nothing.'], facts=[], shares=[],
+EMPTY = dict(title='a <b> & c', subtitle='', verdict=[['Nothing', 'nothing']], facts=[], shares=[],
              chain={'table': [], 'spans': []}, memory={'pools': [], 'note': ''},
              transfers={'devices': [], 'bytes': [], 'note': ''},
              texts=[['Plan', '</script><script>alert(1)</script>']], variables=[])
@@ -53,6 +53,13 @@ def test_micro_batches_have_passes_of_their_own():
     packed = packed_trace(trace_of(*operations))
     assert packed['groups'] == ['', 'tower 0', 'tower 0, micro-batch 1', 'tower 0, micro-batch 2']
     assert [each[3:] for each in packed['passes']] == [[0, 8], [10, 18], [20, 28]]
+
+
+def test_a_pass_that_waits_has_two_spans():
+    packed = packed_trace(trace_of(
+        ran('/cpu:0', FORWARD, 0, 10), ran('/cpu:0', FORWARD, 11, 20),
+        ran('/cpu:0', FORWARD, 30, 40), ran('/cpu:1', FORWARD, 0, 100)))
+    assert [each[3:] for each in packed['passes']] == [[0, 20], [30, 40], [0, 100]]
 
 
 def test_texts_end_no_script_and_come_back(tmp_path):

@@ -21,6 +21,14 @@ def test_parts_that_run_at_the_same_time_share_it():
     assert use.computing == {'/cpu:0': 10, '/cpu:1': 20}
 
 
+def test_a_tower_computes_where_any_of_its_stages_does():
+    use = time_use(trace_of(
+        ran('/cpu:0', FORWARD, 0, 10, tower=0), ran('/cpu:1', BACKWARD, 5, 12, 'long', tower=0),
+        ran('/cpu:1', BACKWARD, 14, 15, tower=0), ran('/cpu:2', FORWARD, 0, 3, tower=1)))
+    assert use.tower_micros == {0: 13, 1: 3}
+    assert use.longest['/cpu:1'][BACKWARD].name == 'long'
+
+
 def test_exposed_is_what_ran_while_no_tower_computed():
     use = time_use(trace_of(
         ran('/cpu:0', INPUT, 0, 10), ran('/cpu:0', FORWARD, 10, 20),

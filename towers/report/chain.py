@@ -5,6 +5,7 @@ import collections
 import typing
 
 from towers.report.parts import StepParts, operations_waited_for
+from towers.report.time_use import union
 from towers.report.trace import Trace, Traced
 
 _MOST_LINKS = 100000  # a loop's operations run many times
@@ -16,10 +17,13 @@ class Link(typing.NamedTuple):
     Attributes:
       operation: what ran.
       gap: microseconds between the end of the link before, or the beginning of the step, and its
-        own beginning: a copy from another device, or a wait for a free thread.
+        own beginning.
+      idle: those of them in which nothing ran on its device: a copy from another device, or a wait
+        for a free thread. In the others its device ran something else.
     """
     operation: Traced
     gap: int
+    idle: int
 
 
 def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
@@ -49,12 +53,32 @@ def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
         current = max(known, key=lambda each: each.end)
         seen.add(current)
         chain.append(current)
+    busy = {row: _Spans(operations) for row, operations in trace.by_row().items()}
     links = []
     end = 0
     for operation in reversed(chain):
-        links.append(Link(operation, max(0, operation.begin - end)))
+        gap = max(0, operation.begin - end)
+        busy_in_gap = busy[operation.row].between(operation.begin - gap, operation.begin)
+        links.append(Link(operation, gap, gap - busy_in_gap))
         end = operation.end
     return links
+
+
+class _Spans:
+    """When anything ran on a device."""
+
+    def __init__(self, operations: typing.Iterable[Traced]):
+        self._spans = union((each.begin, each.end) for each in operations)
+        self._ends = [end for _, end in self._spans]
+
+    def between(self, begin: int, end: int) -> int:
+        """Microseconds between two times in which something ran."""
+        micros = 0
+        for span in self._spans[bisect.bisect_right(self._ends, begin):]:
+            if span[0] >= end:
+                break
+            micros += min(span[1], end) - max(span[0], begin)
+        return micros
 
 
 class _Runs:
@@ -98,7 +122,8 @@ class ChainPart(typing.NamedTuple):
 
     Attributes:
       part: one of the `PARTS`; '' for the time between the chain's operations.
-      device: where they ran; '' for the time between.
+      device: where they ran; of the time between the device that ran something else, or '' for the
+        time in which the operation's device ran nothing.
       micros: their microseconds.
       number: how many operations, or gaps.
       longest: the name of the longest one; of the gaps, the one before which it was.
@@ -117,8 +142,11 @@ def parts_of_chain(chain: typing.Sequence[Link]) -> typing.List[ChainPart]:
         operation = link.operation
         key = (operation.place.part, operation.row)
         pieces[key].append((operation.micros, operation.name))
-        if link.gap:
-            pieces['', ''].append((link.gap, 'before ' + operation.name))
+        name_before = 'before ' + operation.name
+        if link.idle:
+            pieces['', ''].append((link.idle, name_before))
+        if link.gap > link.idle:
+            pieces['', operation.row].append((link.gap - link.idle, name_before))
     found = []
     for (part, device), some in pieces.items():
         micros = sum(each for each, _ in some)

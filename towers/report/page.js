@@ -307,8 +307,18 @@ function table(parent, heads, rows) {
   }
 }
 
+function verdict(report, parent) {
+  for (const [text, advice] of report.verdict) {
+    const entry = element('li', undefined, parent);
+    element('b', text + '.', entry);
+    element('p', undefined, entry).append(element('i', 'To change: '), advice + '.');
+  }
+}
+
 function legend(report, parent) {
-  for (const [part, title] of report.parts.concat([['waiting', 'waiting']])) {
+  const used = new Set(report.operations.part);
+  const parts = report.parts.filter((_, place) => used.has(place));
+  for (const [part, title] of parts.concat([['waiting', 'waiting']])) {
     const entry = element('span', undefined, parent);
     element('i', undefined, entry).style.background = `var(--${part})`;
     entry.append(title);
@@ -343,7 +353,8 @@ function shares(report, section) {
 function chain(report, section) {
   const rows = report.chain.table.map(([part, device, micros, count, name]) => [
     {part: part < 0 ? 'waiting' : report.parts[part][0],
-     text: part < 0 ? 'between operations' : report.parts[part][1]},
+     text: part >= 0 ? report.parts[part][1] : device ? 'waiting, device busy'
+       : 'waiting, device idle'},
     device, milliseconds(micros), percent(micros, report.micros), count, name]);
   table(section.querySelector('table'),
         ['part', 'device', 'time', 'of the step', 'operations', 'the longest of them'], rows);
@@ -417,7 +428,7 @@ function show(report, longest) {
   const part = name => article.querySelector('.' + name);
   article.querySelector('h1').textContent = report.title;
   part('subtitle').textContent = report.subtitle;
-  report.verdict.forEach(line => element('p', line, part('verdict')));
+  verdict(report, part('verdict'));
   legend(report, part('legend'));
   shares(report, part('shares'));
   chain(report, part('chain'));

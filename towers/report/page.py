@@ -4,17 +4,19 @@ The JSON is drawn by `page.js`. Times are whole microseconds from the beginning 
 bytes. Rows, parts, groups and types are named by their places in these lists:
 
     title, subtitle   texts
-    verdict, facts    lists of sentences
+    verdict           a list of [what costs the time, what to change]
+    facts             a list of sentences
     micros            length of the step
     parts             [key, title] of each part, in the order of `PARTS`
     rows              [name, 'device' or 'copies', number of lanes]
     groups, types     texts: 'tower 1, micro-batch 2'; 'MatMul'
     operations        a list for each of row, lane, begin, length, part, group and type, with an
                       entry an operation, by their names; keep and rest: the names
-    passes            [row, part, group, begin, end] of each pass of a tower on a device
+    passes            [row, part, group, begin, end] of each span of a tower's pass on a device
     shares            [device, [microseconds of each part]]
     chain             table: [part, device, microseconds, operations, name of the longest], with
-                      part -1 for the time between operations; spans: [row, begin, end]
+                      part -1 for the time between operations, in which the device ran something
+                      else or, where it is '', nothing; spans: [row, begin, end]
     memory            pools: name, measured and predicted [time, bytes], peaks [measured, predicted]
                       with null for what is not known; note: a text
     transfers         devices; bytes: a row for each that sends; note
@@ -35,6 +37,7 @@ import typing
 
 from towers.errors import BadFileError
 from towers.report.parts import OF_TOWERS, PARTS, Place
+from towers.report.time_use import Span, union
 from towers.report.trace import Trace, Traced
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -127,9 +130,9 @@ def packed_trace(trace: Trace) -> dict:
         columns['group'].append(groups.number(_group(operation.place)))
         columns['type'].append(types.number(operation.type))
     passes = []
-    for (row, place), (begin, end) in sorted(_passes(trace).items()):
-        passes.append([row_places[row], part_places[place.part], groups.number(_group(place)),
-                       begin, end])
+    for (row, place), spans in sorted(_passes(trace).items()):
+        pass_key = [row_places[row], part_places[place.part], groups.number(_group(place))]
+        passes += [pass_key + [begin, end] for begin, end in spans]
     return {
         'micros': trace.micros, 'parts': list(PARTS.items()), 'rows': rows,
         'groups': groups.values, 'types': types.values,
@@ -190,18 +193,26 @@ def _group(place: Place) -> str:
 
 
 def _passes(trace: Trace):
-    """From when to when each pass of each tower ran on a device: dict by row and `Place`.
+    """When each pass of each tower ran on a device: dict by row and `Place` to spans in order.
 
-    Constants and the like, which run at the beginning of the step, do not count: those that take
-    less than 2 % of the time of the pass's longest operation.
+    A pass that waits for more than 2 % of the step has a span before and one after it. Constants
+    and the like, which run at the beginning of the step, do not count: those that take less than
+    2 % of the time of the pass's longest operation.
     """
     of_passes: typing.Dict[typing.Tuple[str, Place], typing.List[Traced]] = {}
     for operation in trace.operations:
         if operation.place.part in OF_TOWERS:
             of_passes.setdefault((operation.row, operation.place), []).append(operation)
-    spans = {}
+    longest_wait = 0.02 * trace.micros
+    passes: typing.Dict[typing.Tuple[str, Place], typing.List[Span]] = {}
     for key, operations in of_passes.items():
         least = 0.02 * max(each.micros for each in operations)
-        large = [each for each in operations if each.micros >= least]
-        spans[key] = (min(each.begin for each in large), max(each.end for each in large))
-    return spans
+        spans = union((each.begin, each.end) for each in operations if each.micros >= least)
+        joined = spans[:1]
+        for begin, end in spans[1:]:
+            if begin - joined[-1][1] > longest_wait:
+                joined.append((begin, end))
+            else:
+                joined[-1] = (joined[-1][0], end)
+        passes[key] = joined
+    return passes

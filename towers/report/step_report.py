@@ -90,7 +90,7 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     trace = read_trace(run_metadata, parts)
     use = time_use(trace)
     chain = longest_chain(trace, parts)
-    sentences = verdict(built, use, chain)
+    findings = verdict(built, use, chain)
     has_graphs = bool(run_metadata.partition_graphs)
     found = audit(built, run_metadata if has_graphs else None)
     data = packed_trace(trace)
@@ -98,7 +98,8 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
         title=title or _title(built),
         subtitle='A step of %.2f ms, traced with TensorFlow %s. Tracing itself takes some '
                  'microseconds an operation.' % (trace.micros / 1e3, tf.version.VERSION),
-        verdict=sentences, facts=_facts(trace, use), shares=_shares(use),
+        verdict=[[each.text, each.advice] for each in findings], facts=_facts(trace, use),
+        shares=_shares(use),
         chain=_chain(chain, data['rows'], trace.micros),
         memory=_memory(memory_curves(built, run_metadata, trace, batch_size)),
         transfers=_transfers(found.transfers), texts=_texts(built, found),
@@ -107,7 +108,7 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
         opened.write(written_page([data] + others))
     shares = {device: {part: micros / use.micros for part, micros in of_parts.items()}
               for device, of_parts in use.shares.items()}
-    return StepReport(path, sentences, trace.micros / 1e3, shares)
+    return StepReport(path, [str(each) for each in findings], trace.micros / 1e3, shares)
 
 
 def _title(built: BuiltTowers):
@@ -135,7 +136,7 @@ def _facts(trace: Trace, use: TimeUse):
         facts.append('%.0f %% of the combination of gradients ran while a tower was still at its '
                      'backward pass.' % (100 * use.hidden))
     others = trace.of_part(OTHER)
-    if others:
+    if sum(each.micros for each in others) > .01 * trace.micros:
         longest = max(others, key=lambda each: each.micros)
         facts.append('%d operations belong to no part that the build names. The longest, %s, takes '
                      '%.2f ms.' % (len(others), longest.name, longest.micros / 1e3))

@@ -22,6 +22,9 @@ class TimeUse(typing.NamedTuple):
         step would gain without it, at the most. Parts that ran at the same time share it.
       nothing: microseconds in which no operation ran on any device.
       computing: dict from a device to the microseconds in which towers computed on it.
+      tower_micros: dict from a tower's index to the microseconds in which it computed on any
+        device.
+      longest: dict from a device to `{part: its longest operation}`.
       hidden: share of the combination's time that ran before the last operation of a backward pass
         had ended; None without a combination.
     """
@@ -30,6 +33,8 @@ class TimeUse(typing.NamedTuple):
     exposed: typing.Dict[str, float]
     nothing: float
     computing: typing.Dict[str, int]
+    tower_micros: typing.Dict[int, int]
+    longest: typing.Dict[str, typing.Dict[str, Traced]]
     hidden: typing.Optional[float]
 
     def busy(self, device: str) -> float:
@@ -56,13 +61,16 @@ def time_use(trace: Trace) -> TimeUse:
     """
     shares = {}
     computing = {}
+    longest = {}
     for device, operations in trace.by_row().items():
         shares[device] = _shares(operations)
         computing[device] = length(union(_spans_of_towers(operations)))
+        longest[device] = _longest(operations)
     ran = union([(each.begin, each.end) for each in trace.operations])
     return TimeUse(
         micros=trace.micros, shares=shares, exposed=_exposed(trace),
-        nothing=trace.micros - length(ran), computing=computing, hidden=_hidden(trace))
+        nothing=trace.micros - length(ran), computing=computing,
+        tower_micros=_tower_micros(trace), longest=longest, hidden=_hidden(trace))
 
 
 def union(spans: typing.Iterable[Span]) -> typing.List[Span]:
@@ -85,6 +93,25 @@ def _spans_of_towers(
         operations: typing.Iterable[Traced]) -> typing.List[typing.Tuple[int, int]]:
     """The spans, `(begin, end)`, of those operations that are of forward and backward passes."""
     return [(each.begin, each.end) for each in operations if each.place.part in OF_TOWERS]
+
+
+def _tower_micros(trace: Trace) -> typing.Dict[int, int]:
+    """The microseconds in which each tower computed on any device, by its index."""
+    spans = collections.defaultdict(list)
+    for each in trace.operations:
+        if each.place.part in OF_TOWERS and each.place.tower is not None:
+            spans[each.place.tower].append((each.begin, each.end))
+    return {tower: length(union(some)) for tower, some in spans.items()}
+
+
+def _longest(operations: typing.Iterable[Traced]) -> typing.Dict[str, Traced]:
+    """The longest operation of each part."""
+    longest: typing.Dict[str, Traced] = {}
+    for each in operations:
+        part = each.place.part
+        if part not in longest or each.micros > longest[part].micros:
+            longest[part] = each
+    return longest
 
 
 def _shares(operations: typing.Iterable[Traced]) -> typing.Dict[str, float]:

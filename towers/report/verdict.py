@@ -6,7 +6,15 @@ from towers.api.built import BuiltTowers
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.tower_device import all_devices, stages_of
 from towers.report.chain import Link
-from towers.report.parts import COMBINATION, EXCHANGE, INPUT, OTHER, OUTPUTS, UPDATE
+from towers.report.parts import (
+    COMBINATION,
+    EXCHANGE,
+    INPUT,
+    OF_TOWERS,
+    OTHER,
+    OUTPUTS,
+    UPDATE,
+)
 from towers.report.time_use import TimeUse
 
 _LEAST_SHARE = 0.05  # of the step, below which nothing is said
@@ -24,14 +32,17 @@ class Finding(typing.NamedTuple):
     text: str
     advice: str
 
+    def __str__(self):
+        return '%s: %s.' % (self.text, self.advice)
 
-def findings(built: BuiltTowers, use: TimeUse,
-             chain: typing.Sequence[Link]) -> typing.List[Finding]:
-    """All that costs a step at least 5 % of its time, the worst first.
+
+def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> typing.List[Finding]:
+    """All that costs a step at least 5 % of its time: at least one `Finding`, the worst first; but
+    last the waits for threads that CPU devices share.
 
     The cost of a part is the time in which it ran and no tower computed; of a stage or a tower that
     computes longer than the others, how much longer than their mean; of the longest chain, the time
-    between its operations in which something else ran.
+    between its operations in which their own device ran nothing and another one did.
 
     Args:
       built: the result of `build_towers`.
@@ -39,49 +50,47 @@ def findings(built: BuiltTowers, use: TimeUse,
       chain: the longest chain of its operations.
     """
     found = _exposed_parts(built, use) + _long_stage(built, use) + _long_tower(built, use)
-    found.append(_waits_of_chain(built, use, chain))
+    waits = _waits_of_chain(built, use, chain)
+    if _has_gpus(built):
+        found.append(waits)
     found.append(Finding(
         use.nothing / use.micros,
-        'during %s of the step no operation runs on any device (copies, and the beginning of '
-        'operations)' % _percent(use.nothing, use.micros),
+        'During %s of the step nothing runs on any device: the time goes into the beginning of '
+        'operations and into copies' % _percent(use.nothing, use.micros),
         'larger shards make the same number of operations do more; session_config gives each tower '
         'a thread of its own'))
+    found.sort(key=lambda each: -each.share)
+    if not _has_gpus(built):
+        found.append(waits)  # for the threads that CPU devices share: of the machine, not the step
     worth_saying = [each for each in found if each.share >= _LEAST_SHARE]
-    return sorted(worth_saying, key=lambda each: -each.share)
-
-
-def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> typing.List[str]:
-    """Sentences with numbers and advice, the most important one first; at least one.
-
-    Args:
-      built: the result of `build_towers`.
-      use: where the time of its step went.
-      chain: the longest chain of its operations.
-    """
-    sentences = ['%s: %s.' % (each.text[0].upper() + each.text[1:], each.advice)
-                 for each in findings(built, use, chain)]
-    if sentences:
-        return sentences
+    if worth_saying:
+        return worth_saying
     computing = max(use.computing.values())
-    return ['Towers compute during %s of the step, and nothing else takes 5 %% of it: only faster '
-            'kernels, a lower precision (Numerics) or fewer computations make it shorter.' % (
-                _percent(computing, use.micros))]
+    return [Finding(
+        0., 'Towers compute during %s of the step, and nothing else takes 5 %% of it' % _percent(
+            computing, use.micros),
+        'only faster kernels, a lower precision (Numerics) or fewer computations make it shorter')]
 
 
 def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]):
-    """The `Finding` of the time in which the longest chain waits and something else runs."""
-    gaps = sum(link.gap for link in chain)
-    micros = max(0, gaps - use.nothing)
-    if any(is_gpu(device) for device in all_devices(built.devices)):
+    """The `Finding` of the time in which the longest chain waits, its device runs nothing, and
+    another device runs something."""
+    idle = sum(link.idle for link in chain)
+    micros = max(0, idle - use.nothing)
+    if _has_gpus(built):
+        text = 'for a copy from another device, or for a thread'
         advice = ('see the rows of copies in the timeline, of which '
                   "VariablePlacement('replicated') makes fewer")
     else:
-        advice = ('CPUs of one process share its processors and threads: fewer towers, or more '
-                  'processors')
+        text = 'for a processor or a thread, which the CPU devices of a process share'
+        advice = 'more processors, or fewer towers'
     return Finding(
-        micros / use.micros,
-        'operations of the longest chain wait for a thread or a copy during %s of the step, while '
-        'others run' % _percent(micros, use.micros), advice)
+        micros / use.micros, 'During %s of the step the next operation of the longest chain waits '
+        'on an idle device %s' % (_percent(micros, use.micros), text), advice)
+
+
+def _has_gpus(built: BuiltTowers):
+    return any(is_gpu(device) for device in all_devices(built.devices))
 
 
 # ---- parts that run while the towers wait --------------------------------------------------------
@@ -89,8 +98,9 @@ def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Lin
 def _exposed_parts(built: BuiltTowers, use: TimeUse):
     """A `Finding` for each part that ran while no tower computed; see `_parts_to_name`."""
     advice = {
-        INPUT: 'read ahead with prefetch and parallel calls of map, or bring shards to the towers '
-               'before the step with towers.staged',
+        INPUT: 'make batches while a step runs, with dataset.map(…, num_parallel_calls=…) and, '
+               'last, dataset.prefetch(…), or with towers.staged, which also brings the shards to '
+               'the towers; if that does not do, read and prepare less for each example',
         COMBINATION: _advice_on_variables(built),
         UPDATE: _advice_on_variables(built),
         EXCHANGE: "values of the whole batch (batch_norm='sync', batch_sum) make all towers wait "
@@ -102,9 +112,10 @@ def _exposed_parts(built: BuiltTowers, use: TimeUse):
     for parts in _parts_to_name(use):
         micros = sum(use.exposed[part] for part in parts)
         subject = ' and '.join(_SUBJECTS[part] for part in parts)
-        text = '%s %s %s of the step%s, while %s' % (
-            subject, 'take' if len(parts) > 1 else 'takes', _percent(micros, use.micros),
-            _where(parts, use), _who_waits(built))
+        text = '%s %s %s of the step%s, while %s; the longest operation is %s' % (
+            subject[0].upper() + subject[1:], 'take' if len(parts) > 1 else 'takes',
+            _percent(micros, use.micros), _where(parts, use), _who_waits(built),
+            _longest_operation(use, use.longest, parts))
         found.append(Finding(micros / use.micros, text, advice[parts[0]]))
     return found
 
@@ -144,6 +155,17 @@ def _where(parts: typing.Sequence[str], use: TimeUse):
     return ' on %s' % device if is_most else ''
 
 
+def _longest_operation(use: TimeUse, devices: typing.Iterable[str],
+                       parts: typing.Sequence[str]):
+    """`'Adam/update_w/ResourceApplyAdam, 12.3 ms'`: the longest of some parts on some devices."""
+    candidates = []
+    for device in devices:
+        by_part = use.longest.get(device, {})
+        candidates += [by_part[part] for part in parts if part in by_part]
+    longest = max(candidates, key=lambda each: each.micros)
+    return '%s, %.2f ms' % (longest.name, longest.micros / 1e3)
+
+
 def _who_waits(built: BuiltTowers):
     count = len(built.devices)
     if count == 1:
@@ -155,14 +177,16 @@ def _advice_on_variables(built: BuiltTowers):
     """What else could be done with the variables, by where they are now."""
     if len(built.devices) == 1:
         return 'an optimizer with fewer slots, or fewer and larger variables'
-    devices = {variable.device for variable in built.variables}
+    devices = {short_name(variable.device) for variable in built.variables}
     if built.replicas is not None or built.machines is not None:
         return 'larger shards, or Memory(accumulate=…), so that fewer updates are made'
     if len(stages_of(built.devices[0])) > 1:  # which have no replicas
-        return "try VariablePlacement('stage')"
+        return "try variables=towers.VariablePlacement('stage')"
     if len(devices) > 1:
-        return "try VariablePlacement('replicated')"
-    return "try VariablePlacement('balanced') or VariablePlacement('replicated')"
+        return "try variables=towers.VariablePlacement('replicated')"
+    return ("all variables are on %s: spread them, and the update, over the towers' devices with "
+            "variables=towers.VariablePlacement('balanced') or VariablePlacement('replicated')" % (
+                ', '.join(devices)))
 
 
 # ---- towers and stages that are longer than the others -------------------------------------------
@@ -178,30 +202,37 @@ def _long_stage(built: BuiltTowers, use: TimeUse):
             continue
         longest = micros.index(max(micros))
         others = [each for place, each in enumerate(micros) if place != longest]
-        excess = max(micros) - sum(micros) / float(len(micros))
-        text = 'stage %d of tower %d, on %s, computes %s of the step, the other%s %s' % (
-            longest, index, devices[longest], _percent(max(micros), use.micros),
-            's' if len(others) > 1 else '',
-            ' and '.join(_percent(each, use.micros) for each in others))
+        mean = sum(micros) / float(len(micros))
+        text = ('Stage %d of tower %d, on %s, computes %s of the step, the other%s %s, waiting for '
+                'it; stages of one length would compute %s each; the longest operation is %s' % (
+                    longest, index, devices[longest], _percent(max(micros), use.micros),
+                    's' if len(others) > 1 else '',
+                    ' and '.join(_percent(each, use.micros) for each in others),
+                    _percent(mean, use.micros),
+                    _longest_operation(use, [devices[longest]], OF_TOWERS)))
         found.append(Finding(
-            excess / use.micros, text,
-            "move layers from this stage to the others (towers.stage, or Pipeline(stages='auto'))"))
+            (max(micros) - mean) / use.micros, text,
+            'move layers from this stage to the others (with towers.stage in the model function), '
+            "or let Pipeline(stages='auto') cut"))
     return sorted(found, key=lambda each: -each.share)[:1]
 
 
 def _long_tower(built: BuiltTowers, use: TimeUse):
     """A `Finding` for the tower that computes longer than the mean of the towers."""
-    micros = [sum(use.computing.get(short_name(each), 0) for each in stages_of(device))
-              for device in built.devices]
-    if len(micros) == 1 or not any(micros) or len(set(built.devices)) < len(built.devices):
+    if len(use.tower_micros) < 2 or len(set(built.devices)) < len(built.devices):
         return []
-    slowest = micros.index(max(micros))
-    mean = sum(micros) / float(len(micros))
-    text = 'tower %d, on %s, computes %s of the step, the mean of the towers is %s' % (
-        slowest, short_name(built.devices[slowest]), _percent(max(micros), use.micros),
+    slowest = max(use.tower_micros, key=lambda tower: use.tower_micros[tower])
+    micros = use.tower_micros[slowest]
+    mean = sum(use.tower_micros.values()) / float(len(use.tower_micros))
+    text = 'Tower %d, on %s, computes %s of the step, the mean of the towers is %s' % (
+        slowest, short_name(built.devices[slowest]), _percent(micros, use.micros),
         _percent(mean, use.micros))
-    return [Finding((max(micros) - mean) / use.micros, text,
-                    'give it fewer examples with shares=, or look for what else uses its device')]
+    if _has_gpus(built):
+        advice = 'give it fewer examples with shares=, or look for what else uses its device'
+    else:
+        advice = ('trace another step, as CPU devices share the processors and chance decides who '
+                  'waits; if it is always this tower, give it fewer examples with shares=')
+    return [Finding((micros - mean) / use.micros, text, advice)]
 
 
 def _percent(part: float, whole: float) -> str:
