@@ -109,7 +109,7 @@ def state(x, uses_new=False):
     w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
     before = tf.tanh(x * w - mean)
     with tf.control_dependencies([before]):
-        after = tf.assign(mean, mean * .9)
+        after = tf.assign(mean, mean * .9, name='decayed')
     with tf.control_dependencies([after]):
         return tf.reduce_mean(tf.square(before * after if uses_new else before))
 
@@ -117,7 +117,7 @@ def state(x, uses_new=False):
 def test_micro_batches_that_would_wait_for_each_other_are_refused():
     with tf.Graph().as_default():
         with pytest.raises(towers.InvalidArgumentError, match='makes an earlier one wait for a '
-                           r'later one \(operation '):
+                           r'later one \(operation decayed\)'):
             towers.build_towers(lambda x: state(x, True), tf.constant([1., 2.], tf.float64),
                                 tf.train.GradientDescentOptimizer(.1), 1,
                                 memory=towers.Memory(accumulate=2))

@@ -146,7 +146,7 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
 
     train_op = joint_step.last.train_op
     if request.split.accumulate > 1:
-        check_order([train_op])
+        check_order([train_op], tower_set.recorded.operations)
     replicas = tower_set.roles.replicas
     machines = None
     if exchange is not None:

@@ -22,7 +22,7 @@ from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.op_types import PLACEHOLDERS
 from towers.graph.order import BACK, Frames, in_order, names_before
-from towers.graph.variable_access import initializers, is_variable
+from towers.graph.variable_access import Writes, initializers, is_variable
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
@@ -295,18 +295,46 @@ def _names_of_initialization(graph: tf.Graph) -> typing.Set[str]:
     return graph_walk.names_of(graph_walk.step_operations(of_variables + of_tables))
 
 
-def check_order(fetches: typing.Iterable) -> None:
-    """Raises `InvalidArgumentError` if operations would wait for each other, and no step could end:
-    the model makes an earlier micro-batch wait for a later one."""
+def check_order(fetches: typing.Iterable, operations_of_model: typing.Iterable = ()) -> None:
+    """Refuses micro-batches of which an earlier one would wait for a later one.
+
+    Args:
+      fetches: what a step runs.
+      operations_of_model: those that the model function has made, of which the error names one.
+
+    Raises:
+      InvalidArgumentError: operations would wait for each other, and no step could end.
+    """
     operations = graph_walk.step_operations(fetches)
     names_run = graph_walk.names_of(in_order(operations, _waits_for))
-    stuck = [op.name for op in operations if op.name not in names_run]
+    stuck = graph_walk.by_name(op for op in operations if op.name not in names_run)
     if stuck:
+        named = _named_operation(_circle(stuck), graph_walk.names_of(operations_of_model))
         raise InvalidArgumentError(
             'the micro-batches of a tower run one after the other, and the model makes an earlier '
             'one wait for a later one (operation %s): its forward pass writes a variable that it '
             'reads. Put the update into the collection UPDATE_OPS, or return it in '
-            "'updates'; or train without accumulate= and micro_batches=." % stuck[0])
+            "'updates'; or train without accumulate= and micro_batches=." % named.name)
+
+
+def _circle(stuck: typing.Dict[str, tf.Operation]) -> typing.List[tf.Operation]:
+    """Operations that wait for each other, among those that no step can run, which each wait for
+    another one of these."""
+    name = next(iter(stuck))
+    passed: typing.List[str] = []
+    while name not in passed:
+        passed.append(name)
+        name = min(_waits_for(stuck[name]) & stuck.keys())
+    return [stuck[each] for each in passed[passed.index(name):]]
+
+
+def _named_operation(circle: typing.Sequence[tf.Operation],
+                     names_of_model: typing.Container[str]) -> tf.Operation:
+    """The operation of a circle that tells a user most: the model's own, and one that writes."""
+    finder = Writes(tf.get_default_graph())
+    of_model = [op for op in circle if op.name in names_of_model]
+    writing = [op for op in of_model if finder.of(op)]
+    return (writing or of_model or list(circle))[0]
 
 
 def _waits_for(op: tf.Operation) -> typing.Set[str]:
