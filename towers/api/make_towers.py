@@ -247,7 +247,10 @@ def _order_writes(request: Request, towers: typing.Sequence[Tower],
     returns what waits for what."""
     check_references_in_loops(towers)
     update_ops = request.training.update_ops
-    if update_ops == 'first' and (len(towers) > 1 or request.has_copies):
+    # The updates of a finished model are operations of their own, also of one tower: without an
+    # order they would come before or after the reads.
+    has_order = len(towers) > 1 or request.has_copies or request.call.is_finished
+    if update_ops == 'first' and has_order:
         return write_after_reads(towers, roles)
     if update_ops == 'all' and len(towers) > 1:
         return write_in_turn(towers, roles)
