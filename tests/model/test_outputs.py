@@ -156,3 +156,5 @@ def test_metrics_that_cannot_be_merged():
             ([{'a': tf.constant(1j)}] * 2, r"^metric 'a' is .*: expected a scalar number")):
         with pytest.raises(ModelFunctionError, match=text):
             merge_metrics(metrics, [0.5, 0.5])
+    with pytest.raises(ModelFunctionError, match="^metric 'label' is .*string.*: expected a scalar"):
+        towers.build_towers(lambda x: {'metrics': {'label': x[0]}}, tf.constant(['a', 'b']), None, 2)

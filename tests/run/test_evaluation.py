@@ -211,6 +211,8 @@ def test_what_cannot_be_evaluated():
             (InvalidArgumentError, r"metric 'mean' has the shape \(3,\): expected one number",
              returning(metrics=lambda x: {'mean': tf.metrics.mean_tensor(tf.zeros(3))}),
              data(4, 2), {}),
+            (InvalidArgumentError, "metric 'name' is of type string: expected a number",
+             returning(metrics=lambda x: {'name': (tf.constant('x'), tf.no_op())}), data(4, 2), {}),
             (ModelFunctionError, "metric 'name' is .*string.*: expected a scalar number",
              returning(metrics=lambda x: {'name': tf.constant('x')}), data(4, 2), {}),
             (InputError, r'gives elements of the shapes .*, single examples: expected batches',

@@ -267,8 +267,8 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
                                            'metric for each.' % (metric, number.shape))
         dtype = number.dtype.base_dtype
         if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-            raise InvalidArgumentError('metric %r is of type %s: expected a number, the mean over '
-                                       'the shard.' % (metric, dtype.name))
+            raise InvalidArgumentError('metric %r is of type %s: expected a number.' % (
+                metric, dtype.name))
     return metrics
 
 
