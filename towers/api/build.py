@@ -94,7 +94,8 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         layers that were called), unless the model's loss is already computed from it. Every tower
         computes it, and it counts once, since the towers' weights add up.
       update_ops: the towers whose batch-norm updates run with the train op: `'first'`, `'all'` or
-        `'none'`. With `'all'` one tower's come after the other's, as N steps of one device.
+        `'none'`. With `'all'` one tower's come after the other's, as N steps of one device; with
+        micro-batches each one's, as N steps for each.
         `UPDATE_OPS` from before the towers, of no other build, run with it, too, except with
         `'none'`. The same holds for writes in the forward pass itself
         (`updates_collections=None`), see `inline_updates`. Each tower has its own local variables

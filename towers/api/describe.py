@@ -250,7 +250,8 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
     elif update_ops == 'none':
         text = "nobody's %d update ops run" % num_updates
     elif update_ops == 'all':
-        text = '%d update ops of every tower ride on the train op' % num_updates
+        part = 'tower' if tower_set.request.split.accumulate == 1 else 'micro-batch'
+        text = '%d update ops of every %s ride on the train op' % (num_updates, part)
     else:
         text = '%d update ops of tower 0 ride on the train op' % num_updates
     if num_updates_before:

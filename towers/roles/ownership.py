@@ -141,15 +141,12 @@ class Roles(typing.NamedTuple):
 def _writers_in_words(request: typing.Any) -> typing.Dict[str, str]:
     """{role: who writes the variables that have it}, in the build of a `Request`."""
     part = 'tower' if request.split.accumulate == 1 else 'micro-batch'
+    writers_by_update_ops = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every %s' % part}
     return {
-        FIRST: _WRITERS_BY_UPDATE_OPS[request.training.update_ops],
-        EVERY: 'every tower, one after the other',
-        METRIC: 'every tower adds to',
+        FIRST: writers_by_update_ops[request.training.update_ops],
+        EVERY: 'every %s, one after the other' % part,
+        METRIC: 'every %s adds to' % part,
         OWN: 'each %s its own' % part}
-
-
-_WRITERS_BY_UPDATE_OPS = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every tower'}
-"""{value of `update_ops=`: who writes the variables of the role `FIRST`}."""
 
 
 class _Runs(typing.NamedTuple):
