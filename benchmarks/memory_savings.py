@@ -46,7 +46,7 @@ FLAT = collections.OrderedDict([
     ('vgg16', Case('VGG-16, 64 px', 'vgg16', (64, 64, 3), 4)),
     ('residual_64', Case('64 residual layers of 256', 'residual_64', (256,), 1024)),
     ('convolutions_12', Case('12 convolutions of 32, 64 px', 'convolutions_12', (64, 64, 3), 4)),
-    ('deep_stack', Case('26 convolutions, 206,538,153 parameters', 'deep_stack', (16, 16, 1), 16)),
+    ('deep_stack', Case('26 convolutions, 206,538,153 parameters', 'deep_stack', (16, 16, 1), 2)),
     ('inception_resnet_v2', Case('InceptionResNet-v2, 96 px', 'inception_resnet_v2', (96, 96, 3),
                                  2))])
 _FLAT_MICRO_BATCHES = (4, 8, 16)
