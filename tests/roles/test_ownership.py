@@ -187,7 +187,7 @@ def test_a_count_of_steps_is_each_parts_and_what_a_metric_counts_is_shared():
     assert_equal(ours[:2] + (None,), on_one_device(model_fn)[:2] + (None,))
     assert ours[3].plan.line('updated by') == (
         'all towers together: 1 trained; each micro-batch its own: 1 state; '
-        'every tower adds to: 1 metrics')
+        'every micro-batch adds to: 1 metrics')
 
 
 def test_state_that_the_step_does_not_write_is_refused():
