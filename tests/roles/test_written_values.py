@@ -69,7 +69,8 @@ def assert_one_device(model_fn, rows, num_towers, **options):
 def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline, num_towers,
                                                              options):
     built = assert_one_device(model(write, inline), rows, num_towers, **options)
-    assert 'every tower, one after the other: %d rows and counts of examples' % (
+    assert 'every %s, one after the other: %d rows and counts of examples' % (
+        'micro-batch' if 'memory' in options else 'tower',
         2 if write is counts else 1) in built.plan.line('updated by')
 
 
