@@ -11,7 +11,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import behind, bytes_of, is_control_flow, reachable_from
+from towers.graph.graph_walk import bytes_of, is_control_flow, reachable_from, source_through
 from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import crossing_bytes, size_of
@@ -78,7 +78,7 @@ def kept_bytes(operations: typing.Sequence[tf.Operation]) -> typing.Counter[str]
         if op.name not in trained:
             continue
         for tensor in _needed_for_gradient(op, trained):
-            tensor = behind(tensor, RESHAPES)  # whose memory it is
+            tensor = source_through(tensor, RESHAPES)  # whose memory it is
             needed[tensor.name] = tensor
     kept: typing.Counter[str] = collections.Counter()
     for tensor in needed.values():

@@ -17,7 +17,7 @@ from towers.capture.stage_costs import (
     variable_bytes,
 )
 from towers.errors import ModelFunctionError
-from towers.graph.edit import Library, group_of, names_beside
+from towers.graph.edit import Library, colocated_names, colocation_group
 from towers.graph.graph_walk import names_of, operation_names, variables_by_name
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
@@ -127,7 +127,7 @@ def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
     names = operation_names(variables)
     leaders = {}
     for variable in variables:
-        beside = [name for name in group_of(variable.op) if name in names]
+        beside = [name for name in colocation_group(variable.op) if name in names]
         leaders[variable.op.name] = beside[0] if beside else variable.op.name
     return leaders
 
@@ -156,7 +156,7 @@ def _first_readers(operations: typing.Iterable[tf.Operation],
 def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
     """Names of the variables that an operation reads; if it may not be put anywhere, as `is_moving`
     says, of those that it is kept with."""
-    kept_with = names_beside(op)
+    kept_with = colocated_names(op)
     if not is_moving and not kept_with:
         return []
     names = []
@@ -245,7 +245,7 @@ def _bring_along(operations: typing.Iterable[tf.Operation],
     for op in operations:
         if op.name in places or op.device != first_stage:
             continue
-        beside = group_of(op)
+        beside = colocation_group(op)
         if all(name in places for name in beside):
             places[op.name] = places[beside[0]]
             compat.set_device(op, places[op.name])
@@ -257,7 +257,7 @@ def _companions(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
     companions: typing.Dict[str, list] = {
         op.name: [] for op in operations if op.type in VARIABLE_OPS}
     for op in operations:
-        beside = set(names_beside(op))
+        beside = set(colocated_names(op))
         owners = beside & companions.keys()
         if not owners:
             # Variables in whose name scope it is, as `w/Initializer/zeros` is in that of `w`, with

@@ -16,7 +16,7 @@ from towers.cluster.worker_step import Shares, without_gradient
 from towers.errors import ClusterError
 from towers.gradients.gradient_pairs import rows_once, tensors_of
 from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
-from towers.graph.order import Frames, to_wait_for
+from towers.graph.order import Frames, operations_to_await
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
 
@@ -257,7 +257,7 @@ class _SharedState:
         for fetch in before:
             op = getattr(fetch, 'op', fetch)
             if op.name in after_writes:
-                waits_for.extend(to_wait_for(op, self._finder))
+                waits_for.extend(operations_to_await(op, self._finder))
         return waits_for
 
     def _check_trained(self, replicated: typing.Container[str]) -> None:

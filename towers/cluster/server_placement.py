@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
-from towers.graph.edit import group_of
-from towers.graph.graph_walk import behind, bytes_of, names_of, step_operations
+from towers.graph.edit import colocation_group
+from towers.graph.graph_walk import bytes_of, names_of, source_through, step_operations
 from towers.graph.op_types import CALLS, LEAD_IN, RESHAPES, SETS, VARIABLE_OPS
 from towers.graph.order import Precedence
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
@@ -73,10 +73,10 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
         return
     for op in graph.get_operations():
         for position, tensor in enumerate(op.inputs):
-            source = behind(tensor, LEAD_IN | RESHAPES).op
+            source = source_through(tensor, LEAD_IN | RESHAPES).op
             if not reads.is_late(op, tensor, source):
                 continue
-            if behind(tensor, ('Identity',)).op is not source:
+            if source_through(tensor, ('Identity',)).op is not source:
                 raise ClusterError(
                     '%r takes the value of the variable %r after a write that it waits for. %r is '
                     'a reference variable on a parameter server, whose value is sent at the start '
@@ -144,7 +144,7 @@ def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
             continue
         neighbours = [op.name]
         if op.type not in CALLS:
-            neighbours += _variables_taken(op) + group_of(op)
+            neighbours += _variables_taken(op) + colocation_group(op)
         known = [servers[name] for name in neighbours if name in servers]
         if known:
             servers[op.name] = known[0]
@@ -171,7 +171,7 @@ def servers_of_variables(cluster: typing.Any, graph: tf.Graph,
 
     def leader(name: str) -> str:
         """The variable that another one is colocated with, in the end."""
-        beside = [each for each in group_of(variables[name].op) if each in variables]
+        beside = [each for each in colocation_group(variables[name].op) if each in variables]
         if not beside or name in beside:
             return name
         return leader(beside[0])
@@ -207,5 +207,5 @@ def _variables_taken(op: tf.Operation) -> typing.List[str]:
     for tensor in op.inputs:
         is_reference = may_take_reference and tensor.dtype != tensor.dtype.base_dtype
         if tensor.dtype == tf.resource or is_reference:
-            names.append(behind(tensor, LEAD_IN).op.name)
+            names.append(source_through(tensor, LEAD_IN).op.name)
     return names

@@ -25,15 +25,15 @@ from towers.graph.edit import (
     colocate,
     copied_functions,
     functions_of,
+    make_names_unique,
     rename_functions,
-    tell_apart,
 )
 from towers.graph.graph_walk import map_leaves, operation_of
 from towers.graph.variable_access import without_writes
 from towers.model.objectives import map_shaped
 from towers.model.requested import Part
 from towers.nonfinite import message_of_tower
-from towers.placement.tower_device import moved, overlaps
+from towers.placement.tower_device import device_in_other_tower, may_be_of_tower
 from towers.roles.inline_updates import InlineUpdates
 
 
@@ -124,7 +124,7 @@ class Copies:
         new_names = self._add_functions(graph_def.library, part, root, device)
         for name, node in zip(self._template.names, graph_def.node):
             give_seed_of_tower(node, part)
-            tell_apart(node, root)
+            make_names_unique(node, root)
             if new_names:
                 rename_functions(node, new_names)
             if node.op == 'CheckNumerics':
@@ -183,9 +183,9 @@ class Copies:
 
     def _device_in_tower(self, device: str, tower_device: str) -> str:
         """The device that stands for tower 0's `device` in a tower; itself, if it is no tower's."""
-        if not overlaps(device, self._tower.device):
+        if not may_be_of_tower(device, self._tower.device):
             return device
-        return moved(device, self._tower.device, tower_device)
+        return device_in_other_tower(device, self._tower.device, tower_device)
 
     def _colocate(self, copied: '_Copied') -> None:
         """Colocates the operations of a copy as those of tower 0 are."""

@@ -8,7 +8,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.errors import SharedVariableError
-from towers.graph.edit import producer
+from towers.graph.edit import producer_name
 from towers.graph.variable_access import read_from, variable_op
 
 
@@ -33,7 +33,7 @@ class Substitution:
         self._variables = variables
         self._operations = {}
         for name, tensor in tensors.items():
-            self._operations[producer(name)] = tensor.op
+            self._operations[producer_name(name)] = tensor.op
         for name, variable in variables.items():
             self._operations[name] = variable.op
 

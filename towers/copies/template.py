@@ -16,7 +16,7 @@ from towers import compat
 from towers.errors import CloneError
 from towers.gradients.backward_pass import Differentiated
 from towers.gradients.gradient_pairs import gradients_of
-from towers.graph.edit import functions_of, group_in_node, producer
+from towers.graph.edit import colocation_group_of_node, functions_of, producer_name
 from towers.graph.graph_walk import (
     fetches_in,
     leaves_of,
@@ -24,7 +24,7 @@ from towers.graph.graph_walk import (
     reachable_from,
 )
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS, keeps_state
-from towers.graph.order import waited_instead
+from towers.graph.order import awaited_instead
 from towers.model.objectives import flat
 from towers.roles.inline_updates import InlineUpdates
 from towers.whole_batch.batch_values import is_batch_value
@@ -100,13 +100,13 @@ class _Selection:
                 continue
             node = self._made[name].node_def
             if self._is_shared(self._made[name]):
-                self._shared.update([name], group_in_node(node))
+                self._shared.update([name], colocation_group_of_node(node))
                 continue
             needed[name] = node
             self._wait_for_no_left_out(node)
-            names.extend(group_in_node(node))
+            names.extend(colocation_group_of_node(node))
             # The inputs are looked at first: a shared one shares what it is colocated with, too.
-            names.extend(map(producer, node.input))
+            names.extend(map(producer_name, node.input))
         # In the order in which they were made, which an import of loops needs.
         in_order = collections.OrderedDict()
         for name in self._made:
@@ -117,12 +117,12 @@ class _Selection:
     def _wait_for_no_left_out(self, node: tf.NodeDef) -> None:
         """Makes a `NodeDef` wait, in the place of the writes that copies do without, for what these
         wait for."""
-        waits_for = [producer(text) for text in node.input if _is_control(text)]
+        waits_for = [producer_name(text) for text in node.input if _is_control(text)]
         if self._left_out.isdisjoint(waits_for):
             return
         graph = tf.get_default_graph()
         operations = list(map(graph.get_operation_by_name, waits_for))
-        instead = waited_instead(operations, self._left_out)
+        instead = awaited_instead(operations, self._left_out)
         inputs = _data_inputs(node)
         del node.input[:]
         node.input.extend(inputs)
@@ -211,7 +211,7 @@ def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
     copy.device = ''
     del copy.input[:]
     for text, tensor in zip(_data_inputs(node), op.inputs):
-        source = producer(text)
+        source = producer_name(text)
         if source in template.names:
             copy.input.append(text.replace(source, template.names[source], 1))
             continue
@@ -220,14 +220,14 @@ def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
             template.inputs[keys[tensor.name]] = tensor
         copy.input.append(keys[tensor.name])
     waits_outside = []
-    for source in map(producer, filter(_is_control, node.input)):
+    for source in map(producer_name, filter(_is_control, node.input)):
         if source in template.names:
             copy.input.append('^' + template.names[source])
         else:
             waits_outside.append(source)
     if waits_outside:
         template.waits[node.name] = waits_outside
-    group = group_in_node(copy)
+    group = colocation_group_of_node(copy)
     if group:
         del copy.attr['_class']
         template.colocated[node.name] = group
@@ -254,7 +254,7 @@ def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing
 def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
     """The name of the operation that this one, with that node, is colocated with, or whose resource
     it reads; or None."""
-    others = [name for name in group_in_node(node) if name != op.name]
+    others = [name for name in colocation_group_of_node(node) if name != op.name]
     if others:
         return others[0]
     if op.type in CONTROL_FLOW or functions_of(node):  # these hand a resource on, to its reader

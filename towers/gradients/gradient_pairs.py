@@ -8,7 +8,7 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import behind, reached
+from towers.graph.graph_walk import reached, source_through
 from towers.graph.op_types import SAME_NUMBERS
 
 Gradient = typing.Union[tf.Tensor, tf.IndexedSlices]
@@ -135,7 +135,7 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
 
 def _is_unique(indices: tf.Tensor) -> bool:
     """Whether no two of these indices are equal, as far as the operations tell."""
-    tensor = behind(indices, SAME_NUMBERS)
+    tensor = source_through(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':
         return _follows_from_unique(tensor.op.inputs[0])
     if tensor.op.type == 'Const':  # such as the places of words in a text

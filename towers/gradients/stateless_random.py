@@ -125,7 +125,7 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
             continue
         source = None
         if step is not None:
-            source = graph_walk.behind(seed, ('Identity',)).name
+            source = graph_walk.source_through(seed, ('Identity',)).name
         name = first_with_seed.setdefault(source, op.name)
         with _beside(op, '_tower/'):
             if step is not None:

@@ -14,68 +14,77 @@ from towers import compat
 _PREFIX = 'loc:@'
 
 
-def group_of(op: tf.Operation) -> typing.List[str]:
-    """The names of the operations that `op` is colocated with, or else its own: a list."""
+def colocation_group(op: tf.Operation) -> typing.List[str]:
+    """List of the names of the operations that `op` is colocated with; its own name if with none.
+    """
     return [group.decode()[len(_PREFIX):] for group in op.colocation_groups()]
 
 
-def names_beside(op: tf.Operation) -> typing.List[str]:
-    """The names of the other operations that `op` is colocated with: a list."""
-    return [name for name in group_of(op) if name != op.name]
+def colocated_names(op: tf.Operation) -> typing.List[str]:
+    """List of the names of the other operations that `op` is colocated with."""
+    return [name for name in colocation_group(op) if name != op.name]
 
 
-def beside(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The other operations that `op` is colocated with: a list."""
-    return [op.graph.get_operation_by_name(name) for name in names_beside(op)]
+def colocated_operations(op: tf.Operation) -> typing.List[tf.Operation]:
+    """List of the other operations that `op` is colocated with."""
+    return [op.graph.get_operation_by_name(name) for name in colocated_names(op)]
 
 
-def is_free(op: tf.Operation) -> bool:
+def is_uncolocated(op: tf.Operation) -> bool:
     """Whether an operation is colocated with no other one."""
-    return not names_beside(op)
+    return not colocated_names(op)
 
 
 def colocate(op: tf.Operation, names: typing.Iterable[str]) -> None:
-    """Colocates a finished operation with those of these names, and with no others."""
+    """Colocates a finished operation with the operations of these names, and with no others.
+
+    An operation that is colocated with its own name alone is free to be anywhere.
+    """
     groups = [(_PREFIX + name).encode() for name in names]
     compat.set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))
 
 
-def group_in_node(node: tf.NodeDef) -> typing.List[str]:
-    """The names that a `NodeDef` says; an empty list where it says none."""
+def colocation_group_of_node(node: tf.NodeDef) -> typing.List[str]:
+    """List of the names of the operations that a node of a `GraphDef` is to be colocated with; []
+    if it does not name any, not even its own."""
     if '_class' not in node.attr:
         return []
     return [group.decode()[len(_PREFIX):] for group in node.attr['_class'].list.s
             if group.startswith(_PREFIX.encode())]
 
 
-def set_group_in_node(node: tf.NodeDef, names: typing.Iterable[str]) -> None:
-    """Writes into a `NodeDef` that it is colocated with the operations of these names."""
+def set_colocation_group(node: tf.NodeDef, names: typing.Iterable[str]) -> None:
+    """Changes a node of a `GraphDef` to be colocated with the operations of these names."""
     node.attr['_class'].list.s[:] = [(_PREFIX + name).encode() for name in names]
 
 
-_TOLD_APART_BY = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
-"""Attributes by which TensorFlow tells loops, stacks, arrays and XLA's clusters apart."""
+_RUNTIME_NAMES = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
+"""Attributes with names by which the runtime tells loops, stacks, arrays and XLA's clusters apart.
+"""
 
 
-def tell_apart(node: tf.NodeDef, scope: str) -> None:
-    """Gives the loops, stacks, arrays and clusters of a `NodeDef` names of a name scope."""
-    for name in _TOLD_APART_BY:
+def make_names_unique(node: tf.NodeDef, scope: str) -> None:
+    """Puts a name scope before the names of loops, stacks, arrays and clusters in a node's
+    attributes, so that a copied loop does not share them with the original."""
+    for name in _RUNTIME_NAMES:
         if name in node.attr and node.attr[name].s:
             node.attr[name].s = scope.encode() + node.attr[name].s
 
 
-def producer(text: str) -> str:
-    """The operation that an input of a `NodeDef` comes from: of 'a:1' and of '^a' it is a."""
+def producer_name(text: str) -> str:
+    """The name of the operation that an input of a `NodeDef` comes from: `'a'` for `'a:1'`, and for
+    the control input `'^a'`."""
     return text.lstrip('^').split(':')[0]
 
 
 # ---- functions ----------------------------------------------------------------------------------
 
 class Library:
-    """The functions that a graph has when one is first asked for, and those that are added here."""
+    """The functions of a graph: those that it has when this is first asked for one, and those that
+    `add` adds."""
 
     def __init__(self, graph: tf.Graph):
-        """Looks at the functions of `graph` when one is first asked for."""
+        """`graph` is read only when a function is asked for, since to export it takes long."""
         self._graph = graph
         self._known: typing.Optional[dict] = None
         self._gradients: list = []
@@ -85,17 +94,19 @@ class Library:
         return self._functions().get(name)
 
     def called_by(self, node: tf.NodeDef) -> typing.List[str]:
-        """The names of the functions that a `NodeDef` may call: a sorted list."""
+        """Sorted list of the names of the graph's functions that a node may call."""
         called = functions_of(node)
-        return sorted(called & self._functions().keys()) if called else []
+        if not called:
+            return []  # without reading the graph
+        return sorted(called & self._functions().keys())
 
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
-        """{name: `FunctionDef`} of all that nodes call, themselves or through other functions, and
-        of the gradients of these functions."""
+        """{name: `FunctionDef`} of all functions that nodes call, themselves or through other
+        functions, and of the gradients of these functions."""
         stack = self._called_by_any(nodes)
         found: dict = {}
         if not stack:
-            return found  # and the graph is not looked at
+            return found  # without reading the graph
         gradient_of = {each.function_name: each.gradient_func for each in self.gradients()}
         while stack:
             name = stack.pop()
@@ -108,14 +119,14 @@ class Library:
         return found
 
     def _called_by_any(self, nodes: typing.Iterable[tf.NodeDef]) -> typing.List[str]:
-        """The names of the functions that some nodes may call."""
+        """List of the names of the functions that any of some nodes may call."""
         names = []
         for node in nodes:
             names += self.called_by(node)
         return names
 
     def gradients(self) -> list:
-        """The `GradientDef`s, which say which function is the gradient of another: a list."""
+        """List of `GradientDef`s, each of which names a function and that of its gradient."""
         self._functions()
         return self._gradients
 
@@ -129,7 +140,7 @@ class Library:
         self._functions().update((each.signature.name, each) for each in functions)
 
     def _functions(self) -> dict:
-        """{name: `FunctionDef`} of the graph and of those that were added."""
+        """{name: `FunctionDef`} of the graph's functions and of those that were added."""
         if self._known is None:
             library = self._graph.as_graph_def().library
             self._known = {each.signature.name: each for each in library.function}
@@ -138,8 +149,11 @@ class Library:
 
 
 def functions_of(node: tf.NodeDef) -> typing.Set[str]:
-    """Names of functions that a `NodeDef` may call: those in its attributes; or the type of the
-    operation, where TF knows no such type."""
+    """Set of the names of the functions that a node may call.
+
+    These are the functions in its attributes, such as the branches of an `If`. A call of a `Defun`
+    has the function's name as the type of its operation, a type that TensorFlow does not know.
+    """
     is_operation = hasattr(tf.raw_ops, node.op)
     names = set() if is_operation else {node.op}
     for value in node.attr.values():
@@ -153,12 +167,14 @@ def copied_functions(functions: dict, suffix: str, change: typing.Callable
 
     Args:
       functions: {name: `FunctionDef`}, with all functions that they call.
-      suffix: of the names of the copies.
-      change: function that is called with each `NodeDef` of a copy, to change it, and whether it
-        takes an argument of its function that is a resource, or is colocated with one that does.
+      suffix: what the copies' names end with: `'f'` becomes `'f__<suffix>'`.
+      change: function `(node, is_beside_resource)` that may change the node of a copy. The second
+        argument says whether the node takes a resource that is an argument of its function, or is
+        colocated with a node that does.
 
     Returns:
-      The copies, `FunctionDef`s; and {name: name of its copy}.
+      `(copies, names)`: list of the copies, `FunctionDef`s; and {name of a function: name of its
+      copy}.
     """
     names = {name: '%s__%s' % (name, suffix) for name in functions}
     copies = []
@@ -170,38 +186,44 @@ def copied_functions(functions: dict, suffix: str, change: typing.Callable
         names_inside = {node.name for node in copy.node_def}
         for node in copy.node_def:
             rename_functions(node, names)
-            # A group of what the function does not have would be one for all copies.
-            if not names_inside.issuperset(group_in_node(node)):
+            # A group that names operations outside of the function would join all copies.
+            if not names_inside.issuperset(colocation_group_of_node(node)):
                 del node.attr['_class']
-            names_of_group = [node.name] + group_in_node(node)
-            change(node, not names_beside_resources.isdisjoint(names_of_group))
+            group = [node.name] + colocation_group_of_node(node)
+            is_beside_resource = not names_beside_resources.isdisjoint(group)
+            change(node, is_beside_resource)
         copies.append(copy)
     return copies, names
 
 
 def _beside_resources(function: typing.Any) -> typing.Set[str]:
-    """Names of the nodes of a `FunctionDef` that take an argument which is a resource, and of what
-    these are colocated with."""
+    """Set of the names of the nodes of a `FunctionDef` that take an argument which is a resource,
+    and of the nodes that these are colocated with."""
     resources = {argument.name for argument in function.signature.input_arg
                  if argument.type == tf.resource.as_datatype_enum}
     names = set()
     for node in function.node_def:
         if not resources.isdisjoint(node.input):
-            names.update([node.name] + group_in_node(node))
+            names.update([node.name] + colocation_group_of_node(node))
     return names
 
 
 def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> None:
-    """Makes the nodes of a `GraphDef` call copies of their functions, which are put into it.
+    """Makes the nodes of a `GraphDef` call copies of their functions, which are added to it.
 
-    The gradient of a v2 loop adds a rewritten copy of the condition's function, named after the
-    original. Two imports that call the same original, in a graph or (TF 2) in a process, would add
-    two functions of one name.
+    Needed for loops of control flow v2: their gradient adds a changed copy of the condition's
+    function, which is named after the original. So two imports that called the same original, in a
+    graph or (TF 2) in a process, would add two functions of one name.
+
+    Args:
+      definition: the nodes, which are changed.
+      library: the functions of the graph that they come from.
+      suffix: what the copies' names end with.
     """
     functions = library.reached_from(definition.node)
     if not functions:
         return
-    copies, names = copied_functions(functions, suffix, lambda node, is_of_resource: None)
+    copies, names = copied_functions(functions, suffix, lambda node, is_beside_resource: None)
     for node in definition.node:
         rename_functions(node, names)
     definition.library.function.extend(copies)
@@ -212,7 +234,7 @@ def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> No
 
 
 def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
-    """Makes a `NodeDef` call other functions; `names` is a dict from old to new ones."""
+    """Makes a node call other functions; `names` is {old name: new name}."""
     node.op = names.get(node.op, node.op)
     for value in node.attr.values():
         for each in _in_attribute(value):
@@ -220,7 +242,7 @@ def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
 
 
 def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
-    """Makes a finished operation call other functions, which its attributes name."""
+    """Makes a finished operation call other functions; `names` is {old name: new name}."""
     node = op.node_def
     rename_functions(node, names)
     for name, value in op.node_def.attr.items():
@@ -229,7 +251,7 @@ def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
 
 
 def _in_attribute(value: tf.AttrValue) -> typing.Iterable:
-    """The functions that an attribute names, as `NameAttrList`s."""
+    """The `NameAttrList`s of the functions that an attribute's value names; often none."""
     kind = value.WhichOneof('value')
     if kind == 'func':
         return [value.func]

@@ -31,17 +31,17 @@ class Recording:
 
 
 def names_of(operations: typing.Iterable) -> typing.Set[str]:
-    """The names of some operations, tensors or nodes: a set."""
+    """Set of the names of some operations, tensors or nodes."""
     return {each.name for each in operations}
 
 
 def operation_of(fetch: typing.Any) -> tf.Operation:
-    """The operation that makes a tensor or holds a variable; an operation itself."""
+    """The operation that computes a tensor, or that is a variable's; an operation itself."""
     return getattr(fetch, 'op', fetch)
 
 
 def operation_names(fetches: typing.Iterable) -> typing.Set[str]:
-    """The names of the operations of some tensors and variables, or of operations: a set."""
+    """Set of the names of the operations of some tensors, variables or operations."""
     return {operation_of(fetch).name for fetch in fetches}
 
 
@@ -61,19 +61,25 @@ def in_order_of_names(operations: typing.Mapping[str, typing.Any]) -> list:
 
 
 def producers_of(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations that make the inputs of an operation: a list, in the order of the inputs."""
+    """List of the operations that compute the inputs of an operation, in the inputs' order."""
     return [tensor.op for tensor in op.inputs]
 
 
 def inputs_of(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations that an operation waits for, by data and by control edges: a list."""
+    """List of the operations that an operation waits for, by data and by control edges."""
     return producers_of(op) + list(op.control_inputs)
 
 
 def reached(starts: typing.Iterable, following: typing.Callable) -> dict:
-    """All that is reached from some operations, or tensors, these included: `{name: operation}`.
+    """Walks through a graph from some operations, or tensors.
 
-    `following` is a function from one of them to those that are next to it.
+    Args:
+      starts: where to begin.
+      following: function from an operation to those that the walk goes on to, such as
+        `producers_of`.
+
+    Returns:
+      `{name: operation}` of all that is reached, the starts included.
     """
     stack = list(starts)
     found = {start.name: start for start in stack}
@@ -88,30 +94,38 @@ def reached(starts: typing.Iterable, following: typing.Callable) -> dict:
 def reachable_from(
         sources: typing.Iterable[tf.Operation], operations: typing.Iterable[tf.Operation],
         control: typing.Union[bool, typing.Callable] = False) -> typing.Set[str]:
-    """The names of the sources, and of those operations that depend on any of them: a set.
+    """Finds what depends on some operations, directly or not.
 
-    The operations are in any order: TF 1's `tf.cond` makes the operation that brings in a tensor
-    from outside after the operation that takes it. `control` says whether control edges count:
-    True, False, or a function of the operation that waits.
+    Args:
+      sources: the operations to depend on.
+      operations: those among which is searched, in any order: TF 1's `tf.cond` makes the operation
+        that brings in a tensor from outside after the operation that takes it.
+      control: whether control edges count: True, False, or a function of the operation that waits.
+
+    Returns:
+      Set of the names of the sources and of the operations that depend on any of them.
     """
-    takers = collections.defaultdict(list)
+    followers = collections.defaultdict(list)  # by name
     for op in operations:
         control_counts = control(op) if callable(control) else control
         if control_counts:
-            sources_of_op = inputs_of(op)
+            inputs = inputs_of(op)
         else:
-            sources_of_op = producers_of(op)
-        for other in sources_of_op:
-            takers[other.name].append(op)
-    return set(reached(sources, lambda op: takers.get(op.name, ())))
+            inputs = producers_of(op)
+        for source in inputs:
+            followers[source.name].append(op)
+    return set(reached(sources, lambda op: followers.get(op.name, ())))
 
 
 def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typing.Set[str]:
-    """The names of the operations that compute some tensors: a set.
+    """Finds the operations that some tensors are computed from, without control edges.
 
     Args:
       tensors: what is computed.
-      ends: types of operations whose inputs do not count.
+      ends: types of operations at which the search stops: their inputs do not count.
+
+    Returns:
+      Set of the names of these operations, with those that give the tensors themselves.
     """
     def producers_before(op):
         return () if op.type in ends else producers_of(op)
@@ -120,11 +134,14 @@ def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typ
 
 def step_operations(fetches: typing.Iterable,
                     ends: typing.Container[str] = ()) -> typing.List[tf.Operation]:
-    """All operations that a run executes, by data and by control edges: a list in no order.
+    """Finds all operations that `session.run(fetches)` executes.
 
     Args:
-      fetches: the tensors and operations that are run.
-      ends: names of operations; what only these wait for does not count.
+      fetches: tensors, variables and operations.
+      ends: names of operations at which the search stops: what only these wait for does not count.
+
+    Returns:
+      List of operations, in no order.
     """
     def inputs_before(op):
         return () if op.name in ends else inputs_of(op)
@@ -143,13 +160,14 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
 
 
 def is_random(op: tf.Operation) -> bool:
-    """Whether an operation draws random numbers, hence differs from tower to tower."""
+    """Whether an operation draws random numbers by a generator, so that each run gives others.
+    Stateless random operations are not meant: see `seed_position`."""
     return (op.type in _RANDOM or op.type.startswith(_RANDOM_PREFIXES)
             or op.type.endswith('CandidateSampler'))
 
 
 def has_seed(node: tf.NodeDef) -> bool:
-    """Whether a node draws random numbers by a seed of its own (0, 0 stands for none)."""
+    """Whether a node draws random numbers by a seed in its attributes; (0, 0) stands for none."""
     if 'seed' not in node.attr or 'seed2' not in node.attr:
         return False
     return node.attr['seed'].i != 0 or node.attr['seed2'].i != 0
@@ -161,7 +179,8 @@ def is_control_flow(op: tf.Operation) -> bool:
 
 
 def seed_position(op: tf.Operation) -> typing.Optional[int]:
-    """Which input of a stateless random operation is its seed; None for any other operation."""
+    """The index of the input of a stateless random operation that is its seed; None for any other
+    operation."""
     if not op.type.startswith('Stateless'):
         return None
     names = [argument.name for argument in op.op_def.input_arg]
@@ -169,15 +188,19 @@ def seed_position(op: tf.Operation) -> typing.Optional[int]:
 
 
 def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]:
-    """The operation of that name, or None."""
+    """The operation of a graph that has this name; None if there is none."""
     try:
         return graph.get_operation_by_name(name)
     except KeyError:
         return None
 
 
-def behind(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor:
-    """The tensor that a chain of operations of these types, each by its first input, hands on."""
+def source_through(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor:
+    """The tensor that reaches `tensor` through operations of these types: goes back by the first
+    input of each, as long as the operation is of one of the types.
+
+    For types `('Identity',)`, `identity(identity(x))` gives x, and x gives x.
+    """
     while tensor.op.type in types:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -189,12 +212,15 @@ _READS = LEAD_IN | {'ReadVariableOp'}
 
 
 def is_computed_from(tensors: typing.Iterable, term: tf.Tensor) -> bool:
-    """Whether any of `tensors` is computed from `term`, or from a tensor that computes the same:
-    Keras makes the loss of a weight anew each time that a program asks for a layer's losses."""
-    names_behind = ancestors(tensors)
-    if term.op.name in names_behind:
+    """Whether any of `tensors` is computed from `term`, or from a tensor that computes the same.
+
+    Needed since Keras makes the loss of a weight anew each time that a program asks for a layer's
+    losses: the total loss has one of these tensors, and the collection of losses another.
+    """
+    upstream = ancestors(tensors)
+    if term.op.name in upstream:
         return True
-    for name in sorted(names_behind):
+    for name in sorted(upstream):
         op = term.graph.get_operation_by_name(name)
         if op.type != term.op.type:
             continue
@@ -210,8 +236,8 @@ def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
     compared = set()
     while stack:
         one, other = stack.pop()
-        one = behind(one, _READS)
-        other = behind(other, _READS)
+        one = source_through(one, _READS)
+        other = source_through(other, _READS)
         names = (one.name, other.name)
         if one.name == other.name or names in compared:
             continue
@@ -223,39 +249,53 @@ def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
 
 
 def _is_source(op: tf.Operation) -> bool:
-    """Whether the result of an operation does not follow from its inputs and attributes alone."""
+    """Whether an operation gives more than its inputs and attributes say: a variable, a
+    placeholder, a random number."""
     if op.type in VARIABLE_OPS or op.op_def.is_stateful:
         return True
     return not op.inputs and op.type != 'Const'
 
 
 def _is_same_function(one: tf.Tensor, other: tf.Tensor) -> bool:
-    """Whether two tensors are the same output of operations that compute the same of inputs."""
-    return (one.op.type == other.op.type and one.value_index == other.value_index
-            and len(one.op.inputs) == len(other.op.inputs)
-            and _attributes(one.op) == _attributes(other.op))
+    """Whether two tensors are the same function of the inputs of their operations."""
+    if one.op.type != other.op.type or one.value_index != other.value_index:
+        return False
+    if len(one.op.inputs) != len(other.op.inputs):
+        return False
+    return _attributes(one.op) == _attributes(other.op)
 
 
 def _attributes(op: tf.Operation) -> typing.Dict[str, tf.AttrValue]:
-    """What a kernel knows of its operation, hence not what TensorFlow notes (`_class`)."""
+    """{name: value} of the attributes that the kernel computes by, without TensorFlow's own, such
+    as `_class`."""
     return {name: value for name, value in op.node_def.attr.items() if not name.startswith('_')}
 
 
 # ---- nests of tensors, and the memory that they take ---------------------------------------------
 
 def leaves_of(nest: typing.Any) -> list:
-    """The tensors of a nest of inputs, those of sparse ones by themselves: a list."""
+    """List of the tensors in a nest; a sparse tensor counts as its three tensors, None is left out.
+    """
     return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
 
 
 def fetches_in(nest: typing.Any) -> list:
-    """The tensors, variables and operations of a nest, without its numbers: a list."""
+    """List of the tensors, variables and operations in a nest, without numbers and None."""
     return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
             if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
 
 
 def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
-    """`tf.nest.map_structure` that takes sparse tensors apart, and variables not."""
+    """Calls a function on each tensor, operation and variable in a nest: `tf.nest.map_structure`
+    that takes sparse tensors apart, but not variables.
+
+    Args:
+      function: of one tensor, operation or variable.
+      nest: the nest. None and numbers in it stay as they are.
+
+    Returns:
+      A nest of the same structure, with what the function has returned.
+    """
     def on_leaf(leaf):
         if leaf is None:
             return None

@@ -15,26 +15,30 @@ from towers import compat
 from towers.graph.edit import (
     Library,
     colocate,
+    colocation_group_of_node,
     copy_functions,
-    group_in_node,
-    producer,
-    set_group_in_node,
-    tell_apart,
+    make_names_unique,
+    producer_name,
+    set_colocation_group,
 )
 from towers.graph.graph_walk import names_of
 
 
 class Imported:
-    """Operations that were imported once more.
+    """Operations that were imported once more, and what they take from outside.
 
     Attributes:
-      operations: dict from the name of an original operation to its import.
+      operations: {name of an original operation: its import}.
       scope: the name scope of the imports, with a slash at its end.
     """
 
     def __init__(self, operations: typing.Dict[str, tf.Operation],
                  substitutes: typing.Dict[str, tf.Tensor], scope: str):
-        """`substitutes` are tensors by the name of the original in whose place they are taken."""
+        """
+        Args:
+          operations, scope: the attributes.
+          substitutes: {name of an original tensor: the tensor that imports take in its place}.
+        """
         self.operations = operations
         self.scope = scope
         self._substitutes = substitutes
@@ -42,8 +46,8 @@ class Imported:
             name.split(':')[0]: tensor.op for name, tensor in substitutes.items()}
 
     def has(self, name: str) -> bool:
-        """Whether the tensor of this name, an original one, was imported."""
-        return producer(name) in self.operations
+        """Whether an original tensor, of this name, was imported."""
+        return producer_name(name) in self.operations
 
     def operation(self, op: tf.Operation) -> tf.Operation:
         """The import of an operation, its substitute, or itself."""
@@ -60,7 +64,8 @@ class Imported:
         return tensor
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The import of a tensor or operation; of a variable, as by `tf.assign`, its operation."""
+        """The import of a tensor or operation. For a variable, such as `tf.assign` returns, it is
+        the import of its operation, or the variable itself if that was not imported."""
         if isinstance(leaf, tf.Operation):
             return self.operation(leaf)
         if isinstance(leaf, tf.Tensor):
@@ -68,59 +73,53 @@ class Imported:
         return self.operations.get(leaf.op.name, leaf)
 
     def redirect(self, operations: typing.Iterable[tf.Operation]) -> None:
-        """Makes operations that take an original tensor take its import.
+        """Makes operations that take an original tensor, or wait for an original operation, take
+        and wait for its import.
 
-        The gradient function of a `tf.custom_gradient` is a closure: the gradient of an import is
-        computed with the original's tensors.
+        Needed for the gradient of an import: the gradient function of a `tf.custom_gradient` is a
+        closure, which computes with the original's tensors.
         """
         for op in operations:
             for position, tensor in enumerate(op.inputs):
-                instead = self.tensor(tensor)
-                if instead is not tensor:
-                    compat.replace_input(op, position, instead)
-            waits_for = list(op.control_inputs)
-            instead = [self.operation(each) for each in waits_for]
-            if instead != waits_for:
-                compat.set_control_inputs(op, instead)
+                imported_tensor = self.tensor(tensor)
+                if imported_tensor is not tensor:
+                    compat.replace_input(op, position, imported_tensor)
+            awaited = list(op.control_inputs)
+            imported_awaited = [self.operation(each) for each in awaited]
+            if imported_awaited != awaited:
+                compat.set_control_inputs(op, imported_awaited)
 
 
 def import_again(operations: typing.Sequence[tf.Operation],
                  substitutes: typing.Dict[str, tf.Tensor], scope: str,
                  change: typing.Optional[typing.Callable] = None) -> Imported:
-    """Imports operations of the default graph, on the devices of the `tf.device` scopes around.
+    """Imports operations of the default graph into it once more, on the devices of the `tf.device`
+    scopes around.
 
     Args:
-      operations: in the order in which they were made.
-      substitutes: dict from the name of a tensor to the tensor that imports take in its place.
+      operations: what to import, in the order in which it was made.
+      substitutes: {name of a tensor: the tensor that imports take in its place}.
       scope: full name of a name scope that has no operation yet, with a slash at its end.
-      change: function of an operation and of the `NodeDef` of its import, which it changes; or
-        None.
+      change: function `(operation, node)` that may change the `NodeDef` of the import; or None.
+
+    Returns:
+      `Imported`, by which the import of each operation and tensor is found.
     """
     graph = tf.get_default_graph()
     names = names_of(operations)
     definition = tf.GraphDef()
-    from_outside = {}
     definition.versions.CopyFrom(graph.graph_def_versions)
+    from_outside: typing.Dict[str, tf.Tensor] = {}
     for op in operations:
         node = definition.node.add()
         node.CopyFrom(op.node_def)
-        tell_apart(node, scope)
+        make_names_unique(node, scope)
         if change is not None:
             change(op, node)
-        if group_in_node(node):
+        if colocation_group_of_node(node):
             # With itself for now: in a group an operation takes no device of the scopes around.
-            set_group_in_node(node, [op.name])
-        del node.input[:]
-        for tensor in op.inputs:
-            if tensor.op.name in names and tensor.name not in substitutes:
-                node.input.append(tensor.name)
-            else:
-                key = '__outside__/%s' % tensor.name
-                from_outside[key] = substitutes.get(tensor.name, tensor)
-                node.input.append(key)
-        for other in op.control_inputs:
-            if other.name in names:
-                node.input.append('^' + other.name)
+            set_colocation_group(node, [op.name])
+        _set_inputs(node, op, names, substitutes, from_outside)
     suffix = graph.unique_name(scope + 'functions', mark_as_used=False).replace('/', '_')
     copy_functions(definition, Library(graph), suffix)
     tf.import_graph_def(definition, from_outside, name=scope)
@@ -132,14 +131,41 @@ def import_again(operations: typing.Sequence[tf.Operation],
     return imported
 
 
+def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str],
+                substitutes: typing.Dict[str, tf.Tensor],
+                from_outside: typing.Dict[str, tf.Tensor]) -> None:
+    """Writes the inputs of an import into its node.
+
+    Args:
+      node: the node of the import, which is changed.
+      op: the original operation.
+      names: names of all operations that are imported.
+      substitutes: {name of a tensor: the tensor that imports take in its place}.
+      from_outside: {key: tensor} of what the nodes take from outside, as the `input_map` of
+        `tf.import_graph_def`; it is added to.
+    """
+    del node.input[:]
+    for tensor in op.inputs:
+        if tensor.op.name in names and tensor.name not in substitutes:
+            node.input.append(tensor.name)
+        else:
+            key = '__outside__/%s' % tensor.name
+            from_outside[key] = substitutes.get(tensor.name, tensor)
+            node.input.append(key)
+    for awaited in op.control_inputs:
+        if awaited.name in names:
+            node.input.append('^' + awaited.name)
+
+
 def _finish(op: tf.Operation, imported: Imported) -> None:
-    """Gives the import of an operation what `tf.import_graph_def` does not take."""
+    """Gives the import of an operation what `tf.import_graph_def` leaves out: waits for operations
+    outside, colocation, attributes of scopes, and whether it can be fetched."""
     new = imported.operations[op.name]
-    waits_for = [imported.operation(other) for other in op.control_inputs
-                 if other.name not in imported.operations]
-    if waits_for:
-        compat.add_control_inputs(new, waits_for)
-    group = group_in_node(op.node_def)
+    awaited_outside = [imported.operation(awaited) for awaited in op.control_inputs
+                       if awaited.name not in imported.operations]
+    if awaited_outside:
+        compat.add_control_inputs(new, awaited_outside)
+    group = colocation_group_of_node(op.node_def)
     if group:
         leaders = [imported.operation(op.graph.get_operation_by_name(name)) for name in group]
         colocate(new, [leader.name for leader in leaders])
@@ -159,19 +185,20 @@ _NAMES_OF_TENSORS = ('pred_name', 'pivot_name', 'pivot_for_pred_name', 'pivot_fo
 
 
 def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
-    """The operations that a loop or branch needs to be whole, such as its condition: a list.
+    """List of the operations that the import of a loop or branch (v1) needs, such as its condition.
 
-    All results of a loop are among them, since a loop can be differentiated as a whole only.
+    All results of a loop are among them, since only a whole loop can be differentiated.
     """
     definition = context.to_proto()
     graph = tf.get_default_graph()
     names = [getattr(definition, field, '') for field in _NAMES_OF_TENSORS]
     names += getattr(definition, 'loop_exit_names', ())
-    return [graph.get_operation_by_name(producer(name)) for name in names if name]
+    return [graph.get_operation_by_name(producer_name(name)) for name in names if name]
 
 
 def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Imported) -> None:
-    """Makes a loop or branch for each one that the original operations are in."""
+    """Makes the Python objects by which TensorFlow differentiates loops and branches, one for each
+    that the original operations are in."""
     outermost = {}
     for op in operations:
         contexts = compat.contexts_around(op)  # from the inside
@@ -184,9 +211,10 @@ def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Impor
 
 
 def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
-    """Puts the names of imports into the definition of a loop or branch, and of those within it.
+    """Replaces the names of originals by those of imports in the definition of a loop or branch,
+    and of those within it.
 
-    What was not imported, since nothing needs it, is left out.
+    Operations that were not imported, since nothing needs them, are left out of it.
 
     Args:
       definition: `CondContextDef` or `WhileContextDef`, which is changed.
@@ -206,18 +234,18 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
     else:
         definition.context_name = imported.scope + definition.context_name
     _put_names_into_values(definition.values_def, imported)
-    for place in reversed(range(len(definition.nested_contexts))):
-        one_of = definition.nested_contexts[place]
-        nested = getattr(one_of, one_of.WhichOneof('ctxt'))
+    for index in reversed(range(len(definition.nested_contexts))):  # since some are deleted
+        union = definition.nested_contexts[index]
+        nested = getattr(union, union.WhichOneof('ctxt'))
         if imported.has(nested.pivot_name):
             _put_names_of_imports(nested, imported)
         else:
-            del definition.nested_contexts[place]
+            del definition.nested_contexts[index]
 
 
 def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
-    """Puts the names of imports into a `ValuesDef`: the tensors that a loop or branch takes from
-    outside, each with the one that stands for it inside."""
+    """Replaces the names of originals by those of imports in a `ValuesDef`: {name of a tensor that
+    a loop or branch takes from outside: name of the one that stands for it inside}."""
     from_outside = {outside: inside for outside, inside in values.external_values.items()
                     if imported.has(inside)}
     kept = [name for name in values.values if imported.has(name) or name in from_outside]
@@ -228,5 +256,5 @@ def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
 
 
 def _new_name(name: str, imported: Imported) -> str:
-    """The name of the import of a tensor."""
+    """The name of the import of the tensor of this name."""
     return imported.tensor(tf.get_default_graph().get_tensor_by_name(name)).name

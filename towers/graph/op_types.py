@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 def _with_prefixes(prefixes: typing.Iterable[str], names: typing.Iterable[str]
                    ) -> typing.FrozenSet[str]:
-    """Each of the names after each of the prefixes."""
+    """Set of each name after each prefix: `('', 'Ref')` and `('Exit',)` give `Exit`, `RefExit`."""
     return frozenset(map(''.join, itertools.product(prefixes, names)))
 
 
@@ -31,8 +31,8 @@ _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 
 
 def keeps_state(op: tf.Operation) -> bool:
-    """Whether an operation is more than its type, inputs and attributes: a table, a queue, an
-    iterator, a resource variable."""
+    """Whether an operation keeps state between steps: a table, a queue, an iterator, a resource
+    variable."""
     if op.type.startswith(_WITHOUT_NAME):
         return True
     return any(attribute.name == 'shared_name' for attribute in op.op_def.attr)
@@ -93,8 +93,8 @@ imports the finished model that it is in: `b'<kind>'`."""
 
 
 def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch that the import of an operation hands on; or None.
-    """
+    """The kind of the value of the whole batch that an operation of a finished model stands for,
+    such as `'sum'`: its import is to hand that on. None for any other operation."""
     if op.type != 'Identity' or BATCH_VALUE_TO_BE not in op.node_def.attr:
         return None
     return op.get_attr(BATCH_VALUE_TO_BE).decode()

@@ -83,30 +83,31 @@ class Waits:
 
         `finder` finds the writes of the graph.
         """
-        ends: typing.Dict[str, typing.List[tf.Operation]] = {}  # see `to_wait_for`, by name
+        ends: typing.Dict[str, typing.List[tf.Operation]] = {}  # see `operations_to_await`, by name
         waits = []
         for held in self._held.values():
             control_inputs = []
             for name, awaited in held.awaited.items():
                 if name not in ends:
-                    ends[name] = to_wait_for(awaited, finder)
+                    ends[name] = operations_to_await(awaited, finder)
                 control_inputs += ends[name]
                 waits.append(Wait(held.op.name, name, held.reasons[name]))
             compat.add_control_inputs(held.op, control_inputs)
         return waits
 
 
-def to_hold(op: tf.Operation, variables: typing.Container[str],
-            frames: 'Frames') -> typing.List[tf.Operation]:
-    """The operations that have to wait so that an operation writes its variables later.
-
-    That is `op` itself, or, since one in a loop cannot wait for one outside, those that lead the
-    variables into the loop.
+def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
+                       frames: 'Frames') -> typing.List[tf.Operation]:
+    """Finds the operations that have to wait so that an operation writes its variables later.
 
     Args:
       op: the operation that writes.
       variables: names of the variables whose write has to be later.
-      frames: the loops around.
+      frames: the loops around `op`.
+
+    Returns:
+      `[op]`. An operation in a loop cannot wait for one outside; then it is those that lead the
+      variables into the loop; [] if the variables enter it without an operation before.
     """
     if frames.is_outside(op):
         return [op]
@@ -123,10 +124,17 @@ def to_hold(op: tf.Operation, variables: typing.Container[str],
     return held
 
 
-def to_wait_for(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
-    """The operations to wait for: `op`, and its values if it calls functions (control flow v2), as
-    `finder` says. TensorFlow inlines these, and what waits for an `If` then waits for its condition
-    alone (measured on 1.15.5 and 2.21)."""
+def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
+    """Finds, or makes, the operations to wait for so that `op` has certainly run.
+
+    That is `op`; if it calls functions (control flow v2), also an identity of each of its values.
+    For TensorFlow inlines the functions, and a control edge from an `If` then waits only for the
+    condition (measured on 1.15.5 and 2.21).
+
+    Args:
+      op: the operation.
+      finder: finds the functions that it calls.
+    """
     if not finder.within_function(op):
         return [op]
     values = [tensor for tensor in op.outputs if not is_variable(tensor)]
@@ -136,17 +144,17 @@ def to_wait_for(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
 
 
 class Precedence:
-    """Which of some operations, the sources, each operation waits for, while edges are added.
+    """Which of some operations, the sources, each operation of a graph waits for, directly or not.
 
-    A source is a bit of a number, so that the sources before an operation are one number.
+    Edges may be added. Each source is a bit, so that the sources which an operation waits for are
+    one number: with the sources a and b, an operation that waits for both has the bits 0b11.
     """
 
     def __init__(self, sources: typing.Sequence[tf.Operation]):
         """Looks at all that waits for any of the `sources`."""
-        self._bit = {op.name: 1 << number for number, op in enumerate(sources)}
-        # From the name of an operation to the bits of the sources before it.
-        self._before = dict(self._bit)
-        # From the name of an operation to those that are to wait for it, too.
+        self._bit = {op.name: 1 << index for index, op in enumerate(sources)}
+        self._before = dict(self._bit)  # {name of an operation: bits of the sources before it}
+        # {name of an operation: operations that are to wait for it by an added edge}
         self._added: typing.Dict[str, typing.List[tf.Operation]] = {}
         self._spread(sources)
 
@@ -164,7 +172,7 @@ class Precedence:
         self._spread([before])
 
     def _spread(self, operations: typing.Iterable[tf.Operation]) -> None:
-        """Notes the sources before some operations for all that waits for these."""
+        """Adds the sources before some operations to those of all operations that wait for them."""
         queue = collections.deque(operations)
         while queue:
             op = queue.popleft()
@@ -181,48 +189,58 @@ class Precedence:
 # ---- loops and branches of control flow v1 -------------------------------------------------------
 
 class Frames:
-    """The loops and branches around each of some operations."""
+    """The loops and branches (v1) around each of some operations.
+
+    They are found from the operations that enter and leave them. An operation within a loop within
+    a branch has `('branch', 'loop')` around it, and the `Exit` of the loop gives its result to
+    operations with `('branch',)` around them.
+    """
 
     def __init__(self, operations: typing.Sequence[tf.Operation]):
-        """`operations` hold the `Enter`s and `Switch`es of each loop and branch that they are in.
-        """
-        # By the name of an operation: the loops and branches that it is in, the outermost first;
-        # those that its results are in; and the operations that take these.
+        """`operations` have to include the `Enter`s and `Switch`es of each loop and branch that
+        they are in."""
+        # By the name of an operation: the loops and branches around it, the outermost first; those
+        # around what takes its results; and the operations that take these, or wait for it.
         self._around: typing.Dict[str, typing.Tuple[str, ...]] = {}
         self._around_results: typing.Dict[str, typing.Tuple[str, ...]] = {}
-        self._takers: typing.Dict[str, typing.List[tf.Operation]] = {}
+        self._followers: typing.Dict[str, typing.List[tf.Operation]] = {}
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
         for op in operations:
-            for other in inputs_of(op):
-                self._takers.setdefault(other.name, []).append(op)
-        for op in in_order(operations, names_before):
+            for source in inputs_of(op):
+                self._followers.setdefault(source.name, []).append(op)
+        for op in topological_order(operations, awaited_names):
             self._note(op)
 
     def is_outside(self, op: tf.Operation) -> bool:
-        """Whether an operation may wait for one in no loop or branch. One within a loop, which runs
-        in each turn, may not; one that leads into a loop, or is within a branch, may."""
+        """Whether an operation may wait for one outside of all loops and branches: it is in no
+        loop. One that leads into a loop, or is within a branch, may wait, too."""
         return _LOOP not in self._around.get(op.name, ())
 
     def always_runs(self, op: tf.Operation) -> bool:
-        """Whether an operation is in no loop or branch: it runs once; others may wait for it."""
+        """Whether an operation runs exactly once a step: it is in no loop or branch. Any operation
+        may wait for it."""
         is_switch = op.type in ('Switch', 'RefSwitch')
         return not is_switch and not self._around_results.get(op.name)
 
     def ends(self, op: tf.Operation) -> typing.List[tf.Operation]:
-        """The operations that come after `op`, of which one is waited for instead: itself, where it
-        always runs, else those by which its results leave all loops and branches, which run
-        whichever branch is taken, and when a loop has ended. The list is empty if nothing outside
-        depends on `op`."""
-        def takers_within(each):
-            return () if self.always_runs(each) else self._takers.get(each.name, ())
-        found = reached([op], takers_within)
+        """Finds the operations by which others may wait for `op`.
+
+        Returns:
+          `[op]`, if it always runs. Else the operations by which its results leave all loops and
+          branches: each of them runs after `op`, whichever branch is taken. [] if nothing outside
+          depends on `op`.
+        """
+        def followers_within(inner):
+            return () if self.always_runs(inner) else self._followers.get(inner.name, ())
+        found = reached([op], followers_within)
         return [found[name] for name in sorted(found) if self.always_runs(found[name])]
 
     def _note(self, op: tf.Operation) -> None:
-        """Notes the loops and branches around an operation, after all that it waits for."""
+        """Notes the loops and branches around an operation, and around its results: those around
+        the results of its input that is furthest inside. Inputs have to be noted before."""
         around: typing.Tuple[str, ...] = ()
-        for name in sorted(names_before(op)):
+        for name in sorted(awaited_names(op)):
             around_input = self._around_results.get(name, ())
             if len(around_input) > len(around):
                 around = around_input
@@ -231,22 +249,34 @@ class Frames:
 
 
 def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.Tuple[str, ...]:
-    """The loops and branches that the results of an operation are in; `around` has its own."""
-    kind = op.type[len('Ref'):] if op.type.startswith('Ref') else op.type
+    """The loops and branches around what takes the results of an operation.
+
+    Args:
+      op: the operation.
+      around: the loops and branches around the operation itself, the outermost first.
+    """
+    kind = op.type
+    if kind.startswith('Ref'):
+        kind = kind[len('Ref'):]
     if kind == 'Enter':
         return around + (_LOOP,)
-    if kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
-        return around + (_BRANCH,)
+    if kind == 'Switch':
+        is_of_loop = op.inputs[1].op.type == 'LoopCond'
+        return around if is_of_loop else around + (_BRANCH,)
     if kind == 'Exit':
         return around[:-1]
-    if kind == 'Merge' and around and around[-1] == _BRANCH:
-        return around[:-1]
+    if kind == 'Merge':
+        ends_branch = around[-1:] == (_BRANCH,)  # else it begins the turns of a loop
+        return around[:-1] if ends_branch else around
     return around
 
 
-def left_branches(op: tf.Operation) -> tf.Operation:
-    """An operation that always runs: after `op` if its branch (v1) is taken, at once if not.
-    Outside of branches it is `op`."""
+def end_of_branches(op: tf.Operation) -> tf.Operation:
+    """Makes an operation that always runs: after `op` if its branch (v1) is taken, at once if not.
+
+    Returns:
+      That operation; `op` itself if it is in no branch.
+    """
     branches = compat.branches_around(op)
     if not branches:
         return op
@@ -261,16 +291,19 @@ def left_branches(op: tf.Operation) -> tf.Operation:
         return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
 
 
-def waited_instead(control_inputs: typing.Sequence[tf.Operation],
+def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
                    left_out: typing.Container[str]) -> typing.List[tf.Operation]:
-    """What to wait for instead of operations that are left out: the operations that these wait for.
+    """Finds what to wait for when some operations are left out: what these wait for themselves.
 
-    In a branch (v1) the values to be written are waited for, too: else what waits would run
-    whichever branch is taken.
+    If b waits for a write, and the write for a, b is to wait for a. In a branch (v1) the values
+    that the write takes are waited for, too: else b would run whichever branch is taken.
 
     Args:
       control_inputs: what is waited for now.
       left_out: names of the operations that are left out.
+
+    Returns:
+      List of operations, none of them left out.
     """
     found = []
     stack = list(reversed(control_inputs))
@@ -289,31 +322,41 @@ def waited_instead(control_inputs: typing.Sequence[tf.Operation],
     return found
 
 
-def circle(operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
-    """Operations of which each waits for the one before, and the first one for the last: a list,
-    empty where none of `operations` wait for each other."""
+def find_cycle(operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
+    """Finds operations that wait for each other in a circle.
+
+    Returns:
+      List of operations, of which each waits for the one before it and the first one for the last;
+      [] if there is no such circle.
+    """
     stuck = {op.name: op for op in operations}
-    for op in in_order(operations, names_before):
+    for op in topological_order(operations, awaited_names):
         del stuck[op.name]
     if not stuck:
         return []
-    # What never runs waits for a circle, or is in one: so going back ends in one.
+    # An operation that never runs waits for a circle, or is in one: so going back ends in one.
     path = [stuck[min(stuck)]]
-    places = {}
-    while path[-1].name not in places:
-        places[path[-1].name] = len(path) - 1
-        before = min(names_before(path[-1]) & stuck.keys())
+    index_in_path: typing.Dict[str, int] = {}
+    while path[-1].name not in index_in_path:
+        index_in_path[path[-1].name] = len(path) - 1
+        before = min(awaited_names(path[-1]) & stuck.keys())
         path.append(stuck[before])
-    found = path[places[path[-1].name]:-1]
-    return found[::-1]
+    start = index_in_path[path[-1].name]
+    cycle = path[start:-1]
+    return cycle[::-1]
 
 
-def in_order(operations: typing.Sequence[tf.Operation],
-             awaited: typing.Callable[[tf.Operation], typing.Set[str]]
-             ) -> typing.Iterator[tf.Operation]:
-    """Yields operations, each after those that it waits for; none that wait in a circle.
+def topological_order(operations: typing.Sequence[tf.Operation],
+                      awaited: typing.Callable[[tf.Operation], typing.Set[str]]
+                      ) -> typing.Iterator[tf.Operation]:
+    """Yields operations, each after those that it waits for.
 
-    `awaited` is a function from an operation to the names of those that it waits for, among others.
+    Operations that wait for each other in a circle, or for such a circle, are not yielded.
+
+    Args:
+      operations: the operations, in any order.
+      awaited: function from an operation to the names of those that it waits for; names of others
+        than `operations` do not count.
     """
     by_name = {op.name: op for op in operations}
     num_awaited = {}  # by name: how many operations it still waits for
@@ -333,6 +376,7 @@ def in_order(operations: typing.Sequence[tf.Operation],
                 ready.append(follower)
 
 
-def names_before(op: tf.Operation) -> typing.Set[str]:
-    """Names of the operations that an operation waits for, without the back edges of a loop."""
+def awaited_names(op: tf.Operation) -> typing.Set[str]:
+    """Set of the names of the operations that an operation waits for, without the edges from one
+    turn of a loop to the next."""
     return {other.name for other in inputs_of(op) if other.type not in BACK}

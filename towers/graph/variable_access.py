@@ -13,7 +13,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.edit import Library, producer
+from towers.graph.edit import Library, producer_name
 from towers.graph.graph_walk import names_of, producers_of, reached
 from towers.graph.op_types import ADDS, HAND_ON, HAND_ON_MEMORY, READS, SETS, VARIABLE_OPS
 
@@ -43,15 +43,16 @@ def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
 
 
 def variable_taken(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
-    """The operation of the variable that whoever takes a tensor takes itself; None for a value."""
+    """The operation of the variable that an operation gets by taking a tensor as an input: the
+    variable itself, to read or write it. None if the tensor is a value."""
     if not is_variable(tensor):
         return None
     return variable_op(tensor)
 
 
 def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
-    """The operations of the variables whose values a tensor consists of: passed on, cached, or
-    joined from parts, but not computed. An empty list if there is none."""
+    """List of the operations of the variables whose value a tensor is: read, handed on, or joined
+    from the parts of a partitioned variable. [] for a tensor that is computed."""
     def sources(op):
         is_passed_on = op.type in HAND_ON or op.type in _READ
         return producers_of(op) if is_passed_on else ()
@@ -62,13 +63,16 @@ def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
 def variables_read(
         operations: typing.Iterable[tf.Operation], owned: typing.Container[str] = (),
         others: typing.Iterable[tf.Variable] = ()) -> typing.List[tf.Variable]:
-    """The variables that any of some operations takes, itself or by its value: a list.
+    """Finds the variables that some operations take, themselves or by their values.
 
     Args:
       operations: the operations.
-      owned: names of those that do not count, since they belong to the variables (initial values,
-        reads).
+      owned: names of the operations that do not count, since they belong to the variables: initial
+        values, reads.
       others: variables that are looked for besides those of the graph's collections.
+
+    Returns:
+      List of the variables, each once.
     """
     made = names_of(operations)
     read = set()
@@ -80,11 +84,10 @@ def variables_read(
             is_from_outside = source.name not in made or source.name in owned
             if is_from_outside or source.type in VARIABLE_OPS:
                 read |= names_of(read_from(tensor))
-    # A variable may be in several collections.
     known: typing.Dict[str, tf.Variable] = collections.OrderedDict()
-    of_collections = tf.global_variables() + tf.local_variables() + tf.trainable_variables()
-    for variable in of_collections + list(others):
-        known.setdefault(variable.op.name, variable)
+    in_collections = tf.global_variables() + tf.local_variables() + tf.trainable_variables()
+    for variable in in_collections + list(others):
+        known.setdefault(variable.op.name, variable)  # it may be in several collections
     return [variable for name, variable in known.items() if name in read]
 
 
@@ -100,7 +103,7 @@ def metric_variables() -> typing.Dict[str, tf.Variable]:
 
 
 def initializers() -> typing.Set[str]:
-    """The names of the operations that give the graph's variables their initial values: a set."""
+    """Set of the names of the operations that give the graph's variables their initial values."""
     return {compat.initializer_of(variable).name
             for variable in tf.global_variables() + tf.local_variables()
             if variable.initializer is not None}
@@ -108,7 +111,7 @@ def initializers() -> typing.Set[str]:
 
 # ---- writes -------------------------------------------------------------------------------------
 
-_LEAVE = HAND_ON | READS | {
+_LEAVE_UNCHANGED = HAND_ON | READS | {
     '_ReadVariablesOp', 'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'}
 """Types of operations that take a resource variable and leave it unchanged."""
 
@@ -127,35 +130,44 @@ class Writes:
         self._known: typing.Dict[typing.Tuple[str, int], bool] = {}
 
     def of(self, op: tf.Operation) -> typing.List[str]:
-        """The names of the operations of the variables that one operation may write."""
-        if op.type in _LEAVE:
+        """List of the names of the variables' operations that one operation may write."""
+        if op.type in _LEAVE_UNCHANGED:
             return []
-        written = []
-        functions = None
+        taken = {}  # {position of an input: the variable that is taken there}
         for position, tensor in enumerate(op.inputs):
             variable = variable_taken(tensor)
-            if variable is None:
-                continue
-            if tensor.dtype != tf.resource:
+            if variable is not None:
+                taken[position] = variable
+        if not taken:
+            return []
+        functions = self._library.called_by(op.node_def)
+        written = []
+        for position, variable in taken.items():
+            if op.inputs[position].dtype != tf.resource:
                 may_write = _takes_reference(op, position)
+            elif functions:
+                may_write = self._any_writes(functions, position - len(op.inputs))
             else:
-                if functions is None:
-                    functions = self._library.called_by(op.node_def)
-                from_end = position - len(op.inputs)
-                may_write = not functions or self._any_writes(functions, from_end)
+                may_write = True
             if may_write:
                 written.append(variable.name)
         return written
 
     def to(self, variable: tf.Variable) -> typing.List[tf.Operation]:
-        """The operations that may write a `tf.Variable`, its initializer among them: a list."""
+        """List of the operations that may write a `tf.Variable`, its initializer among them."""
         return [op for op in self.takers(variable.op) if variable.op.name in self.of(op)]
 
     def takers(self, variable: tf.Operation, memory: bool = False) -> list:
-        """The operations that take a variable itself, but for those that hand it on: a list.
+        """Finds the operations that take a variable itself, to read or write it.
 
-        With `memory`, all that is computed from a reference variable counts, too: its value is its
-        memory, which many kernels pass on (`Identity`, `Reshape`) to what reads it later.
+        Args:
+          variable: the operation of the variable.
+          memory: whether operations that take a value computed from a reference variable count,
+            too: its value is its memory, which many kernels hand on (`Identity`, `Reshape`) to
+            operations that read it later.
+
+        Returns:
+          List of the operations, without those that hand the variable on into loops and branches.
         """
         follows_values = memory and variable.type in REFERENCE_VARIABLES
         stack = list(variable.outputs)
@@ -177,11 +189,16 @@ class Writes:
 
     def readers(self, variable: tf.Operation,
                 write: typing.Optional[tf.Operation] = None) -> list:
-        """The operations that read a variable and compute: those that take it, or, of a reference
-        variable, the memory that others hand on.
+        """Finds the operations that compute with a variable.
 
-        With `write`, an operation that writes the variable, those are left out that take the memory
-        out of a branch (v1) which does not run where the write does.
+        Args:
+          variable: the operation of the variable.
+          write: an operation that writes it; or None. Operations do not count that take the memory
+            out of a branch (v1) which does not run where the write does.
+
+        Returns:
+          List of the operations that take the variable itself. Of a reference variable, of those
+          that take its memory, through operations that hand it on.
         """
         if variable.type not in REFERENCE_VARIABLES:
             return self.takers(variable)
@@ -200,7 +217,7 @@ class Writes:
         return [op for op in found.values() if op.type not in HAND_ON_MEMORY]
 
     def within_function(self, op: tf.Operation) -> bool:
-        """Whether an operation writes through a function that it calls."""
+        """Whether an operation calls functions, so that these do what it writes."""
         return bool(self._library.called_by(op.node_def))
 
     def functions(self, op: tf.Operation) -> list:
@@ -220,7 +237,7 @@ class Writes:
         return self._known[key]
 
     def _look_into(self, function: typing.Any, position: int) -> bool:
-        """As `_writes_argument`, found in the nodes of a `FunctionDef`."""
+        """What `_writes_argument` returns, found in the nodes of a `FunctionDef`."""
         arguments = function.signature.input_arg
         if len(arguments) < -position:
             return False
@@ -229,11 +246,11 @@ class Writes:
 
     def _node_writes(self, node: tf.NodeDef, handles: typing.Set[str]) -> bool:
         """Whether a node of a function writes the variable of any of `handles`, see `_handles`."""
-        if node.op in _LEAVE:
+        if node.op in _LEAVE_UNCHANGED:
             return False
         inputs = _data_inputs(node)
         positions = [index - len(inputs) for index, text in enumerate(inputs)
-                     if producer(text) in handles]
+                     if producer_name(text) in handles]
         if not positions:
             return False
         functions = self._library.called_by(node)
@@ -249,7 +266,7 @@ def _takes_reference(op: tf.Operation, position: int) -> bool:
 
 
 def _variables_handed_on(op: tf.Operation) -> typing.List[tf.Tensor]:
-    """The outputs of an operation that are the variable which it takes: a list."""
+    """List of the outputs of an operation that are a variable which it takes, handed on."""
     if op.type not in HAND_ON:
         return []
     return [tensor for tensor in op.outputs if is_variable(tensor)]
@@ -260,7 +277,7 @@ _Branch = typing.Tuple[str, int]
 
 
 def _branches_not_running(op: tf.Operation) -> typing.Set[_Branch]:
-    """The branches (v1) that do not run in a step in which an operation runs."""
+    """Set of the branches (v1) that do not run in a step in which an operation runs."""
     not_running = set()
     for condition, taken, _ in compat.branches_around(op):
         not_running.add((_original(condition).name, 1 - taken))
@@ -286,8 +303,8 @@ def _original(condition: tf.Tensor) -> tf.Tensor:
 
 
 def _handles(function: typing.Any, arguments: typing.Set[str]) -> typing.Set[str]:
-    """The names of some `arguments` of a `FunctionDef`, handles of variables, and of the nodes that
-    pass one on."""
+    """Set of names in a `FunctionDef` by which nodes take variables: those of some `arguments`,
+    which are handles of variables, and of the nodes that hand one on."""
     def inputs_handed_on(node):
         return _data_inputs(node) if node.op in HAND_ON else ()
     return _with_followers(arguments, function, inputs_handed_on)
@@ -295,9 +312,15 @@ def _handles(function: typing.Any, arguments: typing.Set[str]) -> typing.Set[str
 
 def _with_followers(names: typing.Iterable[str], function: typing.Any,
                     inputs_of_node: typing.Callable) -> typing.Set[str]:
-    """Some names in a `FunctionDef`, and those of all nodes that follow from them: a set.
+    """Finds all nodes of a function that follow from some nodes or arguments.
 
-    `inputs_of_node` is a function from a node to those of its inputs that count.
+    Args:
+      function: `FunctionDef`, whose nodes are in any order.
+      names: names of the nodes or arguments.
+      inputs_of_node: function from a node to those of its inputs that count.
+
+    Returns:
+      Set of these names, and of the names of the nodes that follow, directly or not.
     """
     found = set(names)
     size_before = None
@@ -311,37 +334,36 @@ def _with_followers(names: typing.Iterable[str], function: typing.Any,
 
 def _takes_any(inputs: typing.Iterable[str], names: typing.Container[str]) -> bool:
     """Whether any of some inputs of a node comes from the nodes or arguments of these names."""
-    return any(producer(text) in names for text in inputs)
+    return any(producer_name(text) in names for text in inputs)
 
 
 def _data_inputs(node: tf.NodeDef) -> typing.List[str]:
-    """The inputs of a `NodeDef` but for what it waits for."""
+    """List of the inputs of a node, without its control inputs."""
     return [text for text in node.input if not text.startswith('^')]
 
 
 def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typing.Any:
-    """A function without the operations that assign to some of its arguments.
+    """Copies a function, and leaves out the operations that assign to some of its arguments.
 
     Args:
       function: `FunctionDef`.
-      positions: of arguments that are handles of variables, counted from the last (-1).
+      positions: positions of arguments that are handles of variables, counted from the last (-1).
 
     Returns:
-      `FunctionDef`; None where the function returns a value that it has read after a write, or
-      writes otherwise than by an assignment of its own.
+      The new `FunctionDef`; None if the writes cannot be left out: the function returns a value
+      that it has read after a write, or writes in another way than by an assignment of its own.
     """
     arguments = function.signature.input_arg
     argument_names = {arguments[position].name for position in positions}
     handles = _handles(function, argument_names)
     takers = [node for node in function.node_def if _takes_any(_data_inputs(node), handles)]
-    assignments = [node for node in takers if node.op in SETS or node.op in ADDS]
-    writes = names_of(assignments)
-    others = [node for node in takers if node.name not in writes]
-    if any(node.op not in _LEAVE for node in others):
+    writes = names_of(node for node in takers if node.op in SETS | ADDS)
+    reads = [node for node in takers if node.name not in writes]
+    if any(node.op not in _LEAVE_UNCHANGED for node in reads):
         return None
     after_writes = _with_followers(writes, function, lambda node: node.input)
     # Without the writes these would read another value.
-    late_reads = after_writes & names_of(others)
+    late_reads = after_writes & names_of(reads)
     computed_from_late_reads = _with_followers(late_reads, function, _data_inputs)
     if _takes_any(function.ret.values(), computed_from_late_reads):
         return None
@@ -352,7 +374,8 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
 
 
 def _remove_nodes(function: typing.Any, names: typing.Container[str]) -> None:
-    """Removes the nodes of these names, which are only waited for, from a `FunctionDef`."""
+    """Removes the nodes of these names from a `FunctionDef`, and the waits for them. No node takes
+    their results."""
     for node in list(function.node_def):
         if node.name in names:
             function.node_def.remove(node)

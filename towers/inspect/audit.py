@@ -9,9 +9,9 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
 from towers.errors import AuditError, counted
 from towers.gradients.tower import Tower
-from towers.graph.edit import beside
+from towers.graph.edit import colocated_operations
 from towers.graph.graph_walk import leaves_of, operation_names, step_operations
-from towers.graph.order import circle
+from towers.graph.order import find_cycle
 from towers.inspect.audit_step import findings_of_step
 from towers.inspect.findings import (
     Findings,
@@ -35,9 +35,9 @@ from towers.placement.devices import is_gpu, short_name
 from towers.placement.tower_device import (
     all_devices,
     operation_device,
-    resolved,
     stages_of,
-    was_chosen,
+    was_placed_by_program,
+    without_localhost,
 )
 
 
@@ -133,7 +133,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     operations = step_operations(fetches + leaves_of(built.predictions))
 
     found = list(_findings_of_order(operations))
-    found += findings_of_variables(built, lambda variable: resolved(variable.device))
+    found += findings_of_variables(built, lambda variable: without_localhost(variable.device))
     found += _findings_of_operations(built, operations)
     found += _findings_of_gpu_kernels(built, operations)
     found += _findings_of_replicas(built)
@@ -151,7 +151,7 @@ def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
     before it runs any of it, so that not even variables could be initialized."""
     if not operations:
         return
-    found = circle(operations[0].graph.get_operations())
+    found = find_cycle(operations[0].graph.get_operations())
     if found:
         yield broken('%s wait for each other in a circle, so that the graph never runs: %s' % (
             counted_operations(found), some([op.name for op in found])))
@@ -183,7 +183,7 @@ def _findings_of_operations(built: BuiltTowers, operations: typing.Iterable[tf.O
                 continue
             if _touches_variable(op, variables):
                 with_variable.append(op)
-            elif was_chosen(op, tower, built.towers[0]):
+            elif was_placed_by_program(op, tower, built.towers[0]):
                 chosen.append(op)
             else:
                 stray.append(op)
@@ -219,7 +219,7 @@ def _touches_variable(op: tf.Operation, names: typing.Set[str], depth: int = 3) 
     """
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
-    neighbours = beside(op)
+    neighbours = colocated_operations(op)
     if any(other.name in names for other in neighbours):
         return True
     return depth > 0 and any(_touches_variable(other, names, depth - 1) for other in neighbours)

@@ -19,7 +19,7 @@ from towers.inspect.findings import (
 )
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import converted_operations, xla_clusters
-from towers.placement.tower_device import operation_device, resolved, stages_of
+from towers.placement.tower_device import operation_device, stages_of, without_localhost
 
 
 def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
@@ -28,7 +28,7 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
     placed = {}  # from the name of an operation to its device
     for partition in run_metadata.partition_graphs:
         for node in partition.node:
-            placed[node.name] = resolved(node.device)
+            placed[node.name] = without_localhost(node.device)
     if not placed:
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
@@ -36,7 +36,7 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
     yield from findings_of_variables(
         built._replace(variables=[v for v in built.variables if v.op.name in placed],
                        slots=[s for s in built.slots if s.op.name in placed]),
-        lambda variable: placed.get(variable.op.name, resolved(variable.device)))
+        lambda variable: placed.get(variable.op.name, without_localhost(variable.device)))
     graph = leaves_of(built.towers[0].inputs)[0].graph
     for tower in built.towers:
         yield from _findings_of_moves(tower, graph, placed)

@@ -213,14 +213,14 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
     if objectives.names is not None or has_own:
         after = after + tensors_of(all_pairs(pairs))
     for objective in objectives:
-        names_before = operation_names(tf.global_variables())
+        awaited_names = operation_names(tf.global_variables())
         is_last = objective is objectives[-1]
         with tf.control_dependencies(after), graph_walk.Recording(graph) as made:
             train_op = _applied_on_one_device(
                 objective, objectives.of(objective, loss), objectives.of(objective, pairs),
                 global_step if is_last else None, factor)
         new_variables = [variable for variable in tf.global_variables()
-                         if variable.op.name not in names_before]
+                         if variable.op.name not in awaited_names]
         free_initial_values(new_variables, made.operations, after)
         after = [train_op]
     return train_op

@@ -11,7 +11,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.edit import beside
+from towers.graph.edit import colocated_operations
 from towers.placement.devices import is_gpu
 from towers.placement.tower_device import operation_device, resources_taken
 
@@ -136,7 +136,7 @@ def _pulled_along(without: typing.Set[str], on_gpus: typing.Dict[str, tf.Operati
     those that are colocated, and those that share a resource."""
     together = collections.defaultdict(set)
     for name, op in on_gpus.items():
-        for other in beside(op) + resources_taken(op):
+        for other in colocated_operations(op) + resources_taken(op):
             together[name].add(other.name)
             together[other.name].add(name)
     stack = list(without)

@@ -27,16 +27,16 @@ def visible_gpus() -> typing.Tuple[str, ...]:
 
 
 class Devices(tuple):
-    """The devices of the towers, one string a tower.
+    """The devices of the towers, one string a tower, such as `('/device:GPU:0', '/device:GPU:1')`.
 
     Attributes:
-      checked: whether they are known to be there.
+      checked: whether the devices were checked to exist on this machine.
     """
 
     checked: bool
 
     def __new__(cls, names: typing.Iterable[str], checked: bool) -> 'Devices':
-        """Makes the tuple of `names`."""
+        """Makes the tuple of the devices' canonical names."""
         devices = super(Devices, cls).__new__(cls, names)
         devices.checked = checked
         return devices
@@ -72,11 +72,16 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     check_flag('allow_repeated', allow_repeated)
     if isinstance(devices, Devices):
         return devices
-    return Devices(_resolved(devices, check, allow_repeated), check)
+    return Devices(_canonical_names(devices, check, allow_repeated), check)
 
 
-def _resolved(devices: typing.Any, check: bool, allow_repeated: bool) -> typing.Tuple[str, ...]:
-    """The canonical names of what `devices` says; the arguments are those of `resolve_devices`."""
+def _canonical_names(devices: typing.Any, check: bool,
+                     allow_repeated: bool) -> typing.Tuple[str, ...]:
+    """The canonical name of each tower's device.
+
+    Args:
+      devices, check, allow_repeated: the arguments of `resolve_devices`.
+    """
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
@@ -87,33 +92,36 @@ def _resolved(devices: typing.Any, check: bool, allow_repeated: bool) -> typing.
         raise InvalidArgumentError(
             'devices=%.80r: expected None, a number of devices, or device names such as '
             "['/gpu:0', '/gpu:2']." % (devices,))
-    resolved = _named_devices(devices)
-    _check_repeated(resolved, devices, allow_repeated)
+    names = _named_devices(devices)
+    _check_repeated(names, devices, allow_repeated)
     if check:
-        for name in all_devices(resolved):
+        for name in all_devices(names):
             _check_exists(name, gpus)
-    return resolved
+    return names
 
 
 def _named_devices(devices: typing.Union[str, typing.Sequence]) -> typing.Tuple[str, ...]:
-    """The canonical names of the devices that a text or a list names, one a tower.
+    """The canonical name of each tower's device, from a list of names or a text such as
+    `'/gpu:0,/gpu:1'`.
 
-    Raises `DeviceError` for no tower, and for towers of different numbers of stages: a stage of the
-    model would have a device in one tower and none in another.
+    Raises `DeviceError` for no tower, and for towers with different numbers of devices: a stage of
+    the model would have a device in one tower and none in another.
     """
     entries = devices.split(',') if isinstance(devices, str) else devices
-    resolved = tuple(_devices_of_tower(entry) for entry in entries)
-    stage_counts = {len(stages_of(device)) for device in resolved}
+    names = tuple(_devices_of_tower(entry) for entry in entries)
+    stage_counts = {len(stages_of(name)) for name in names}
     if len(stage_counts) != 1:
         raise DeviceError('devices=%.80r: expected one device or more (None for every visible '
                           'GPU), and as many devices for each tower.' % (devices,))
-    return resolved
+    return names
 
 
 def _devices_of_tower(entry: typing.Any) -> str:
-    """The canonical name of a tower's device; for several devices their `StagedDevices`.
+    """The canonical name of a tower's device; a `StagedDevices` for a tower with several devices.
 
-    The entry is a name, names joined by `+`, a list of names, or a `StagedDevices`.
+    Args:
+      entry: what the caller gave for the tower: a name, names joined by `+`, a list of names, or a
+        `StagedDevices`. Anything else is refused.
     """
     if hasattr(entry, 'stages'):
         names = list(entry.stages)
@@ -127,22 +135,22 @@ def _devices_of_tower(entry: typing.Any) -> str:
     return canonical[0] if len(canonical) == 1 else StagedDevices(canonical)
 
 
-def _check_repeated(resolved: typing.Sequence[str], devices: typing.Any,
+def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
                     allow_repeated: bool) -> None:
     """Raises `DeviceError` for a device that is named twice.
 
     Args:
-      resolved: the device of each tower.
-      devices: the same as the caller gave them, for the message.
+      names: the canonical name of each tower's device.
+      devices: what the caller gave, for the message.
       allow_repeated: whether two towers may share a device. Two stages of one tower may not.
     """
     counts: collections.Counter = collections.Counter()
-    for device in resolved:
+    for device in names:
         counts.update(stages_of(device))
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if not repeated:
         return
-    are_between_towers = all(map(_has_different_stages, resolved))
+    are_between_towers = all(map(_has_different_stages, names))
     if allow_repeated and are_between_towers:
         return
     raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of its '
@@ -156,7 +164,10 @@ def _has_different_stages(device: str) -> bool:
 
 
 def canonical_device(name: str) -> str:
-    """`'/gpu:1'` as `'/device:GPU:1'`, the spelling of `op.device`; raises `DeviceError`."""
+    """The name of a device as `op.device` spells it: `'/device:GPU:1'` for `'/gpu:1'`.
+
+    Raises `DeviceError` for what is not the name of one device.
+    """
     try:
         spec = tf.DeviceSpec.from_string(name.strip())
     except (ValueError, AttributeError, TypeError):
@@ -171,14 +182,20 @@ def canonical_device(name: str) -> str:
 
 
 def _is_one_device(spec: tf.DeviceSpec) -> bool:
-    """Whether a name has a type and a number, so that it means one device and no group of them."""
+    """Whether a device name has a type and an index; without them it would mean several devices."""
     if spec.device_type is None or spec.device_index is None:
         return False
     return spec.device_index >= 0
 
 
 def check_variable_device(name: str, devices: typing.Sequence[str]) -> None:
-    """Raises `DeviceError` for a device that a session of the towers on `devices` will not have."""
+    """Raises `DeviceError` for a device of variables that does not exist in a session with the
+    config for these towers.
+
+    Args:
+      name: the device, which the caller has named in `VariablePlacement`.
+      devices: the devices of the towers.
+    """
     _check_exists(name, visible_gpus())
     spec = tf.DeviceSpec.from_string(name)
     num_cpus = session_config(devices).device_count['CPU']
@@ -190,7 +207,8 @@ def check_variable_device(name: str, devices: typing.Sequence[str]) -> None:
 
 
 def check_one_stage(call: str, devices: typing.Sequence[str]) -> None:
-    """Raises `DeviceError` for towers of several devices, in a call that has no stages."""
+    """Raises `DeviceError` if a tower has several devices; `call` names the public function that
+    does not know stages, for the message."""
     for device in devices:
         num_stages = len(stages_of(device))
         if num_stages > 1:
@@ -201,7 +219,8 @@ def check_one_stage(call: str, devices: typing.Sequence[str]) -> None:
 
 
 def short_name(device: str) -> str:
-    """`'/device:GPU:1'` as `'/gpu:1'`, for people; of several devices `'/gpu:0+/gpu:1'`."""
+    """The name of a tower's device in short, for texts: `'/gpu:1'` for `'/device:GPU:1'`; for a
+    tower with several devices `'/gpu:0+/gpu:1'`."""
     names = '+'.join(stages_of(device))
     return names.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:')
 
@@ -212,8 +231,11 @@ def is_gpu(device: str) -> bool:
 
 
 def default_variable_device(devices: typing.Sequence[str]) -> str:
-    """The device of variables unless the caller says: the CPU, which several GPUs reach; or the GPU
-    when there is just one, which saves each variable's transfer."""
+    """The device of variables where the caller names none.
+
+    That is the CPU, which all GPUs can reach. With one tower it is the tower's own device, so that
+    no variable has to be sent to it.
+    """
     if len(devices) == 1:
         return str(devices[0])
     spec = tf.DeviceSpec.from_string(devices[0])
@@ -256,12 +278,13 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")
     names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
-    has_gpus = any(is_gpu(name) for name in names)
-    cpus = [tf.DeviceSpec.from_string(name).device_index for name in names if not is_gpu(name)]
+    has_gpus = any(map(is_gpu, names))
+    cpu_indices = {tf.DeviceSpec.from_string(name).device_index
+                   for name in names if not is_gpu(name)}
     if intra_op_threads is None:
-        intra_op_threads = _default_intra_op_threads(num_cpus=len(set(cpus)))
+        intra_op_threads = _default_intra_op_threads(num_cpus=len(cpu_indices))
     config = tf.ConfigProto(
-        device_count={'CPU': max(cpus + [0]) + 1},
+        device_count={'CPU': max(cpu_indices, default=0) + 1},
         allow_soft_placement=has_gpus,
         intra_op_parallelism_threads=int(intra_op_threads),
         inter_op_parallelism_threads=int(inter_op_threads or 0))
@@ -274,13 +297,14 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
 
 
 def _check_threads(name: str, threads: typing.Optional[int]) -> None:
-    """Raises `InvalidArgumentError` unless an argument is None or a number of threads."""
+    """Raises `InvalidArgumentError` unless an argument of this name is None or a number of threads.
+    """
     if threads is not None:
         check_count(name, threads, least=0, most=MOST_INT32)
 
 
 def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
-    """Switches off the passes of graph optimization that gain nothing on CPUs, see
+    """Switches off, in a config, the passes of graph optimization that gain nothing on CPUs; see
     `session_config`."""
     rewrites = config.graph_options.rewrite_options
     rewrites.meta_optimizer_iterations = rewrites.ONE
@@ -290,8 +314,11 @@ def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
 
 
 def _default_intra_op_threads(num_cpus: int) -> int:
-    """The threads of one operation where the caller gives none: `OMP_NUM_THREADS`, if it is set;
-    else a share of the cores for each of several CPUs; else 0, TensorFlow's own choice."""
+    """The number of threads of one operation, where the caller gives none.
+
+    That is `OMP_NUM_THREADS`, if it is set. Else several CPU devices share the cores: on 8 cores
+    each of 4 devices gets 2 threads. Else it is 0, by which TensorFlow chooses itself.
+    """
     from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
     if from_environment.isdigit() and int(from_environment) > 0:
         return int(from_environment)
@@ -301,7 +328,12 @@ def _default_intra_op_threads(num_cpus: int) -> int:
 
 
 def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> str:
-    """The threads of a session's config, and its GPU memory where there are GPUs, in one line."""
+    """The plan's text about a session's config: its threads, and on GPUs its memory.
+
+    Args:
+      config: the config.
+      devices: the devices of the towers.
+    """
     line = '%s intra-op and %s inter-op threads' % (
         config.intra_op_parallelism_threads or _CHOICE_OF_TENSORFLOW,
         config.inter_op_parallelism_threads or _CHOICE_OF_TENSORFLOW)
@@ -315,8 +347,14 @@ def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> st
 
 
 def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional[tf.ConfigProto]:
-    """The `session_config` for the devices that the operations of `graph` name, by default those
-    of the default graph; None where that is `/cpu:0` alone, or no device."""
+    """The `session_config` for the devices that the operations of a graph ask for.
+
+    Args:
+      graph: the graph; None for the default graph.
+
+    Returns:
+      The config; None where the operations ask for `/cpu:0` only, or for no device.
+    """
     operations = (graph or tf.get_default_graph()).get_operations()
     names = set()
     for device in {op.device for op in operations}:
@@ -329,14 +367,19 @@ def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional
 
 
 def needs_config(devices: typing.Sequence[str]) -> bool:
-    """Whether a session without `session_config` lacks some of these devices: virtual CPUs."""
+    """Whether a session needs `session_config` to have these devices: some are virtual CPUs."""
     return any(name.startswith('/device:CPU:') and name != '/device:CPU:0'
                for name in all_devices(devices))
 
 
 def _first_devices(count: int, gpus: typing.Sequence[str], check: bool) -> typing.Tuple[str, ...]:
-    """The first GPUs, `count` of them; where there are no `gpus` at all, as many virtual CPUs.
-    With `check` so many GPUs have to exist."""
+    """The canonical names of the first `count` GPUs, or of so many virtual CPUs.
+
+    Args:
+      count: the number of devices.
+      gpus: the visible GPUs; where there are none, CPUs are taken.
+      check: whether so many GPUs have to exist.
+    """
     if not 0 < count <= MOST_TOWERS:
         raise InvalidArgumentError('devices=%d: expected at least one device, and at most %d.' % (
             count, MOST_TOWERS))
@@ -349,14 +392,18 @@ def _first_devices(count: int, gpus: typing.Sequence[str], check: bool) -> typin
 
 
 def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
-    """Raises `DeviceError` for a canonical name of a device that this process does not have; `gpus`
-    are the visible ones. CPUs are virtual: they always exist."""
+    """Raises `DeviceError` for a device that this process does not have.
+
+    Args:
+      name: the canonical name of the device.
+      gpus: the visible GPUs.
+    """
     spec = tf.DeviceSpec.from_string(name)
     is_in_cluster = spec.job is not None or spec.task or spec.replica
+    if not is_in_cluster and _is_here(spec, name in gpus):
+        return
     if is_in_cluster:
         reason = 'without a cluster the one job of this program is localhost'
-    elif _is_here(spec, name in gpus):
-        return
     else:
         reason = _visible_devices_text(gpus)
     raise DeviceError(
@@ -365,8 +412,8 @@ def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
 
 
 def _is_here(spec: tf.DeviceSpec, is_visible_gpu: bool) -> bool:
-    """Whether this process has a device; of types that TensorFlow calls neither CPU nor GPU, those
-    whose numbers are below the count of the physical ones."""
+    """Whether this process has a device. Any number of CPUs exists, since they are virtual; of
+    other types, such as TPU, there are as many as TensorFlow lists."""
     if spec.device_type == 'CPU':
         return True
     if spec.device_type == 'GPU':
@@ -376,7 +423,7 @@ def _is_here(spec: tf.DeviceSpec, is_visible_gpu: bool) -> bool:
 
 
 def _visible_devices_text(gpus: typing.Sequence[str]) -> str:
-    """The visible GPUs in words, and what limits them."""
+    """Says in an error which GPUs are visible, and what limits them: `CUDA_VISIBLE_DEVICES`."""
     text = 'TensorFlow sees %s here' % (', '.join(map(short_name, gpus)) or 'no GPU')
     limit = os.environ.get('CUDA_VISIBLE_DEVICES')
     if limit is None:

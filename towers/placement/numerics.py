@@ -22,7 +22,7 @@ from towers.placement.devices import is_gpu, resolve_devices
 PRECISIONS = ('float32', 'bf16', 'fp16')
 """Values of `precision=`: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
 
-# (precision, on GPUs?) -> the field of `RewriterConfig` that does it. `auto_mixed_precision_cpu` is
+# (precision, whether on GPUs): the field of `RewriterConfig` that does it. `auto_mixed_precision_cpu` is
 # left out: it only rounds, between products in float32, and on TF 2.15 and 2.21 it ends the process
 # with a segmentation fault when a convolution with batch norm is run forwards.
 _FIELDS = {('fp16', True): 'auto_mixed_precision',
@@ -73,9 +73,16 @@ def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
 
 
 def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collections.Counter:
-    """Counts by type of the operations that a step with partition graphs ran in that precision,
-    casts to it included; oneDNN's `_MklMatMul` or grappler's `_FusedConv2D` counts as what it
-    computes."""
+    """Counts the operations that a step ran in a precision, casts to it included.
+
+    Args:
+      run_metadata: that of a step with `tf.RunOptions(output_partition_graphs=True)`.
+      precision: `'bf16'` or `'fp16'`.
+
+    Returns:
+      `Counter` by the type of the operation. A fused one, such as oneDNN's `_MklMatMul` or
+      grappler's `_FusedConv2D`, counts as what it computes (`MatMul`, `Conv2D`).
+    """
     dtype_code = _DTYPES[precision].as_datatype_enum
     counts: collections.Counter = collections.Counter()
     for graph in run_metadata.partition_graphs:
@@ -87,14 +94,14 @@ def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collec
 
 
 def _has_dtype(node: tf.NodeDef, dtype_code: int) -> bool:
-    """Whether an operation computes in a type, or casts to it."""
+    """Whether an operation computes in the type of this code, or casts to it."""
     # `in` first: to read an attribute that is not there would add it.
     return any(name in node.attr and node.attr[name].type == dtype_code for name in ('T', 'DstT'))
 
 
 @contextlib.contextmanager
 def compiled(enabled: bool) -> typing.Iterator[None]:
-    """A scope whose operations, and the gradients taken of them, XLA compiles, one tower a scope.
+    """The scope of a tower whose operations, and the gradients taken of them, XLA compiles.
 
     This is `tf.xla.experimental.jit_scope`. The session-wide `global_jit_level` needs TF_XLA_FLAGS
     on CPUs, and on TF 2.15 and later puts operations of several virtual CPUs into one cluster,
@@ -102,6 +109,9 @@ def compiled(enabled: bool) -> typing.Iterator[None]:
 
     Left out are random operations, for which XLA draws other numbers; initial values, which are
     computed once; and reads and writes of variables, which stay on the variables' devices.
+
+    Args:
+      enabled: whether XLA compiles; False makes a scope without effect.
     """
     if not enabled:
         yield
@@ -120,9 +130,13 @@ def describe_xla(devices: typing.Sequence[str]) -> str:
 
 
 def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
-    """`Counter` of the clusters that XLA compiled for each device, such as `'/device:CPU:1'`.
+    """Counts the clusters of operations that XLA has compiled in a step.
 
-    `run_metadata` is of a step with `tf.RunOptions(output_partition_graphs=True)`.
+    Args:
+      run_metadata: that of a step with `tf.RunOptions(output_partition_graphs=True)`.
+
+    Returns:
+      `Counter` by device, such as `'/device:CPU:1'`.
     """
     nodes = [node for graph in run_metadata.partition_graphs for node in graph.node]
     return collections.Counter(node.device[node.device.index('/device:'):]
@@ -141,5 +155,5 @@ _NOT_COMPILED = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')  # be
 
 
 class _Operation(typing.NamedTuple):
-    """What `is_random` looks at of an operation."""
+    """A stand-in for a `tf.Operation` where only a node is at hand: `is_random` reads its type."""
     type: str

@@ -1,4 +1,8 @@
-"""Stages: pieces of one model on several devices of a tower; arrays and stacks of loops."""
+"""Stages: pieces of one model on several devices of a tower; arrays and stacks of loops.
+
+`stage` is what a model says. Operations outside of stages, and gradient operations, get their stage
+here afterwards.
+"""
 
 import contextlib
 import typing
@@ -8,7 +12,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count
 from towers.errors import ModelFunctionError
-from towers.graph.edit import Library, beside, colocate, is_free, names_beside
+from towers.graph.edit import (
+    Library,
+    colocate,
+    colocated_names,
+    colocated_operations,
+    is_uncolocated,
+)
 from towers.graph.graph_walk import is_control_flow, names_of
 from towers.graph.op_types import HAND_ON
 from towers.graph.variable_access import read_from
@@ -36,10 +46,10 @@ def stage(number: int) -> typing.Iterator[None]:
     the last stage. In a tower of one device, and outside of towers, all stages are in one place.
 
     Args:
-      number: from 0.
+      number: the number of the stage, from 0.
 
     Raises:
-      InvalidArgumentError: no such number.
+      InvalidArgumentError: `number` is no int of at least 0.
       ModelFunctionError: the tower has several devices, and fewer than this.
     """
     check_count('number', number, least=0)
@@ -56,7 +66,7 @@ def stage(number: int) -> typing.Iterator[None]:
 
 
 def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
-    """Whether any of these operations was made within a `stage` of the model's own."""
+    """Whether the model has said `stage` around any of these operations."""
     for op in operations:
         scopes = compat.device_scopes(op)
         if any(isinstance(scope, StageDevice) for scope in scopes):
@@ -65,7 +75,13 @@ def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
 
 
 def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> None:
-    """Puts each operation outside of stages on the last stage among its inputs."""
+    """Puts each operation that the model has made outside of stages on the last stage that it takes
+    a tensor from; on the first stage if it takes none.
+
+    Args:
+      operations: the operations of the forward pass, each after its inputs.
+      device: the device of the tower.
+    """
     stages = stages_of(device)
     if len(stages) == 1:
         return
@@ -85,8 +101,13 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
 
 def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
                           stages: typing.Sequence[str]) -> typing.Optional[str]:
-    """The device of the last stage that an operation takes a tensor from; None where all its inputs
-    come from elsewhere. `placed` has the devices of operations by their names."""
+    """The device of the last stage that an operation takes a tensor from; None if it takes none.
+
+    Args:
+      op: the operation.
+      placed: {name of an operation on a stage: its device}.
+      stages: the devices of the stages.
+    """
     source_names = [tensor.op.name for tensor in op.inputs]
     input_devices = [placed[name] for name in source_names if name in placed]
     if not input_devices:
@@ -95,8 +116,9 @@ def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
 
 
 def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
-    """Whether an operation is on the first of `stages` because of the tower's scope alone."""
-    if op.device != stages[0] or not is_free(op):
+    """Whether an operation may be put on another stage: only the tower's scope has put it where it
+    is, on the first of `stages`."""
+    if op.device != stages[0] or not is_uncolocated(op):
         return False
     scopes = compat.device_scopes(op)
     innermost = scopes[0] if scopes else None
@@ -104,8 +126,16 @@ def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
 
 
 def move(op: tf.Operation, device: str, library: Library) -> None:
-    """Puts an operation on a stage's device; raises `ModelFunctionError` if it calls a function
-    whose operations, in the `library`, are on another one."""
+    """Puts an operation on the device of a stage.
+
+    Args:
+      op: the operation.
+      device: the device.
+      library: the functions of the graph.
+
+    Raises:
+      ModelFunctionError: the operation calls a function with operations on another device.
+    """
     if op.device == device:
         return
     for name, function in library.reached_from([op.node_def]).items():
@@ -118,51 +148,56 @@ def move(op: tf.Operation, device: str, library: Library) -> None:
     compat.set_device(op, device)
 
 
-def check_stages(operations: typing.Iterable[tf.Operation], device: str) -> None:
-    """Raises `ModelFunctionError` if a stage takes a tensor of a later one.
+def check_stages(operations: typing.Sequence[tf.Operation], device: str) -> None:
+    """Refuses a model in which a stage takes a tensor of a later one: no pipeline can run it.
 
-    What was made outside of the model, such as the tower's shard of the batch, is of no stage.
+    Args:
+      operations: the operations of the forward pass. What is not among them, such as the tower's
+        shard of the batch, is of no stage.
+      device: the device of the tower.
+
+    Raises:
+      ModelFunctionError: such a tensor.
     """
     stages = stages_of(device)
-    operations = list(operations)
-    names = names_of(operations)
+    stage_by_name = {op.name: stages.index(op.device) for op in operations if op.device in stages}
     for op in operations:
-        if op.device not in stages or _is_kept_with_another(op):
+        if op.name not in stage_by_name or _is_kept_with_another(op):
             continue
-        number = stages.index(op.device)
+        op_stage = stage_by_name[op.name]
         for tensor in op.inputs:
-            source = tensor.op
-            if source.name not in names or source.device not in stages:
-                continue
-            source_number = stages.index(source.device)
-            if source_number > number and not _is_at_every_stage(tensor):
+            source_stage = stage_by_name.get(tensor.op.name, 0)
+            if source_stage > op_stage and not _is_at_every_stage(tensor):
                 raise ModelFunctionError(
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
                     'each other in a circle: with micro_batches= data goes from a stage to later '
-                    'ones only.' % (op.name, number, tensor.name, source_number))
+                    'ones only.' % (op.name, op_stage, tensor.name, source_stage))
 
 
 def _is_kept_with_another(op: tf.Operation) -> bool:
-    """Whether TensorFlow keeps an operation with another, wherever that is: with a variable, that
-    it is colocated with or whose handle it takes."""
-    return not is_free(op) or any(tensor.dtype == tf.resource for tensor in op.inputs)
+    """Whether TensorFlow keeps an operation with another one, wherever that is: it is colocated, or
+    takes the handle of a variable."""
+    return not is_uncolocated(op) or bool(resources_taken(op))
 
 
 def _is_at_every_stage(tensor: tf.Tensor) -> bool:
-    """Whether a tensor waits for no stage: a constant, or a variable."""
-    return tensor.dtype == tf.resource or tensor.op.type == 'Const' or bool(read_from(tensor))
+    """Whether a tensor is there before any stage runs: a constant, a variable or its value."""
+    if tensor.dtype == tf.resource or tensor.op.type == 'Const':
+        return True
+    return bool(read_from(tensor))
 
 
 def place_backward(operations: typing.Sequence[tf.Operation], loss: tf.Tensor,
                    device: str) -> None:
-    """Puts each gradient operation of a tower with stages on the stage of its forward operation;
-    one without, a sum say, on the first stage of its inputs: each activation's gradient crosses
-    once.
+    """Puts each gradient operation of a tower on the stage of its forward operation.
+
+    A gradient operation without a forward operation, such as a sum of gradients, goes to the first
+    stage among its inputs, so that the gradient of each activation is sent only once.
 
     Args:
       operations: the gradient operations, each after its inputs.
-      loss: what they differentiate, on the last stage.
-      device: the tower's.
+      loss: the loss that was differentiated, on the last stage.
+      device: the device of the tower.
     """
     if len(stages_of(device)) > 1:
         placement = _BackwardPlacement(operations, loss, stages_of(device))
@@ -171,10 +206,16 @@ def place_backward(operations: typing.Sequence[tf.Operation], loss: tf.Tensor,
 
 
 class _BackwardPlacement:
-    """The stages of a tower's gradient operations, one after the other."""
+    """Puts a tower's gradient operations on stages, one after the other."""
 
     def __init__(self, operations: typing.Iterable[tf.Operation], loss: tf.Tensor,
                  stages: typing.Tuple[str, ...]):
+        """
+        Args:
+          operations: all gradient operations.
+          loss: the loss that was differentiated.
+          stages: the devices of the stages.
+        """
         self._stages = stages
         self._loss = loss
         self._placed: typing.Dict[str, str] = {}  # from names of operations to their devices
@@ -183,11 +224,12 @@ class _BackwardPlacement:
 
     def place(self, op: tf.Operation) -> None:
         """Puts one operation on its stage; its inputs have been placed before."""
-        colocated = names_beside(op)
+        colocated = colocated_names(op)
         if any(name not in self._placed for name in colocated):
-            return  # with a variable, say
-        if op.type == 'NoOp' and op.control_inputs and not colocated:
-            # `tf.group` says the device of what it waits for by name: copies are to follow that.
+            return  # colocated with a variable, say
+        is_group = op.type == 'NoOp' and len(op.control_inputs) > 0
+        if is_group and not colocated:
+            # `tf.group` copies the device of what it waits for; colocated, copies follow that, too.
             leader = op.control_inputs[0]
             colocate(op, [leader.name])
             device = self._placed.get(leader.name, leader.device)
@@ -201,7 +243,8 @@ class _BackwardPlacement:
             colocate(op, [op.name])
 
     def _device_of(self, op: tf.Operation) -> str:
-        """The device of the forward operation, of the loop, or the first one of the inputs."""
+        """The device to put a gradient operation on: that of its forward operation, else of the
+        loop that it is in, else the first stage of its inputs, else the device of the loss."""
         forward = compat.differentiated_operation(op)
         if forward is not None and forward.device in self._stages:
             return forward.device
@@ -211,8 +254,8 @@ class _BackwardPlacement:
         return self._first_stage_of_inputs(op) or self._loss.op.device
 
     def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
-        """The device of the first stage that an operation takes a tensor from; None where it takes
-        none from a stage. Constants do not count: they are wherever they are taken."""
+        """The device of the first stage that an operation takes a tensor from, without constants;
+        None if it takes none from a stage."""
         sources = [tensor.op for tensor in op.inputs if tensor.op.type != 'Const']
         devices = [self._placed.get(source.name, source.device) for source in sources]
         stage_devices = [device for device in devices if device in self._stages]
@@ -223,8 +266,17 @@ class _BackwardPlacement:
 
 def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
                       stages: typing.Tuple[str, ...]) -> typing.Dict[typing.Any, str]:
-    """The device of each loop or branch (v1): that of the first operation in it that is on one of
-    the `stages`; for a `backward` operation its forward operation counts."""
+    """Finds the device of each loop or branch (v1): that of the first operation in it that is on a
+    stage.
+
+    Args:
+      graph: the graph.
+      backward: the gradient operations; each counts with the device of its forward operation.
+      stages: the devices of the stages.
+
+    Returns:
+      {TensorFlow's object for the loop or branch: its device}.
+    """
     backward_names = names_of(backward)
     devices: typing.Dict[typing.Any, str] = {}
     for op in graph.get_operations():
@@ -249,9 +301,14 @@ _PUSHES_AND_POPS = frozenset(['StackPushV2', 'StackPopV2'])
 
 
 def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: str) -> None:
-    """Puts operations that fill a TensorArray before a loop (v1), as `tf.map_fn`, on the device
-    of the loop, which reads it: TensorFlow colocates these with the first value that is written.
-    `device` is the tower's."""
+    """Puts operations that fill a TensorArray before a loop (v1), such as those of `tf.map_fn`, on
+    the device of the loop, which reads it. TensorFlow colocates them with the first value that is
+    written.
+
+    Args:
+      operations: the operations of a tower.
+      device: the device of the tower.
+    """
     stages = stages_of(device)
     for op in operations:
         if op.type == 'TensorArrayV3':
@@ -259,26 +316,27 @@ def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: 
 
 
 def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) -> None:
-    """Puts operations that fill an array before a loop on the device of its readers, if these are
-    together on one of the `stages`."""
-    users = _uses(array.outputs[0]).users
-    readers = [user for user in users if user.type in _READS and is_free(user)]
+    """Puts the operations that fill one TensorArray before a loop on the device of those that read
+    it, if these are all on one of the `stages`."""
+    users = _uses_of(array.outputs[0]).users
+    readers = [user for user in users if user.type in _READS and is_uncolocated(user)]
     device_of_loop = _common_device(readers)
     if device_of_loop is None or device_of_loop not in stages:
         return
-    writers = [user for user in users if user.type in _FILLS]
-    for writer in writers:
-        is_before_loop = writer.inputs[0].op is array  # not within another loop
-        if is_before_loop and not is_free(writer):
+    for writer in users:
+        is_before_loop = writer.type in _FILLS and writer.inputs[0].op is array
+        if is_before_loop and not is_uncolocated(writer):
             # By name, so that copies follow their own reader.
             colocate(writer, [readers[0].name])
             compat.set_device(writer, device_of_loop)
 
 
 def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
-    """Puts the stacks of variables' values on the device of the operations that push and pop.
+    """Puts the stacks on which loops (v1) keep values for the backward pass on the device of the
+    operations that push and pop.
 
-    TensorFlow colocates a stack, and its size, with the value that it keeps, such as a variable's.
+    TensorFlow colocates a stack, and its size, with the value that it keeps: with a variable, if
+    that is the variable's value.
     """
     for op in operations:
         if op.type == 'StackV2':
@@ -286,9 +344,9 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
 
 
 def _keep_stack_with_loop(stack: tf.Operation) -> None:
-    """Puts a stack, its size and what hands it into the loop on the device of what pushes and pops,
-    if that is one device."""
-    uses = _uses(stack.outputs[0])
+    """Puts one stack, its size and what hands it into the loop on the device of the operations that
+    push and pop, if these are all on one device."""
+    uses = _uses_of(stack.outputs[0])
     pushes_and_pops = [user for user in uses.users if user.type in _PUSHES_AND_POPS]
     device = _common_device(pushes_and_pops)
     if not device:
@@ -301,25 +359,25 @@ def _keep_stack_with_loop(stack: tf.Operation) -> None:
 
 
 def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:
-    """The device of all these operations; None where they have several, or there are none."""
+    """The device that all these operations ask for; None if they differ, or there are none."""
     devices = {op.device for op in operations}
     return devices.pop() if len(devices) == 1 else None
 
 
 def _is_beside_resource(op: tf.Operation) -> bool:
-    """Whether an operation is colocated with one that takes a resource: TensorFlow moves it to that
-    resource, on whatever device."""
-    return any(resources_taken(other) for other in beside(op))
+    """Whether an operation is colocated with one that takes a resource, to whose device TensorFlow
+    would move it."""
+    return any(resources_taken(other) for other in colocated_operations(op))
 
 
 class _Uses(typing.NamedTuple):
-    """What takes an array or a stack, directly or within loops and branches."""
+    """The operations that take an array or a stack, directly or within loops and branches."""
     handing_on: typing.List[tf.Operation]  # those that pass it into loops and branches
     users: typing.List[tf.Operation]  # those that read or write it
 
 
-def _uses(handle: tf.Tensor) -> _Uses:
-    """The `_Uses` of the array or stack with a handle."""
+def _uses_of(handle: tf.Tensor) -> _Uses:
+    """Finds the operations that take the array or the stack of a handle."""
     uses = _Uses([], [])
     tensors = [handle]
     while tensors:

@@ -11,13 +11,14 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import SharedVariableError
-from towers.graph.edit import beside, colocate, names_beside
-from towers.graph.graph_walk import behind, operation_named
+from towers.graph.edit import colocate, colocated_names, colocated_operations
+from towers.graph.graph_walk import operation_named, source_through
 from towers.graph.variable_access import variable_op
 
 
 class StagedDevices(str):
-    """The devices of one tower with stages: the name of the first one, and all names in `stages`.
+    """The devices of one tower with stages: the string is the name of the first device, and
+    `stages` has the names of all, one a stage.
 
     It is a string because TensorFlow takes nothing else where a tower's device goes: `tf.device`
     keeps the `str()` of its argument, and `op.device` and `tf.DeviceSpec.from_string` are strings.
@@ -37,21 +38,29 @@ class StagedDevices(str):
 
 
 def stages_of(device: str) -> typing.Tuple[str, ...]:
-    """The devices of a tower, one a stage, as a tuple; one device for a tower without stages."""
+    """Tuple of the devices of a tower, one a stage; it has one device for a tower without stages.
+
+    Args:
+      device: the device of the tower, a name or a `StagedDevices`.
+    """
     return getattr(device, 'stages', (str(device),))
 
 
 def all_devices(devices: typing.Iterable[str]) -> typing.Tuple[str, ...]:
-    """The devices of all towers, each once, in order."""
+    """Tuple of the devices of all towers and their stages, each one once, in order."""
     names = [name for device in devices for name in stages_of(device)]
     return tuple(dict.fromkeys(names))
 
 
 class TowerDevice(str):
-    """The name of a tower's device, for `tf.device`, with all its `stages`.
+    """A tower's device as `tf.device` takes it, so that an operation tells whether the tower's
+    scope, or one of the program's own, has put it where it is.
 
-    TensorFlow keeps the `str()` of what `tf.device` gets with each operation that is made in that
-    scope, and this one is its own `str()`. So an operation tells that a tower's scope put it there.
+    TensorFlow keeps with each operation the `str()` of the scopes that it was made in. The `str()`
+    of this object is the object itself, so it is found again among an operation's scopes.
+
+    Attributes:
+      stages: the devices of all stages of the tower.
     """
 
     stages: typing.Tuple[str, ...]
@@ -68,14 +77,18 @@ class TowerDevice(str):
 
 
 class StageDevice(TowerDevice):
-    """A `TowerDevice` around one stage of the model."""
+    """A `TowerDevice` of one stage of the model: the device of that stage, in `towers.stage`."""
 
 
 def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
-    """Whether an operation would be on another device in another tower; False for one colocated
-    with others. None where it cannot be told: under a device function, or under
-    `tf.device(other_op.device)`."""
-    for scope in compat.device_scopes(op):
+    """Whether the tower's scope, and not the program, has put an operation on its device, so that
+    it is on another device in another tower.
+
+    Returns:
+      True or False; False for an operation that is colocated with others. None where it cannot be
+      told: under a device function, or under `tf.device(other_op.device)`.
+    """
+    for scope in compat.device_scopes(op):  # from the inside
         if isinstance(scope, TowerDevice):
             return True
         if scope == 'None':  # tf.device(None): the scopes around it do not count
@@ -91,29 +104,31 @@ def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
 
 
 def device_like(op: tf.Operation) -> str:
-    """An argument for `tf.device` that puts operations on the device of `op`, in any tower."""
+    """An argument for `tf.device` that puts new operations on the device of `op`; if `op` follows
+    its tower, copies of these follow theirs, too."""
     return TowerDevice(op.device) if follows_tower(op) else op.device
 
 
-def keep_with_tower(operations: typing.Iterable[tf.Operation], own: typing.Container[str],
-                    device: str) -> None:
-    """Keeps gradient operations on their tower.
+def keep_with_tower(operations: typing.Iterable[tf.Operation],
+                    tower_names: typing.Container[str], device: str) -> None:
+    """Ends colocations that would take gradient operations away from their tower.
 
-    Some (of a gather) are colocated with a variable on another device, or with what TensorFlow
-    moves there: the session would say "Cannot colocate nodes". Colocations with the tower's own
-    operations are kept; where these are on several devices, those with the operation's own.
+    Some gradients, such as those of a gather, are colocated with a variable on another device, or
+    with what TensorFlow moves there: the session would say "Cannot colocate nodes". Colocations
+    with the tower's own operations stay; if these are on several devices, only those with
+    operations on the gradient's device do.
 
     Args:
       operations: the gradient operations of a tower.
-      own: the names of the operations that the tower has made itself.
-      device: the tower's.
+      tower_names: the names of the operations that the tower has made itself.
+      device: the tower's device.
     """
     for op in operations:
-        names = names_beside(op)
-        in_tower = [op.graph.get_operation_by_name(name) for name in names if name in own]
+        names = colocated_names(op)
+        in_tower = [op.graph.get_operation_by_name(name) for name in names if name in tower_names]
         if not in_tower:
             continue
-        kept = _leaders_to_keep(op, in_tower, own)
+        kept = _leaders_to_keep(op, in_tower, tower_names)
         keeps_all = len(kept) == len(names)
         if keeps_all:
             continue
@@ -121,21 +136,21 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation], own: typing.Conta
             colocate(op, [leader.name for leader in kept])
             leader_device = kept[0].device
         else:
-            colocate(op, [op.name])  # with itself: with nothing
+            colocate(op, [op.name])  # with itself: it is free
             leader_device = in_tower[0].device
         compat.set_device(op, leader_device or stages_of(device)[0])
 
 
 def _leaders_to_keep(op: tf.Operation, in_tower: typing.List[tf.Operation],
-                     own: typing.Container[str]) -> typing.List[tf.Operation]:
-    """The operations, all on one device, that an operation stays colocated with.
+                     tower_names: typing.Container[str]) -> typing.List[tf.Operation]:
+    """List of the operations, all on one device, that a gradient operation stays colocated with.
 
     Args:
-      op: a gradient operation.
+      op: the gradient operation.
       in_tower: the operations of the tower that it is colocated with.
-      own: as of `keep_with_tower`.
+      tower_names: the names of all operations that the tower has made itself.
     """
-    leaders = [other for other in in_tower if not _reads_resource_outside(other, own)]
+    leaders = [leader for leader in in_tower if not _reads_resource_outside(leader, tower_names)]
     devices = {leader.device for leader in leaders}
     if len(devices) <= 1:
         return leaders
@@ -143,30 +158,37 @@ def _leaders_to_keep(op: tf.Operation, in_tower: typing.List[tf.Operation],
     return on_same_device or leaders[:1]
 
 
-def _reads_resource_outside(op: tf.Operation, own: typing.Container[str]) -> bool:
-    """Whether an operation takes a resource that is not among a tower's own operations: TensorFlow
-    moves it to that resource, whatever device it was made for."""
-    return any(resource.name not in own for resource in resources_taken(op))
+def _reads_resource_outside(op: tf.Operation, tower_names: typing.Container[str]) -> bool:
+    """Whether an operation takes a resource, such as a variable, from outside of its tower:
+    TensorFlow moves it to that resource, whatever device it was made for."""
+    return any(resource.name not in tower_names for resource in resources_taken(op))
 
 
 def resources_taken(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations of the resources that an operation takes, such as a variable's handle."""
+    """List of the operations of the resources that an operation takes, such as `VarHandleOp`s."""
     return [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
 
 
 def current_tower_device(graph: tf.Graph) -> typing.Optional[TowerDevice]:
-    """The `TowerDevice` of the innermost such scope that is open; None outside of towers."""
+    """The `TowerDevice` of the tower or stage whose scope is open now; None outside of towers."""
     for scope in compat.current_device_scopes(graph):
         if isinstance(scope, TowerDevice):
             return scope
     return None
 
 
-def moved(device: str, source: str, target: str) -> str:
-    """A device with `target` in place of tower device `source`, stage by stage.
+def device_in_other_tower(device: str, source: str, target: str) -> str:
+    """The device in one tower that corresponds to a device in another tower, stage by stage.
 
-    >>> moved('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
+    Only what `device` has in common with `source` changes, so that a job is kept:
+
+    >>> device_in_other_tower('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
     '/job:a/device:GPU:1'
+
+    Args:
+      device: the device of an operation of a tower.
+      source: the device of that tower.
+      target: the device of the other tower.
     """
     if device in stages_of(source):
         return stages_of(target)[stages_of(source).index(device)]
@@ -175,18 +197,17 @@ def moved(device: str, source: str, target: str) -> str:
     target_spec = tf.DeviceSpec.from_string(target)
     fields = {}
     for field in ('job', 'replica', 'task', 'device_type', 'device_index'):
-        value = getattr(device_spec, field)
-        wanted = getattr(target_spec, field)
-        is_of_source = getattr(source_spec, field) == value
-        if is_of_source and wanted is not None:
-            fields[field] = wanted
-        else:
-            fields[field] = value
+        fields[field] = getattr(device_spec, field)
+        target_value = getattr(target_spec, field)
+        is_of_source = fields[field] == getattr(source_spec, field)
+        if is_of_source and target_value is not None:
+            fields[field] = target_value
     return tf.DeviceSpec(**fields).to_string()
 
 
-def overlaps(device: str, tower_device: str) -> bool:
-    """Whether a device may be that of a tower: same type and number."""
+def may_be_of_tower(device: str, tower_device: str) -> bool:
+    """Whether a device may be that of a tower, or of one of its stages: it has the same type and
+    index, whatever its job."""
     spec = tf.DeviceSpec.from_string(device)
     for stage_device in stages_of(tower_device):
         stage_spec = tf.DeviceSpec.from_string(stage_device)
@@ -198,9 +219,16 @@ def overlaps(device: str, tower_device: str) -> bool:
 
 def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
                          devices: typing.Iterable[str]) -> None:
-    """Raises `SharedVariableError` for an operation within a loop (v1) that takes a reference
-    variable which is not on the `devices`, such as `v.read_value()`. It would wait for ever: a
-    reference is never sent to another device."""
+    """Refuses operations within a loop (v1) that take a reference variable of another device, such
+    as `v.read_value()`: they would wait for ever, since a reference is never sent to a device.
+
+    Args:
+      operations: the operations of a tower.
+      devices: the devices of the tower.
+
+    Raises:
+      SharedVariableError: such an operation.
+    """
     for op in operations:
         hands_reference_on = op.type.startswith('Ref')
         if hands_reference_on:
@@ -215,26 +243,26 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
 
 
 def _reference_entered(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
-    """The operation of the reference variable that comes into a loop (v1) as a tensor; None for
-    another tensor."""
-    entered = behind(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
+    """The operation of the reference variable that a tensor in a loop (v1) is; None for any other
+    tensor."""
+    entered = source_through(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
     if entered.op.type != 'RefEnter':
         return None
     return variable_op(entered)
 
 
 def operation_device(op: tf.Operation) -> str:
-    """The canonical device that an operation asks for; '' for none.
+    """The canonical name of the device that an operation will be on; '' if that is open.
 
-    An operation that asks for none is looked for where the runtime has to put it: with the resource
-    that it reads, with what it is colocated with, or with what takes it.
+    An operation that asks for no device goes where the runtime has to put it: to the resource that
+    it reads, to what it is colocated with, or, of a resource or a constant, to what takes it.
     """
     stack = [op]
     seen = set()
     while stack:  # depth first
         current = stack.pop()
         if current.device:
-            return resolved(current.device)
+            return without_localhost(current.device)
         if current.name not in seen:
             seen.add(current.name)
             stack.extend(reversed(_placed_together(current)))
@@ -242,16 +270,17 @@ def operation_device(op: tf.Operation) -> str:
 
 
 def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations on whose device the runtime puts an operation, or which it puts on that."""
+    """List of the operations that the runtime has to put on the same device as an operation."""
     takers: typing.List[tf.Operation] = []
     for tensor in op.outputs:
         if tensor.dtype == tf.resource or op.type == 'Const':
             takers.extend(tensor.consumers())
-    return resources_taken(op) + beside(op) + takers
+    return resources_taken(op) + colocated_operations(op) + takers
 
 
-def resolved(device: str) -> str:
-    """`'/job:localhost/replica:0/task:0/device:CPU:0'` as `'/device:CPU:0'`, '' as ''."""
+def without_localhost(device: str) -> str:
+    """A device name without the job of a program without a cluster: `'/device:CPU:0'` for
+    `'/job:localhost/replica:0/task:0/device:CPU:0'`; '' for ''."""
     if not device:
         return ''
     spec = tf.DeviceSpec.from_string(device)
@@ -260,9 +289,15 @@ def resolved(device: str) -> str:
     return spec.to_string()
 
 
-def was_chosen(op: tf.Operation, tower: typing.Any, first: typing.Any) -> bool:
+def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any) -> bool:
     """Whether the program's own `tf.device`, or a colocation, has put an operation of a tower where
-    it is. The operation of the `first` tower says it, of which the other towers have copies."""
+    it is; the tower's scope has not.
+
+    Args:
+      op: the operation.
+      tower: `Tower` that has it.
+      first: the first `Tower`. Its operation tells, since other towers have copies of it.
+    """
     if tower is first:
         original = op
     else:
@@ -272,4 +307,4 @@ def was_chosen(op: tf.Operation, tower: typing.Any, first: typing.Any) -> bool:
         return False
     original_device = operation_device(original)
     return operation_device(op) in (
-        original_device, moved(original_device, first.device, tower.device))
+        original_device, device_in_other_tower(original_device, first.device, tower.device))

@@ -1,4 +1,5 @@
-"""Where the shared variables live."""
+"""The device of each shared variable: on the CPU, spread over the towers, a replica on each tower,
+or with the stage that uses it."""
 
 import contextlib
 import typing
@@ -17,16 +18,20 @@ BY_STAGE = 'stage'
 
 
 class Placement:
-    """Names the device of each variable as it is created.
+    """Decides on the device of each variable when it is created.
+
+    A variable is created within `scope()`, and then passed to `note`.
 
     Attributes:
-      main: the device for operations that belong to no single variable, such as the loss over all
-        towers; and for statistics where trainable variables are replicated.
-      of_weights: the device of the trainable variables, where one device has them all.
+      main: the device of operations that belong to no single variable, such as the loss over all
+        towers. Where trainable variables are replicated, it has the other variables.
+      of_weights: the device of the trainable variables, where one device has all of them.
       has_replicas: whether each tower has a replica of every trainable variable.
-      by_stage: whether each variable is on the device of its stage.
-      leaves_servers: whether a variable that the program puts on a server is refused.
-      is_earlier_builds: whether an earlier build's variables are shared, where it has put them.
+      by_stage: whether each variable is on the device of the stage that makes it.
+      leaves_servers: whether to refuse a variable that the program puts on a parameter server,
+        since this process trains without one.
+      is_earlier_builds: whether the variables are those of an earlier build, which stay where that
+        build has put them.
     """
 
     def __init__(self, device: typing.Optional[str], devices: typing.Sequence[str],
@@ -34,12 +39,13 @@ class Placement:
                  earlier: typing.Optional['Placement'] = None):
         """
         Args:
-          device: the device of `VariablePlacement`, a name or one of its words; or None.
+          device: the device of `VariablePlacement`: a name, or one of the words `'balanced'`,
+            `'replicated'`, `'stage'`; None for the default.
           devices: the device of each tower.
-          trains: whether there is an optimizer; without one, or with one tower, are no replicas.
-          alone: whether no other machines train with this one, so that no variable is to be on
-            their servers.
-          earlier: `Placement` of an earlier build, whose variables stay where it says; or None.
+          trains: whether there is an optimizer. Without one no replicas are made, nor for one
+            tower.
+          alone: whether this machine trains by itself, so that no variable may be on a server.
+          earlier: `Placement` of an earlier build that shares its variables; or None.
 
         Raises `DeviceError` for a wrong name, `InvalidArgumentError` for replicas with stages.
         """
@@ -54,7 +60,8 @@ class Placement:
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
         is_one_staged_tower = len(devices) == 1 and has_stages
         self.by_stage = device == BY_STAGE or (device is None and is_one_staged_tower)
-        self._bytes_of_devices: typing.Optional[typing.Dict[str, int]] = None  # if balanced
+        # {device: bytes of the variables on it}; None unless variables are balanced
+        self._bytes_of_devices: typing.Optional[typing.Dict[str, int]] = None
         if device == BALANCED:
             self._bytes_of_devices = dict.fromkeys(all_devices(devices), 0)
         self.main = _main_device(device, devices)
@@ -63,7 +70,7 @@ class Placement:
         self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices())
 
     def describe(self) -> str:
-        """`'/cpu:0'`, or how variables are spread."""
+        """The plan's text about where variables are, such as `'/cpu:0'`."""
         if self._earlier is not None:
             return self._earlier.describe()
         if self._bytes_of_devices is not None:
@@ -75,7 +82,8 @@ class Placement:
         return short_name(self.of_weights)
 
     def scope(self, trainable: bool = True) -> typing.ContextManager:
-        """The device scope in which to create a variable; then `note` it."""
+        """The device scope in which to create a variable, `trainable` or not. After that, `note`
+        has to be called with the variable."""
         if self.leaves_servers:
             check_alone()
         if self._replicated and trainable:
@@ -83,18 +91,21 @@ class Placement:
         if self.by_stage:
             stage_device = current_tower_device(tf.get_default_graph())
             return only_device(str(stage_device or self.main))
-        if self._bytes_of_devices is not None:  # the first one among equals
-            emptiest = min(self._bytes_of_devices, key=self._bytes_of_devices.__getitem__)
-            return only_device(emptiest)
+        if self._bytes_of_devices is not None:
+            fewest_bytes = min(self._bytes_of_devices.values())
+            with_fewest_bytes = [device for device, num_bytes in self._bytes_of_devices.items()
+                                 if num_bytes == fewest_bytes]
+            return only_device(with_fewest_bytes[0])
         return only_device(self.main)
 
     def note(self, variable: tf.Variable) -> None:
-        """Counts the bytes of a new variable where it is: with another one, if it is colocated."""
+        """Counts the bytes of a new variable on the device where it is, for the balance. That may
+        be another device than the scope's, if the variable is colocated with another one."""
         if self._bytes_of_devices is not None and variable.device in self._bytes_of_devices:
             self._bytes_of_devices[variable.device] += bytes_of(variable)
 
     def devices(self) -> typing.Tuple[str, ...]:
-        """The devices that variables may be on, each once."""
+        """The devices that variables may be on, each one once."""
         if self._earlier is not None:
             return tuple(dict.fromkeys((self.main,) + self._earlier.devices()))
         if self._replicated:
@@ -106,13 +117,17 @@ class Placement:
         return (self.main,)
 
     def scope_of(self, variable: tf.Variable) -> typing.ContextManager:
-        """The device scope for the sum of a variable's gradients and for its slots."""
+        """The device scope for the sum of a variable's gradients and for its slots: the variable's
+        device."""
         return only_device(variable.device or self.main)
 
 
 def _main_device(device: typing.Optional[str], devices: typing.Sequence[str]) -> str:
-    """The device of `Placement.main`: the one that `VariablePlacement` names; where it has a word
-    or None, the one that variables have by default. Raises `DeviceError` for a wrong name."""
+    """The value of `Placement.main`: the device that `VariablePlacement` names; if it names none,
+    but has a word or None, the default device of variables.
+
+    Raises `DeviceError` for a wrong name.
+    """
     if device is None or device in (BALANCED, REPLICATED, BY_STAGE):
         return default_variable_device(devices)
     return canonical_device(device)

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.edit import producer
-from towers.graph.graph_walk import behind
+from towers.graph.edit import producer_name
+from towers.graph.graph_walk import source_through
 from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
 from towers.proof.analysis import Analysis
 from towers.proof.states import Kind
@@ -171,11 +171,11 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
     if distance is None:
         return None
     variance = op.outputs[0]
-    mean = behind(distance.inputs[1], SAME_NUMBERS)
+    mean = source_through(distance.inputs[1], SAME_NUMBERS)
     if mean.op.type != 'Mean' or not _goes_into_a_root(variance):
         return None
-    values = behind(distance.inputs[0], _SAME_ENTRIES)
-    if behind(mean.op.inputs[0], _SAME_ENTRIES).name != values.name:
+    values = source_through(distance.inputs[0], _SAME_ENTRIES)
+    if source_through(mean.op.inputs[0], _SAME_ENTRIES).name != values.name:
         return None
     axes = tf.get_static_value(op.inputs[1])
     axes_of_mean = tf.get_static_value(mean.op.inputs[1])
@@ -248,7 +248,7 @@ def is_variance_node(node: tf.NodeDef, nodes: typing.Dict[str, tf.NodeDef]) -> b
     """
     if node.op != 'Mean':
         return False
-    squares, axes = [nodes.get(producer(text)) for text in list(node.input)[:2]]
+    squares, axes = [nodes.get(producer_name(text)) for text in list(node.input)[:2]]
     if squares is None or squares.op != 'SquaredDifference':
         return False
     if axes is None or axes.op != 'Const':

@@ -55,7 +55,7 @@ def _counts_examples(condition: tf.Tensor, view: View):
     if condition.op.type != 'Less':
         return False
     counter, limit = condition.op.inputs
-    counter = graph_walk.behind(counter, ('Identity',))
+    counter = graph_walk.source_through(counter, ('Identity',))
     limit_state = view.state_or_none(limit)
     if counter.op.type != 'Merge' or limit_state is None:
         return False
@@ -75,13 +75,14 @@ def back_edge(merge: tf.Operation) -> typing.Optional[tf.Tensor]:
 
 def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
     """Whether a carried value is the number of the iteration: from 0, one more each time."""
-    start = graph_walk.behind(merge.inputs[0], ('Enter', 'Identity'))
-    step = graph_walk.behind(back, ('NextIteration', 'Identity'))
+    start = graph_walk.source_through(merge.inputs[0], ('Enter', 'Identity'))
+    step = graph_walk.source_through(back, ('NextIteration', 'Identity'))
     if step.op.type not in ('Add', 'AddV2') or constant_of(start) != 0:
         return False
     carried, increment = step.op.inputs
-    carried = graph_walk.behind(carried, ('Identity', 'Switch'))
-    return carried.op is merge and constant_of(graph_walk.behind(increment, HAND_ON_IN_LOOP)) == 1
+    carried = graph_walk.source_through(carried, ('Identity', 'Switch'))
+    increment = graph_walk.source_through(increment, HAND_ON_IN_LOOP)
+    return carried.op is merge and constant_of(increment) == 1
 
 
 def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
@@ -103,7 +104,7 @@ def frame_is_over_examples(enter: tf.Operation, view: View) -> bool:
 
 def is_array_flow(tensor: tf.Tensor) -> bool:
     """Whether a tensor orders the operations on an array, and has no value of its own."""
-    source = graph_walk.behind(tensor, HAND_ON_IN_LOOP | {'Merge'})
+    source = graph_walk.source_through(tensor, HAND_ON_IN_LOOP | {'Merge'})
     return source.op.type.startswith('TensorArray')
 
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph.edit import Library, functions_of
-from towers.graph.graph_walk import behind
+from towers.graph.graph_walk import source_through
 from towers.graph.op_types import BRANCHES_V2
 from towers.proof.scratch import leave_out_shapes
 
@@ -124,7 +124,8 @@ def _argument(initial: tf.Tensor, shape: tf.TensorShape, loop: str) -> tf.Tensor
 def _check_handles(arguments: typing.List[tf.Tensor], results: typing.List[tf.Tensor]) -> None:
     """Raises a ValueError where an iteration does not hand a handle on as it is."""
     for argument, result in zip(arguments, results):
-        is_kept = behind(result, ('Identity',)).name == behind(argument, ('Identity',)).name
+        result_source = source_through(result, ('Identity',))
+        is_kept = result_source.name == source_through(argument, ('Identity',)).name
         if argument.dtype == tf.resource and not is_kept:
             raise ValueError('a loop changes the handle of a variable')
 

@@ -123,7 +123,7 @@ class View:
         It is larger than any length, so that no other number is taken for it. In a loop a length
         may be another one in each iteration: there it is None.
         """
-        source = graph_walk.behind(tensor, _SAME_SHAPE)
+        source = graph_walk.source_through(tensor, _SAME_SHAPE)
         original = self.program_op(source.op)
         is_in_loop = source.op.name in self.bodies.callers or (
             original is not None and not compat.in_branches_alone(original))
@@ -151,7 +151,7 @@ class View:
         value = self.value(tensor)
         if value is not None:
             return value[place]
-        stack = graph_walk.behind(tensor, ('Identity', 'Cast')).op
+        stack = graph_walk.source_through(tensor, ('Identity', 'Cast')).op
         if stack.type != 'Pack' or stack.get_attr('axis') != 0:
             return None
         return self.value(stack.inputs[place])

@@ -21,7 +21,7 @@ from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.op_types import PLACEHOLDERS
-from towers.graph.order import BACK, Frames, in_order, names_before
+from towers.graph.order import BACK, Frames, awaited_names, topological_order
 from towers.graph.variable_access import Writes, initializers, is_variable
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
@@ -306,7 +306,7 @@ def check_order(fetches: typing.Iterable, operations_of_model: typing.Iterable =
       InvalidArgumentError: operations would wait for each other, and no step could end.
     """
     operations = graph_walk.step_operations(fetches)
-    names_run = graph_walk.names_of(in_order(operations, _waits_for))
+    names_run = graph_walk.names_of(topological_order(operations, _waits_for))
     stuck = graph_walk.by_name(op for op in operations if op.name not in names_run)
     if stuck:
         named = _named_operation(_circle(stuck), graph_walk.names_of(operations_of_model))
@@ -342,7 +342,7 @@ def _waits_for(op: tf.Operation) -> typing.Set[str]:
 
     An exit of a loop waits for all that leads into the next turn, onto stacks included.
     """
-    names = names_before(op)
+    names = awaited_names(op)
     if op.type not in ('Exit', 'RefExit'):
         return names
     left_by = op.inputs[0].op

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import short_name
-from towers.placement.tower_device import resolved
+from towers.placement.tower_device import without_localhost
 from towers.report.parts import COPIES, OTHER, Place, StepParts, places_in_runtime
 
 _NO_OPERATION = ('_SOURCE', '_SINK')
@@ -212,7 +212,7 @@ def _short(device: str) -> str:
     if 'evice:' not in device:
         return ''
     before_stream = re.split('/stream:|/memcpy|/sync', device)[0]
-    return short_name(resolved(before_stream))
+    return short_name(without_localhost(before_stream))
 
 
 def _name_and_type(node: typing.Any, parts: StepParts) -> typing.Tuple[str, str]:

@@ -29,7 +29,7 @@ from towers.graph.graph_walk import (
     producers_of,
 )
 from towers.graph.op_types import CONTROL_FLOW_V2
-from towers.graph.order import Precedence, left_branches, waited_instead
+from towers.graph.order import Precedence, awaited_instead, end_of_branches
 from towers.graph.variable_access import (
     Writes,
     initializers,
@@ -148,7 +148,7 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
     if request.split.accumulate == 1:
         return []
     late = list(filter(compat.in_branches_alone, unused))
-    updates = list(map(left_branches, late))
+    updates = list(map(end_of_branches, late))
     _unhook(operations, late)
     return updates
 
@@ -264,7 +264,7 @@ def _writes_used(writes: typing.Iterable[Write], fetches: list) -> typing.Set[st
                 found.add(name)
         stack += producers + [writing[name] for name in found - used]
         used |= found
-        stack += waited_instead(op.control_inputs, writing.keys() - used)
+        stack += awaited_instead(op.control_inputs, writing.keys() - used)
     return used
 
 
@@ -291,4 +291,4 @@ def _unhook(operations: typing.Iterable[tf.Operation],
         return
     for op in operations:
         if not names.isdisjoint(names_of(op.control_inputs)):
-            compat.set_control_inputs(op, waited_instead(op.control_inputs, names))
+            compat.set_control_inputs(op, awaited_instead(op.control_inputs, names))

@@ -11,7 +11,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.gradients.tower import Tower
 from towers.graph.graph_walk import by_name
-from towers.graph.order import Wait, Waits, to_wait_for
+from towers.graph.order import Wait, Waits, operations_to_await
 from towers.graph.variable_access import Writes, read_from
 from towers.placement.variable_device import only_device
 
@@ -104,7 +104,7 @@ def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str
     # Its value, which was read once for all towers.
     awaited = []
     for end in ends:
-        awaited += to_wait_for(end, finder)
+        awaited += operations_to_await(end, finder)
     device = take.variable.device or None
     with tf.control_dependencies(awaited), tf.name_scope(scope), only_device(device):
         compat.replace_input(take.op, take.position, take.variable.read_value())

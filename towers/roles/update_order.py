@@ -26,7 +26,7 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import READS
-from towers.graph.order import Frames, Precedence, Wait, Waits, to_hold
+from towers.graph.order import Frames, Precedence, Wait, Waits, operations_to_hold
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, variable_op
 from towers.placement.variable_device import only_device
 from towers.roles.inline_updates import Write
@@ -301,7 +301,7 @@ class _Holder:
         for write in writes:
             if write.op.name in without_step:
                 continue
-            for op in to_hold(write.op, write.variables, frames):
+            for op in operations_to_hold(write.op, write.variables, frames):
                 if op.name not in without_step:
                     reasons.setdefault(op.name, reason % ', '.join(write.variables))
         return reasons

@@ -23,7 +23,7 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.order import Frames, Wait, Waits, to_hold
+from towers.graph.order import Frames, Wait, Waits, operations_to_hold
 from towers.graph.variable_access import Writes
 from towers.placement.tower_device import stages_of
 from towers.roles.ownership import EVERY, METRIC, Roles
@@ -47,7 +47,7 @@ class Hold(typing.NamedTuple):
     """A write, and a read that it is to wait for.
 
     Attributes:
-      held: what has to wait, see `to_hold`.
+      held: what has to wait, see `operations_to_hold`.
       reader: the operation that reads.
       ends: operations each of which comes after the read, see `Frames.ends`.
       write: the write.
@@ -209,7 +209,7 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
     others = _OtherWrites(writes, _steps_of_one_loss(towers[0]))
     holds = []
     for write in writes:
-        all_held = to_hold(write.op, [write.variable], frames)
+        all_held = operations_to_hold(write.op, [write.variable], frames)
         if not all_held:
             continue
         variable = write.op.graph.get_operation_by_name(write.variable)

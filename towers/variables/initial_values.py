@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.edit import tell_apart
+from towers.graph.edit import make_names_unique
 from towers.graph.op_types import BRANCHES_V2, HAND_ON, LEAD_IN, SETS, VARIABLE_OPS
 from towers.graph.variable_access import is_variable, variable_op
 from towers.placement.variable_device import only_device
@@ -215,7 +215,7 @@ class _Computation:
         for op in graph.get_operations():
             if op.name in names:  # in the order of making, which an import of loops needs
                 self._add_node(graph_def.node.add(), op, names, outside, instead)
-                tell_apart(graph_def.node[-1], root)
+                make_names_unique(graph_def.node[-1], root)
         result = '%s:%d' % (names[tensor.op.name], tensor.value_index)
         with tf.control_dependencies(None), compat.free_of_variable(graph):
             copy, = tf.import_graph_def(graph_def, outside, [result], name=root)
@@ -270,6 +270,6 @@ def _asks_whether_initialized(op: tf.Operation) -> bool:
     if op.type in BRANCHES_V2:
         conditions.append(op.inputs[0])
     for condition in conditions:
-        if graph_walk.behind(condition, LEAD_IN).op.type in _IS_INITIALIZED:
+        if graph_walk.source_through(condition, LEAD_IN).op.type in _IS_INITIALIZED:
             return True
     return False

@@ -46,7 +46,7 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     rule = _RULES.get(op.type)
     if rule is None:
         return unknown(op, 'has no rule')
-    maker = graph_walk.behind(op.inputs[0], HAND_ON_IN_LOOP | {'Merge'}).op
+    maker = graph_walk.source_through(op.inputs[0], HAND_ON_IN_LOOP | {'Merge'}).op
     numbers = as_numbers(op, states, view)
     found = rule(op, numbers, view, maker)
     return None if found is None else found.with_marks_of(*numbers)
@@ -74,19 +74,19 @@ def _size(op: tf.Operation, states: _States, view: View, maker: tf.Operation) ->
 def _is_written_for_each(flow, view: View) -> bool:
     """Whether an array that was made empty comes out of a loop over the examples, each iteration of
     which writes an element at its number."""
-    leaving = graph_walk.behind(flow, ('Identity',)).op
+    leaving = graph_walk.source_through(flow, ('Identity',)).op
     if leaving.type != 'Exit' or not contexts.loop_of(leaving, view).is_over_examples:
         return False
     merge = leaving.inputs[0].op.inputs[0].op
     back = contexts.back_edge(merge)
-    maker = graph_walk.behind(merge.inputs[0], ('Identity', 'Enter')).op
+    maker = graph_walk.source_through(merge.inputs[0], ('Identity', 'Enter')).op
     if back is None or maker.type != 'TensorArrayV3' or contexts.constant_of(maker.inputs[0]) != 0:
         return False
-    write = graph_walk.behind(back, ('NextIteration', 'Identity')).op
+    write = graph_walk.source_through(back, ('NextIteration', 'Identity')).op
     if write.type != 'TensorArrayWriteV3':
         return False
     _, index, _, before = write.inputs
-    is_carried = graph_walk.behind(before, ('Identity', 'Switch')).op is merge
+    is_carried = graph_walk.source_through(before, ('Identity', 'Switch')).op is merge
     return is_carried and view.state(index).kind is Kind.POSITION
 
 

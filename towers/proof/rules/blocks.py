@@ -56,10 +56,10 @@ def _is_along_first(op: tf.Operation, view: View) -> bool:
 
 def _places(tensor: tf.Tensor, view: View) -> typing.Optional[_Places]:
     """The places `range(k n) * rows + argmax`; None of any other tensor."""
-    total = graph_walk.behind(tensor, _SAME).op
+    total = graph_walk.source_through(tensor, _SAME).op
     if total.type not in ('Add', 'AddV2') or not total.outputs[0].dtype.is_integer:
         return None
-    terms = [graph_walk.behind(term, _SAME) for term in total.inputs]
+    terms = [graph_walk.source_through(term, _SAME) for term in total.inputs]
     for offsets, within in (terms, terms[::-1]):
         blocks = _offsets(offsets, view)
         if blocks is None or within.op.type not in ('ArgMax', 'ArgMin'):
@@ -77,7 +77,7 @@ def _offsets(tensor, view):
         return None
     factors = list(tensor.op.inputs)
     for numbers, factor in (factors, factors[::-1]):
-        counted = graph_walk.behind(numbers, _SAME).op
+        counted = graph_walk.source_through(numbers, _SAME).op
         rows = view.value(factor)
         if counted.type != 'Range' or rows is None or rows.shape or rows < 1:
             continue

@@ -58,7 +58,7 @@ def longest_of(loop: Loop, view) -> typing.Optional[Longest]:
 def _read_test(test, loop, view, found, others):
     """Whether a test is that counters are below limits; the maxima of these limits go into `found`,
     all else that they are made of into `others`."""
-    test = graph_walk.behind(test, ('Identity',))
+    test = graph_walk.source_through(test, ('Identity',))
     if test.op.type == 'LogicalAnd':
         tests = [_read_test(each, loop, view, found, others) for each in test.op.inputs]
         return all(tests)
@@ -78,7 +78,7 @@ def _read_test(test, loop, view, found, others):
 
 def _source(tensor, loop):
     """The tensor, before the loop, that a value is handed on from."""
-    return graph_walk.behind(loop.outside(graph_walk.behind(tensor, _SAME)), _SAME)
+    return graph_walk.source_through(loop.outside(graph_walk.source_through(tensor, _SAME)), _SAME)
 
 
 def _is_length_of_each(tensor, view):
@@ -116,7 +116,7 @@ def is_kept(value: tf.Tensor, is_before: typing.Callable, is_empty: bool, longes
 
 def _is_over(test: tf.Tensor, longest: Longest, loop: Loop) -> bool:
     """Whether a test is that, for each example, an iteration is not below its length."""
-    test = graph_walk.behind(test, ('Identity',))
+    test = graph_walk.source_through(test, ('Identity',))
     if test.op.type != 'GreaterEqual':
         return False
     counter, lengths = test.op.inputs
@@ -125,7 +125,7 @@ def _is_over(test: tf.Tensor, longest: Longest, loop: Loop) -> bool:
 
 def _is_chosen(value: tf.Tensor, longest: Longest, loop: Loop, is_taken: typing.Callable) -> bool:
     """Whether from the length of each example on a value is one that `is_taken`."""
-    value = graph_walk.behind(value, ('Identity',))
+    value = graph_walk.source_through(value, ('Identity',))
     if value.op.type not in ('Select', 'SelectV2'):
         return False
     test, taken, _ = value.op.inputs
@@ -134,7 +134,7 @@ def _is_chosen(value: tf.Tensor, longest: Longest, loop: Loop, is_taken: typing.
 
 def _is_zeros(tensor: tf.Tensor, loop: Loop) -> bool:
     """Whether all entries of a tensor are 0."""
-    tensor = graph_walk.behind(loop.outside(tensor), ('Identity',))
+    tensor = graph_walk.source_through(loop.outside(tensor), ('Identity',))
     if tensor.op.type == 'ZerosLike':
         return True
     if tensor.op.type == 'Fill':

@@ -91,8 +91,8 @@ def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
     looked up: `tf.sparse.segment_sum(table, values, positions)`.
     """
     table_rows, which, positions = op.inputs
-    unique = graph_walk.behind(which, _SAME)
-    gather = graph_walk.behind(table_rows, ('Identity',)).op
+    unique = graph_walk.source_through(which, _SAME)
+    gather = graph_walk.source_through(table_rows, ('Identity',)).op
     table, values, segments = states
     if _is_lookup_of(unique, gather, view):
         table, values = view.state(gather.inputs[0]), view.state(unique.op.inputs[0])
@@ -115,7 +115,7 @@ def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
     is_lookup = gather.type in _GATHERS and gather.name not in view.reads_of_written
     if not is_number or not is_lookup or not _takes_first_dimension(gather, view):
         return False
-    return graph_walk.behind(gather.inputs[1], _SAME).name == which.op.outputs[0].name
+    return graph_walk.source_through(gather.inputs[1], _SAME).name == which.op.outputs[0].name
 
 
 def _sums_of_others(op: tf.Operation, states: _States, view: View) -> State:

@@ -236,9 +236,9 @@ def _end_of(leaving, loop, view: View) -> State:
     ends_with = longest.longest_of(frame, view)
 
     def is_before(tensor):
-        return graph_walk.behind(tensor, ('Identity', 'Switch')).op is merge_op
+        return graph_walk.source_through(tensor, ('Identity', 'Switch')).op is merge_op
 
-    value = graph_walk.behind(back, ('NextIteration', 'Identity'))
+    value = graph_walk.source_through(back, ('NextIteration', 'Identity'))
     is_empty = _before_loop(merge_op.inputs[0]).op.type == 'TensorArrayV3'
     if ends_with is None or not longest.is_kept(value, is_before, is_empty, ends_with, frame):
         return loop.condition
@@ -247,11 +247,11 @@ def _end_of(leaving, loop, view: View) -> State:
 
 def _before_loop(tensor):
     """The tensor that enters a loop as it is; a tensor of the loop's own is returned itself."""
-    return graph_walk.behind(tensor, ('Identity', 'Enter', 'RefEnter'))
+    return graph_walk.source_through(tensor, ('Identity', 'Enter', 'RefEnter'))
 
 
 def _is_counter(tensor):
     """Whether a tensor of a loop is the number of the iteration."""
-    merge_op = graph_walk.behind(tensor, ('Identity', 'Switch')).op
+    merge_op = graph_walk.source_through(tensor, ('Identity', 'Switch')).op
     back = contexts.back_edge(merge_op) if merge_op.type == 'Merge' else None
     return back is not None and contexts.is_counter(merge_op, back)

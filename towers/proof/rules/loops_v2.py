@@ -62,7 +62,7 @@ class Carried(typing.NamedTuple):
 
 def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that is handed on as this one."""
-    return graph_walk.behind(tensor, ('Identity',))
+    return graph_walk.source_through(tensor, ('Identity',))
 
 
 def argument(carried: Carried, view: View) -> typing.Optional[State]:
