@@ -350,8 +350,8 @@ def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Opt
         buffer = inputs[place]
         if buffer is None or buffer in outputs:
             continue
-        is_uncolocated = buffer.references == 1 and buffer.what != VARIABLE
-        if is_uncolocated and buffer.size == node.sizes[index]:
+        is_needed_by_no_other = buffer.references == 1 and buffer.what != VARIABLE
+        if is_needed_by_no_other and buffer.size == node.sizes[index]:
             return buffer
     return None
 

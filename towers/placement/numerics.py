@@ -22,7 +22,7 @@ from towers.placement.devices import is_gpu, resolve_devices
 PRECISIONS = ('float32', 'bf16', 'fp16')
 """Values of `precision=`: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
 
-# (precision, whether on GPUs): the field of `RewriterConfig` that does it. `auto_mixed_precision_cpu` is
+# {(precision, whether on GPUs): field of `RewriterConfig`}. `auto_mixed_precision_cpu` is
 # left out: it only rounds, between products in float32, and on TF 2.15 and 2.21 it ends the process
 # with a segmentation fault when a convolution with batch norm is run forwards.
 _FIELDS = {('fp16', True): 'auto_mixed_precision',
