@@ -189,7 +189,7 @@ BREAKAGES = [
      'return loss', 'fronts/test_optimizer_calls.py'),
     ('towers/inspect/audit.py', 'device in stages_of(tower.device):', 'True:',
      'inspect/test_audit.py'),
-    ('towers/inspect/check_report.py', '_largest(one[finite] - many[finite])', '0.',
+    ('towers/inspect/comparison.py', 'largest_value(one[finite] - many[finite])', '0.',
      'inspect/test_check.py'),
     ('towers/checkpoint/files.py', 'in reversed(candidates):', 'in candidates:',
      'checkpoint/test_checkpoint_files.py'),

@@ -31,7 +31,7 @@ from towers.fronts.keras_model import ParallelModel
 from towers.graph.order import Wait
 from towers.inspect.audit import Audit, Transfers, audit
 from towers.inspect.check import TowersReport, check_towers
-from towers.inspect.check_report import Difference, LeftOut
+from towers.inspect.comparison import Difference, LeftOut
 from towers.memory.account import DeviceAccount, HeldTensor, MemoryAccount, memory_account
 from towers.memory.fit import FittedBatch, fit_batch_size, largest_batch
 from towers.memory.measure import MeasuredMemory, measure_memory

@@ -12,13 +12,15 @@ from towers.api.build import build_towers
 from towers.api.built import BuiltTowers
 from towers.arguments import check_choice, check_function
 from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
-from towers.fronts.optimizer_calls import OptimizerCalls, calls_of, share_of_sum
+from towers.fronts.optimizer_calls import OptimizerCalls, calls_of
+from towers.fronts.stand_ins import share_of_sum
 from towers.model.outputs import weighted_mean
 from towers.optimizers import OptimizerAround, check_optimizer, has_own_minimize
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
 from towers.whole_batch.predictions import RowsOfExamples
 
+# The fields that an `EstimatorSpec` must have, by its mode.
 _NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}
 
 
@@ -47,10 +49,10 @@ def replicate_model_fn(model_fn: typing.Callable,
 
     so that SUM is right for losses that are sums over the examples, the others are for means.
 
-    Of the `EstimatorSpec` the loss, the predictions, the metrics and the export outputs become
-    those of the whole batch: predictions and export outputs in batch order (means and sums of the
-    shard: the batch's), metrics counted over all towers in one set of counters. All hooks and the
-    scaffold are the first tower's, and so are operations that a program looks for by name.
+    In the `EstimatorSpec` the loss, the predictions, the metrics and the export outputs become
+    those of the whole batch. Predictions and export outputs are in batch order; a mean or a sum
+    over the shard becomes the batch's. All towers count metrics in one set of counters. All hooks
+    and the scaffold are the first tower's, and so are operations that a program looks for by name.
     Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
     With one device the model function is called directly, and its `EstimatorSpec` is not changed.
@@ -59,9 +61,9 @@ def replicate_model_fn(model_fn: typing.Callable,
       model_fn: a model function of an Estimator. It is called by keyword with the arguments that it
         has among `features`, `labels`, `mode`, `params` and `config`, and returns an
         `EstimatorSpec`. In training its optimizers are `TowerOptimizer`s.
-      loss_reduction: one of `tf.losses.Reduction` but NONE.
-      devices: see `resolve_devices`: None (every GPU, else one CPU), a count, or names. One a
-        tower: stages are for `build_towers`.
+      loss_reduction: one of `tf.losses.Reduction` except NONE.
+      devices: see `resolve_devices`: None (every GPU, else one CPU), a count, or names. Each tower
+        has one device; for stages use `build_towers`.
       on_built: called as `on_built(mode, built)` with the `BuiltTowers` of each mode, for its plan
         and the audit; not on one device, where nothing is built.
 
@@ -103,8 +105,8 @@ def replicate_model_fn(model_fn: typing.Callable,
         calls = OptimizerCalls(tf.get_default_graph(), is_sum, trains)
         specs = []
 
-        def of_tower(inputs: dict) -> dict:
-            # Its own parameters: it may remove entries from them.
+        def outputs_of_tower(inputs: dict) -> dict:
+            # Each call gets its own copy of the parameters, as a model function may remove entries.
             spec = model.spec(inputs['features'], inputs['labels'], mode, copy.copy(params), config)
             specs.append(spec)
             if trains:
@@ -115,7 +117,7 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         with calls.reported_to():
             built = build_towers(
-                of_tower, dict(features=features, labels=labels), calls if trains else None,
+                outputs_of_tower, dict(features=features, labels=labels), calls if trains else None,
                 names, 'sum' if is_sum else 'mean', remainder='weight')
         tf.logging.info('%s', built.plan)
         if on_built is not None:
@@ -125,10 +127,14 @@ def replicate_model_fn(model_fn: typing.Callable,
 
 
 class _ModelFunction:
-    """The model function of an Estimator, with the names of the arguments that it takes."""
+    """The model function of an Estimator, called with the arguments that it takes."""
 
     def __init__(self, model_fn: typing.Callable):
-        """Raises `ModelFunctionError` for what is no model function."""
+        """Finds the names of the arguments that the model function takes.
+
+        Raises:
+          ModelFunctionError: `model_fn` is no model function of an Estimator.
+        """
         if not callable(model_fn) or isinstance(model_fn, type):
             raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
                                      'Estimator.' % (model_fn,))
@@ -147,7 +153,7 @@ class _ModelFunction:
 
     def spec(self, features: typing.Any, labels: typing.Any, mode: str, params: typing.Any,
              config: typing.Any) -> typing.Any:
-        """The `EstimatorSpec` of a call with those arguments that the function takes.
+        """Calls the model function with the arguments that it takes; gives the `EstimatorSpec`.
 
         Args:
           features, labels: nests of tensors [shard, …]; labels may be None.
@@ -173,12 +179,12 @@ class _ModelFunction:
 
 
 def _check_fields(spec: typing.Any, mode: str) -> None:
-    """Raises `ModelFunctionError` for an `EstimatorSpec` that lacks what `mode` needs. The class
-    itself checks what its own mode needs. No predictions are an empty dict there."""
+    """Raises `ModelFunctionError` for an `EstimatorSpec` of another mode that lacks what `mode`
+    needs; the class itself checks what the spec's own mode needs."""
     missing = []
     for field in _NEEDED[mode]:
         value = getattr(spec, field)
-        if value is None or value == {}:
+        if value is None or value == {}:  # {} are no predictions
             missing.append(field)
     if missing:
         raise ModelFunctionError(
@@ -188,7 +194,11 @@ def _check_fields(spec: typing.Any, mode: str) -> None:
 
 
 def _mergeable(spec: typing.Any) -> typing.Dict[str, typing.Any]:
-    """The tensors of a spec for `build_towers` to merge: a nest of tensors [shard, …], scalars."""
+    """The predictions and export outputs of a spec, for `build_towers` to merge.
+
+    Returns:
+      A nest of tensors [shard, …] and scalars.
+    """
     exports = {}
     for name, output in (spec.export_outputs or {}).items():
         exports[name] = _export_tensors(output)
@@ -197,7 +207,7 @@ def _mergeable(spec: typing.Any) -> typing.Dict[str, typing.Any]:
 
 
 def _metrics(spec: typing.Any) -> typing.Dict[str, tuple]:
-    """The metrics of a spec, each a `(value, update_op)` pair; a Keras metric has been called."""
+    """The metrics of a spec, each as `(value, update_op)`: a Keras metric gives its own updates."""
     metrics = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         is_keras = hasattr(metric, 'update_state')
@@ -210,7 +220,12 @@ def _metrics(spec: typing.Any) -> typing.Dict[str, tuple]:
 
 def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.Any:
     """The first tower's spec, with loss, predictions, metrics and exports of the whole batch.
-    `is_sum` says whether the losses of the towers are added up, or averaged."""
+
+    Args:
+      spec: the `EstimatorSpec` of the first tower.
+      built: the towers.
+      is_sum: whether the losses of the towers are added up, or averaged.
+    """
     loss = built.loss
     if loss is not None and is_sum:
         with only_device(built.placement.main):
@@ -229,7 +244,7 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
 
 
 def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
-    """The tensors of an export output, by the arguments of its class."""
+    """{argument of the class of an export output: its tensor or tensors}."""
     classes = tf.estimator.export
     if isinstance(output, classes.ClassificationOutput):
         names = ['scores', 'classes']
@@ -246,22 +261,22 @@ def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
 
 
 class TowerOptimizer(OptimizerAround):
-    """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update together.
+    """Wraps an optimizer, so that all towers of `replicate_model_fn` share one update.
 
         optimizer = towers.TowerOptimizer(tf.train.AdamOptimizer(0.001))
         train_op = optimizer.minimize(loss, global_step=tf.train.get_global_step())
 
     Under `replicate_model_fn` on N > 1 devices `compute_gradients` gives the tower's share of the
-    gradient: the gradient of the tower's loss times the weight of its shard (see there). Operations
-    of the model function on it, such as clipping, apply to that share. `apply_gradients` returns an
-    operation that runs the one update of all towers, by the first tower's optimizer, under the
-    names that its variables would have without towers. Gradients that were not computed by
-    `compute_gradients`, but by `tf.gradients` of the loss, are weighted then. In evaluation and
-    prediction it does nothing.
+    gradient: the gradient of the tower's loss times the weight of its shard, see
+    `replicate_model_fn`. What the model function does to it, such as clipping, is done to that
+    share. `apply_gradients` returns an operation that runs the one update of all towers, by the
+    first tower's optimizer, under the names that its variables would have without towers. It
+    weights gradients that the model function took with `tf.gradients` of the loss instead of
+    `compute_gradients`. In evaluation and prediction it does nothing.
 
     Elsewhere, also on one device, all calls are passed on to the wrapped optimizer. A model
-    function may use several `TowerOptimizer`s, for one loss or for several; updates that one train
-    op runs together all use gradients at the weights from before it. Wrap a
+    function may use several `TowerOptimizer`s, for one loss or for several. Where one train op runs
+    several updates, all of them use gradients at the weights from before the step. Wrap a
     `tf.train.SyncReplicasOptimizer` by a `TowerOptimizer`, not the other way round.
     """
 
@@ -281,8 +296,8 @@ class TowerOptimizer(OptimizerAround):
                             'or a function without arguments that returns one')
 
     def wrapped(self) -> tf.train.Optimizer:
-        """The optimizer that this one wraps, itself no `TowerOptimizer`: the shard's weight would
-        count twice."""
+        """The optimizer inside. A `TowerOptimizer` inside is unwrapped, too: it would multiply with
+        the weight of the shard a second time."""
         if callable(self._optimizer):
             self._optimizer = self._optimizer()
             check_optimizer(self._optimizer, 'optimizer_or_optimizer_fn() of TowerOptimizer',
@@ -293,8 +308,12 @@ class TowerOptimizer(OptimizerAround):
 
     @property
     def minimize(self) -> typing.Callable:
-        """The wrapped optimizer's `minimize`. In a tower, raises an `InvalidArgumentError` for one
-        of the optimizer's own, which would clip, say, each tower's share of the gradient."""
+        """The `minimize` of `tf.train.Optimizer`; of the wrapped optimizer, if it overrides that.
+
+        Raises:
+          InvalidArgumentError: in a tower, and the wrapped optimizer overrides `minimize`: what it
+            does between gradients and update would be done to each tower's share by itself.
+        """
         optimizer = self.wrapped()
         if not has_own_minimize(optimizer):
             return super().minimize
@@ -309,7 +328,11 @@ class TowerOptimizer(OptimizerAround):
     def compute_gradients(self, loss: tf.Tensor, *args: typing.Any,
                           **kwargs: typing.Any) -> list:
         """The wrapped optimizer's pairs; in a tower, for the loss times the weight of the shard.
-        Further arguments are the wrapped optimizer's."""
+
+        Args:
+          loss: the scalar loss.
+          *args, **kwargs: the other arguments of the wrapped optimizer's `compute_gradients`.
+        """
         calls = calls_of(tf.get_default_graph())
         if calls is not None:
             loss = calls.weighted(loss)
@@ -318,8 +341,11 @@ class TowerOptimizer(OptimizerAround):
     def apply_gradients(self, grads_and_vars: typing.Iterable, global_step: typing.Any = None,
                         name: typing.Optional[str] = None,
                         **kwargs: typing.Any) -> tf.Operation:
-        """The wrapped optimizer's update; in a tower, the operation that stands for all towers'
-        update. Raises a `GradientError` in a branch or a loop."""
+        """The wrapped optimizer's update; in a tower, the one update of all towers.
+
+        Raises:
+          GradientError: in a tower, the call is in a branch or a loop.
+        """
         if name is not None:
             kwargs['name'] = name
         calls = calls_of(tf.get_default_graph())
@@ -328,7 +354,7 @@ class TowerOptimizer(OptimizerAround):
         pairs = list(grads_and_vars)
         return calls.applied(self.wrapped(), pairs, global_step=global_step, **kwargs)
 
-    # What there is to know of the wrapped optimizer.
+    # A program that asks for slots, the name or variables gets the wrapped optimizer's.
     get_slot = property(lambda self: self.wrapped().get_slot)
     get_slot_names = property(lambda self: self.wrapped().get_slot_names)
     get_name = property(lambda self: self.wrapped().get_name)

@@ -73,7 +73,11 @@ def ParallelModel(  # pylint: disable=invalid-name
 
 
 def _checked_keras(model: typing.Any) -> typing.Any:
-    """The Keras module of a model that towers can call; else raises, see `ParallelModel`."""
+    """The Keras module of a model, once it is checked that towers can call the model.
+
+    Raises:
+      InvalidArgumentError, MissingPackageError: they cannot; `ParallelModel` lists the causes.
+    """
     name = getattr(model, 'name', model)
     if compat.is_keras_3(model):
         raise MissingPackageError(
@@ -87,17 +91,16 @@ def _checked_keras(model: typing.Any) -> typing.Any:
             'ParallelModel takes a tf.keras or tf_keras model, and was given %.80r of type %s.'
             % (model, type(model).__name__))
     check_graph_mode('ParallelModel')
-    faults = [_fault_of_model(model)]
-    if faults == [None]:
-        faults = [_fault_of_layer(layer, keras) for layer in compat.keras_parts(model)]
-    for fault in faults:
-        if fault is not None:
-            raise InvalidArgumentError('ParallelModel: the model %r %s.' % (name, fault))
+    fault = _fault_of_model(model)
+    if fault is None:
+        fault = _fault_of_layers(model, keras)
+    if fault is not None:
+        raise InvalidArgumentError('ParallelModel: the model %r %s.' % (name, fault))
     return keras
 
 
 def _fault_of_model(model: typing.Any) -> typing.Optional[str]:
-    """Why towers cannot call a model, a text that goes on from its name; None if they can."""
+    """Why towers cannot call a model, as a text that follows its name; None if they can."""
     or_else = 'call it in the model function of towers.build_towers'
     if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
         return ('has no inputs yet: give the first layer of a Sequential an input_shape=, make a '
@@ -117,9 +120,20 @@ def _fault_of_model(model: typing.Any) -> typing.Optional[str]:
     return None
 
 
+def _fault_of_layers(model: typing.Any, keras: typing.Any) -> typing.Optional[str]:
+    """Why towers cannot call a model with these layers, as a text that follows its name; or None.
+
+    `keras` is the Keras module of the model.
+    """
+    for layer in compat.keras_parts(model):
+        fault = _fault_of_layer(layer, keras)
+        if fault is not None:
+            return fault
+    return None
+
+
 def _fault_of_layer(layer: typing.Any, keras: typing.Any) -> typing.Optional[str]:
-    """Why towers cannot call a model that is, or holds, a layer or model of this Keras: such a text
-    or None."""
+    """Why towers cannot call a model with this layer (or model) in it: such a text, or None."""
     if isinstance(layer, _ParallelMethods):
         return 'is or holds a ParallelModel already: give its inner_model'
     if isinstance(layer, keras.Model):
@@ -135,20 +149,23 @@ def _fault_of_layer(layer: typing.Any, keras: typing.Any) -> typing.Optional[str
     return None
 
 
-_Keras: typing.Any = object  # stands for the class of Keras' that comes after a mix-in
+# For type checkers: the base of the mix-ins below, which are combined with classes of Keras.
+_Keras: typing.Any = object
 
 
 class _WeightsOfInner(_Keras):
-    """The weights of the model inside, and whether they are trained."""
+    """A mix-in: the weights are those of the model inside, and so is whether they are trained."""
     weights = property(lambda self: self.model_towers.model.weights)
     trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
     non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
 
     @property
     def trainable(self) -> bool:
-        """Whether the model inside is trained; True while Keras makes this one."""
+        """Whether the model inside is trained; True until this object has one."""
         model_towers = self.__dict__.get('model_towers')
-        return True if model_towers is None else model_towers.model.trainable
+        if model_towers is None:
+            return True
+        return model_towers.model.trainable
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
@@ -159,12 +176,13 @@ class _WeightsOfInner(_Keras):
 
 @functools.lru_cache(maxsize=None)
 def _layer_class(layer: typing.Any) -> type:
-    """A class of layers that hold `KerasTowers`, derived from a Keras' `Layer`."""
+    """The class of the layer that calls a model in towers; `layer` is the `Layer` of a Keras."""
 
     class TowersOfModel(_WeightsOfInner, layer):
         """The layer that calls the model in every tower, and merges what comes out."""
 
         def __init__(self, model_towers: KerasTowers, **keywords: typing.Any):
+            """Makes the layer; `keywords` are arguments of Keras' `Layer`."""
             self.__dict__['model_towers'] = model_towers
             super().__init__(autocast=False, **keywords)  # inputs and outputs are the model's own
             self.supports_masking = True
@@ -175,11 +193,19 @@ def _layer_class(layer: typing.Any) -> type:
         # AutoGraph is for the user's layers, not for what makes towers.
         @tf.autograph.experimental.do_not_convert
         def call(self, inputs, training=None, mask=None):
-            """The outputs [batch, …] of the model for inputs [batch, …], one or a list of each;
-            `training` and `mask` as Keras gives them."""
-            inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-            masks = list(mask) if isinstance(mask, (list, tuple)) else [mask] * len(inputs)
-            called = self.model_towers.on(inputs, masks, training)
+            """The outputs of the model for the whole batch.
+
+            Args:
+              inputs: a tensor [batch, …], or a list of such.
+              training: a bool, a tensor, or None, as Keras gives it.
+              mask: a mask, a list of one for each input, or None.
+
+            Returns:
+              A tensor [batch, …], or a list of such.
+            """
+            input_list = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            masks = list(mask) if isinstance(mask, (list, tuple)) else [mask] * len(input_list)
+            called = self.model_towers.on(input_list, masks, training)
             self.__dict__['merged_masks'] = called.masks
             for loss in called.losses:
                 self.add_loss(loss)
@@ -188,7 +214,7 @@ def _layer_class(layer: typing.Any) -> type:
             return one_or_list(called.outputs)
 
         def compute_mask(self, inputs, mask=None):
-            """The masks of the outputs, which do not follow from `inputs` and `mask` alone."""
+            """The masks of the outputs, as the last `call` has got them from the towers."""
             return one_or_list(self.__dict__['merged_masks'])
 
         def get_config(self):
@@ -199,7 +225,10 @@ def _layer_class(layer: typing.Any) -> type:
 
 
 class _NoConfigError(InvalidArgumentError, NotImplementedError):
-    """Also the type that Keras expects from a layer without a config, where it needs none."""
+    """The error of `get_config`.
+
+    It is a `NotImplementedError`, too, which Keras catches where it can do without a config.
+    """
 
     def __init__(self):
         super().__init__(
@@ -209,14 +238,20 @@ class _NoConfigError(InvalidArgumentError, NotImplementedError):
 
 @functools.lru_cache(maxsize=None)
 def _parallel_class(base: type) -> type:
-    """The class of parallel models that derives from `base`, a Keras' functional models."""
+    """The class of parallel models; `base` is the class of functional models of a Keras."""
     return type(base)('ParallelModel', (_ParallelMethods, base), {'__doc__': ParallelModel.__doc__})
 
 
 class _ParallelMethods(_WeightsOfInner):
-    """The methods of every parallel model, before those of its Keras' class."""
+    """A mix-in: the methods of parallel models that differ from those of Keras' models."""
 
     def __init__(self, keras: typing.Any, model_towers: KerasTowers):
+        """Makes a model of one layer, which calls the model inside in towers.
+
+        Args:
+          keras: the Keras module of the model.
+          model_towers: the model, with the devices of the towers.
+        """
         self.__dict__['model_towers'] = model_towers
         inner = model_towers.model
         backend = compat.keras_backend_of(inner)
@@ -226,7 +261,8 @@ class _ParallelMethods(_WeightsOfInner):
         layer = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')
         outputs = layer(one_or_list(inputs))
         super().__init__(inputs=inputs, outputs=tf.nest.flatten(outputs), name=name)
-        self.__dict__['output_names'] = list(inner.output_names)  # which Keras would track
+        # Set past `__setattr__`, with which Keras would track the list.
+        self.__dict__['output_names'] = list(inner.output_names)
 
     inner_model = property(lambda self: self.model_towers.model)
     devices = property(lambda self: self.model_towers.devices)
@@ -245,8 +281,11 @@ class _ParallelMethods(_WeightsOfInner):
     load_weights = property(lambda self: self.inner_model.load_weights)
 
     def save(self, *args: typing.Any, **keywords: typing.Any) -> None:
-        """Saves the inner model; the arguments are Keras'. Unless it was compiled itself, it is
-        first compiled as this one is, so that the optimizer's state is saved."""
+        """Saves the inner model; the arguments are those of Keras' `save`.
+
+        An inner model that was not compiled itself is first compiled with the optimizer of this
+        one, so that the optimizer's state is saved.
+        """
         inner = self.inner_model
         keeps_optimizer = keywords.get('include_optimizer', True)
         is_compiled = bool(getattr(self, 'optimizer', None))
@@ -257,8 +296,11 @@ class _ParallelMethods(_WeightsOfInner):
         return inner.save(*args, **keywords)
 
     def compile(self, *args: typing.Any, **keywords: typing.Any) -> None:
-        """Compiles the model by Keras' arguments; raises `InvalidArgumentError` for an optimizer
-        that does not train in graph mode."""
+        """Compiles the model; the arguments are those of Keras' `compile`.
+
+        Raises:
+          InvalidArgumentError: the optimizer does not train in graph mode.
+        """
         super().compile(*args, **keywords)
         optimizer = getattr(self, 'optimizer', None)
         if optimizer and not hasattr(optimizer, 'get_updates'):
@@ -269,7 +311,8 @@ class _ParallelMethods(_WeightsOfInner):
                 'tf.train.Optimizer.' % (name, name, name.lower()))
 
     def get_updates_for(self, inputs):
-        """The updates that depend on these `inputs`, as Keras', without those of frozen layers."""
+        """The updates that depend on `inputs`, as Keras gives them; without those of frozen layers.
+        """
         frozen = set()
         for layer, op in self.model_towers.updates:
             if not layer.trainable and not getattr(layer, 'stateful', False):
@@ -277,7 +320,7 @@ class _ParallelMethods(_WeightsOfInner):
         return [update for update in super().get_updates_for(inputs)
                 if getattr(update, 'op', update) not in frozen]
 
-    # Keras notes these flags in `compile`, and trains by them later: those of the model inside.
+    # `compile` notes which layers are trained, and Keras trains these. So note the inner model's.
     def _get_trainable_state(self) -> typing.Any:
         state = self.inner_model._get_trainable_state()
         state[self] = self.trainable

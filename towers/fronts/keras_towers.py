@@ -18,22 +18,32 @@ from towers.whole_batch.predictions import RowsOfExamples
 
 
 class Called(typing.NamedTuple):
-    """What one call of a model in all towers gives, for the whole batch."""
-    outputs: typing.List[typing.Any]  # tensors [batch, …]
-    masks: typing.List[typing.Any]  # of the outputs; None for one without a mask
-    losses: typing.List[tf.Tensor]  # scalars that layers add
-    updates: typing.List[typing.Any]  # operations of batch norm and the like
+    """The result of one call of a Keras model in all towers, for the whole batch.
+
+    Attributes:
+      outputs: tensors [batch, …].
+      masks: the mask of each output; None for an output without one.
+      losses: scalars that layers add with `add_loss`.
+      updates: operations that update the state of layers, such as batch norm's averages.
+    """
+    outputs: typing.List[typing.Any]
+    masks: typing.List[typing.Any]
+    losses: typing.List[tf.Tensor]
+    updates: typing.List[typing.Any]
 
 
 class KerasTowers:
-    """One Keras model in the towers of builds without an optimizer. It is no layer: Keras takes up
-    every layer that is an attribute of a layer, and would count the model twice.
+    """A Keras model that is called in towers: each call is a build without an optimizer.
+
+    It is no layer itself: Keras takes up every layer that is an attribute of a layer, and would
+    count the model twice.
 
     Attributes:
       model: the Keras model, whose weights all towers share.
-      devices: `Devices`.
-      builds: `BuiltTowers` of each call, the one on the model's own inputs first.
-      updates: `[(layer, op)]` of the first towers: batch norm's, and what else layers update.
+      devices: the devices of the towers.
+      builds: the `BuiltTowers` of each call; first of the call on the model's own inputs.
+      updates: list of `(layer, operation)`: the updates of the layers' state in the first tower of
+        every build.
     """
 
     def __init__(self, model: typing.Any, devices: Devices):
@@ -46,17 +56,20 @@ class KerasTowers:
         """Calls the model in every tower on its shard of the batch.
 
         Args:
-          inputs: list of tensors [batch, …], in the order of the model's inputs.
-          masks: list of masks or Nones, one an input.
-          training: as Keras gives it to `call`.
+          inputs: tensors [batch, …], in the order of the model's inputs.
+          masks: for each input its mask, or None.
+          training: as Keras gives it to `call`: a bool, a tensor, or None.
+
+        Returns:
+          `Called`, for the whole batch.
         """
         records: typing.List[typing.Any] = []
 
         def call_model(inputs: list, masks: list) -> dict:
-            """One tower's call of the Keras model, on its shard.
+            """Calls the Keras model in one tower, on its shard.
 
             In Keras every output has a row for each example, so the outputs are `RowsOfExamples`.
-            Their logits go along, because Keras' cross entropies take these in the place of
+            The logits are returned, too, because Keras' cross entropies take these in the place of
             probabilities.
             """
             with record_keras_calls() as record, compat.autograph_of_layers():
@@ -68,7 +81,7 @@ class KerasTowers:
                 'logits': [_logits(output) for output in outputs],
                 'masks': [compat.keras_mask(output) for output in outputs]})}
 
-        # By calls, as copies of loops have no gradient.
+        # A call for each tower: Keras takes gradients later, and copies of loops have none.
         with tf.name_scope('copies'):
             built = build_towers(call_model, (inputs, masks), None, self.devices, 'mean',
                                  remainder='weight', copies='reuse')
@@ -79,23 +92,29 @@ class KerasTowers:
         self.builds.append(built)
         self.updates.extend(layer_updates)
         updates = [op for _, op in layer_updates]
-        known = set(updates)
+        updates_of_layers = set(updates)
         other_updates = [update for update in built.towers[0].updates
-                         if getattr(update, 'op', update) not in known]
+                         if getattr(update, 'op', update) not in updates_of_layers]
         return Called(outputs, built.predictions.rows['masks'], losses, updates + other_updates)
 
 
 def _merged_outputs(built: BuiltTowers) -> typing.List[typing.Any]:
     """The outputs of the whole batch, with their logits where Keras looks for them."""
     merged = built.predictions.rows
-    in_first_tower = built.towers[0].predictions.rows['outputs']
-    return [_with_logits(output, logits, in_tower) for output, logits, in_tower in
-            zip(merged['outputs'], merged['logits'], in_first_tower)]
+    outputs_of_first = built.towers[0].predictions.rows['outputs']
+    outputs = []
+    for output, logits, of_first in zip(merged['outputs'], merged['logits'], outputs_of_first):
+        outputs.append(_with_logits(output, logits, of_first))
+    return outputs
 
 
 def _mean_losses(records: typing.List[typing.Any], built: BuiltTowers) -> typing.List[tf.Tensor]:
-    """The losses that layers add, each the mean over the towers, weighted by their examples;
-    `records` are of the calls of the model, one a tower."""
+    """The losses that layers add, each as the mean over the towers, weighted by their examples.
+
+    Args:
+      records: what `record_keras_calls` has recorded in each tower.
+      built: the towers.
+    """
     sizes = [tower.size for tower in built.towers]
     num_examples = tf.cast(sum(sizes), tf.float64)
     weights = [tf.cast(size, tf.float64) / num_examples for size in sizes]
@@ -104,12 +123,15 @@ def _mean_losses(records: typing.List[typing.Any], built: BuiltTowers) -> typing
 
 
 def _call(model: typing.Any, inputs: list, masks: list, training: typing.Any) -> list:
-    """The outputs of a call, in the order of `model.outputs`; a model may return a dict.
+    """Calls a Keras model.
 
     Args:
       model: the Keras model.
       inputs, masks: the arguments of `KerasTowers.on`, cut for one tower.
       training: as Keras gives it to `call`.
+
+    Returns:
+      The outputs as a list in the order of `model.outputs`, also where the model returns a dict.
     """
     arguments: typing.Dict[str, typing.Any] = {}
     if training is not None:
@@ -120,18 +142,18 @@ def _call(model: typing.Any, inputs: list, masks: list, training: typing.Any) ->
 
 
 def one_or_list(values: list) -> typing.Any:
-    """The one value of a list of one, as Keras gives and takes it; else the list."""
+    """The list as Keras gives and takes it: a list of one value as that value."""
     return values[0] if len(values) == 1 else values
 
 
-# Operations whose input Keras' cross entropies take in place of their output: the loss of the
-# probabilities, which are 0 and 1 in the end, has neither value nor gradient there. Keras looks for
-# it at the tensor and, on TF 1.15 always, at its operation.
+# The last operations of a model whose input, the logits, Keras' cross entropies take in the place
+# of the output: of probabilities that have become 0 or 1 the loss would have no gradient. Keras
+# looks for the logits at the output tensor and, on TF 1.15 always, at its operation.
 _ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
 
 
 def _logits(output: typing.Any) -> typing.Optional[tf.Tensor]:
-    """The logits that Keras' cross entropies take in place of an output [rows, …]; or None."""
+    """The logits that Keras' cross entropies take in the place of an output [rows, …]; or None."""
     if not isinstance(output, tf.Tensor) or output.shape.ndims == 0:
         return None
     logits = compat.keras_logits(output)
@@ -140,37 +162,46 @@ def _logits(output: typing.Any) -> typing.Optional[tf.Tensor]:
     return logits
 
 
-def _with_logits(merged: typing.Any, logits: typing.Any, in_tower: typing.Any) -> typing.Any:
-    """A merged output, with its merged logits, or None, where Keras looks for them; `in_tower` is
-    the output of the first tower, which says where that is."""
+def _with_logits(output: typing.Any, logits: typing.Any, of_first: typing.Any) -> typing.Any:
+    """A merged output that has its logits where Keras looks for them.
+
+    Args:
+      output: the output of the whole batch.
+      logits: its logits, of the whole batch; or None.
+      of_first: the output of the first tower, which has its logits at the tensor or its operation.
+    """
     if logits is None:
-        return merged
-    if compat.keras_logits(in_tower) is None:
-        return _ACTIVATIONS[in_tower.op.type](logits)
-    compat.set_keras_logits(merged, logits)
-    return merged
+        return output
+    if compat.keras_logits(of_first) is None:
+        return _ACTIVATIONS[of_first.op.type](logits)
+    compat.set_keras_logits(output, logits)
+    return output
 
 
 def _batch_size(tensor: tf.Tensor) -> typing.Any:
-    """The size of the first dimension: a number where it is static, else a scalar."""
-    static = tensor.shape.as_list()[0]
-    return tf.shape(tensor)[0] if static is None else static
+    """The size of the first dimension: an int where it is static, else a scalar."""
+    static_size = tensor.shape.as_list()[0]
+    if static_size is None:
+        return tf.shape(tensor)[0]
+    return static_size
 
 
 def _with_batch_dimension(output: typing.Any, rows: typing.Any) -> typing.Any:
-    """A scalar as [rows, 1], the same for each example, so that its mean over them is weighted."""
+    """A scalar output as [rows, 1], the same for each example; another output as it is.
+
+    So the mean of a scalar over the batch is weighted by the towers' examples.
+    """
     if isinstance(output, tf.Tensor) and output.shape.ndims == 0:
         return tf.fill([rows, 1], output)
     return output
 
 
 def device_of_gradient(op: tf.Operation) -> str:
-    """The device of an operation: a function for `tf.device` around code that takes gradients
-    through several towers.
+    """The device function for code that takes gradients through several towers, for `tf.device`.
 
     Keras' optimizers take the gradient of one loss through all towers of a model, without a device
-    or a way to name one. What TensorFlow makes as the gradient of an operation goes to the device
-    of that operation; the sums for a weight, and the counters of loops, to none.
+    or a way to name one. Here an operation that computes a gradient gets the device of the forward
+    operation; the sums for a weight, and the counters of loops, get none.
     """
     if op.device:
         return op.device

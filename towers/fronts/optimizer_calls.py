@@ -1,49 +1,64 @@
-"""Combines the optimizer calls that a model function makes in each tower into one update each.
+"""`OptimizerCalls`: one update for all towers from each optimizer call of a model function.
 
 An Estimator's model function does not return gradients: it calls `optimizer.minimize`, or
 `compute_gradients`, clips, and `apply_gradients`, perhaps for several optimizers, and returns a
-train op. So the update is there when the model function returns, as on one device, with its slots
-and names: of the first tower's gradients, each by way of a *stand-in*, an operation that hands it
-on. The update is no part of the tower, and is not copied. When all towers are built, the gradients
-of call number i of all towers are summed per variable, and its stand-ins hand on these sums.
+train op. So the model function makes the update itself, as on one device, with its slots and names.
+
+1. `call` is the context of the model function's call. `weighted` multiplies the tower's loss with
+   the weight of its shard, so that the sum of the towers' gradients is the batch's gradient.
+2. `applied` makes the update with *stand-ins*: operations that hand the first tower's gradients on.
+   The update is no part of the tower, and is not copied.
+3. When all towers are built, `update` sums the gradients of each call over the towers, variable by
+   variable, and connects the stand-ins of that call to the sums.
+
+An index of a call counts the calls of `apply_gradients` in the model function, from 0.
 """
 
 import contextlib
-import re
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import GradientError
+from towers.fronts.call_checks import check_before_updates, check_no_gathering, check_wrapped
+from towers.fronts.stand_ins import components, share_of_sum, stand_in_of
 from towers.gradients.gradient_pairs import tensors_of, times
 from towers.graph import graph_walk
 from towers.graph.graph_walk import map_leaves
-from towers.graph.variable_access import Writes
 from towers.model.build_context import variables_of_optimizer
-from towers.optimizers import OPTIMIZER_UPDATES, GradientsOfModel, rows_at_rate
-from towers.placement.variable_device import only_device
+from towers.optimizers import GradientsOfModel, rows_at_rate
+from towers.placement.variable_device import Placement, only_device
 from towers.reduce.combination import combine
-from towers.roles.ownership import OF_GRADIENTS
+from towers.shards.cut_batch import CutBatch
 from towers.variables.new_variables import new_slots
-
-_GATHERED = re.compile(r'Accumulator(Take|Apply)Gradient$')  # outside of the graph's tensors
 
 Pairs = typing.List[typing.Tuple[typing.Any, tf.Variable]]
 """Gradients, each None, a tensor or `tf.IndexedSlices`, with their variables."""
 
 
 class Call(typing.NamedTuple):
-    """One call of `apply_gradients`, in the first tower."""
-    optimizer: typing.Any  # the one that is wrapped
-    pairs: Pairs  # of weighted gradients: their sum over the towers is the gradient
-    waits_for: tf.Operation  # waits for all that the update waits for besides its gradients
-    stand_ins: Pairs  # of the stand-ins in the place of gradients, without those of None
-    update: tf.Operation  # what the optimizer returned
-    operations: typing.Set[str]  # names of the operations that the optimizer made
+    """One call of `apply_gradients`, in the first tower.
+
+    Attributes:
+      optimizer: the wrapped optimizer.
+      pairs: the gradients of the first tower, weighted: the sum over the towers is the batch's
+        gradient.
+      waits_for: an operation with all control inputs that the call was made under.
+      stand_ins: pairs of stand-ins, in the place of gradients; without gradients that are None.
+      update: the operation that the optimizer returned.
+      operations: names of the operations that the optimizer made.
+    """
+    optimizer: tf.train.Optimizer
+    pairs: Pairs
+    waits_for: tf.Operation
+    stand_ins: Pairs
+    update: tf.Operation
+    operations: typing.Set[str]
 
 
-_CALLS: typing.Dict[tf.Graph, 'OptimizerCalls'] = {}  # of the towers that are built in a graph now
+# The `OptimizerCalls` of each graph in which towers are being built.
+_CALLS: typing.Dict[tf.Graph, 'OptimizerCalls'] = {}
 
 
 def calls_of(graph: tf.Graph) -> typing.Optional['OptimizerCalls']:
@@ -52,9 +67,9 @@ def calls_of(graph: tf.Graph) -> typing.Optional['OptimizerCalls']:
 
 
 class OptimizerCalls(GradientsOfModel):
-    """Stands in place of an optimizer in `build_towers`; `TowerOptimizer`s report their calls here.
+    """The object in the place of an optimizer of `build_towers`, to which `TowerOptimizer`s report.
 
-    With n_k of the batch's n examples on tower k of N, loss L_k there, the gradient of call i is
+    With n_k of the batch's n examples on tower k of N, loss L_k there, the gradient of a call is
 
         mean:  sum_k (n_k / n) dL_k
         sum:   sum_k dL_k
@@ -70,17 +85,19 @@ class OptimizerCalls(GradientsOfModel):
         self._graph = graph
         self._is_sum = is_sum
         self._trains = trains
-        # The first tower's calls, and which of them the model's train op runs in one step.
+        # The first tower's calls, and the indices of those that the model's train op runs.
         self._calls: typing.List[Call] = []
-        self._numbers_in_step: typing.List[int] = []
-        # From names of variables to the number of the call that hands over their gradient.
-        self._owners: typing.Dict[str, int] = {}
-        # The weight of the tower's loss, None where it counts as it is; and the operations of the
-        # weights by which losses were multiplied.
+        self._calls_in_step: typing.List[int] = []
+        # {name of a variable: index of the first call that trains it}. `build_towers` combines the
+        # gradient of this call; `update` combines those of later calls.
+        self._first_calls: typing.Dict[str, int] = {}
+        # The weight of the tower's loss, None where the loss is not multiplied; and the operations
+        # of the weights that losses were multiplied with.
         self._weight: typing.Any = None
         self._weight_operations: typing.List[tf.Operation] = []
-        # How many operations the graph had before the model function was called, and its own.
-        self._start = 0
+        # How many operations the graph had before the model function was called; and those that the
+        # model function has made.
+        self._num_operations_before = 0
         self._operations: typing.List[tf.Operation] = []
         self._placement: typing.Any = None
         self._slots: typing.List[tf.Variable] = []
@@ -94,8 +111,8 @@ class OptimizerCalls(GradientsOfModel):
         finally:
             _CALLS.pop(self._graph, None)
 
-    def weights(self, batch: typing.Any) -> typing.Optional[list]:
-        """The weights of the towers' losses; None where these count as they are."""
+    def weights(self, batch: CutBatch) -> typing.Optional[list]:
+        """What the losses of the towers are multiplied with; None where they are not."""
         if not self._is_sum:
             return batch.weights
         if batch.is_even:
@@ -103,17 +120,25 @@ class OptimizerCalls(GradientsOfModel):
         return [share_of_sum(size) for size in batch.sizes]
 
     @contextlib.contextmanager
-    def call(self, weight: typing.Any, placement: typing.Any) -> typing.Iterator[None]:
-        """The context of the model function's call, whose loss has this weight."""
+    def call(self, weight: typing.Any, placement: Placement) -> typing.Iterator[None]:
+        """The context of the model function's call.
+
+        Args:
+          weight: what the loss of the tower is multiplied with, a number or a float64 scalar; or
+            None.
+          placement: the placement of the variables, for the slots.
+        """
         self._placement = placement
         self._weight = weight
-        self._start = len(self._graph.get_operations())
+        self._num_operations_before = len(self._graph.get_operations())
         yield
         self._operations = self._operations_of_call()
-        self._check_no_gathering()
+        updates = self._update_operations()
+        model = [op for op in self._operations if op.name not in updates]
+        check_no_gathering(model, self._gradient_tensors())
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
-        """A tower's loss, weighted: the sum over the towers is the loss of the batch."""
+        """A tower's loss times its weight: the sum over the towers is the loss of the batch."""
         if not self._trains or self._weight is None:
             return loss
         loss = tf.convert_to_tensor(loss)
@@ -121,10 +146,18 @@ class OptimizerCalls(GradientsOfModel):
         self._weight_operations.append(weight.op)
         return loss * weight
 
-    def applied(self, optimizer: typing.Any, pairs: Pairs,
+    def applied(self, optimizer: tf.train.Optimizer, pairs: Pairs,
                 **arguments: typing.Any) -> tf.Operation:
-        """The operation of the update for one call of `optimizer.apply_gradients`, with these
-        further arguments."""
+        """Makes the update of all towers for one call of `apply_gradients` in the first tower.
+
+        Args:
+          optimizer: the wrapped optimizer.
+          pairs: the first tower's gradients, with their variables.
+          **arguments: the other arguments of the call.
+
+        Returns:
+          The operation that the optimizer returns; without training one that does nothing.
+        """
         waits_for = tf.no_op('before_update')
         if not self._trains:
             return waits_for
@@ -137,7 +170,8 @@ class OptimizerCalls(GradientsOfModel):
         with variables_of_optimizer(self._graph), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, rows_at_rate(optimizer), \
                 graph_walk.Recording(self._graph) as made:
-            stand_ins = [(_stand_in(gradient, variable), variable) for gradient, variable in pairs]
+            stand_ins = [(stand_in_of(gradient, variable), variable)
+                         for gradient, variable in pairs]
             update = optimizer.apply_gradients(stand_ins, **arguments)
         self._slots += slots
         self._calls.append(Call(
@@ -148,69 +182,40 @@ class OptimizerCalls(GradientsOfModel):
         return update
 
     def check_spec(self, spec: typing.Any) -> None:
-        """Checks the `EstimatorSpec` that the call of the model function returns.
+        """Checks the `EstimatorSpec` that the model function returns, and notes which calls its
+        train op runs.
 
         Raises:
           GradientError: not all updates of the train op come from `TowerOptimizer`s; the loss or an
             update in UPDATE_OPS waits for one of these.
         """
         step = graph_walk.step_operations([spec.train_op])
-        self._check_wrapped(spec.train_op, step)
-        self._check_before_updates([spec.loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+        check_wrapped(spec.train_op, step, self._update_operations())
+        check_before_updates([spec.loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS),
+                             [call.update for call in self._calls], self._operations_of_call())
         step_names = graph_walk.names_of(step)
-        self._numbers_in_step = [number for number, call in enumerate(self._calls)
-                                 if call.update.name in step_names]
-
-    def _check_wrapped(self, train_op: tf.Operation, step: typing.List[tf.Operation]) -> None:
-        """Raises `GradientError` for a train op, of these operations, that updates a trained
-        variable by an optimizer which no `TowerOptimizer` wraps; or that updates none."""
-        trained = graph_walk.operation_names(tf.trainable_variables())
-        reported = self._update_operations()
-        updates = [op for op in step if OPTIMIZER_UPDATES.search(op.type)]
-        other_updates = []  # of trained variables, by optimizers that nothing wraps
-        for op in updates:
-            is_of_trained = not trained.isdisjoint(graph_walk.operation_names(op.inputs))
-            if is_of_trained and op.name not in reported:
-                other_updates.append(op)
-        if self._calls and not other_updates:
-            return
-        if other_updates:
-            found = 'has the update %r' % other_updates[0].name
-        else:
-            found = 'is %r' % train_op.name
-        raise GradientError(
-            'the train_op of the model function %s, which comes from no TowerOptimizer: each '
-            'tower would train on its own shard. Wrap every optimizer of the model function: '
-            'optimizer = towers.TowerOptimizer(optimizer).' % found)
-
-    def _check_before_updates(self, fetches: typing.Iterable[typing.Any]) -> None:
-        """Raises `GradientError` for a tensor or operation that waits for an update."""
-        updates = [call.update for call in self._calls]
-        after = graph_walk.reachable_from(updates, self._operations_of_call(), control=True)
-        for fetch in fetches:
-            op = getattr(fetch, 'op', fetch)
-            if op.name in after:
-                raise GradientError(
-                    '%r, the loss of the model function or one of its UPDATE_OPS, waits for an '
-                    'update of a TowerOptimizer, which itself comes after the losses and the '
-                    'UPDATE_OPS of all towers: take it out of tf.control_dependencies of the train '
-                    'op.' % op.name)
+        self._calls_in_step = [index for index, call in enumerate(self._calls)
+                               if call.update.name in step_names]
 
     def optimizers(self) -> list:
         """The wrapped optimizers, each once."""
         return list({id(call.optimizer): call.optimizer for call in self._calls}.values())
 
     def slots(self) -> list:
-        """The variables that the optimizers have made."""
+        """The variables that the wrapped optimizers have made."""
         return list(self._slots)
 
     def fetches(self) -> list:
-        """What the updates are made of: the gradients, and what the updates wait for."""
+        """What the updates need of the first tower: the gradients, and what the updates wait for.
+        """
         return [call.waits_for for call in self._calls] + self._gradient_tensors()
 
     def _gradient_tensors(self) -> typing.List[tf.Tensor]:
         """The tensors of the gradients of all calls."""
-        return [tensor for call in self._calls for tensor in tensors_of(call.pairs)]
+        tensors = []
+        for call in self._calls:
+            tensors += tensors_of(call.pairs)
+        return tensors
 
     def _update_operations(self) -> typing.Set[str]:
         """Names of the operations that the wrapped optimizers have made."""
@@ -218,150 +223,141 @@ class OptimizerCalls(GradientsOfModel):
 
     def _operations_of_call(self) -> typing.List[tf.Operation]:
         """The operations that the model function has made so far."""
-        return self._graph.get_operations()[self._start:]
-
-    def _check_no_gathering(self) -> None:
-        """Raises `GradientError` for gradients that are gathered in shared state, then applied.
-
-        Each tower would add its share of the gradient to the variable or accumulator that all
-        towers share, and hand over the whole of it.
-        """
-        updates = self._update_operations()
-        model = [op for op in self._operations_of_call() if op.name not in updates]
-        applied = graph_walk.ancestors(self._gradient_tensors())
-        gathered = [op.name for op in model if _GATHERED.search(op.type) and op.name in applied]
-        gathered += self._variables_with_gradients(model, applied)
-        if gathered:
-            raise GradientError(
-                'the model function writes gradients of a tower to %r, which all towers share, and '
-                'applies what is computed from it. An optimizer within the TowerOptimizer gets the '
-                'gradients of all towers: towers.TowerOptimizer(tf.train.SyncReplicasOptimizer('
-                'optimizer, …)), or TowerOptimizer(GatheringOptimizer(optimizer)).' % gathered[0])
-
-    def _variables_with_gradients(self, model: typing.List[tf.Operation],
-                                  applied: typing.Set[str]) -> typing.List[str]:
-        """Names of variables that are not trained, that an operation of the `model` writes from
-        gradients, and from which the gradients that are `applied` are computed."""
-        variables = graph_walk.operation_names(tf.global_variables())
-        trained = graph_walk.operation_names(tf.trainable_variables())
-        read = (variables - trained) & applied
-        if not read:
-            return []
-        writes = Writes(self._graph)
-        gradient_names = {op.name for op in model if OF_GRADIENTS.search(op.name)}
-        found = []
-        for op in model:
-            for name in read.intersection(writes.of(op)):
-                others = [tensor for tensor in op.inputs if tensor.op.name != name]
-                if not gradient_names.isdisjoint(graph_walk.ancestors(others)):
-                    found.append(name)
-        return found
+        return self._graph.get_operations()[self._num_operations_before:]
 
     def _weight_as(self, dtype: tf.DType) -> tf.Tensor:
-        """The weight of the tower's loss, in a type."""
+        """The weight of the tower's loss as a tensor of this type."""
         if isinstance(self._weight, float):  # tf.cast would round it to float32
             return tf.constant(self._weight, dtype)
         return tf.identity(tf.cast(self._weight, dtype))
 
     def _weighted_pairs(self, pairs: Pairs) -> Pairs:
-        """The pairs, as tensors; gradients that are not computed from a weighted loss are weighted
-        here: a model function (BERT's) takes these with `tf.gradients` of the loss it returns."""
-        weighted = graph_walk.reachable_from(self._weight_operations, self._operations_of_call())
-        found: Pairs = []
+        """The pairs with gradients as tensors, each of a weighted loss.
+
+        A gradient that is not computed from a weighted loss is weighted here: a model function
+        (BERT's) takes it with `tf.gradients` of the loss that it returns.
+        """
+        after_weights = graph_walk.reachable_from(
+            self._weight_operations, self._operations_of_call())
+        weighted_pairs: Pairs = []
         for gradient, variable in pairs:
             if gradient is not None:
                 gradient = tf.convert_to_tensor_or_indexed_slices(
                     gradient, variable.dtype.base_dtype)
-                if self._weight is not None and gradient.op.name not in weighted:
+                if self._weight is not None and gradient.op.name not in after_weights:
                     gradient = times(gradient, self._weight_as(gradient.dtype))
-            found.append((gradient, variable))
-        return found
+            weighted_pairs.append((gradient, variable))
+        return weighted_pairs
 
     def compute_gradients(self, loss: tf.Tensor,
                           var_list: typing.Optional[list] = None) -> Pairs:
-        """The pairs of all calls, weighted; the `loss` was differentiated by the model function. A
-        variable that several calls train is handed over by the first of them alone."""
-        handed_over: Pairs = []
-        for number, call in enumerate(self._calls):
+        """The weighted pairs of all calls in the first tower, for `build_towers` to combine.
+
+        The model function itself has differentiated the `loss`. A variable that several calls train
+        has one pair, that of the first of these calls.
+        """
+        first_pairs: Pairs = []
+        for index, call in enumerate(self._calls):
             for gradient, variable in call.pairs:
-                if self._owners.setdefault(variable.op.name, number) == number:
-                    handed_over.append((gradient, variable))
-        return handed_over
+                if self._first_calls.setdefault(variable.op.name, index) == index:
+                    first_pairs.append((gradient, variable))
+        return first_pairs
 
     def of_all_towers(self, copies: typing.Sequence[typing.Callable]) -> '_Update':
-        """An object with `apply_gradients`, see `GradientsOfModel`."""
+        """An object whose `apply_gradients` makes the updates of all towers.
+
+        Args:
+          copies: for each tower but the first, a function from a tensor of the first tower to its
+            copy.
+        """
         return _Update(self, copies)
 
     def update(self, pairs: Pairs, copies: typing.Sequence[typing.Callable]) -> tf.Operation:
-        """The operation of all updates, whose stand-ins then hand on the gradients of all towers.
+        """Connects the updates to the gradients of all towers.
 
         Args:
-          pairs: the gradients over all towers of what `compute_gradients` has handed over.
-          copies: functions from a tensor of the first tower to its copy, one a further tower.
+          pairs: the pairs of `compute_gradients`, combined over all towers.
+          copies: for each tower but the first, a function from a tensor of the first tower to its
+            copy.
+
+        Returns:
+          The operation that runs the updates of all calls.
         """
         ready = tf.no_op('before_update')
-        handed_over = {variable.op.name: gradient for gradient, variable in pairs}
-        combined = [self._combined(number, handed_over, copies)
-                    for number in range(len(self._calls))]
-        for number, call in enumerate(self._calls):
-            waits_for = [ready] + self._old_gradients(number, combined)
+        first_gradients = {variable.op.name: gradient for gradient, variable in pairs}
+        combined = [self._combined(index, first_gradients, copies)
+                    for index in range(len(self._calls))]
+        for index, call in enumerate(self._calls):
+            predecessors = [ready] + self._old_gradients(index, combined)
             for stand_in, variable in call.stand_ins:
-                gradient = combined[number][variable.op.name]
-                for old, new in zip(_components(stand_in), _components(gradient)):
-                    compat.replace_input(old.op, 0, new)
-                    compat.add_control_inputs(old.op, waits_for)
+                gradient = combined[index][variable.op.name]
+                for hands_on, component in zip(components(stand_in), components(gradient)):
+                    compat.replace_input(hands_on.op, 0, component)
+                    compat.add_control_inputs(hands_on.op, predecessors)
         return tf.group(*[call.update for call in self._calls])
 
-    def _combined(self, number: int, handed_over: typing.Dict[str, typing.Any],
+    def _combined(self, index: int, first_gradients: typing.Dict[str, typing.Any],
                   copies: typing.Sequence[typing.Callable]) -> typing.Dict[str, typing.Any]:
-        """The gradients of one call over all towers, by the variable's name.
+        """The gradients of one call, combined over all towers.
 
         Args:
-          number: of the call.
-          handed_over: those that are combined already, by the variable's name.
-          copies: as for `update`.
+          index: the index of the call.
+          first_gradients: by the variable's name, the combined gradient of the first call that
+            trains the variable.
+          copies: the functions that `update` gets.
+
+        Returns:
+          {name of a variable: gradient}.
         """
         combined = {}
-        others: Pairs = []  # another call has handed over a gradient of these variables
-        for gradient, variable in self._calls[number].pairs:
+        later_pairs: Pairs = []  # of variables that an earlier call trains, too
+        for gradient, variable in self._calls[index].pairs:
             if gradient is None:
                 continue
-            if self._owners[variable.op.name] == number:
-                combined[variable.op.name] = handed_over[variable.op.name]
+            if self._first_calls[variable.op.name] == index:
+                combined[variable.op.name] = first_gradients[variable.op.name]
             else:
-                others.append((gradient, variable))
-        if not others:
+                later_pairs.append((gradient, variable))
+        if not later_pairs:
             return combined
+        pairs_of_towers = [later_pairs]
+        for copied in copies:
+            pairs_of_towers.append([(map_leaves(copied, gradient), variable)
+                                    for gradient, variable in later_pairs])
         with tf.name_scope('combine_gradients'):
-            of_copies = [[(map_leaves(copied, gradient), variable) for gradient, variable in others]
-                         for copied in copies]
-            for gradient, variable in combine([others] + of_copies):
+            for gradient, variable in combine(pairs_of_towers):
                 combined[variable.op.name] = gradient
         return combined
 
-    def _old_gradients(self, number: int, combined: typing.List[typing.Dict[str, typing.Any]]
+    def _old_gradients(self, index: int, combined: typing.List[typing.Dict[str, typing.Any]]
                        ) -> typing.List[tf.Operation]:
-        """The operations of the gradients that the update of call `number` waits for: all that are
-        taken at the old weights. These are of the calls that one train op runs together, but for
-        a call whose gradients are taken after this update, on purpose.
+        """The gradients that must be computed before the update of a call changes the weights.
 
-        `combined` has the gradients of each call over all towers, by the variable's name.
+        These are the gradients of all calls that the train op runs together; except of a call that
+        the model function makes wait for this update, so that it takes its gradients after it.
+
+        Args:
+          index: the index of the call.
+          combined: for each call its gradients over all towers, by the variable's name.
+
+        Returns:
+          The operations of the gradients.
         """
         after_update = graph_walk.reachable_from(
-            [self._calls[number].update], self._operations, control=True)
-        together = self._numbers_in_step if number in self._numbers_in_step else [number]
-        waits_for: typing.List[tf.Operation] = []
-        for other in together:
-            own_tensors = tensors_of(self._calls[other].pairs)
-            if any(tensor.op.name in after_update for tensor in own_tensors):
+            [self._calls[index].update], self._operations, control=True)
+        calls_together = self._calls_in_step if index in self._calls_in_step else [index]
+        operations: typing.List[tf.Operation] = []
+        for other in calls_together:
+            gradients_of_first = tensors_of(self._calls[other].pairs)
+            if any(tensor.op.name in after_update for tensor in gradients_of_first):
                 continue
             for gradient in combined[other].values():
-                waits_for.extend(tensor.op for tensor in tensors_of([(gradient, None)]))
-        return waits_for
+                operations.extend(tensor.op for tensor in tensors_of([(gradient, None)]))
+        return operations
 
 
 class _Update(typing.NamedTuple):
-    """Stands in place of an optimizer when the gradients of all towers are there."""
+    """What has the `apply_gradients` of an optimizer, once all towers are built."""
     calls: OptimizerCalls
     copies: typing.Sequence[typing.Callable]
 
@@ -369,36 +365,3 @@ class _Update(typing.NamedTuple):
                         global_step: typing.Any = None) -> tf.Operation:
         """The operation of all updates. The model's own optimizers count the `global_step`."""
         return self.calls.update(grads_and_vars, self.copies)
-
-
-def _stand_in(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
-    """A tensor that hands a gradient on to an update: of the first tower, then of all towers."""
-    if gradient is None:
-        return None
-    with only_device(variable.device or None):
-        if not isinstance(gradient, tf.IndexedSlices):
-            return tf.identity(gradient, 'gradient')
-        values = _of_any_rows(gradient.values)
-        indices = _of_any_rows(gradient.indices)
-        return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def _of_any_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The same tensor [n, …] with a static shape [?, …]: all towers together have other rows."""
-    shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
-    return tf.identity(tf.placeholder_with_default(tensor, shape))
-
-
-def _components(gradient: typing.Any) -> typing.List[tf.Tensor]:
-    """The tensors of a gradient that differ from tower to tower."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return [gradient.values, gradient.indices]
-    return [gradient]
-
-
-def share_of_sum(size: typing.Any) -> typing.Any:
-    """The weight of a shard of a size where losses are added up: 0 of padding alone, else 1. A
-    number or a float64 scalar, as the weights of a mean are."""
-    if isinstance(size, int):
-        return float(size > 0)
-    return tf.cast(size > 0, tf.float64)

@@ -1,4 +1,4 @@
-"""The audit: does the finished graph, and what the runtime placed, keep the plan's promises?"""
+"""The audit: do the graph of a build, and a step that was run, keep the plan's promises?"""
 
 import collections
 import typing
@@ -45,11 +45,11 @@ class Transfers(typing.NamedTuple):
     """Tensors that cross from one device to another in a step.
 
     Attributes:
-      source: the device that makes them.
-      target: the device that takes them.
-      tensors: how many they are.
-      bytes: of those with a static size.
-      unknown: how many have no static size.
+      source: the device on which they are computed.
+      target: the device that gets them.
+      tensors: the number of these tensors.
+      bytes: the size of all tensors whose shape is static.
+      unknown: the number of tensors whose shape is not static.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Transfers(typing.NamedTuple):
     unknown: int
 
     def __str__(self):
-        """`'/cpu:0 -> /gpu:1: 1.2 MB a step in 3 tensors'`."""
+        """The transfers in a line: `'/cpu:0 -> /gpu:1: 1.2 MB a step in 3 tensors'`."""
         text = '%s -> %s: %s a step in %s' % (
             short_name(self.source), short_name(self.target), bytes_text(self.bytes),
             counted(self.tensors, 'tensor'))
@@ -132,23 +132,26 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     fetches = [fetch for fetch in train_ops + flat(built.loss) if fetch is not None]
     operations = step_operations(fetches + leaves_of(built.predictions))
 
-    found = list(_findings_of_order(operations))
-    found += findings_of_variables(built, lambda variable: without_localhost(variable.device))
-    found += _findings_of_operations(built, operations)
-    found += _findings_of_gpu_kernels(built, operations)
-    found += _findings_of_replicas(built)
+    findings = list(_findings_of_order(operations))
+    findings += findings_of_variables(built, lambda variable: without_localhost(variable.device))
+    findings += _findings_of_operations(built, operations)
+    findings += _findings_of_gpu_kernels(built, operations)
+    findings += _findings_of_replicas(built)
     if run_metadata is not None:
-        found += findings_of_step(built, run_metadata)
-    different = list(dict.fromkeys(found))  # micro-batches of a tower are alike
+        findings += findings_of_step(built, run_metadata)
+    findings = list(dict.fromkeys(findings))  # micro-batches of a tower give the same lines
     return Audit(
-        broken=[finding.line for finding in different if finding.is_broken],
-        notes=[finding.line for finding in different if not finding.is_broken],
+        broken=[finding.line for finding in findings if finding.is_broken],
+        notes=[finding.line for finding in findings if not finding.is_broken],
         transfers=_transfers(operations))
 
 
 def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
-    """Yields a finding where operations wait for each other. TensorFlow looks at all of a graph
-    before it runs any of it, so that not even variables could be initialized."""
+    """Yields a finding where operations of the graph wait for each other in a circle.
+
+    TensorFlow looks at the whole graph before it runs a part of it, so with a circle not even
+    variables can be initialized.
+    """
     if not operations:
         return
     found = find_cycle(operations[0].graph.get_operations())
@@ -158,7 +161,7 @@ def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
 
 
 def _findings_of_replicas(built: BuiltTowers) -> Findings:
-    """Yields how much memory the replicas of variables take."""
+    """Yields a note on the memory of the replicas of variables, if there are any."""
     replicas = built.replicas
     if replicas is not None:
         devices = ', '.join(map(short_name, built.devices[1:]))
@@ -170,38 +173,38 @@ def _findings_of_replicas(built: BuiltTowers) -> Findings:
 
 def _findings_of_operations(built: BuiltTowers, operations: typing.Iterable[tf.Operation]
                             ) -> Findings:
-    """Yields the findings about the towers' operations off their devices."""
+    """Yields the findings about operations of towers that are not on their tower's devices."""
     variables = operation_names(built.variables)
     if built.replicas is not None:
         variables |= operation_names(built.replicas.variables)
     for tower in built.towers:
-        stray = []
-        with_variable = []
-        chosen = []
-        for op in operations:
-            if not tower.has(op.name) or not _is_off_device(op, tower):
-                continue
+        off_device = [op for op in operations if tower.has(op.name) and _is_off_device(op, tower)]
+        at_variables = []
+        chosen_by_model = []
+        unexplained = []
+        for op in off_device:
             if _touches_variable(op, variables):
-                with_variable.append(op)
+                at_variables.append(op)
             elif was_placed_by_program(op, tower, built.towers[0]):
-                chosen.append(op)
+                chosen_by_model.append(op)
             else:
-                stray.append(op)
-        if stray:
-            places = ['%s on %s' % (op.name, named(operation_device(op))) for op in stray]
+                unexplained.append(op)
+        if unexplained:
+            places = ['%s on %s' % (op.name, named(operation_device(op))) for op in unexplained]
             yield broken('%s of tower %d off %s: %s' % (
-                counted_operations(stray), tower.index, short_name(tower.device), some(places)))
-        if with_variable:
+                counted_operations(unexplained), tower.index, short_name(tower.device),
+                some(places)))
+        if at_variables:
             yield note('tower %d reads and writes variables where they are, on %s: %s' % (
-                tower.index, _devices_of(with_variable), counted_operations(with_variable)))
-        if chosen:
+                tower.index, _devices_of(at_variables), counted_operations(at_variables)))
+        if chosen_by_model:
             yield note("%s of tower %d on %s by the model's own tf.device: %s" % (
-                counted_operations(chosen), tower.index, _devices_of(chosen),
-                some([op.name for op in chosen])))
+                counted_operations(chosen_by_model), tower.index, _devices_of(chosen_by_model),
+                some([op.name for op in chosen_by_model])))
 
 
 def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
-    """Whether an operation of a tower is on none of the tower's devices, and should be."""
+    """Whether an operation should be on a device of its tower, and is on another one."""
     device = operation_device(op)
     if op.type == 'NoOp' or device in stages_of(tower.device):  # a NoOp only waits for others
         return False
@@ -209,13 +212,13 @@ def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
 
 
 def _touches_variable(op: tf.Operation, names: typing.Set[str], depth: int = 3) -> bool:
-    """Whether an operation gets a variable itself, not its value alone, or TF colocated it with one
-    that does.
+    """Whether an operation has a variable itself, and not only its value, as an input; or is
+    colocated with an operation that has.
 
     Args:
       op: the operation.
-      names: of the variables.
-      depth: how many colocations lead to the operation at most.
+      names: the names of the variables.
+      depth: how many colocations in a row are followed.
     """
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
@@ -226,10 +229,13 @@ def _touches_variable(op: tf.Operation, names: typing.Set[str], depth: int = 3) 
 
 
 def _follows_input(op: tf.Operation, tower: Tower) -> bool:
-    """Whether TensorFlow puts an operation with a value that it gets: a `Switch` of `tf.cond` (v1)
-    with its input; a TensorArray (v1), and its size, with the first value that is written to it."""
+    """Whether TensorFlow chooses the device of an operation by a value that the operation gets.
+
+    A `Switch` of `tf.cond` (v1) is with its input; a TensorArray (v1), and the constant of its
+    size, is with the first value that is written to it.
+    """
     source = op
-    while source.type in ('Switch', 'RefSwitch'):  # of a branch in a branch, too
+    while source.type in ('Switch', 'RefSwitch'):  # a branch in a branch has several in a row
         source = source.inputs[0].op
     if source is not op and not tower.has(source.name):
         return operation_device(op) == operation_device(source)
@@ -241,7 +247,7 @@ def _follows_input(op: tf.Operation, tower: Tower) -> bool:
 
 
 def _devices_of(operations: typing.Iterable[tf.Operation]) -> str:
-    """The devices of some operations, in words."""
+    """The devices of some operations: `'/cpu:0, /gpu:1'`."""
     return ', '.join(sorted({named(operation_device(op)) for op in operations}))
 
 
@@ -262,7 +268,8 @@ def _findings_of_gpu_kernels(built: BuiltTowers, operations: typing.Iterable[tf.
 
 
 def _findings_of_moved(moved: MovedOperations) -> Findings:
-    """Yields the findings about the operations that one GPU has no kernels for."""
+    """Yields the findings about operations that one GPU has no kernels for, in three groups: those
+    on floats, those on other types, and those with a kernel that are colocated with such."""
     owner = 'no tower' if moved.owner is None else 'tower %d' % moved.owner
     cross = '%s a step cross' % bytes_text(moved.bytes)
     if moved.unknown:
@@ -286,7 +293,7 @@ def _findings_of_moved(moved: MovedOperations) -> Findings:
 
 
 def _typed(operations: typing.Iterable[tf.Operation]) -> str:
-    """Some operations with their types: `'x (Unique of int64)'`."""
+    """The first operations with their types, and how many more: `'x (Unique of int64)'`."""
     texts = []
     for op in operations:
         tensors = list(op.inputs) + list(op.outputs)
@@ -298,8 +305,9 @@ def _typed(operations: typing.Iterable[tf.Operation]) -> str:
 # ---- transfers -----------------------------------------------------------------------------------
 
 def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfers]:
-    """What a step sends from device to device, the largest first."""
-    sent: dict = collections.OrderedDict()  # by source and target: the tensors, by name
+    """The `Transfers` of a step for each pair of devices, the largest first."""
+    # {(source, target): {name of a tensor: tensor}}
+    sent: typing.Dict[tuple, typing.Dict[str, tf.Tensor]] = collections.OrderedDict()
     for op in operations:
         target = operation_device(op)
         for tensor in op.inputs:
@@ -317,7 +325,7 @@ def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfe
 
 
 def _size_of(tensor: tf.Tensor) -> typing.Optional[int]:
-    """The bytes of a tensor; None where its size is not static."""
+    """The size of a tensor in bytes; None for strings, and where its shape is not static."""
     elements = tensor.shape.num_elements()
     if tensor.dtype == tf.string or elements is None:
         return None

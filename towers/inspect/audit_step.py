@@ -1,4 +1,7 @@
-"""The audit of a step that was run: did TensorFlow place and rewrite it as the plan says?"""
+"""The audit of a step that was run: did TensorFlow place and rewrite it as the plan says?
+
+Its test is tests/inspect/test_audit.py.
+"""
 
 import typing
 
@@ -23,9 +26,12 @@ from towers.placement.tower_device import operation_device, stages_of, without_l
 
 
 def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
-    """Yields the findings about the devices on which the runtime placed a step, and about its
-    rewrites. Raises `InvalidArgumentError` for metadata without partition graphs."""
-    placed = {}  # from the name of an operation to its device
+    """Yields the findings about the devices on which a step ran, and how it was rewritten.
+
+    Raises:
+      InvalidArgumentError: the metadata has no partition graphs.
+    """
+    placed = {}  # {name of an operation: the device on which it ran}
     for partition in run_metadata.partition_graphs:
         for node in partition.node:
             placed[node.name] = without_localhost(node.device)
@@ -33,9 +39,10 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
             'tf.RunOptions(output_partition_graphs=True).')
+    variables = [variable for variable in built.variables if variable.op.name in placed]
+    slots = [slot for slot in built.slots if slot.op.name in placed]
     yield from findings_of_variables(
-        built._replace(variables=[v for v in built.variables if v.op.name in placed],
-                       slots=[s for s in built.slots if s.op.name in placed]),
+        built._replace(variables=variables, slots=slots),
         lambda variable: placed.get(variable.op.name, without_localhost(variable.device)))
     graph = leaves_of(built.towers[0].inputs)[0].graph
     for tower in built.towers:
@@ -52,8 +59,8 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph, placed: typing.Dict[str, s
 
     Args:
       tower: the tower.
-      graph: that it is in.
-      placed: from the name of an operation to the device on which it ran.
+      graph: the graph of the tower.
+      placed: for the name of each operation the device on which it ran.
     """
     moved_away = []
     without_kernel = []
@@ -61,7 +68,7 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph, placed: typing.Dict[str, s
         if not tower.has(name) or device in stages_of(tower.device):
             continue
         op = operation_named(graph, name)
-        if op is None or not _may_not_move(op, tower):  # None: the runtime's own, a transfer, say
+        if op is None or not _may_not_move(op, tower):  # None: the runtime made it, as a transfer
             continue
         # Integers and strings have few kernels on a GPU; operations on floats have one.
         has_floats = any(output.dtype.is_floating for output in op.outputs)
@@ -80,10 +87,10 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph, placed: typing.Dict[str, s
 
 
 def _may_not_move(op: tf.Operation, tower: Tower) -> bool:
-    """Whether an operation asks for a device of its tower, and nothing binds it to another one.
+    """Whether an operation asks for a device of its tower, and the runtime has to keep it there.
 
-    Another device that is named in the graph is what the audit of the graph has checked. A
-    variable, or a TensorArray, binds what takes it.
+    The audit of the graph has checked operations that ask for another device. An operation that
+    takes a variable or a TensorArray runs where that is.
     """
     if operation_device(op) not in stages_of(tower.device) or op.type == 'Enter':
         return False
@@ -91,7 +98,8 @@ def _may_not_move(op: tf.Operation, tower: Tower) -> bool:
 
 
 def _findings_of_precision(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
-    """Yields whether a precision, which the runtime's rewrite brings, is in the step."""
+    """Yields whether operations of the step ran in the precision of the build, which a graph
+    rewrite of the runtime brings about; nothing for float32."""
     if built.precision == 'float32':
         return
     converted = converted_operations(run_metadata, built.precision)
@@ -106,7 +114,7 @@ def _findings_of_precision(built: BuiltTowers, run_metadata: tf.RunMetadata) -> 
 
 
 def _findings_of_xla(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
-    """Yields how much of each tower XLA has compiled, where it was to."""
+    """Yields how many clusters of each tower XLA has compiled; nothing for a build without XLA."""
     if not built.xla:
         return
     clusters = xla_clusters(run_metadata)

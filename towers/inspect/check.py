@@ -22,8 +22,9 @@ from towers.cluster.cluster import KINDS
 from towers.errors import InputError, InvalidArgumentError
 from towers.inspect.check_finished import FinishedProgram
 from towers.inspect.check_machines import Machines, run_machines
+from towers.inspect.check_one_device import run_one_device
 from towers.inspect.check_report import CheckedRuns, TowersReport, report_on
-from towers.inspect.check_runs import Program, map_leaves, run_one_device, run_towers
+from towers.inspect.check_runs import Program, map_leaves, run_towers
 from towers.model.outputs import ModelOutput
 from towers.placement.devices import MOST_TOWERS, resolve_devices
 from towers.placement.tower_device import all_devices
@@ -45,15 +46,15 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     One device runs a plain TF1 program, without this package's towers and their analysis of graphs:
     the model function on the whole batch, its loss (with `regularization='add'` plus the registered
     losses), the optimizer, and the update ops. Both sides start from the same weights (initial
-    values that are computed from the batch are compared). Compared are the loss of each step, the
+    values that are computed from the batch are compared). It compares the loss of each step, the
     gradients of the first step, and variables and optimizer slots after the last step. A value that
     is not finite on either side is neither equal nor different, and is reported first.
 
     With `cluster=` the towers are those of several workers. For `'ring'` and `'ps'` these are
     threads of this process; each has one of TensorFlow's servers, and they send to each other over
     loopback. For `'horovod'` they are the processes of `horovodrun -np 2 python …`, each of which
-    makes this call and gets the report. Losses are then weighted by the workers' examples, moving
-    averages are worker 0's, and but for `'ps'` the workers' weights also have to be the same bit
+    makes this call and gets the report. Losses are then weighted by the workers' examples, and
+    moving averages are worker 0's. Except with `'ps'`, all workers must have the same weights, bit
     for bit.
 
     Args:
@@ -70,21 +71,21 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
       steps: how many steps, all on the same batch.
       reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
       same_shards: use the batch's first n/N examples N times over, so that all towers see the same
-        examples, and the statistics of a shard are those of the whole batch: the way to check a
-        model with batch norm. Moving variances are left out: fused batch norm multiplies the
+        examples, and the statistics of a shard are those of the whole batch. So a model with batch
+        norm can be checked. Moving variances are left out: fused batch norm multiplies the
         variance of n numbers by n / (n - 1), and n is the size of the shard.
       tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
         computes in float64 throughout, 1e-4 where float32 is the coarsest type in it, 0.02 for
         float16, 0.1 for bfloat16.
       seed: graph-level seed of the initial weights.
       cluster: None for one machine; or `'ring'`, `'ps'` (synchronous) or `'horovod'`.
-      shares: the towers' parts of the batch, as for `build_towers`; with `cluster` the workers':
-        `(1, 1)`, the default there, are two halves, `(3, 1)` three quarters and a quarter. n has to
-        be a multiple of their sum. With `same_shards` all equal.
-      feed: of a finished model, a dict from its other placeholders to their values; or None.
-      **options: more arguments of `build_towers`: `devices` (then they are counted, not
-        `num_towers`) and `remainder` (but `'drop'`), without `cluster`; `variables`,
-        `regularization`, `update_ops`, `copies`, `memory`, `pipeline`, `batch_norm`.
+      shares: the proportions of the towers' shards, as for `build_towers`; with `cluster` those of
+        the workers' batches: `(1, 1)`, the default there, are two halves, `(3, 1)` three quarters
+        and a quarter. n has to be a multiple of their sum. With `same_shards` all are equal.
+      feed: for a finished model, a dict from its other placeholders to their values; or None.
+      **options: more arguments of `build_towers`: `variables`, `regularization`, `update_ops`,
+        `copies`, `memory`, `pipeline`, `batch_norm`; and without `cluster` also `devices`, in the
+        place of `num_towers`, and `remainder`, except `'drop'`.
 
     Returns:
       `TowersReport`.
@@ -126,9 +127,9 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
         raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
                                    'that the %s have equal parts.' % (
                                        tuple(shares), 'towers' if machines is None else 'workers'))
-    # One for each tower, or for each of its micro-batches.
     all_towers = num_workers * num_towers
-    num_parts = all_towers * options['memory'].accumulate * options['pipeline'].micro_batches
+    micro_batches_of_tower = options['memory'].accumulate * options['pipeline'].micro_batches
+    num_parts = all_towers * micro_batches_of_tower
     if same_shards:
         inputs = _first_shard_repeated(inputs, num_parts)
 
@@ -146,8 +147,15 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
 
 def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[dict],
                    cluster: typing.Any) -> typing.Tuple[typing.Any, typing.Any]:
-    """`(model function or FinishedProgram, the arrays of the sample batch)`; the arguments are
-    those of `check_towers`: the `model` may be finished, `inputs`, `feed` and `cluster` fit it."""
+    """Checks that the arguments fit a model function, or a finished model.
+
+    Args:
+      model: `model_fn` of `check_towers`.
+      inputs, feed, cluster: the arguments of `check_towers`.
+
+    Returns:
+      `(the model function or a FinishedProgram, the arrays of the sample batch)`.
+    """
     if not is_finished(model):
         check_model_fn(model)
         if feed is not None:
@@ -162,7 +170,8 @@ def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[
 
 
 def _as_output(model: typing.Any) -> ModelOutput:
-    """A finished model as its `ModelOutput`; a dict of losses has one optimizer each."""
+    """The `ModelOutput` of a finished model: of a loss, a `ModelOutput`, its fields in a dict, or a
+    dict of losses by name."""
     names = None
     if isinstance(model, dict) and not set(model) <= set(ModelOutput._fields):
         names = list(model)
@@ -170,8 +179,8 @@ def _as_output(model: typing.Any) -> ModelOutput:
 
 
 def _check_make_optimizer(make_optimizer: typing.Any) -> None:
-    """Raises `InvalidArgumentError` for what makes no optimizer, without arguments, anew."""
-    if isinstance(make_optimizer, type):  # a class is called, too, and has no code to look at
+    """Raises `InvalidArgumentError` if `make_optimizer` cannot be called without arguments."""
+    if isinstance(make_optimizer, type):  # `check_function` looks at the code of a function
         make_optimizer = functools.partial(make_optimizer)
     check_function('make_optimizer', make_optimizer, 0,
                    'a function that makes the optimizer, such as '
@@ -179,7 +188,7 @@ def _check_make_optimizer(make_optimizer: typing.Any) -> None:
 
 
 def _check_devices(devices: typing.Sequence[str], options: typing.Dict[str, typing.Any]) -> None:
-    """Raises `InvalidArgumentError` for one tower that is built as a plain program is."""
+    """Raises `InvalidArgumentError` for one tower that does nothing else than one device does."""
     memory = options['memory']
     pipeline = options['pipeline']
     has_micro_batches = memory.accumulate > 1 or pipeline.micro_batches > 1
@@ -193,26 +202,32 @@ def _check_devices(devices: typing.Sequence[str], options: typing.Dict[str, typi
 
 def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
                    options: typing.Dict[str, typing.Any]) -> None:
-    """Raises `InputError` for a sample batch that the towers do not divide, before any step."""
+    """Raises `InputError` for a sample batch that the towers do not divide, before any step.
+
+    `shares` and `options` are the arguments of `check_towers`.
+    """
     sizes = [size for size in _numbers_of_examples(inputs) if size is not None]
-    if sizes:  # others are refused by the build
-        with tf.Graph().as_default():
-            checked_size(np.empty(sizes[0]), shares, options.get('remainder', 'error'), 'towers')
+    if not sizes:
+        return  # sparse inputs alone: the build checks these
+    with tf.Graph().as_default():
+        checked_size(np.empty(sizes[0]), shares, options.get('remainder', 'error'), 'towers')
 
 
 def _numbers_of_examples(inputs: typing.Any) -> typing.List[typing.Optional[int]]:
-    """The number of examples of each leaf of the inputs; None for scalars and sparse leaves."""
+    """For each leaf of the inputs its number of examples; None for scalars and sparse leaves."""
     sizes: typing.List[typing.Optional[int]] = []
 
     def note_size(leaf):
-        is_sparse = isinstance(leaf, tf.SparseTensorValue)
-        sizes.append(None if is_sparse or not np.ndim(leaf) else np.shape(leaf)[0])
+        if isinstance(leaf, tf.SparseTensorValue) or not np.ndim(leaf):
+            sizes.append(None)
+        else:
+            sizes.append(np.shape(leaf)[0])
     map_leaves(note_size, inputs)
     return sizes
 
 
 def _check_inputs(inputs: typing.Any) -> None:
-    """Raises `InputError` for a sample batch that holds no arrays, or tensors of a graph."""
+    """Raises `InputError` for a sample batch without arrays, or with tensors of a graph."""
     leaves = [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
     if not leaves:
         raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
@@ -225,7 +240,7 @@ def _check_inputs(inputs: typing.Any) -> None:
 
 
 def _first_shard_repeated(inputs: typing.Any, num_parts: int) -> typing.Any:
-    """The inputs' first n // N examples, N times over, for N parts of a batch."""
+    """The first n // N of the n examples of the inputs, N times over; N is `num_parts`."""
     def repeated(leaf):
         if isinstance(leaf, tf.SparseTensorValue):
             raise InputError('same_shards takes arrays here, not sparse tensors.')
@@ -237,7 +252,8 @@ def _first_shard_repeated(inputs: typing.Any, num_parts: int) -> typing.Any:
 
 
 def _checked_options(options: typing.Dict[str, typing.Any]) -> typing.Dict[str, typing.Any]:
-    """The arguments of `build_towers`, with defaults of those that are objects."""
+    """The further arguments of `check_towers`, checked, with the defaults of `memory` and
+    `pipeline` where these are not given."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         hint = ''
@@ -258,7 +274,7 @@ def _checked_options(options: typing.Dict[str, typing.Any]) -> typing.Dict[str, 
 
 
 def _sizes_of_workers(inputs: typing.Any, shares: typing.Sequence[int]) -> typing.List[int]:
-    """How many of the inputs' examples each worker has."""
+    """How many of the inputs' examples each worker gets; `shares` are the workers' proportions."""
     sizes = _numbers_of_examples(inputs)
     count = sizes[0]
     if count is None or any(size != count for size in sizes):
@@ -278,8 +294,8 @@ def _checked_machines(cluster: typing.Any, shares: typing.Any, num_towers: int,
     Args:
       cluster: `'ring'`, `'ps'` or `'horovod'`; None for one machine.
       shares: the workers' proportions of the batch; None for two halves.
-      num_towers: of each worker.
-      options: of `build_towers`.
+      num_towers: how many towers each worker has.
+      options: the further arguments of `build_towers`.
     """
     if cluster is None:
         return None

@@ -1,7 +1,8 @@
-"""A finished model for `check_towers`, which makes graphs of its own.
+"""`FinishedProgram`: a finished model in the graphs that `check_towers` makes.
 
-The program is made in each of them from its meta graph, as `tf.train.import_meta_graph` does it,
-before anything else is there.
+`check_towers` makes a graph for one device and a graph for towers. The program with the model is
+imported into each of them from its meta graph, as by `tf.train.import_meta_graph`, before anything
+else is there.
 """
 
 import itertools
@@ -24,19 +25,23 @@ _COLLECTIONS = (
     tf.GraphKeys.WHILE_CONTEXT)
 
 
+# Numbers for the names of imported functions: TF 2 keeps one library of functions for a process.
 _NUMBERS = itertools.count(1)
-"""Of the functions of a program that is made once more: TF 2 keeps functions by process."""
 
 
 class MadeProgram(typing.NamedTuple):
-    """A program with a finished model, made in a graph."""
+    """A program with a finished model, imported into a graph.
+
+    Attributes:
+      model: the losses, predictions and so on of the model.
+      entries: {tensor at which the batch enters: tensor of the sample batch}.
+    """
     model: ModelOutput
     entries: typing.Dict[tf.Tensor, tf.Tensor]
-    """{tensor at which the batch enters: tensor of the sample batch}."""
 
 
 class FinishedProgram:
-    """A program with a finished model, as its meta graph.
+    """A program with a finished model, kept as its meta graph.
 
     Attributes:
       batch: tuple of the arrays of the sample batch.
@@ -60,14 +65,17 @@ class FinishedProgram:
                     % (name, given))
         self._output = model
         self._check_is_portable()
+        # The names and types of the tensors at which the batch enters.
         self._names = [tensor.name for tensor in inputs]
-        self._fed = {tensor.name: (value, tensor.dtype) for tensor, value in (feed or {}).items()}
         self._dtypes = [tensor.dtype for tensor in inputs]
+        # {name of another placeholder: (its value, its type)}
+        self._fed = {tensor.name: (value, tensor.dtype) for tensor, value in (feed or {}).items()}
         self.batch = tuple(inputs.values())
-        registered_losses()
+        registered_losses()  # makes the tensors of regularizers that are functions
         self._definition = tf.train.export_meta_graph(collection_list=list(_COLLECTIONS))
 
-    def _check_is_portable(self):
+    def _check_is_portable(self) -> None:
+        """Raises `ModelFunctionError` for a model with a `tf.custom_gradient`."""
         for op in graph_walk.step_operations(fetches_in(tuple(self._output))):
             if compat.has_gradient_closure(op):
                 raise ModelFunctionError(
@@ -75,43 +83,52 @@ class FinishedProgram:
                     'check_towers makes others: pass a model function.' % op.name)
 
     def on_one_device(self, batch: tuple) -> ModelOutput:
-        """Makes the program in the default graph, which is empty, on the arrays of a batch."""
-        self._made(dict(zip(self._names, self._constants(batch))))
-        return self._output_here()
+        """Imports the program into the default graph, which is empty, with a batch of arrays in
+        the place of its inputs; gives the model."""
+        self._import(dict(zip(self._names, self._constants(batch))))
+        return self._output_in_default_graph()
 
     def for_towers(self, batch: tuple) -> MadeProgram:
-        """Makes the program in the default graph, which is empty, and tensors of a batch."""
+        """Imports the program into the default graph, which is empty, beside tensors of a batch of
+        arrays; gives the model and its inputs, for `build_towers`."""
         constants = self._constants(batch)
-        self._made({})
+        self._import({})
         graph = tf.get_default_graph()
-        tensors = [graph.get_tensor_by_name(name) for name in self._names]
-        return MadeProgram(self._output_here(), dict(zip(tensors, constants)))
+        entries = [graph.get_tensor_by_name(name) for name in self._names]
+        return MadeProgram(self._output_in_default_graph(), dict(zip(entries, constants)))
 
-    def _constants(self, batch):
+    def _constants(self, batch: tuple) -> typing.List[tf.Tensor]:
+        """The arrays of a batch as constants, of the types of the program's inputs."""
         with tf.name_scope('check_towers_batch'):
             return [tf.constant(array, dtype) for array, dtype in zip(batch, self._dtypes)]
 
-    def _made(self, replaced):
+    def _import(self, replaced: typing.Dict[str, tf.Tensor]) -> None:
+        """Imports the program into the default graph.
+
+        Args:
+          replaced: {name of a tensor of the program: the tensor in its place}; the values of
+            `feed` are added to it.
+        """
         with tf.name_scope('check_towers_feed'):
-            replaced.update((name, tf.constant(value, dtype))
-                            for name, (value, dtype) in self._fed.items())
+            for name, (value, dtype) in self._fed.items():
+                replaced[name] = tf.constant(value, dtype)
         definition = type(self._definition)()
         definition.CopyFrom(self._definition)
+        # The functions get other names, so that this import does not replace the program's own.
         library = definition.graph_def.library
-        known = {each.signature.name: each for each in library.function}
-        copies, names = copied_functions(known, 'check_%d' % next(_NUMBERS), lambda *_: None)
+        functions = {function.signature.name: function for function in library.function}
+        copies, names = copied_functions(functions, 'check_%d' % next(_NUMBERS), lambda *_: None)
         del library.function[:]
         library.function.extend(copies)
-        for each in library.gradient:
-            each.function_name = names[each.function_name]
-            each.gradient_func = names[each.gradient_func]
+        for gradient in library.gradient:
+            gradient.function_name = names[gradient.function_name]
+            gradient.gradient_func = names[gradient.gradient_func]
         for node in definition.graph_def.node:
             rename_functions(node, names)
         tf.train.import_meta_graph(definition, input_map=replaced)
 
-    def _output_here(self):
+    def _output_in_default_graph(self) -> ModelOutput:
+        """The model, with the tensors and operations of the same names in the default graph."""
         graph = tf.get_default_graph()
-
-        def here(leaf):
-            return graph.as_graph_element(leaf.name)
-        return ModelOutput(*map_leaves(here, tuple(self._output)))
+        return ModelOutput(*map_leaves(
+            lambda leaf: graph.as_graph_element(leaf.name), tuple(self._output)))

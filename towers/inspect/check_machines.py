@@ -14,7 +14,6 @@ from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
 from towers.errors import ClusterError, failing_on
-from towers.inspect.check_report import Numbers
 from towers.inspect.check_runs import (
     InitialValues,
     Program,
@@ -23,18 +22,19 @@ from towers.inspect.check_runs import (
     map_leaves,
     train,
 )
+from towers.inspect.comparison import Numbers
 from towers.placement.devices import session_config
 
-_PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong
+_PATIENCE = 120.  # seconds that the other workers wait for the chief to begin
 
 
 class Machines(typing.NamedTuple):
     """The workers of `check_towers(cluster=…)`.
 
     Attributes:
-      kind: of cluster, as `Cluster` takes it.
-      shares: their proportions of a batch.
-      num_towers: how many towers each of them has.
+      kind: the kind of cluster, as `Cluster` takes it.
+      shares: the workers' proportions of a batch.
+      num_towers: how many towers each worker has.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Machines(typing.NamedTuple):
 
 
 Work = typing.Callable[[Cluster], Numbers]
-"""Trains the worker of a cluster; returns its numbers."""
+"""A function that trains a worker and returns its numbers; the `Cluster` says which worker."""
 
 
 def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[int],
@@ -57,13 +57,13 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
       initial: the values with which training begins.
 
     Returns:
-      Worker 0's numbers, with the losses of all.
+      Worker 0's numbers, with the mean of all workers' losses, weighted by their examples.
     """
-    begins = np.cumsum([0] + list(sizes))
+    offsets = np.cumsum([0] + list(sizes))
     begun = threading.Event()
 
     def work(cluster):
-        begin, end = begins[cluster.rank:cluster.rank + 2]
+        begin, end = offsets[cluster.rank:cluster.rank + 2]
         batch = map_leaves(lambda leaf: np.asarray(leaf)[begin:end], program.inputs)
         return _train(cluster, program._replace(inputs=batch), machines.num_towers, dict(initial),
                       begun)
@@ -80,7 +80,7 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
 
 def _on_servers(machines: Machines, work: Work, uneven: bool
                 ) -> typing.Tuple[typing.List[dict], Numbers]:
-    """Trains in threads of this process, each with a server of TensorFlow's.
+    """Trains each worker in a thread of this process, with a server of TensorFlow's.
 
     Args:
       machines: the workers.
@@ -88,11 +88,11 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
       uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, numbers)`: the losses of each worker, by step, and worker 0's numbers.
+      `(losses, numbers)`: for each worker its losses by step; and worker 0's numbers.
     """
     num_workers = len(machines.shares)
     num_servers = 1 if machines.kind == 'ps' else 0
-    # All at once: what one call gives as free, the next one may give again.
+    # One call for all: a second call could give the same ports as free.
     ports = free_ports(num_workers + num_servers)
     addresses = ['127.0.0.1:%d' % port for port in ports]
 
@@ -114,8 +114,10 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
 
 def _by_horovod(machines: Machines, work: Work, uneven: bool
                 ) -> typing.Tuple[typing.List[dict], Numbers]:
-    """Trains in the processes that Horovod's launcher started; takes and returns what
-    `_on_servers` does."""
+    """Trains this process's worker, one of those that Horovod's launcher started.
+
+    It takes and returns what `_on_servers` does.
+    """
     cluster = Cluster('horovod', uneven=uneven)
     count = len(machines.shares)
     if cluster.num_workers != count:
@@ -129,15 +131,15 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
 
 def _train(cluster: Cluster, program: Program, num_towers: int,
            initial: typing.Dict[str, typing.Any], begun: threading.Event) -> Numbers:
-    """Trains one worker.
+    """Trains one worker, and returns its numbers.
 
     Args:
-      cluster: of this worker.
+      cluster: the `Cluster` of this worker.
       program: what is trained, on this worker's part of the batch.
-      num_towers: of this worker.
+      num_towers: how many towers this worker has.
       initial: the values with which training begins, by the names of the variables.
-      begun: is set by the chief when its variables have the initial values: on parameter
-        servers the others begin then, elsewhere they set their own.
+      begun: the event that the chief sets when its variables have the initial values. On parameter
+        servers the other workers wait for it; elsewhere each worker sets its own variables.
     """
     with tf.Graph().as_default():
         optimizer = program.make_optimizer()

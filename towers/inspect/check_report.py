@@ -1,60 +1,33 @@
-"""The report of `check_towers`: the numbers of two runs, their differences, the likely cause."""
+"""`TowersReport`: the verdict of `check_towers`, the first difference, and its likely cause.
+
+Its test is tests/inspect/test_check.py.
+"""
 
 import typing
 
-import numpy as np
-
 from towers.errors import counted
-
-INITIAL_VALUE, LOSS, GRADIENT, VARIABLE, SLOT = KINDS = (
-    'initial value', 'loss', 'gradient', 'variable', 'slot')
-"""What is compared, in the order in which a step computes it."""
-
-
-Arrays = typing.Dict[str, np.ndarray]
-"""Arrays by the name of their variable on one device."""
-
-
-class Numbers(typing.NamedTuple):
-    """The numbers of some steps.
-
-    Attributes:
-      losses: by `'of step 1'`, `'of step 2'` and so on; of several losses by `'of step 1 of
-        generator'` and the like.
-      gradients: the gradients of the first step, by the names of their variables.
-      variables: the variables after the last step, without slots.
-      slots: the optimizers' slots after the last step.
-      sum_of_losses: the sum of the towers' losses in the first step; of one device 0.
-      initial_values: of the variables whose initial value is of a part of the batch: None for each.
-    """
-
-    losses: typing.Dict[str, typing.Any]
-    gradients: Arrays
-    variables: Arrays
-    slots: Arrays
-    sum_of_losses: float = 0.
-    initial_values: typing.Dict[str, None] = {}
-
-    def of_kind(self, what: str) -> typing.Dict[str, typing.Any]:
-        """The values of a kind, as `Difference.what` calls it."""
-        by_kind = {INITIAL_VALUE: self.initial_values, LOSS: self.losses,
-                   GRADIENT: self.gradients, VARIABLE: self.variables, SLOT: self.slots}
-        return by_kind[what]
-
-    def loss_of_first_step(self) -> float:
-        """The sum of the losses of the first step."""
-        total = 0.
-        for name, value in self.losses.items():
-            if name == 'of step 1' or name.startswith('of step 1 '):
-                total += float(value)
-        return total
+from towers.inspect.comparison import (
+    GRADIENT,
+    INITIAL_VALUE,
+    NO_GRADIENT,
+    SHARD_VARIANCE,
+    SLOT,
+    VARIABLE,
+    Difference,
+    LeftOut,
+    Numbers,
+    compare,
+    is_finite,
+    largest_value,
+    not_compared,
+)
 
 
 class Traits(typing.NamedTuple):
-    """What a model's forward pass has.
+    """Facts about a model that explain differences.
 
     Attributes:
-      coarsest: the name of the floating type with the fewest digits that it computes in.
+      coarsest: the name of the floating type with the fewest digits in its forward pass.
       random: the types of its random operations.
       batch_norm: whether it has batch norm.
       updated: names of the variables that its updates write.
@@ -66,57 +39,32 @@ class Traits(typing.NamedTuple):
     updated: typing.Set[str]
 
 
-class Difference(typing.NamedTuple):
-    """How far a value on the towers is from that on one device.
-
-    Attributes:
-      what: `'initial value'`, `'loss'`, `'gradient'`, `'variable'` or `'slot'`.
-      name: the variable's or the loss's name.
-      relative: the largest difference over the largest absolute value; inf where one side lacks it.
-    """
-
-    what: str
-    name: str
-    relative: float
-
-
-class LeftOut(typing.NamedTuple):
-    """A variable that is not compared.
-
-    Attributes:
-      name: the variable's name on one device.
-      why: in a few words.
-    """
-
-    name: str
-    why: str
-
-
-_NO_GRADIENT = 'its gradient is zero but for rounding'
-_SHARD_VARIANCE = 'a moving variance, under same_shards'
-
-
 class _Rounding(typing.NamedTuple):
-    """How exact a floating type is."""
+    """How exact a floating type is.
 
-    tolerance: float  # the relative difference that some steps may make
-    noise: float  # of the largest gradient: what rounding alone may make
+    Attributes:
+      tolerance: the relative difference that counts as equal after some steps.
+      noise: the largest gradient that rounding alone may make, over the largest gradient of all.
+    """
+
+    tolerance: float
+    noise: float
 
 
-# Sums in another order differ in the last digits, and steps make that grow.
+# Sums in another order differ in the last digits, and each step makes the difference larger.
 _ROUNDING = {'float64': _Rounding(1e-9, 1e-14), 'float32': _Rounding(1e-4, 1e-6),
              'float16': _Rounding(2e-2, 2e-3), 'bfloat16': _Rounding(0.1, 2e-2)}
 
 
 class CheckedRuns(typing.NamedTuple):
-    """What `check_towers` ran beside one device.
+    """The runs that `check_towers` has compared with one device.
 
     Attributes:
-      towers: how many towers, of all workers.
-      workers: how many workers; 1 without a cluster.
-      steps: how many steps.
-      reduction: as given.
-      parts: into how many parts a batch is cut.
+      towers: the number of towers of all workers.
+      workers: the number of workers; 1 without a cluster.
+      steps: the number of steps.
+      reduction: as given to `check_towers`.
+      parts: the number of parts that a batch is cut into.
       same_shards: whether all parts have the same examples.
     """
 
@@ -138,16 +86,16 @@ class TowersReport(typing.NamedTuple):
       first: the first `Difference` beyond the tolerance, in the order in which a step computes
         values; None when equal.
       cause: the likely cause, one sentence; None when equal.
-      compared: number of values compared.
-      towers: how many towers were run.
-      steps: how many steps.
-      reduction: as given.
-      not_finite: the first `Difference` of which either side holds a NaN or an infinity, in the
-        order in which a step computes things; None where all values are finite.
+      compared: the number of values that were compared.
+      towers: the number of towers of all workers.
+      steps: the number of steps.
+      reduction: as given to `check_towers`.
+      not_finite: the first `Difference`, in the order in which a step computes values, with a NaN
+        or an infinity on either side; None where all values are finite.
       left_out: list of `LeftOut`: the variables that are not compared; nor are their slots.
-      workers: how many workers the towers were of; 1 without a cluster.
-      proof: the plan's line about one device, a text that begins with `proven` or `not proven`; or
-        None, for one tower or with a cluster.
+      workers: the number of workers; 1 without a cluster.
+      proof: the plan's line `one device`, a text that begins with `proven` or `not proven`; None
+        for one tower, or with a cluster.
     """
 
     equal: bool
@@ -169,14 +117,15 @@ class TowersReport(typing.NamedTuple):
         lines = [self._verdict()]
         if self.proof is not None:
             lines.insert(0, self.proof)
-        for why in (_NO_GRADIENT, _SHARD_VARIANCE):
+        for why in (NO_GRADIENT, SHARD_VARIANCE):
             names = [variable.name for variable in self.left_out if variable.why == why]
             if names:
                 lines.append('not compared (%s): %s' % (why, ', '.join(names)))
         return '\n'.join(lines)
 
     def _verdict(self) -> str:
-        """Whether both sides are equal, and else the first difference and its likely cause."""
+        """A line that says whether both sides are equal; if not, the first difference and its
+        likely cause."""
         workers = '' if self.workers == 1 else ' of %d workers' % self.workers
         ran = '%s%s against one device on the full batch, %d steps, reduction %s' % (
             counted(self.towers, 'tower'), workers, self.steps, self.reduction)
@@ -193,33 +142,35 @@ class TowersReport(typing.NamedTuple):
 
 def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
               tolerance: typing.Optional[float], proof: typing.Optional[str]) -> TowersReport:
-    """The report of two runs.
+    """Compares the numbers of two runs, and reports on them.
 
     Args:
       one: the numbers of one device.
       many: the numbers of the towers.
-      traits: what is to be known of the model.
-      ran: what was run.
-      tolerance: largest relative difference that counts as equal; None for that of the types.
-      proof: the plan's line about one device; or None.
+      traits: facts about the model.
+      ran: the runs.
+      tolerance: largest relative difference that counts as equal; None for that of the model's
+        coarsest type.
+      proof: the plan's line `one device`; or None.
     """
     rounding = _ROUNDING[traits.coarsest]
     if tolerance is None:
         tolerance = rounding.tolerance
-    # The largest element of a gradient that rounding alone may make. A bias in front of a batch
-    # norm has the gradient zero, computed as the remainder of a sum. (Adam's step is as large for
-    # it as for any other gradient, which shows in the moving mean.)
-    largest = max([_largest(gradient) for gradient in one.gradients.values()], default=0.)
+    # A bias in front of a batch norm has the gradient zero, computed as the remainder of a sum: it
+    # is noise. (Adam's step is as large for it as for any other gradient.)
+    largest = max([largest_value(gradient) for gradient in one.gradients.values()], default=0.)
     noise = rounding.noise * largest
-    left_out = _not_compared(one, many, noise, ran.same_shards)
-    differences = _compare(one, many, noise, [variable.name for variable in left_out])
-    first = None
-    not_finite = None
-    for difference in reversed(differences):
-        if not difference.relative <= tolerance:  # NaN is not
-            first = difference
-        if not (_is_finite(one, difference) and _is_finite(many, difference)):
-            not_finite = difference
+    left_out = not_compared(one, many, noise, ran.same_shards)
+    differences = compare(one, many, noise, [variable.name for variable in left_out])
+    beyond_tolerance = []
+    with_not_finite = []
+    for difference in differences:
+        if not difference.relative <= tolerance:  # True for NaN, too
+            beyond_tolerance.append(difference)
+        if not (is_finite(one, difference) and is_finite(many, difference)):
+            with_not_finite.append(difference)
+    first = beyond_tolerance[0] if beyond_tolerance else None
+    not_finite = with_not_finite[0] if with_not_finite else None
     cause = None
     if not_finite is not None:
         cause = _cause_of_not_finite(one, many, not_finite)
@@ -237,159 +188,17 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
 
 
 def is_certain(proof: typing.Optional[str]) -> bool:
-    """Whether a plan's line says that equality is proven, without a condition."""
+    """Whether the plan's line `one device` says that equality is proven, without a condition."""
     return proof is not None and proof.startswith('proven: ')
-
-
-# ---- the comparison ------------------------------------------------------------------------------
-
-def _not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
-                  ) -> typing.List[LeftOut]:
-    """The variables left out of the comparison, by name: those whose gradient is noise; and where
-    the batch repeats one shard, moving variances.
-
-    Args:
-      one: the numbers of one device.
-      many: the numbers of the towers.
-      noise: the largest element of a gradient that rounding alone may make.
-      same_shards: whether the batch repeats one shard.
-    """
-    reasons = {}
-    for name, gradient in one.gradients.items():
-        if name not in many.gradients or not noise:
-            continue
-        if _largest(gradient) <= noise and _largest(many.gradients[name]) <= noise:
-            reasons[name] = _NO_GRADIENT
-    if same_shards:
-        for name in set(one.variables) | set(many.variables):
-            if name.endswith('moving_variance'):
-                reasons[name] = _SHARD_VARIANCE
-    return [LeftOut(name, why) for name, why in sorted(reasons.items())]
-
-
-def _compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence[str]
-             ) -> typing.List[Difference]:
-    """The differences of two runs, in the order in which a step computes the values.
-
-    Args:
-      one: the numbers of one device.
-      many: the numbers of the towers.
-      noise: the largest element of a gradient that rounding alone may make.
-      left_out: names of variables whose gradients, values and slots are not compared.
-    """
-    differences = []
-    for what in KINDS:
-        on_one = one.of_kind(what)
-        on_many = many.of_kind(what)
-        for name in sorted(set(on_one) | set(on_many)):
-            if _is_of(name, left_out):
-                continue
-            relative = float('inf')
-            if name in on_one and name in on_many:
-                relative = _relative_difference(what, name, one, many, noise)
-            differences.append(Difference(what, name, relative))
-    return differences
-
-
-def _is_of(name: str, variables: typing.Iterable[str]) -> bool:
-    """Whether a name is one of some variables', or of a slot of one."""
-    return any(name == variable or name.startswith(variable + '/') for variable in variables)
-
-
-def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, noise: float) -> float:
-    """The `Difference.relative` of a value that both runs have.
-
-    Args:
-      what: `'loss'`, `'gradient'` and so on, as in `Difference.what`.
-      name: of the value.
-      one: the numbers of one device.
-      many: the numbers of the towers.
-      noise: the largest element of a gradient that rounding alone may make.
-    """
-    values = [one.of_kind(what)[name], many.of_kind(what)[name]]
-    if what == GRADIENT:
-        return _relative(values[0], values[1], noise)
-    if what in (VARIABLE, SLOT):
-        variable = name if what == VARIABLE else name.rsplit('/', 1)[0]
-        gradients = [one.gradients.get(variable), many.gradients.get(variable)]
-        values = _without_noise(values, gradients, noise)
-    return _relative(values[0], values[1], noise=0.)
-
-
-def _without_noise(values: list, gradients: list, noise: float) -> list:
-    """Values of a variable on two sides, without the elements whose gradient is rounding alone.
-
-    The loss does not depend on these (the keys' part of the bias in front of a softmax over
-    products), and an optimizer makes a step of rounding.
-
-    Args:
-      values: on both sides.
-      gradients: of the variable on both sides; None where a side has none.
-      noise: the largest element of a gradient that rounding alone may make.
-    """
-    shape = np.shape(values[0])
-    if any(gradient is None or np.shape(gradient) != shape for gradient in gradients):
-        return values
-    sizes = np.maximum(*[np.abs(_as_numbers(gradient)) for gradient in gradients])
-    is_noise = (sizes > 0) & (sizes <= noise)
-    if sizes.shape != shape or not is_noise.any():
-        return values
-    return [np.where(is_noise, 0, _as_numbers(value)) for value in values]
-
-
-def _largest(array: np.ndarray) -> float:
-    """The largest absolute value in an array; 0 for an empty one."""
-    return np.abs(array).max() if array.size else 0.
-
-
-def _relative(one: typing.Any, many: typing.Any, noise: float) -> float:
-    """The largest difference of two arrays over the largest absolute value of the first; 0 for a
-    difference of at most `noise`; inf for other shapes, or other places of NaNs and infinities."""
-    one = _as_numbers(one)
-    many = _as_numbers(many)
-    if one.shape != many.shape:
-        return float('inf')
-    if one.dtype.kind not in 'fiub':
-        return 0. if np.array_equal(one, many) else float('inf')
-    one = one.astype(np.float64)
-    many = many.astype(np.float64)
-    finite = np.isfinite(one)
-    if not np.array_equal(finite, np.isfinite(many)):
-        return float('inf')
-    largest = _largest(one[finite])
-    difference = _largest(one[finite] - many[finite])
-    if difference <= noise:
-        return 0.
-    return float(difference / largest) if largest else float(difference)
-
-
-def _as_numbers(value: typing.Any) -> np.ndarray:
-    """An array of numpy's own real numbers: of complex ones, their two parts; of bfloat16, which to
-    numpy is no number, float32."""
-    value = np.asarray(value)
-    if value.dtype.kind == 'c':
-        return np.stack([value.real, value.imag])
-    if value.dtype.name == 'bfloat16':
-        return value.astype(np.float32)
-    return value
-
-
-def _is_finite(run: Numbers, difference: Difference) -> bool:
-    """Whether one run's side of a difference holds no NaN and no infinity."""
-    value = run.of_kind(difference.what).get(difference.name)
-    if value is None:
-        return True
-    value = _as_numbers(value)
-    return value.dtype.kind != 'f' or bool(np.all(np.isfinite(value)))
 
 
 # ---- causes --------------------------------------------------------------------------------------
 
 def _cause_of_not_finite(one: Numbers, many: Numbers, difference: Difference) -> str:
-    """Where a NaN or an infinity comes from."""
-    if _is_finite(one, difference):
+    """The cause that a report gives for a NaN or an infinity."""
+    if is_finite(one, difference):
         who = 'only the towers'
-    elif _is_finite(many, difference):
+    elif is_finite(many, difference):
         who = 'only one device'
     else:
         who = 'both sides, so the model itself makes it'
@@ -405,8 +214,8 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
       first: the difference.
       one: the numbers of one device.
       many: the numbers of the towers.
-      traits: of the model.
-      num_parts: into how many parts a batch is cut.
+      traits: facts about the model.
+      num_parts: the number of parts that a batch is cut into.
     """
     if first.what == INITIAL_VALUE:
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
@@ -432,7 +241,10 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
 
 
 def _sums_over_batch(loss: float, sum_of_losses: float, num_parts: int) -> bool:
-    """Whether the loss of the batch is nearer to the sum of the towers' losses than to their mean.
+    """Whether the model's loss seems to be a sum over the examples, and not their mean.
+
+    Then the loss of the batch on one device is nearer to the sum of the losses of the parts than to
+    their mean.
     """
     from_mean = abs(sum_of_losses / num_parts - loss)
     return loss != 0 and abs(sum_of_losses - loss) < 0.5 * from_mean

@@ -1,4 +1,7 @@
-"""What an audit finds, the words in which it says it, and what it finds about variables."""
+"""`Finding`, a line of an audit; words that such lines share; and the findings about variables.
+
+Its test is tests/inspect/test_audit.py.
+"""
 
 import typing
 
@@ -30,12 +33,12 @@ DeviceOf = typing.Callable[[tf.Variable], str]
 
 
 def broken(line: str) -> Finding:
-    """A promise of the plan that does not hold."""
+    """The finding that a promise of the plan does not hold."""
     return Finding(True, line)
 
 
 def note(line: str) -> Finding:
-    """A fact that is no fault."""
+    """The finding of a fact that is no fault."""
     return Finding(False, line)
 
 
@@ -45,7 +48,7 @@ def counted_operations(operations: typing.Sized) -> str:
 
 
 def named(device: str) -> str:
-    """A device for people; `'no device'` for `''`."""
+    """The short name of a device; `'no device'` for `''`."""
     return short_name(device) if device else 'no device'
 
 
@@ -68,7 +71,7 @@ def bytes_text(count: float) -> str:
 # ---- variables -----------------------------------------------------------------------------------
 
 def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
-    """Yields the findings about variables, replicas and slots, by their devices."""
+    """Yields the variables, replicas and slots that are not on the devices of the plan."""
     allowed = built.placement.devices()
     for variable in built.variables:
         name = variable.op.name
@@ -91,7 +94,7 @@ def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
 
 
 def _findings_of_replicas(built: BuiltTowers, replicas: Replicas, device_of: DeviceOf) -> Findings:
-    """Yields the replicas that are off their tower's device, by `device_of` a variable."""
+    """Yields the replicas that are not on their tower's device."""
     for variable in built.variables:
         for tower in built.towers[1:]:
             replica = replicas.replica_of(variable, tower.index)
@@ -103,13 +106,13 @@ def _findings_of_replicas(built: BuiltTowers, replicas: Replicas, device_of: Dev
 
 def _findings_of_slots(slots: typing.Iterable[tf.Variable], owners: typing.Iterable[tf.Variable],
                        device_of: DeviceOf, owner_text: str) -> Findings:
-    """Yields the slots that are not with their owner.
+    """Yields the slots that are not on the device of the variable that they belong to.
 
     Args:
       slots: variables that an optimizer has made.
       owners: the variables that they belong to.
       device_of: gives the device of a variable.
-      owner_text: what an owner is, in words.
+      owner_text: what the finding calls an owner.
     """
     owners_by_name = {owner.op.name: owner for owner in owners}
     for slot in slots:

@@ -11,25 +11,27 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.gradients.tower import Tower
 from towers.graph.edit import colocated_operations
 from towers.placement.devices import is_gpu
 from towers.placement.tower_device import operation_device, resources_taken
 
 CPU = '/device:CPU:0'
-"""Where soft placement takes what has no kernel on its device."""
+"""The device to which soft placement takes an operation without a kernel."""
 
 
 class MovedOperations(typing.NamedTuple):
-    """Operations of one owner that soft placement would take from one GPU to the CPU.
+    """Operations of one tower (or of none) that soft placement would take from a GPU to the CPU.
 
     Attributes:
-      owner: number of the tower; None for operations that belong to no tower.
+      owner: the index of the tower; None for operations that belong to no tower.
       device: the GPU.
-      on_floats: list of the operations without a kernel that have a floating-point result.
-      on_others: list of those on integers, strings and the like, which belong on the CPU.
-      pulled: list of the operations that have a kernel, and are colocated with one that has none.
-      bytes: of the tensors that then cross between GPU and CPU in a step.
-      unknown: how many more tensors cross, of unknown size.
+      on_floats: the operations without a kernel that have a floating-point result.
+      on_others: the operations without a kernel on integers, strings and the like, which belong on
+        the CPU.
+      pulled: the operations that have a kernel, and are colocated with one that has none.
+      bytes: the size of the tensors that then cross between GPU and CPU in a step.
+      unknown: the number of such tensors whose size is not static; `bytes` does not count them.
     """
     owner: typing.Optional[int]
     device: str
@@ -46,50 +48,51 @@ def knows_gpu_kernels() -> bool:
 
 
 def moved_operations(operations: typing.Iterable[tf.Operation],
-                     towers: typing.Sequence) -> typing.List[MovedOperations]:
+                     towers: typing.Sequence[Tower]) -> typing.List[MovedOperations]:
     """The operations on GPUs that soft placement would take to the CPU, by tower and GPU.
 
     Args:
-      operations: those of a step.
-      towers: the `Tower`s of the build.
+      operations: the operations of a step.
+      towers: the towers of the build.
 
     Returns:
-      list of `MovedOperations`; empty where all have a kernel.
+      `MovedOperations` for each tower and GPU that has such; [] where all have a kernel.
     """
     on_gpus = {op.name: op for op in operations if is_gpu(operation_device(op))}
-    without = {name for name, op in on_gpus.items() if not has_gpu_kernel(op)}
-    moved = without | _pulled_along(without, on_gpus)
-    by_owner: typing.Dict[tuple, typing.List[tf.Operation]] = collections.defaultdict(list)
+    without_kernel = {name for name, op in on_gpus.items() if not has_gpu_kernel(op)}
+    moved = without_kernel | _pulled_along(without_kernel, on_gpus)
+    groups: typing.Dict[tuple, typing.List[tf.Operation]] = collections.defaultdict(list)
     for name in sorted(moved):
         op = on_gpus[name]
-        by_owner[_owner(name, towers), operation_device(op)].append(op)
-    found = [_moved(owner, device, ops, without, moved)
-             for (owner, device), ops in by_owner.items()]
+        groups[_owner(name, towers), operation_device(op)].append(op)
+    found = []
+    for (owner, device), group in groups.items():
+        found.append(_moved(owner, device, group, without_kernel, moved))
     return sorted(found, key=lambda each: (each.owner is None, each.owner or 0, each.device))
 
 
-def _moved(owner: typing.Optional[int], device: str, ops: typing.List[tf.Operation],
-           without: typing.Container[str], moved: typing.Container[str]) -> MovedOperations:
+def _moved(owner: typing.Optional[int], device: str, group: typing.List[tf.Operation],
+           without_kernel: typing.Container[str], moved: typing.Container[str]) -> MovedOperations:
     """The `MovedOperations` of one tower and GPU.
 
     Args:
-      owner: number of the tower, or None.
+      owner: the index of the tower, or None.
       device: the GPU.
-      ops: its operations that would be on the CPU.
-      without: names of all operations without a kernel.
+      group: the operations of this tower and GPU that would be on the CPU.
+      without_kernel: names of all operations without a kernel.
       moved: names of all operations that would be on the CPU.
     """
     on_floats = []
     on_others = []
     pulled = []
-    for op in ops:
-        if op.name not in without:
+    for op in group:
+        if op.name not in without_kernel:
             pulled.append(op)
         elif computes_floats(op):
             on_floats.append(op)
         else:
             on_others.append(op)
-    size, unknown = _crossing(ops, moved)
+    size, unknown = _crossing(group, moved)
     return MovedOperations(owner, device, on_floats, on_others, pulled, size, unknown)
 
 
@@ -103,19 +106,28 @@ def has_gpu_kernel(op: tf.Operation) -> bool:
     return _has_kernel(op.type, types)
 
 
-def _has_kernel(op_type: str, types: typing.Dict[str, typing.Sequence[tf.DType]]):
-    """Whether a type of operation has a kernel for GPUs; `types` are those of its attributes that
-    are types."""
+def _has_kernel(op_type: str, types: typing.Dict[str, typing.Sequence[tf.DType]]) -> bool:
+    """Whether a type of operation has a kernel for GPUs.
+
+    Args:
+      op_type: the type of the operation, such as `'MatMul'`.
+      types: the types of an operation by the name of the attribute that has them, such as `'T'`.
+    """
     for kernel in compat.registered_kernels(op_type):
         # 'DEFAULT' serves each device that has no kernel of its own.
-        if kernel.device_type in ('GPU', 'DEFAULT') and not kernel.label:
-            if all(_allows(constraint, types) for constraint in kernel.constraint):
-                return True
+        is_for_gpu = kernel.device_type in ('GPU', 'DEFAULT') and not kernel.label
+        if is_for_gpu and all(_allows(constraint, types) for constraint in kernel.constraint):
+            return True
     return False
 
 
-def _allows(constraint: typing.Any, types: typing.Dict[str, typing.Sequence[tf.DType]]):
-    """Whether a constraint of a `KernelDef` allows the types of an operation."""
+def _allows(constraint: typing.Any, types: typing.Dict[str, typing.Sequence[tf.DType]]) -> bool:
+    """Whether a constraint of a `KernelDef` on an attribute allows the types that it has.
+
+    Args:
+      constraint: the `KernelDef.AttrConstraint`.
+      types: the types of the operation by the name of the attribute.
+    """
     allowed = set(constraint.allowed_values.list.type)
     if not allowed:
         return True
@@ -125,44 +137,57 @@ def _allows(constraint: typing.Any, types: typing.Dict[str, typing.Sequence[tf.D
 
 
 def computes_floats(op: tf.Operation) -> bool:
-    """Whether an operation has a floating-point result, or takes one and has none but a side
-    effect."""
+    """Whether an operation has a floating-point result; if it has no result, such an input."""
     tensors = op.outputs or op.inputs
     return any(tensor.dtype.base_dtype.is_floating for tensor in tensors)
 
 
-def _pulled_along(without: typing.Set[str], on_gpus: typing.Dict[str, tf.Operation]):
-    """Names of the operations on GPUs that the placer keeps with one of those `without` a kernel:
-    those that are colocated, and those that share a resource."""
+def _pulled_along(without_kernel: typing.Set[str], on_gpus: typing.Dict[str, tf.Operation]
+                  ) -> typing.Set[str]:
+    """The operations that have a kernel, and that the placer keeps with one that has none.
+
+    The placer keeps operations together that are colocated, or share a resource.
+
+    Args:
+      without_kernel: names of the operations on GPUs without a kernel.
+      on_gpus: all operations on GPUs, by name.
+
+    Returns:
+      The names of the operations.
+    """
     together = collections.defaultdict(set)
     for name, op in on_gpus.items():
         for other in colocated_operations(op) + resources_taken(op):
             together[name].add(other.name)
             together[other.name].add(name)
-    stack = list(without)
-    found = set(without)
+    stack = list(without_kernel)
+    reached = set(without_kernel)
     while stack:
         for name in together[stack.pop()]:
-            if name not in found:
-                found.add(name)
+            if name not in reached:
+                reached.add(name)
                 stack.append(name)
-    return (found & on_gpus.keys()) - without
+    return (reached & on_gpus.keys()) - without_kernel
 
 
-def _owner(name: str, towers: typing.Sequence):
-    """The number of the tower that has an operation; None where none has."""
+def _owner(name: str, towers: typing.Sequence[Tower]) -> typing.Optional[int]:
+    """The index of the tower that has an operation of this name; None where none has."""
     return next((tower.index for tower in towers if tower.has(name)), None)
 
 
-def _crossing(ops: typing.Iterable[tf.Operation], moved: typing.Container[str]):
-    """`(bytes, count of unknown ones)` of the tensors between moved operations and a GPU.
+def _crossing(group: typing.Iterable[tf.Operation], moved: typing.Container[str]
+              ) -> typing.Tuple[int, int]:
+    """The tensors that would cross between moved operations and a GPU.
 
     Args:
-      ops: operations that would be on the CPU, of one tower.
-      moved: names of all that would be there.
+      group: operations that would be on the CPU, of one tower and GPU.
+      moved: names of all operations that would be on the CPU.
+
+    Returns:
+      `(the bytes of those with a static size, the number of the others)`.
     """
     tensors = {}
-    for op in ops:
+    for op in group:
         for tensor in op.inputs:
             if _stays_on_gpu(tensor.op, moved):
                 tensors[tensor.name] = tensor
@@ -182,6 +207,6 @@ def _crossing(ops: typing.Iterable[tf.Operation], moved: typing.Container[str]):
     return total, unknown
 
 
-def _stays_on_gpu(op: tf.Operation, moved: typing.Container[str]):
-    """Whether an operation is on a GPU, and not among the names of the `moved` ones."""
+def _stays_on_gpu(op: tf.Operation, moved: typing.Container[str]) -> bool:
+    """Whether an operation is on a GPU, and is not one of those that would be `moved`."""
     return op.name not in moved and is_gpu(operation_device(op))

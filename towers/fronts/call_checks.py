@@ -1,0 +1,121 @@
+"""Programs that cannot train by combined optimizer calls: a `GradientError` for each.
+
+`optimizer_calls` combines the calls that a model function makes in each tower. It needs that every
+update comes from a `TowerOptimizer`, that nothing in the forward pass waits for one, and that
+gradients go to the update without a detour through variables. Its test is
+tests/fronts/test_optimizer_calls.py.
+"""
+
+import re
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import GradientError
+from towers.graph import graph_walk
+from towers.graph.variable_access import Writes
+from towers.optimizers import OPTIMIZER_UPDATES
+from towers.roles.ownership import OF_GRADIENTS
+
+# Accumulators keep gradients outside of the tensors of the graph.
+_ACCUMULATES = re.compile(r'Accumulator(Take|Apply)Gradient$')
+
+
+def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
+                  wrapped: typing.Set[str]) -> None:
+    """Refuses a train op with an update of an optimizer that no `TowerOptimizer` wraps.
+
+    Args:
+      train_op: the train op of the model function.
+      step: all operations that run with it.
+      wrapped: names of the operations that the wrapped optimizers have made.
+
+    Raises:
+      GradientError: such an optimizer updates a trained variable; or no optimizer is wrapped.
+    """
+    trained = graph_walk.operation_names(tf.trainable_variables())
+    unwrapped_updates = []
+    for op in step:
+        if not OPTIMIZER_UPDATES.search(op.type) or op.name in wrapped:
+            continue
+        if not trained.isdisjoint(graph_walk.operation_names(op.inputs)):
+            unwrapped_updates.append(op)
+    if wrapped and not unwrapped_updates:
+        return
+    if unwrapped_updates:
+        found = 'has the update %r' % unwrapped_updates[0].name
+    else:
+        found = 'is %r' % train_op.name
+    raise GradientError(
+        'the train_op of the model function %s, which comes from no TowerOptimizer: each '
+        'tower would train on its own shard. Wrap every optimizer of the model function: '
+        'optimizer = towers.TowerOptimizer(optimizer).' % found)
+
+
+def check_before_updates(fetches: typing.Iterable[typing.Any], updates: typing.List[tf.Operation],
+                         operations: typing.List[tf.Operation]) -> None:
+    """Refuses a loss, or an operation of `UPDATE_OPS`, that waits for an optimizer's update.
+
+    Args:
+      fetches: the loss and the operations of `UPDATE_OPS`.
+      updates: the updates of the wrapped optimizers.
+      operations: the operations that the model function has made.
+    """
+    after_updates = graph_walk.reachable_from(updates, operations, control=True)
+    for fetch in fetches:
+        op = getattr(fetch, 'op', fetch)
+        if op.name in after_updates:
+            raise GradientError(
+                '%r, the loss of the model function or one of its UPDATE_OPS, waits for an '
+                'update of a TowerOptimizer, which itself comes after the losses and the '
+                'UPDATE_OPS of all towers: take it out of tf.control_dependencies of the train '
+                'op.' % op.name)
+
+
+def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[tf.Tensor]) -> None:
+    """Refuses gradients that the model function gathers in shared state before it applies them.
+
+    Each tower would add its share of the gradient to the variable or accumulator that all towers
+    share, and then apply the whole of it.
+
+    Args:
+      model: the operations of the model function, without those of its optimizers.
+      gradients: the gradients that the model function gives to `apply_gradients`.
+    """
+    upstream = graph_walk.ancestors(gradients)
+    gathering = [op.name for op in model if _ACCUMULATES.search(op.type) and op.name in upstream]
+    gathering += _variables_with_gradients(model, upstream)
+    if gathering:
+        raise GradientError(
+            'the model function writes gradients of a tower to %r, which all towers share, and '
+            'applies what is computed from it. An optimizer within the TowerOptimizer gets the '
+            'gradients of all towers: towers.TowerOptimizer(tf.train.SyncReplicasOptimizer('
+            'optimizer, …)), or TowerOptimizer(GatheringOptimizer(optimizer)).' % gathering[0])
+
+
+def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing.Set[str]
+                              ) -> typing.List[str]:
+    """The variables that the model function uses to gather gradients.
+
+    Args:
+      model: the operations of the model function, without those of its optimizers.
+      upstream: names of all operations that the applied gradients are computed from.
+
+    Returns:
+      Names of variables that are not trained, are written from gradients, and are upstream of the
+      applied gradients.
+    """
+    variables = graph_walk.operation_names(tf.global_variables())
+    trained = graph_walk.operation_names(tf.trainable_variables())
+    candidates = (variables - trained) & upstream
+    if not candidates:
+        return []
+    writes = Writes(tf.get_default_graph())
+    gradient_names = {op.name for op in model if OF_GRADIENTS.search(op.name)}
+    found = []
+    for op in model:
+        for name in candidates.intersection(writes.of(op)):
+            written_values = [tensor for tensor in op.inputs if tensor.op.name != name]
+            if not gradient_names.isdisjoint(graph_walk.ancestors(written_values)):
+                found.append(name)
+    return found

@@ -1,0 +1,51 @@
+"""Stand-ins of gradients: operations that hand a gradient on to an optimizer's update.
+
+The update is made with the first tower's gradients; its stand-ins get the inputs that all towers'
+gradients give once the other towers are there, see `optimizer_calls`. Its test is
+tests/fronts/test_optimizer_calls.py.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.placement.variable_device import only_device
+
+
+def stand_in_of(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
+    """A stand-in for a gradient, on the device of its variable; None for a gradient of None."""
+    if gradient is None:
+        return None
+    with only_device(variable.device or None):
+        if not isinstance(gradient, tf.IndexedSlices):
+            return tf.identity(gradient, 'gradient')
+        values = _with_any_rows(gradient.values)
+        indices = _with_any_rows(gradient.indices)
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor [n, …] with the static shape [?, …], since all towers together have more rows."""
+    shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
+    return tf.identity(tf.placeholder_with_default(tensor, shape))
+
+
+def components(gradient: typing.Any) -> typing.List[tf.Tensor]:
+    """The tensors of a gradient that differ from tower to tower: one, or values and indices."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
+
+
+def share_of_sum(size: typing.Any) -> typing.Any:
+    """The weight of a shard where losses are added up: 0 for a shard without examples, else 1.
+
+    Args:
+      size: the number of examples in the shard, an int or a scalar.
+
+    Returns:
+      A float, or a float64 scalar, as the weights of a mean are.
+    """
+    if isinstance(size, int):
+        return float(size > 0)
+    return tf.cast(size > 0, tf.float64)

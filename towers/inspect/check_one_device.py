@@ -1,0 +1,267 @@
+"""The run of `check_towers` on one device: a plain TF1 program, without this package's towers.
+
+Its test is tests/inspect/test_check.py.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.options import Objective, checked_objectives
+from towers.errors import GradientError, InvalidArgumentError, failing_on
+from towers.gradients.gradient_pairs import tensors_of, times
+from towers.gradients.optimizer_methods import OwnMinimize, minimized
+from towers.graph import graph_walk
+from towers.graph.graph_walk import is_computed_from, operation_names
+from towers.graph.variable_access import Writes
+from towers.inspect.check_finished import FinishedProgram
+from towers.inspect.check_report import Traits
+from towers.inspect.check_runs import InitialValues, Program, constants, initialize, train
+from towers.inspect.comparison import Numbers
+from towers.model.keras_calls import record_keras_calls
+from towers.model.losses import registered_losses
+from towers.model.objectives import Objectives, all_pairs, checked_variables, flat
+from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
+from towers.optimizers import has_own_minimize
+from towers.placement.devices import session_config
+from towers.reduce.combination import Pairs
+from towers.reduce.update import call_transform, free_initial_values
+
+# The floating types, from the most digits to the fewest.
+FLOATS = ('float64', 'float32', 'float16', 'bfloat16')
+
+
+class RunOfOneDevice(typing.NamedTuple):
+    """The run of a plain program on one device.
+
+    Attributes:
+      numbers: the numbers of its steps.
+      initial: the values of all variables before step 1.
+      traits: facts about the model.
+    """
+
+    numbers: Numbers
+    initial: InitialValues
+    traits: Traits
+
+
+def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
+    """Trains on one device without this package's towers.
+
+    Args:
+      program: what is trained.
+      seed: graph-level seed of the initial weights.
+      factor: what the gradients are multiplied with: 1, or N for the sum over N towers.
+    """
+    with tf.Graph().as_default():
+        tf.set_random_seed(seed)
+        if isinstance(program.model_fn, FinishedProgram):
+            batch = [program.model_fn.on_one_device(program.inputs)]
+            program = program._replace(model_fn=output_of)
+        else:
+            batch = constants(program.inputs)
+        objectives = _objectives(program)
+        global_step = tf.train.get_global_step()
+        loss, updates = _loss_on_one_device(program, batch, objectives)
+        pairs = objectives.shaped([
+            _pairs_on_one_device(objective, objectives.of(objective, loss), factor)
+            for objective in objectives])
+        train_op = _step_on_one_device(objectives, loss, pairs, updates, global_step, factor)
+        if global_step is not None:
+            train_op = _counted(train_op, global_step)
+        traits = _traits(loss, updates)
+        with failing_on('on one device'), tf.Session(config=session_config(1)) as session:
+            initialize(session)
+            variables = tf.global_variables()
+            names = [variable.op.name for variable in variables]
+            initial = list(zip(names, session.run(variables)))
+            numbers = train(session, loss, pairs, train_op, program.steps, dict(zip(names, names)))
+            return RunOfOneDevice(numbers, initial, traits)
+
+
+def output_of(output: ModelOutput) -> ModelOutput:
+    """The model function of a finished model: it is called with the model's output."""
+    return output
+
+
+def _objectives(program: Program) -> Objectives:
+    """Makes the optimizers of a program; refuses what belongs to one graph, since there are two."""
+    objectives = checked_objectives(program.make_optimizer())
+    for objective in objectives:
+        if objective.var_list is not None and not callable(objective.var_list):
+            raise InvalidArgumentError('make_optimizer returned an Objective with a list as its '
+                                       'var_list: expected a function from the trainable variables '
+                                       'to some, since there are two graphs.')
+    if not objectives:
+        raise InvalidArgumentError('make_optimizer returned None: expected an optimizer, or a '
+                                   'dict of optimizers by the name of their loss.')
+    return objectives
+
+
+def _loss_on_one_device(program: Program, batch: typing.Any, objectives: Objectives
+                        ) -> typing.Tuple[typing.Any, list]:
+    """Calls the model function on the whole batch.
+
+    Args:
+      program: what is trained.
+      batch: tensors, the argument of its model function.
+      objectives: for each loss its optimizer, and what it trains.
+
+    Returns:
+      `(the loss, the updates that run with a step)`; the loss is a dict where there are several.
+    """
+    with record_keras_calls() as keras, tf.variable_scope(
+            tf.get_variable_scope(), auxiliary_name_scope=False,
+            custom_getter=_registering_tensors):
+        output = to_model_output(call_model_fn(program.model_fn, batch), True, objectives.names)
+    loss = output.loss
+    if program.options.get('regularization') == 'add':
+        if objectives.names is not None:
+            raise InvalidArgumentError("regularization='add', and there are several losses.")
+        loss = _with_registered_losses(loss, keras)
+    updates: list = []
+    if program.options.get('update_ops') != 'none':
+        updates += tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
+        updates += output.updates or ()
+    return loss, updates
+
+
+def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
+    """The loss plus the registered losses from which it is not computed yet.
+
+    Args:
+      loss: the model function's loss.
+      keras: what `record_keras_calls` has recorded, with the losses of Keras' layers.
+    """
+    registered = tf.losses.get_regularization_losses()
+    weight_losses = [term for term in keras.weight_losses()
+                     if not is_computed_from(registered + [loss], term)]
+    upstream = graph_walk.ancestors([loss])
+    terms = [loss]
+    for term in registered + weight_losses + keras.activity_losses():
+        if term.op.name not in upstream:
+            terms.append(tf.cast(term, loss.dtype))
+    return tf.add_n(terms)
+
+
+def _registering_tensors(getter: typing.Callable, *args: typing.Any, **kwargs: typing.Any
+                         ) -> tf.Variable:
+    """A custom getter for `tf.variable_scope`, with which TF 2 registers the loss of a regularizer
+    as a tensor, as TF 1 does.
+
+    TF 2 registers a function, which makes new operations at each use; so no loss would be computed
+    from what it has registered. The variable is that of `getter(*args, **kwargs)`.
+    """
+    variable = getter(*args, **kwargs)
+    registered_losses()
+    return variable
+
+
+def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> Pairs:
+    """The gradients of one loss times the factor, with their variables, transformed as the
+    objective says."""
+    trainable = tf.trainable_variables()
+    if objective.var_list is not None:
+        trainable = checked_variables(objective.var_list(trainable), 'var_list')
+    if not trainable:
+        raise GradientError('the model function makes no trainable variable, or var_list leaves '
+                            'none: there is no training to compare.')
+    optimizer = objective.optimizer
+    if has_own_minimize(optimizer):
+        # Its `minimize` calls its own `compute_gradients`; these pairs are only compared.
+        optimizer = tf.train.GradientDescentOptimizer(1.)
+    pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
+    if all(gradient is None for gradient, _ in pairs):
+        of_loss = '' if objective.name is None else ' for %r' % objective.name
+        raise GradientError(
+            'the loss%s depends on none of the %d trainable variables: there is no training to '
+            'compare.' % (of_loss, len(trainable)))
+    if factor != 1:
+        pairs = [(None if gradient is None else times(gradient, factor), variable)
+                 for gradient, variable in pairs]
+    return call_transform(objective.transform_gradients, pairs, name_of_loss=objective.name)
+
+
+def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.Any, updates: list,
+                        global_step: typing.Optional[tf.Variable], factor: int) -> typing.Any:
+    """Makes the operation of a step: the update by each loss, after the model's own updates.
+
+    Args:
+      objectives: for each loss its optimizer, and what it trains.
+      loss: the loss; where losses have names, a dict of these.
+      pairs: its `(gradient, variable)` pairs; where losses have names, a dict of these.
+      updates: the model's own updates, such as batch norm's.
+      global_step: the variable that the last optimizer increases; or None.
+      factor: what the gradients are multiplied with.
+    """
+    graph = tf.get_default_graph()
+    predecessors = flat(loss) + updates
+    # With several losses, every gradient is taken at the weights before the step. An optimizer with
+    # its own `minimize` takes gradients itself; those that are compared are taken before it, too.
+    has_own = any(has_own_minimize(objective.optimizer) for objective in objectives)
+    if objectives.names is not None or has_own:
+        predecessors = predecessors + tensors_of(all_pairs(pairs))
+    for objective in objectives:
+        names_before = operation_names(tf.global_variables())
+        is_last = objective is objectives[-1]
+        with tf.control_dependencies(predecessors), graph_walk.Recording(graph) as made:
+            train_op = _applied_on_one_device(
+                objective, objectives.of(objective, loss), objectives.of(objective, pairs),
+                global_step if is_last else None, factor)
+        new_variables = [variable for variable in tf.global_variables()
+                         if variable.op.name not in names_before]
+        free_initial_values(new_variables, made.operations, predecessors)
+        predecessors = [train_op]
+    return train_op
+
+
+def _counted(train_op: typing.Any, global_step: tf.Variable) -> typing.Any:
+    """A step that increases `global_step`: the `train_op` itself, if its optimizer does that; else
+    an operation that does it after the `train_op`."""
+    writers = graph_walk.names_of(Writes(global_step.graph).to(global_step))
+    if not writers.isdisjoint(graph_walk.names_of(graph_walk.step_operations([train_op]))):
+        return train_op
+    with tf.control_dependencies([train_op]):
+        return tf.assign_add(global_step, 1).op
+
+
+def _applied_on_one_device(objective: Objective, loss: tf.Tensor, pairs: Pairs,
+                           global_step: typing.Optional[tf.Variable], factor: int) -> typing.Any:
+    """Makes the update by one loss.
+
+    Args:
+      objective: the loss's optimizer, and what it trains.
+      loss: the loss of the batch.
+      pairs: the gradients of the loss times the factor, with their variables.
+      global_step: the variable that the optimizer increases; or None.
+      factor: what the gradients are multiplied with.
+    """
+    optimizer = objective.optimizer
+    if not has_own_minimize(optimizer):
+        return optimizer.apply_gradients(pairs, global_step=global_step)
+    if objective.transform_gradients is not None or factor != 1:
+        # The optimizer's `minimize` has to get the changed gradients in the place of its own.
+        return OwnMinimize(optimizer, loss).apply_gradients(pairs, global_step)
+    return minimized(optimizer, loss, global_step, [variable for _, variable in pairs])
+
+
+def _traits(loss: typing.Any, updates: list) -> Traits:
+    """The traits of a model, from its loss (or a dict of losses) and its updates."""
+    graph = tf.get_default_graph()
+    forward = [graph.get_operation_by_name(name) for name in graph_walk.ancestors(flat(loss))]
+    op_types = {op.type for op in forward}
+    has_fused_batch_norm = any('BatchNorm' in op_type for op_type in op_types)
+    has_batch_norm = has_fused_batch_norm or (bool(updates) and 'Rsqrt' in op_types)
+    coarsest = FLOATS[0]
+    for op in forward:
+        for output in op.outputs:
+            # Some functions, such as those of tf.losses, compute in float32 whatever they get.
+            name = output.dtype.base_dtype.name
+            if name in FLOATS:
+                coarsest = max(coarsest, name, key=FLOATS.index)
+    writes = Writes(graph)
+    updated: typing.Set[str] = set()
+    for op in graph_walk.step_operations(updates):
+        updated.update(writes.of(op))
+    random_types = {op.type for op in forward if graph_walk.is_random(op)}
+    return Traits(coarsest, sorted(random_types), has_batch_norm, updated)

@@ -1,0 +1,241 @@
+"""The numbers of two runs, and how far they are from each other.
+
+Of `one` device and of `many` towers there are losses, gradients, variables and slots; `compare`
+gives a `Difference` for each. Elements whose gradient is nothing but rounding are not compared,
+since an optimizer may make a step of it. Its test is tests/inspect/test_check.py.
+"""
+
+import typing
+
+import numpy as np
+
+INITIAL_VALUE = 'initial value'
+LOSS = 'loss'
+GRADIENT = 'gradient'
+VARIABLE = 'variable'
+SLOT = 'slot'
+KINDS = (INITIAL_VALUE, LOSS, GRADIENT, VARIABLE, SLOT)
+"""What is compared, in the order in which a step computes it."""
+
+
+Arrays = typing.Dict[str, np.ndarray]
+"""Arrays by the name of their variable on one device."""
+
+
+class Numbers(typing.NamedTuple):
+    """The numbers of some steps.
+
+    Attributes:
+      losses: the losses by `'of step 1'`, `'of step 2'` and so on; where there are several losses
+        by `'of step 1 of generator'` and the like.
+      gradients: the gradients of the first step, by the names of their variables.
+      variables: the variables after the last step, without slots.
+      slots: the optimizers' slots after the last step.
+      sum_of_losses: the sum of the towers' losses in the first step; 0 for one device.
+      initial_values: the names of variables whose initial value is computed from tower 0's part of
+        the batch, each with None.
+    """
+
+    losses: typing.Dict[str, typing.Any]
+    gradients: Arrays
+    variables: Arrays
+    slots: Arrays
+    sum_of_losses: float = 0.
+    initial_values: typing.Dict[str, None] = {}
+
+    def of_kind(self, what: str) -> typing.Dict[str, typing.Any]:
+        """The values of one of `KINDS`, by name."""
+        by_kind = {INITIAL_VALUE: self.initial_values, LOSS: self.losses,
+                   GRADIENT: self.gradients, VARIABLE: self.variables, SLOT: self.slots}
+        return by_kind[what]
+
+    def loss_of_first_step(self) -> float:
+        """The loss of the first step; where there are several losses, their sum."""
+        total = 0.
+        for name, value in self.losses.items():
+            if name == 'of step 1' or name.startswith('of step 1 '):
+                total += float(value)
+        return total
+
+
+class Difference(typing.NamedTuple):
+    """How far a value on the towers is from that on one device.
+
+    Attributes:
+      what: `'initial value'`, `'loss'`, `'gradient'`, `'variable'` or `'slot'`.
+      name: the name of the variable or the loss.
+      relative: the largest difference over the largest absolute value on one device; inf where one
+        side has no such value.
+    """
+
+    what: str
+    name: str
+    relative: float
+
+
+class LeftOut(typing.NamedTuple):
+    """A variable that is not compared.
+
+    Attributes:
+      name: the variable's name on one device.
+      why: the reason, in a few words.
+    """
+
+    name: str
+    why: str
+
+
+NO_GRADIENT = 'its gradient is zero but for rounding'
+SHARD_VARIANCE = 'a moving variance, under same_shards'
+
+
+def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
+                  ) -> typing.List[LeftOut]:
+    """The variables that are not compared: those whose gradient is noise; and, where the batch
+    repeats one shard, moving variances.
+
+    Args:
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      noise: the largest element of a gradient that rounding alone may make.
+      same_shards: whether the batch repeats one shard.
+    """
+    reasons = {}
+    if noise:
+        for name in set(one.gradients) & set(many.gradients):
+            largest_on_one = largest_value(one.gradients[name])
+            largest_on_many = largest_value(many.gradients[name])
+            if largest_on_one <= noise and largest_on_many <= noise:
+                reasons[name] = NO_GRADIENT
+    if same_shards:
+        for name in set(one.variables) | set(many.variables):
+            if name.endswith('moving_variance'):
+                reasons[name] = SHARD_VARIANCE
+    return [LeftOut(name, why) for name, why in sorted(reasons.items())]
+
+
+def compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence[str]
+             ) -> typing.List[Difference]:
+    """The differences of two runs, in the order in which a step computes the values.
+
+    Args:
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      noise: the largest element of a gradient that rounding alone may make.
+      left_out: names of variables whose gradients, values and slots are not compared.
+    """
+    differences = []
+    for what in KINDS:
+        on_one = one.of_kind(what)
+        on_many = many.of_kind(what)
+        for name in sorted(set(on_one) | set(on_many)):
+            if _is_of(name, left_out):
+                continue
+            relative = float('inf')
+            if name in on_one and name in on_many:
+                relative = _relative_difference(what, name, one, many, noise)
+            differences.append(Difference(what, name, relative))
+    return differences
+
+
+def _is_of(name: str, variables: typing.Iterable[str]) -> bool:
+    """Whether a name is that of one of these variables, or of a slot of one."""
+    return any(name == variable or name.startswith(variable + '/') for variable in variables)
+
+
+def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, noise: float) -> float:
+    """The `Difference.relative` of a value that both runs have.
+
+    Args:
+      what: one of `KINDS`.
+      name: the name of the value.
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      noise: the largest element of a gradient that rounding alone may make.
+    """
+    values = [one.of_kind(what)[name], many.of_kind(what)[name]]
+    if what == GRADIENT:
+        return _relative(values[0], values[1], noise)
+    if what in (VARIABLE, SLOT):
+        variable = name if what == VARIABLE else name.rsplit('/', 1)[0]
+        gradients = [one.gradients.get(variable), many.gradients.get(variable)]
+        values = _without_noise(values, gradients, noise)
+    return _relative(values[0], values[1], noise=0.)
+
+
+def _without_noise(values: list, gradients: list, noise: float) -> list:
+    """Both runs' values of a variable, with 0 for the elements whose gradient is only rounding.
+
+    The loss does not depend on such elements (as on the keys' part of the bias in front of a
+    softmax over products), and yet an optimizer changes them, by the rounding.
+
+    Args:
+      values: the value on one device, and on the towers.
+      gradients: the gradient of the variable on one device, and on the towers; None where a side
+        has none.
+      noise: the largest element of a gradient that rounding alone may make.
+    """
+    shape = np.shape(values[0])
+    if any(gradient is None or np.shape(gradient) != shape for gradient in gradients):
+        return values
+    sizes = np.maximum(*[np.abs(_as_numbers(gradient)) for gradient in gradients])
+    is_noise = (sizes > 0) & (sizes <= noise)
+    if sizes.shape != shape or not is_noise.any():
+        return values
+    return [np.where(is_noise, 0, _as_numbers(value)) for value in values]
+
+
+def largest_value(array: np.ndarray) -> float:
+    """The largest absolute value in an array; 0 for an empty one."""
+    if not array.size:
+        return 0.
+    return np.abs(array).max()
+
+
+def _relative(one: typing.Any, many: typing.Any, noise: float) -> float:
+    """The largest difference of two arrays over the largest absolute value of the first.
+
+    Returns:
+      0 for a difference of at most `noise`; inf where the shapes differ, or where NaNs and
+      infinities are at different places. Strings and the like give 0 if they are equal, else inf.
+    """
+    one = _as_numbers(one)
+    many = _as_numbers(many)
+    if one.shape != many.shape:
+        return float('inf')
+    if one.dtype.kind not in 'fiub':
+        return 0. if np.array_equal(one, many) else float('inf')
+    one = one.astype(np.float64)
+    many = many.astype(np.float64)
+    finite = np.isfinite(one)
+    if not np.array_equal(finite, np.isfinite(many)):
+        return float('inf')
+    largest = largest_value(one[finite])
+    difference = largest_value(one[finite] - many[finite])
+    if difference <= noise:
+        return 0.
+    if largest:
+        difference = difference / largest
+    return float(difference)
+
+
+def _as_numbers(value: typing.Any) -> np.ndarray:
+    """The value as an array of a real type that numpy knows.
+
+    A complex array becomes one of its two parts, one of bfloat16 becomes float32; others stay.
+    """
+    value = np.asarray(value)
+    if value.dtype.kind == 'c':
+        return np.stack([value.real, value.imag])
+    if value.dtype.name == 'bfloat16':
+        return value.astype(np.float32)
+    return value
+
+
+def is_finite(run: Numbers, difference: Difference) -> bool:
+    """Whether the value of which a difference is has no NaN and no infinity in this run."""
+    value = run.of_kind(difference.what).get(difference.name)
+    if value is None:
+        return True
+    value = _as_numbers(value)
+    return value.dtype.kind != 'f' or bool(np.all(np.isfinite(value)))
