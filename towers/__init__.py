@@ -48,7 +48,8 @@ from towers.roles.ownership import VariableRole
 from towers.report.hook import StepReportHook
 from towers.report.step_report import StepReport, step_report
 from towers.run.checkpoint_hook import CheckpointHook
-from towers.run.evaluation import Evaluation, EvaluationHook
+from towers.run.evaluation import Evaluation
+from towers.run.evaluation_hook import EvaluationHook
 from towers.run.learning_rate import LearningRate, scale_learning_rate
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries

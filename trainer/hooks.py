@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
-from towers.run.evaluation import EvaluationHook
+from towers.run.evaluation_hook import EvaluationHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from trainer.best import SINCE_BEST, RunEvaluation

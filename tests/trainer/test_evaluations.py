@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from datasets import BadExampleError
 from towers.errors import InvalidArgumentError
-from towers.run.evaluation import EvaluationHook
+from towers.run.evaluation_hook import EvaluationHook
 from train_runs import newest, steps_saved
 from trainer import evaluator
 from trainer.best import RunEvaluation

@@ -29,7 +29,7 @@ from towers.errors import CheckpointError
 
 
 class CheckpointHook(tf.train.SessionRunHook):
-    """Saves when the session starts, at regular steps, and at the end without an error.
+    """Saves when the session starts, at regular steps, and at the end of a run without an error.
 
     It takes the place of `tf.train.CheckpointSaverHook`, which saves the restored step again,
     writes the graph with each checkpoint, does not delete the checkpoints of earlier runs where the
@@ -40,8 +40,8 @@ class CheckpointHook(tf.train.SessionRunHook):
     * A process that is killed while it saves leaves the former checkpoint as the newest. TF calls
       no fsync, so a loss of power can leave one that is not whole, as `newest_checkpoint` notices.
 
-    It restores nothing, which the session's creator does; it needs a directory that no other
-    process writes to (`hold_directory`).
+    The session's creator restores; this hook only saves. It needs a directory that no other process
+    writes to (`hold_directory`).
     """
 
     def __init__(self, directory: str, global_step: tf.Variable,
@@ -49,22 +49,23 @@ class CheckpointHook(tf.train.SessionRunHook):
                  saver: typing.Optional[tf.train.Saver] = None, listeners: typing.Sequence = ()):
         """
         Args:
-          directory: of the checkpoints; made if it is missing.
+          directory: the directory of the checkpoints; made if it is missing.
           global_step: the variable that counts steps.
           save_steps: saves at the multiples of so many steps, the same ones whether or not the run
-            was interrupted. Where one `session.run` does several steps it may save a run later.
+            was interrupted. Where one `session.run` does several steps, it may save a run later.
           keep: how many of the newest checkpoints to keep, earlier runs' included; None
-            keeps all. Set in the saver's `saver_def`.
-          saver: a `tf.train.Saver`; None for the one in the collection `SAVERS`, else one of all
-            the variables there are at `begin`, which is put there, so that a `Scaffold` without a
-            saver takes it too.
+            keeps all. It is set in the saver's `saver_def`.
+          saver: a `tf.train.Saver`. None for the one in the collection `SAVERS`; if there is none,
+            one for all variables that exist at `begin`, which is put into that collection, so that
+            a `Scaffold` without a saver takes it too.
           listeners: list of `tf.train.CheckpointSaverListener`: their `before_save` and
             `after_save(session, step)` surround each save; one that returns True from `after_save`
             stops the run. While an attribute `wants_save` of one is true, the next step is saved.
 
         Raises:
-          CheckpointError: from the methods: a save failed, or the directory cannot be made, or
-            holds a later step than the session starts from.
+          InvalidArgumentError: an argument of another kind.
+          CheckpointError: raised by the methods, not here: a save failed, or the directory cannot
+            be made, or holds a later step than the session starts from.
         """
         check_count('save_steps', save_steps)
         if keep is not None:
@@ -82,8 +83,8 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._keep = keep
         self._saver: typing.Any = saver  # None until `begin`
         self._listeners = list(listeners)
-        self._saved_step = -1  # none yet
-        # Checkpoints of earlier runs beyond `keep`, to be removed.
+        self._saved_step = -1  # the newest step that is saved; -1 for none
+        # Checkpoints of earlier runs beyond `keep`, which the next save removes.
         self._surplus: typing.List[str] = []
 
     def begin(self) -> None:
@@ -96,15 +97,15 @@ class CheckpointHook(tf.train.SessionRunHook):
                                   'written. Give another one.' % (self._directory,
                                                                   first_line(error)))
         if self._saver is None:
-            # Paths in the state file are relative, so that the directory can be moved. Not
-            # sharded: then TF writes the index, too, under another name first.
+            # Paths in the state file are relative, so that the directory can be moved. The saver
+            # is not sharded: so TF writes the index, too, under another name first.
             self._saver = tf.train.Scaffold.get_or_default(
                 'saver', tf.GraphKeys.SAVERS, lambda: tf.train.Saver(save_relative_paths=True))
         for listener in self._listeners:
             listener.begin()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Takes over the checkpoints that are there, and saves if this step is not among them."""
+        """Takes over the checkpoints of earlier runs; saves this step if it is not among them."""
         step = int(session.run(self._global_step))
         earlier = self._earlier_checkpoints(step)
         # `Saver` deletes one old checkpoint per save, so it would never come down to `keep`.
@@ -118,13 +119,14 @@ class CheckpointHook(tf.train.SessionRunHook):
 
     def before_run(self, run_context: tf.train.SessionRunContext
                    ) -> typing.Optional[tf.train.SessionRunArgs]:
-        """Fetches the global step with the run, from before or after its update."""
+        """Fetches the global step with the run; whether before or after its update is not defined.
+        """
         return tf.train.SessionRunArgs(self._global_step)
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
-        """Saves if the run has come to a step to save."""
-        # Reading the exact step costs another `session.run`: only where it may be one to save.
+        """Saves if the run has come to a step at which a checkpoint is due."""
+        # The exact step costs another `session.run`, so it is read only where one may be due.
         if not self._is_time(int(run_values.results) + 1):
             return
         step = int(run_context.session.run(self._global_step))
@@ -156,7 +158,7 @@ class CheckpointHook(tf.train.SessionRunHook):
             self._saver.save(session, path, global_step=step, write_meta_graph=False)
             surplus = self._surplus
             self._surplus = []
-            for prefix in surplus:  # which the state file lists no more
+            for prefix in surplus:  # the state file does not list these any more
                 for name in files_of(prefix):
                     tf.io.gfile.remove(name)
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
@@ -166,14 +168,17 @@ class CheckpointHook(tf.train.SessionRunHook):
             # MonitoredSession would end as if the data had ended.
             raise CheckpointError(self._failure(step, error))
         self._saved_step = step
-        # All of them, not just up to the first that wants to stop.
+        # A list: every listener is called, also after one that wants to stop.
         return any([listener.after_save(session, step) for listener in self._listeners])
 
     def _failure(self, step: int, error: Exception) -> str:
-        """One line: what failed, by the error, what is safe, what to do. Removes files that are
-        half written."""
+        """Removes the half-written files of a save that failed, and describes the failure.
+
+        Returns:
+          One line: the error, which checkpoint is safe, and what to do.
+        """
         text = 'step %d could not be saved in %s: %s.' % (step, self._directory, first_line(error))
-        with contextlib.suppress(tf.errors.OpError):  # what is half-written then stays
+        with contextlib.suppress(tf.errors.OpError):  # then half-written files stay
             remove_leftovers(self._directory)
         safe = describe_safe(self._directory)
         advice = 'Make room or make the directory writable, and start again'
@@ -183,18 +188,19 @@ class CheckpointHook(tf.train.SessionRunHook):
         return '%s %s %s.' % (text, safe, advice)
 
     def _earlier_checkpoints(self, step: int) -> typing.List[str]:
-        """Prefixes of the directory's checkpoints that its state file lists, the newest one last.
+        """The prefixes of the checkpoints that the directory's state file lists, the newest last.
 
-        Raises `CheckpointError` where the state file is damaged, or lists a later step than that
-        which the session starts from.
+        Raises:
+          CheckpointError: the state file is damaged, or lists a later step than `step`, from which
+            the session starts.
         """
-        there = list_checkpoints(self._directory)
-        newest, wrong = newest_named(self._directory, there)
-        if wrong:
+        on_disk = list_checkpoints(self._directory)
+        newest, fault = newest_named(self._directory, on_disk)
+        if fault:
             raise CheckpointError(
                 '%s %s. Nothing was written. Call towers.newest_checkpoint, to choose one, and '
                 'towers.tidy_directory before the session is made, or give another directory.'
-                % (os.path.join(self._directory, STATE_FILE), wrong))
+                % (os.path.join(self._directory, STATE_FILE), fault))
         if newest is None:
             return []
         newest_step = step_of(newest) or 0
@@ -203,5 +209,5 @@ class CheckpointHook(tf.train.SessionRunHook):
                 'the newest checkpoint in %s is of step %d, but the session starts from step %d: '
                 'it was not restored. Nothing was written. Restore it (towers.newest_checkpoint '
                 'finds it), or give another directory.' % (self._directory, newest_step, step))
-        known = state_checkpoints(self._directory, there)
-        return [path for path in known if path != newest] + [newest]
+        listed = state_checkpoints(self._directory, on_disk)
+        return [path for path in listed if path != newest] + [newest]

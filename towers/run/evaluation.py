@@ -1,8 +1,6 @@
-"""Metrics over a whole data set, on all towers, exact also where the last batch is short."""
+"""`Evaluation`: metrics over a whole data set on all towers, exact also for a short last batch."""
 
 import collections
-import numbers
-import time
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -13,12 +11,10 @@ from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.checked_request import check_model_fn
 from towers.api.options import Numerics, Pipeline, VariablePlacement
 from towers.arguments import (
-    check_count,
     check_function,
     check_graph_mode,
     check_instance,
     check_session,
-    check_step_variable,
 )
 from towers.capture.finished_model import is_finished
 from towers.capture.model_inputs import BatchAxis
@@ -41,7 +37,8 @@ class Evaluation:
 
     Attributes:
       built: the `BuiltTowers` of the evaluation.
-      metrics: dict from names of metrics, and `'loss'`, to scalars, of one batch or a pair's value.
+      metrics: dict from the names of metrics, and `'loss'`, to scalar tensors: the mean over one
+        batch, or the value of a pair of `tf.metrics`.
     """
 
     def __init__(self, model_fn: typing.Any, dataset: typing.Any,
@@ -55,16 +52,16 @@ class Evaluation:
         """
         Args:
           model_fn: as for `build_towers`, a model function or a finished model; its `metrics` are
-            scalars, means over the shard, or pairs of `tf.metrics` with a scalar value. With
-            predictions alone it is for `predict`.
+            scalars, means over the shard, or pairs of `tf.metrics` with a scalar value. A model
+            that returns only predictions is for `predict`.
           dataset: a `tf.data.Dataset` that ends, of batches as `build_towers` takes them.
           devices: as for `build_towers`; None: the devices of `trained`.
           trained: the `BuiltTowers` whose variables are evaluated; None: the model function makes
             the variables here, to be restored from a checkpoint.
           precision: as in `Numerics`; with `trained`, its precision is taken.
           variables, copies, regularization, pipeline, shares: as for `build_towers`.
-          inputs: of a finished model, its tensors that take the elements of the data set, such as
-            its placeholders: a nest like an element.
+          inputs: for a finished model, its tensors that take the elements of the data set, such as
+            its placeholders: a nest with the structure of an element.
           feed: dict from other placeholders to their values in the evaluation; or None.
 
         Raises:
@@ -93,27 +90,29 @@ class Evaluation:
         check_build_arguments(model_fn, None, None, devices, **options)
         with tf.device('/cpu:0'):
             self._iterator = tf.data.make_initializable_iterator(dataset)
-            self._batches_known = tf.data.experimental.cardinality(dataset)
+            self._num_batches = tf.data.experimental.cardinality(dataset)
             batch = self._iterator.get_next()
         if inputs is not None:
             batch = _by_tensor(inputs, batch)
         counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
-        before = len(counters)
+        num_counters_before = len(counters)
         try:
             self.built = build_towers(model_fn, batch, None, devices, **options)
         except SharedVariableError as error:
             raise SharedVariableError('%s (In an Evaluation reuse= is trained=, what build_towers '
                                       'returned.)' % error) from error
-        own_counters = counters[before:]
-        if is_finished(model_fn):  # it has made its counters
+        if is_finished(model_fn):  # its counters were made before the build
             own_counters = _counters_of(self.built, counters)
+        else:
+            own_counters = counters[num_counters_before:]
         metrics = _checked_metrics(self.built, own_counters)
-        self._from_0 = tf.variables_initializer(own_counters)
+        self._reset_counters = tf.variables_initializer(own_counters)
+        # Pairs of tf.metrics count over all batches; the other metrics are means over a batch.
         pairs = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
-        self._updates = [update for _, update in pairs.values()]
+        self._count_updates = [update for _, update in pairs.values()]
+        self._count_values = {name: value for name, (value, _) in pairs.items()}
         self._means = {name: metrics[name] for name in metrics if name not in pairs}
-        self._values = {name: value for name, (value, _) in pairs.items()}
-        self.metrics = dict(metrics, **self._values)
+        self.metrics = dict(metrics, **self._count_values)
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
 
@@ -123,22 +122,22 @@ class Evaluation:
         """Goes through the data set once.
 
         Args:
-          session: `tf.Session` with the variables initialised; no `MonitoredSession`, whose hooks
-            would count the batches as steps.
-          stopped: function without arguments, called after each batch: if it returns True, the
-            evaluation is given up. Or None.
+          session: a `tf.Session` with the variables initialized; not a `MonitoredSession`, whose
+            hooks would count the batches as steps.
+          stopped: function without arguments, called after each batch; if it returns True, the
+            evaluation is given up. None to go through all batches.
 
         Returns:
-          Dict from metric names and `'loss'` to floats, and from `'examples'` to their number; or
-          None if it was given up.
+          A dict from the names of metrics and `'loss'` to floats, and from `'examples'` to the
+          number of examples; or None if it was given up.
         """
         if stopped is not None:
             check_function('stopped', stopped, 0, 'a function without arguments, or None')
         self.check_examples(session)
         totals: typing.Dict[str, float] = collections.defaultdict(float)
         examples = 0
-        session.run(self._from_0)
-        for size, (values, _) in self._batches(session, (self._means, self._updates)):
+        session.run(self._reset_counters)
+        for size, (values, _) in self._batches(session, (self._means, self._count_updates)):
             examples += size
             for name, value in values.items():
                 totals[name] += float(value) * size
@@ -147,14 +146,18 @@ class Evaluation:
         if not examples:
             raise InputError(_NO_BATCH)
         results = {name: total / examples for name, total in totals.items()}
-        for name, count in session.run(self._values).items():
+        for name, count in session.run(self._count_values).items():
             results[name] = float(count)
         results['examples'] = examples
         return results
 
     def predict(self, session: tf.Session) -> typing.Iterator:
-        """Predictions of all examples, in their order: a generator of a nest of arrays [batch, …]
-        for each batch, like the predictions that the model function returns."""
+        """Predicts all examples of the data set, in their order.
+
+        Returns:
+          A generator with an entry for each batch: a nest of arrays [batch, …], with the structure
+          of the predictions that the model function returns.
+        """
         leaves = tf.nest.flatten(self.built.predictions)
         if not leaves or any(leaf is None for leaf in leaves):
             raise InvalidArgumentError('the model function returned no predictions: expected some '
@@ -163,23 +166,30 @@ class Evaluation:
         return (predictions for _, predictions in self._batches(session, self.built.predictions))
 
     def check_examples(self, session: tf.Session, read: bool = False) -> None:
-        """Raises `InputError` for a data set that is empty or endless. Where TensorFlow does not
-        know its length, only `read=True` finds an empty one, by reading a batch."""
+        """Raises `InputError` for a data set that is empty or endless.
+
+        Args:
+          session: a `tf.Session` with the variables initialized.
+          read: whether to read a batch where TensorFlow does not know the length of the data set;
+            without it, such a data set is not found to be empty.
+        """
         check_session(session, self._size.graph)
-        known = session.run(self._batches_known)
-        if known == tf.data.experimental.INFINITE_CARDINALITY:
+        num_batches = session.run(self._num_batches)
+        if num_batches == tf.data.experimental.INFINITE_CARDINALITY:
             raise InputError('the data set to be evaluated has no end: expected one that goes '
                              'through the examples once, without .repeat().')
-        if known == 0:
+        if num_batches == 0:
             raise InputError(_NO_BATCH)
-        if read and known < 0:
-            batches = self._batches(session, (self._means, self._updates))
+        is_unknown = num_batches < 0
+        if read and is_unknown:
+            batches = self._batches(session, (self._means, self._count_updates))
             if next(batches, None) is None:
                 raise InputError(_NO_BATCH)
 
     def _batches(self, session: tf.Session, fetches: typing.Any
                  ) -> typing.Iterator[typing.Tuple[int, typing.Any]]:
-        """Yields, for each batch of the data set, its number of examples and the fetched values."""
+        """Runs all batches of the data set; yields `(number of examples, fetched values)` of each.
+        """
         session.run(self._iterator.initializer)
         while True:
             try:
@@ -190,7 +200,8 @@ class Evaluation:
 
 
 def _check_model(model: typing.Any, inputs: typing.Any, dataset: typing.Any) -> None:
-    """Checks a model function, or a finished model with its `inputs`, for a data set."""
+    """Raises `InvalidArgumentError` for a model function with `inputs`, or a finished model whose
+    `inputs` do not fit the data set."""
     if is_finished(model):
         _check_alike(inputs, dataset)
         return
@@ -201,7 +212,8 @@ def _check_model(model: typing.Any, inputs: typing.Any, dataset: typing.Any) -> 
 
 
 def _check_alike(inputs: typing.Any, dataset: typing.Any) -> None:
-    """Raises `InvalidArgumentError` for inputs that are no nest like an element of the data set."""
+    """Raises `InvalidArgumentError` for inputs of another structure than the data set's elements.
+    """
     types = tf.data.get_output_types(dataset)
     try:
         tf.nest.assert_same_structure(inputs, types)
@@ -213,7 +225,10 @@ def _check_alike(inputs: typing.Any, dataset: typing.Any) -> None:
 
 
 def _by_tensor(inputs: typing.Any, batch: typing.Any) -> dict:
-    """{tensor of a finished model: tensor of the batch}, both with the same dimensions."""
+    """{tensor of a finished model: tensor of the batch for it}.
+
+    Where `inputs` has a `BatchAxis`, the batch gets one for the same dimension.
+    """
     by_tensor = {}
     for entry, leaf in zip(tf.nest.flatten(inputs), tf.nest.flatten(batch)):
         if isinstance(entry, BatchAxis):
@@ -227,14 +242,14 @@ _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 def _counters_of(built: BuiltTowers, counters: typing.Iterable[tf.Variable]
                  ) -> typing.List[tf.Variable]:
-    """Those of the counters that the metrics of a finished model count in."""
+    """The counters, of these, in which the metrics of a finished model count."""
     updates = [value[1] for value in built.metrics.values() if isinstance(value, tuple)]
     written = _names_written(updates)
     return [counter for counter in counters if counter.op.name in written]
 
 
 def _names_written(updates: typing.Iterable) -> typing.Set[str]:
-    """The names of the variables that some operations and tensors write when they are run."""
+    """The names of the variables that are written when these operations and tensors are run."""
     writes = Writes(tf.get_default_graph())
     names: typing.Set[str] = set()
     for op in step_operations(updates):
@@ -244,11 +259,18 @@ def _names_written(updates: typing.Iterable) -> typing.Set[str]:
 
 def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
                      ) -> typing.Dict[str, typing.Any]:
-    """{name of a metric, or of a loss: its scalar tensor, or its pair of `tf.metrics`}.
+    """The metrics and losses of an evaluation, checked.
+
+    Args:
+      built: the towers of the evaluation.
+      counters: the counters that begin at 0 in each evaluation.
+
+    Returns:
+      {name of a metric, or of a loss: its scalar tensor, or its pair of `tf.metrics`}.
 
     Raises:
       InvalidArgumentError: there is nothing to evaluate; a metric is no scalar number; or a pair
-        counts elsewhere than in `counters`.
+        counts in another variable than `counters`.
     """
     metrics = dict(built.metrics)
     if built.loss is not None:
@@ -274,139 +296,18 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
 
 def _check_counters(metric: str, value: tf.Tensor, update: typing.Any,
                     counters: typing.Sequence[tf.Variable]) -> None:
-    """Raises `InvalidArgumentError` unless a metric counts in some variables alone.
+    """Raises `InvalidArgumentError` for a metric that counts in another variable than `counters`.
 
     Args:
-      metric: its name.
-      value: a scalar.
+      metric: the name of the metric.
+      value: the scalar of the metric.
       update: the operation or tensor that counts a batch.
-      counters: the variables.
+      counters: the counters that begin at 0 in each evaluation.
     """
-    others = _names_written([update]) - operation_names(counters)
+    other_variables = _names_written([update]) - operation_names(counters)
     for op in step_operations([value]):
-        if op.name in others:
+        if op.name in other_variables:
             raise InvalidArgumentError(
                 'metric %r counts in the variable %r, which is no counter of this evaluation alone '
                 'that begins at 0: make it by tf.Variable(..., collections=[LOCAL_VARIABLES, '
                 'METRIC_VARIABLES]), as tf.metrics does.' % (metric, op.name))
-
-
-def _check_stop_at(stop_at: typing.Any, every_steps: typing.Optional[int],
-                   metrics: typing.Dict[str, typing.Any]) -> None:
-    """Raises `InvalidArgumentError` for a `stop_at` that is no pair of a metric and a number.
-
-    `every_steps` is the argument of that name, which it needs; `metrics` are those of the
-    evaluation, by their names.
-    """
-    is_pair = isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
-    if (not is_pair or every_steps is None or stop_at[0] not in metrics
-            or not isinstance(stop_at[1], numbers.Real)):
-        raise InvalidArgumentError(
-            "stop_at=%.80r: expected a metric's name (of %s) and a number, and every_steps, at "
-            'which it is looked at.' % (stop_at, ', '.join(sorted(metrics))))
-
-
-class EvaluationHook(tf.train.SessionRunHook):
-    """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
-
-    A run that `stop_at` has ended stays ended: started again, it evaluates its step, and stops.
-
-    Attributes:
-      latest: what `Evaluation.run` returned last, a dict; or None.
-    """
-
-    def __init__(self, evaluation: typing.Any, global_step: tf.Variable,
-                 every_steps: typing.Optional[int] = None, listeners: typing.Sequence = (),
-                 stop_at: typing.Optional[tuple] = None,
-                 skip_end: typing.Optional[typing.Callable] = None):
-        """
-        Args:
-          evaluation: `Evaluation`; or an object with its `metrics` and `run(session)`. A `run`
-            that returns None has been given up: the session is then asked to stop.
-          global_step: the variable that counts steps.
-          every_steps: steps from one evaluation to the next; None: at the end only.
-          listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`,
-            such as `SummaryHook`. Among the session's hooks they come before this one, and the hook
-            that saves after it.
-          stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
-          skip_end: function without arguments, called at the end of the session: if it returns
-            True, the last evaluation is left out. Or None.
-
-        Raises:
-          InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
-            `every_steps` below 1.
-        """
-        is_evaluation = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
-        if isinstance(evaluation, type) or not is_evaluation:
-            raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
-        check_step_variable(global_step)
-        if every_steps is not None:
-            check_count('every_steps', every_steps)
-        if skip_end is not None:
-            check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
-        if stop_at is not None:
-            _check_stop_at(stop_at, every_steps, evaluation.metrics)
-        is_list = isinstance(listeners, (list, tuple))
-        if not is_list or not all(hasattr(listener, 'evaluated') for listener in listeners):
-            raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
-                                       'step, results, seconds), such as [summaries].' % (
-                                           listeners,))
-        self.latest: typing.Optional[typing.Dict[str, float]] = None
-        self._evaluation = evaluation
-        self._global_step = global_step
-        self._every_steps: typing.Any = every_steps
-        self._listeners = list(listeners)
-        self._stop_at = stop_at
-        self._skip_end = skip_end
-        self._step = 0  # counted, as if each run of the session did one step
-        self._since = 0  # the step of the latest evaluation that was due, or the restored one
-        self._evaluated_step: typing.Optional[int] = None
-        self._given_up = False
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Takes over the restored step; if `stop_at` is reached there, asks the session to stop."""
-        self._step = self._since = int(session.run(self._global_step))
-        self._evaluated_step = None
-        self._given_up = False
-        if hasattr(self._evaluation, 'check_examples'):  # else found when the training is done
-            self._evaluation.check_examples(session)
-        if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
-            # Without listeners: they had the results before the step was saved.
-            if self._evaluate(session, listeners=()):
-                coord.request_stop()
-
-    def after_run(self, run_context: tf.train.SessionRunContext,
-                  run_values: tf.train.SessionRunValues) -> None:
-        """Evaluates if the run has come to a multiple of `every_steps`."""
-        self._step += 1
-        if self._every_steps is None or self._step % self._every_steps:
-            return
-        self._step = int(run_context.session.run(self._global_step))
-        if self._step // self._every_steps <= self._since // self._every_steps:
-            return  # several runs make a step here, and the counted step is ahead
-        self._since = self._step
-        if self._evaluate(run_context.session, self._listeners):
-            run_context.request_stop()
-
-    def end(self, session: tf.Session) -> None:
-        """Evaluates the final weights, unless this step has been, or `skip_end` says otherwise."""
-        self._step = int(session.run(self._global_step))
-        if self._evaluated_step == self._step or self._given_up:
-            return
-        if self._skip_end is not None and self._skip_end():
-            return
-        self._evaluate(session, self._listeners)
-
-    def _evaluate(self, session: tf.Session, listeners: typing.Sequence) -> bool:
-        """Evaluates the current step, and gives the results and their seconds to the listeners;
-        returns whether to stop: it was given up, or has reached `stop_at`."""
-        begin = time.perf_counter()
-        results = self._evaluation.run(session)
-        self._given_up = results is None
-        if self._given_up:
-            return True
-        self.latest = results
-        self._evaluated_step = self._step
-        for listener in listeners:
-            listener.evaluated(self._step, results, time.perf_counter() - begin)
-        return self._stop_at is not None and results[self._stop_at[0]] >= self._stop_at[1]

@@ -1,5 +1,7 @@
-"""The learning rate: scaled to the number of towers, with a schedule counted in examples, which is
-the same for every number of towers."""
+"""`LearningRate`: a rate that is scaled to the number of towers, with a schedule in examples.
+
+Since the schedule counts examples, and not steps, it is the same for every number of towers.
+"""
 
 import math
 import typing
@@ -23,7 +25,7 @@ DECAYS = tuple(_ARGUMENTS)
 
 
 def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
-    """The learning rate for a batch that is `num_towers` times the one `base` was tuned for.
+    """The learning rate for a batch that is `num_towers` times as large as the one of `base`.
 
         none    base
         sqrt    base * sqrt(num_towers)    keeps the variance of an update (Krizhevsky 2014, section
@@ -31,8 +33,8 @@ def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
         linear  base * num_towers          keeps the expected change an example (ibid.; Goyal et
                                            al. 2017, section 2.1, arXiv:1706.02677)
 
-    A reduction 'sum' multiplies the gradient by num_towers as well. For an optimizer that follows
-    the gradient's size (SGD, momentum) that is a linear scaling of its own.
+    The reduction 'sum' multiplies the gradient by num_towers as well. For an optimizer whose step
+    is proportional to the gradient (SGD, momentum) that is already a linear scaling.
 
     Raises:
       InvalidArgumentError: an argument out of range.
@@ -56,9 +58,9 @@ class LearningRate(object):
         start   = base where the rule changed the rate, else 0
 
     The ramp is the gradual warm-up of Goyal et al. 2017 (section 2.2, arXiv:1706.02677): from the
-    rate of one device to the scaled one. Where nothing was scaled it comes from 0, and the first
-    step does not move the weights. Both factors count from example 0, so that runs with and without
-    warm-up have the same rate once the warm-up is over.
+    rate of one device to the scaled one. Where the rule does not change the rate, it begins at 0,
+    and the first step does not change the weights. Both factors count from example 0, so that runs
+    with and without warm-up have the same rate once the warm-up is over.
 
         decay              factor decay(e)
         'none'             1
@@ -70,10 +72,10 @@ class LearningRate(object):
                            first one has decay_examples, each further one restart_growth times the
                            examples of the one before
 
-    Both cosines are of Loshchilov and Hutter 2016 (arXiv:1608.03983).
+    Both cosines are from Loshchilov and Hutter 2016 (arXiv:1608.03983).
 
     Attributes:
-      base, num_towers, rule: as given.
+      base, num_towers, rule: the arguments.
       peak: the scaled rate, before warm-up and decay.
     """
 
@@ -85,10 +87,10 @@ class LearningRate(object):
                  restart_growth: typing.Optional[float] = None):
         """
         Args:
-          base, num_towers, rule: as for `scale_learning_rate`: by `num_towers` times the batch is
-            larger than the one `base` was tuned for.
-          warmup_examples: length of the ramp in examples, 0 for none.
-          decay: one of the table's.
+          base, num_towers, rule: as for `scale_learning_rate`: the batch is `num_towers` times as
+            large as the one for which `base` was tuned.
+          warmup_examples: length of the ramp in examples; 0 for none.
+          decay: one of those in the table above.
           decay_examples: examples for one factor of decay_rate ('exponential', 'step'), until the
             rate is 0 ('polynomial', 'cosine'), or until the first restart; an int >= 1.
           decay_rate: in (0, 1]; for 'exponential' and 'step'.
@@ -137,38 +139,38 @@ class LearningRate(object):
                 rate *= self._factor(examples)
             return tf.cast(rate, tf.float32)
 
-    def _factor(self, examples: tf.Tensor):
-        """`decay(e)` of the examples e, a float64 scalar."""
-        passed = examples / self._decay_examples
+    def _factor(self, examples: tf.Tensor) -> tf.Tensor:
+        """The factor `decay(e)` of the table, a float64 scalar; `examples` is e."""
+        periods = examples / self._decay_examples
         if self._decay == 'exponential':
-            return self._decay_rate ** passed
+            return self._decay_rate ** periods
         if self._decay == 'step':
-            return self._decay_rate ** tf.floor(passed)
+            return self._decay_rate ** tf.floor(periods)
         if self._decay == 'polynomial':
-            return (1. - tf.minimum(passed, 1.)) ** self._decay_power
+            return (1. - tf.minimum(periods, 1.)) ** self._decay_power
         if self._decay == 'cosine':
-            return (1. + tf.cos(math.pi * tf.minimum(passed, 1.))) / 2.
-        return (1. + tf.cos(math.pi * self._place_in_period(passed))) / 2.
+            return (1. + tf.cos(math.pi * tf.minimum(periods, 1.))) / 2.
+        return (1. + tf.cos(math.pi * self._place_in_period(periods))) / 2.
 
-    def _place_in_period(self, passed: tf.Tensor):
-        """The place in a period of 'cosine_restarts', from 0 at its begin to 1 at the next restart.
+    def _place_in_period(self, periods: tf.Tensor) -> tf.Tensor:
+        """The place in a period of 'cosine_restarts': 0 at its beginning, 1 at the next restart.
 
-        Period i begins at (growth^i - 1) / (growth - 1) first periods, and is growth^i of them
-        long. (TensorFlow's `cosine_decay_restarts` computes in float32 alone.)
+        In units of the first period, period i begins at (growth^i - 1) / (growth - 1), and is
+        growth^i long. (TensorFlow's `cosine_decay_restarts` computes in float32 alone.)
 
         Args:
-          passed: examples seen, in first periods, a float64 scalar.
+          periods: the examples seen, in units of the first period, a float64 scalar.
         """
         growth = self._restart_growth
         if growth == 1:
-            return passed - tf.floor(passed)
-        # A restart itself belongs to the period that it begins, however its logarithm is rounded.
-        number = tf.floor(tf.log(1. + passed * (growth - 1.)) / math.log(growth) + 1e-9)
-        length = growth ** number
-        return (passed - (length - 1.) / (growth - 1.)) / length
+            return periods - tf.floor(periods)
+        # 1e-9: a restart belongs to the period that it begins, however the logarithm is rounded.
+        index = tf.floor(tf.log(1. + periods * (growth - 1.)) / math.log(growth) + 1e-9)
+        length = growth ** index
+        return (periods - (length - 1.) / (growth - 1.)) / length
 
     def describe(self) -> str:
-        """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""
+        """A line such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`."""
         text = '%.6g' % self.peak
         if self.rule != 'none':
             factor = 'sqrt(%d)' if self.rule == 'sqrt' else '%d'
@@ -181,8 +183,8 @@ class LearningRate(object):
             parts.append(self._describe_decay())
         return ', '.join(parts)
 
-    def _describe_decay(self):
-        """The decay in words."""
+    def _describe_decay(self) -> str:
+        """The text about the decay, such as `'cosine to 0 over 3,594 examples'`."""
         examples = counted(self._decay_examples, 'example')
         if self._decay == 'exponential':
             return 'x%.6g every %s' % (self._decay_rate, examples)
@@ -198,10 +200,12 @@ class LearningRate(object):
     __str__ = describe
 
 
-def _check_decay(decay: str, arguments: typing.Dict[str, typing.Any]):
-    """Raises `InvalidArgumentError` unless a decay has the arguments it needs and no others.
+def _check_decay(decay: str, arguments: typing.Dict[str, typing.Any]) -> None:
+    """Raises `InvalidArgumentError` for a decay that lacks an argument, or has one too many.
 
-    `arguments` has None for those that were not given.
+    Args:
+      decay: one of `DECAYS`.
+      arguments: {name of an argument: its value, or None if it was not given}.
     """
     wanted = _ARGUMENTS[decay]
     given = [name for name, value in arguments.items() if value is not None]

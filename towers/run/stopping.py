@@ -21,13 +21,14 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     process was started to ignore, as by `nohup`, stays ignored.
 
     A second signal ends the process at once, with exit status 128 plus the signal's number; also in
-    the middle of a step, where a Python handler would run only at its end. The same signal within
-    half a second counts as the first: `timeout` and `make` pass on a signal that the whole process
-    group has received already.
+    the middle of a step, where a Python handler would run only at the step's end. The same signal
+    within half a second does not count as a second one: `timeout` and `make` pass on a signal that
+    the whole process group has received already.
 
-    The handlers are installed when the session is made, which has to be in the main thread, and the
-    former ones are put back at its end, and in forked processes. So this hook comes after the hooks
-    that save, in case a signal comes while they save (`training_session(last_hooks=…)`).
+    The handlers are installed when the session is made, which has to be in the main thread. The
+    former handlers are put back at the end of the session, and in forked processes. So this hook
+    has to come after the hooks that save, in case a signal comes while they save
+    (`training_session(last_hooks=…)`).
 
     Attributes:
       received: the number of the signal that stopped the run; or None. By convention such a
@@ -39,21 +40,30 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     _ECHO_SECONDS = 0.5
 
     def __init__(self, stream: typing.Any = None):
-        """`stream`: text stream for the line about the signal; None: standard error."""
+        """
+        Args:
+          stream: the text stream for the line about the signal; None for standard error.
+
+        Raises:
+          InvalidArgumentError: it is no stream.
+        """
         if stream is not None and not hasattr(stream, 'write'):
             raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
         self.received: typing.Optional[int] = None
         self._stream = stream
-        self._former: dict = {}  # the handlers that were there, by the number of their signal
+        # {number of a signal: the handler that this hook has replaced}
+        self._former: typing.Dict[int, typing.Any] = {}
         self._coordinator: typing.Optional[tf.train.Coordinator] = None
         self._watcher: typing.Optional[threading.Thread] = None
-        self._pipe_end: typing.Any = None  # to which signals are written for the watcher
+        # The end of a pipe to which Python writes signals, for the watcher; and where it wrote them
+        # before.
+        self._pipe_end: typing.Any = None
         self._former_fd: typing.Any = None
 
     @property
     def stopping_signal(self) -> typing.Optional[int]:
-        """The signal that this process received, or None; of a `StopTogetherHook`, the signal that
-        any worker received."""
+        """The signal that stops the run, or None: the one that this process received; for a
+        `StopTogetherHook` the one that any worker received."""
         return self.received
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -78,14 +88,16 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     @classmethod
     def handled(cls) -> list:
-        """The numbers of the signals that it takes: not of a SIGHUP that the process ignores."""
+        """The numbers of the signals that stop a run; without SIGHUP if the process ignores it."""
         always = (signal.SIGTERM, signal.SIGINT)
         return [number for number in cls._SIGNALS
                 if number in always or signal.getsignal(number) is not signal.SIG_IGN]
 
     def stop(self, number: int, unused_frame: typing.Any = None) -> None:
-        """Stops the session as the signal of that number would. It is the handler, too, which runs
-        in the main thread, when TensorFlow has returned from a step.
+        """Stops the session after the current step, as the signal of that number does.
+
+        It is also the handler of the signals, which Python calls in the main thread when TensorFlow
+        has returned from a step.
 
         Raises:
           InvalidArgumentError: it is no number of a signal.
@@ -105,7 +117,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self.restore()
 
     def restore(self) -> None:
-        """Puts the former handlers back. To be called after an error, when `end` is not called."""
+        """Puts the former handlers back; to be called after an error, when no `end` is called."""
         for number, former in self._former.items():
             signal.signal(number, former)
         if self._watcher is not None:
@@ -116,7 +128,10 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._former = {}
 
     def _watch(self) -> None:
-        """Starts a thread that learns of signals at once, from a pipe of the C handler."""
+        """Starts the watcher, a thread that reads each signal at once from a pipe.
+
+        Python's C handler writes the number of a signal to the pipe, also in the middle of a step.
+        """
         read_end, self._pipe_end = os.pipe()
         os.set_blocking(self._pipe_end, False)
         self._watcher = threading.Thread(target=self._wait_for_signals, args=(read_end,),
@@ -127,10 +142,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         os.register_at_fork(after_in_child=self.restore)
 
     def _wait_for_signals(self, read_end: int) -> None:
-        """Runs in the thread: reads signals from a pipe, says the first one in a line, and ends the
-        process at a second one."""
+        """Runs in the watcher: says the first signal in a line, and ends the process at a second.
+
+        `read_end` is the end of the pipe from which it reads the signals.
+        """
         first = None
-        since = 0.
+        first_time = 0.
         with open(read_end, 'rb', buffering=0) as pipe:
             for byte in iter(lambda: pipe.read(1), b''):
                 number = byte[0]
@@ -138,9 +155,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                     continue
                 if first is None:
                     first = number
-                    since = time.monotonic()
+                    first_time = time.monotonic()
                     self._say(number)
-                elif number != first or time.monotonic() - since >= self._ECHO_SECONDS:
+                elif number != first or time.monotonic() - first_time >= self._ECHO_SECONDS:
                     os._exit(128 + number)
 
     def _say(self, number: int) -> None:
@@ -151,4 +168,4 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                          % signal.Signals(number).name)
             stream.flush()
         except (OSError, ValueError):
-            pass  # the stream cannot be written any more; the run has to end in good order
+            pass  # the stream cannot be written; the run still has to end in good order

@@ -17,34 +17,34 @@ from towers.arguments import (
     scalar_tensors,
 )
 from towers.errors import InvalidArgumentError
-from towers.model.objectives import all_pairs, with_parts
-from towers.placement.variable_device import only_device
+from towers.model.objectives import with_parts
+from towers.placement.variable_device import Placement, only_device
 
 
 def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
                       norms: bool = True) -> typing.List[tf.Tensor]:
-    """The summaries of a training. Makes operations: to be called before the session is made.
+    """Makes the summaries of a training; to be called before the session is made.
 
         train/loss             `BuiltTowers.loss`
         train/learning_rate    if given
         train/gradient_norm    sqrt(sum_v |g_v|^2) of the gradients that the optimizer gets; rows of
                                a sparse gradient that occur several times are summed first
         train/weight_norm      the same of the variables that have a gradient, read during the step
-        train/noise_scale      of the towers' gradients, where they tell it
+        train/noise_scale      the gradient noise scale, where the towers' gradients tell it
 
     and those that the model function made in the first tower, of its shard.
 
     Args:
-      built: `BuiltTowers`, of a training.
+      built: `BuiltTowers` with an optimizer.
       learning_rate: scalar tensor (or a number), or None.
       norms: whether to write norms and the noise scale.
 
     Returns:
-      List of string tensors, as `tf.summary.scalar` returns one: for `SummaryHook`, or TensorFlow's
-      `SummarySaverHook`. Others, of `tf.summary.histogram` say, may be added.
+      A list of string tensors such as `tf.summary.scalar` returns, for `SummaryHook`, or for
+      TensorFlow's `SummarySaverHook`. Others, such as one of `tf.summary.histogram`, may be added.
 
     Raises:
-      InvalidArgumentError: `built` was built without an optimizer; a learning rate that is no
+      InvalidArgumentError: `built` was built without an optimizer; or the learning rate is no
         number.
     """
     if isinstance(built, type) or not hasattr(built, 'train_op'):
@@ -74,23 +74,26 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
 
 
 Sums = typing.List[typing.Tuple[list, tf.Variable]]
-"""Sums of gradients or weights: the tensors to be added, and the variable of their device."""
+"""Sums that are still to be computed: for each the tensors to be added, which are gradients or
+weights, and the variable on whose device they are added."""
 
 
 def _norms(built: typing.Any) -> typing.Dict[str, tf.Tensor]:
-    """From names to the norms of gradients and weights, and the noise scale if it is known, of a
-    build."""
+    """The norms of gradients and weights of a build, and the noise scale if it is known, by name.
+    """
+    trained: typing.Dict[str, tf.Variable] = {}
     sums: typing.Dict[str, Sums] = {}
     for name, pairs in with_parts('gradient_norm', built.gradients):
-        sums[name] = [([gradient], variable) for gradient, variable in pairs
-                      if gradient is not None]
-    trained = {variable.op.name: variable for gradient, variable in all_pairs(built.gradients)
-               if gradient is not None}
+        sums[name] = []
+        for gradient, variable in pairs:
+            if gradient is not None:
+                sums[name].append(([gradient], variable))
+                trained[variable.op.name] = variable
     sums['weight_norm'] = [([variable], variable) for variable in trained.values()]
     norms = {}
     with only_device(built.placement.main):
-        for name, its_sums in sums.items():
-            norms[name] = tf.sqrt(_squares(its_sums, built.placement))
+        for name, sums_of_norm in sums.items():
+            norms[name] = tf.sqrt(_sum_of_squares(sums_of_norm, built.placement))
     noise_scale = _noise_scale(built)
     if noise_scale is not None:
         norms['noise_scale'] = noise_scale
@@ -98,16 +101,17 @@ def _norms(built: typing.Any) -> typing.Dict[str, tf.Tensor]:
 
 
 def _is_summary(given: typing.Any) -> bool:
-    """Whether something given may be a summary: a tensor of strings."""
+    """Whether a value may be a summary: a tensor of strings."""
     return isinstance(given, tf.Tensor) and given.dtype == tf.string
 
 
 class SummaryHook(tf.train.SessionRunHook):
     """Writes summaries at each multiple of `summary_steps` steps, and the results of evaluations.
 
-    As `tf.train.SummarySaverHook`, it fetches them with the step itself, without a second forward
-    pass. Each start writes a new file that begins with `SessionLog.START` at the step after the
-    restored one, at which TensorBoard drops the later steps of earlier files.
+    It fetches them with the step itself, without a second forward pass, as
+    `tf.train.SummarySaverHook` does. Each start writes a new file that begins with
+    `SessionLog.START` at the step after the restored one: TensorBoard then drops the later steps of
+    earlier files.
     """
 
     def __init__(self, summaries: typing.Sequence[tf.Tensor],
@@ -138,19 +142,19 @@ class SummaryHook(tf.train.SessionRunHook):
         self._summary_steps = summary_steps
         self._graph = graph
         self._writer: typing.Any = None
-        self._step = 0  # counted, as if each run of the session did one step
+        self._step = 0  # counts runs of the session, until the global step is read
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Opens an event file and writes its `SessionLog.START`."""
         self._step = int(session.run(self._global_step))
         if self._writer is None:
-            # The name of an event file has the second and the host: without more TF 1.15 would
+            # TF names an event file by the second and the host. Without the suffix, TF 1.15 would
             # overwrite the file of a run that ended within the same second.
             self._writer = tf.summary.FileWriter(
                 self._logdir, filename_suffix='.from_%d.%d' % (self._step, os.getpid()))
             if self._graph is not None:
                 self._writer.add_graph(self._graph, self._step)
-        # From the next step on: the summaries of this one were written before its checkpoint.
+        # The next step: the summaries of the restored one were written before its checkpoint.
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._step + 1)
 
     def before_run(self, run_context: tf.train.SessionRunContext
@@ -172,10 +176,15 @@ class SummaryHook(tf.train.SessionRunHook):
         self._writer.flush()  # before a checkpoint of this step is saved
 
     def evaluated(self, step: int, results: dict, seconds: float = 0.) -> None:
-        """Writes the results of an evaluation of a step: `test/accuracy`, ….
+        """Writes the results of an evaluation as `test/accuracy` and the like.
+
+        Args:
+          step: the step that was evaluated.
+          results: dict from names to numbers, as `Evaluation.run` returns it.
+          seconds: how long the evaluation took; it is not written.
 
         Raises:
-          InvalidArgumentError: the hook is of no session yet, or the results are no dict.
+          InvalidArgumentError: the session of the hook is not made yet, or the results are no dict.
         """
         if self._writer is None:
             raise InvalidArgumentError('a SummaryHook writes from the moment that its session is '
@@ -190,8 +199,8 @@ class SummaryHook(tf.train.SessionRunHook):
 
 
 def _noise_scale(built: typing.Any) -> typing.Optional[tf.Tensor]:
-    """The gradient noise scale of a build, a float64: the number of examples in a batch beyond
-    which more help little.
+    """The gradient noise scale of a build: above this number of examples in a batch, more examples
+    help little.
 
     McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1. The
     gradients of N equal shards of a batch of B examples give without another pass
@@ -202,51 +211,56 @@ def _noise_scale(built: typing.Any) -> typing.Optional[tf.Tensor]:
         S     = B (small - big) / (N - 1)          of the trace of one example's covariance
         noise scale = S / |G|^2
 
-    Of one step this is a rough figure, and may be negative: look at it smoothed.
+    The value of one step is a rough figure, and may be negative: look at it smoothed.
 
     Returns:
-      It; None where the gradients do not tell it: of fewer than two shards, or of sizes that differ
-      or are not known; of micro-batches, of which all gradients would be in memory at once; of
-      several losses; of replicas.
+      A float64 scalar. None where the gradients do not tell it: there is one shard, or shards have
+      different or unknown sizes; there are micro-batches, whose gradients would all be in memory at
+      once; there are several losses, or replicas.
     """
     towers = built.towers
     if not _are_equal_shards(towers) or isinstance(built.gradients, dict):
         return None
     variables = {}
-    gradients_of = collections.defaultdict(list)  # by the name of the variable, one a tower
+    # {name of a variable: the gradient of each tower}
+    gradients_by_variable = collections.defaultdict(list)
     for tower in towers:
         for gradient, variable in tower.gradients:
             if gradient is not None:
                 variables[variable.op.name] = variable
-                gradients_of[variable.op.name].append(gradient)
-    counts = {len(gradients) for gradients in gradients_of.values()}
+                gradients_by_variable[variable.op.name].append(gradient)
+    counts = {len(gradients) for gradients in gradients_by_variable.values()}
     if counts != {len(towers)}:
         return None
-    # Each tower's gradient is its share of the sum: G_k and their mean are N times as large, but
-    # for a factor that they have in common.
-    count = len(towers)
-    shards: Sums = []
-    sums: Sums = []
-    for name, gradients in gradients_of.items():
-        shards += [([gradient], variables[name]) for gradient in gradients]
-        sums.append((gradients, variables[name]))
+    # A tower's gradient is G_k / N times a factor c that all towers have in common: `small` and
+    # `big` are those of the formula times c^2, which cancels out.
+    num_towers = len(towers)
+    gradients_of_towers: Sums = []
+    sums_over_towers: Sums = []
+    for name, gradients in gradients_by_variable.items():
+        gradients_of_towers += [([gradient], variables[name]) for gradient in gradients]
+        sums_over_towers.append((gradients, variables[name]))
     with only_device(built.placement.main):
-        small = count * _squares(shards, built.placement)
-        big = _squares(sums, built.placement)
-        return count * towers[0].size * (small - big) / (count * big - small)
+        small = num_towers * _sum_of_squares(gradients_of_towers, built.placement)
+        big = _sum_of_squares(sums_over_towers, built.placement)
+        return num_towers * towers[0].size * (small - big) / (num_towers * big - small)
 
 
 def _are_equal_shards(towers: typing.Sequence[typing.Any]) -> bool:
-    """Whether towers are several, of one known size, and without micro-batches."""
+    """Whether there are several towers, with shards of one known size, without micro-batches."""
     sizes = {tower.size for tower in towers}
     if len(towers) < 2 or len(sizes) > 1 or not isinstance(towers[0].size, int):
         return False
     return not any(tower.micro_batch for tower in towers)
 
 
-def _squares(sums: Sums, placement: typing.Any) -> tf.Tensor:
-    """The sum of all squares of some sums, each computed on the device of its variable; `placement`
-    is of the build."""
+def _sum_of_squares(sums: Sums, placement: Placement) -> tf.Tensor:
+    """The sum of the squares of all entries of some sums, a float64 scalar.
+
+    Args:
+      sums: the sums; each is computed on the device of its variable.
+      placement: the placement of the variables.
+    """
     squares = []
     for tensors, variable in sums:
         with placement.scope_of(variable):
@@ -255,12 +269,16 @@ def _squares(sums: Sums, placement: typing.Any) -> tf.Tensor:
 
 
 def _squared_norm_of_sum(tensors: list) -> tf.Tensor:
-    """The sum of squares of a sum of tensors, a float64 scalar: sums over hundreds of variables are
-    exact enough in float64. Rows of `IndexedSlices` that occur several times are summed first."""
+    """The sum of the squares of the entries of a sum of tensors, a float64 scalar.
+
+    Rows of `IndexedSlices` that occur several times are summed first. The type is float64 since
+    sums over hundreds of variables are not exact enough in float32.
+    """
     if all(isinstance(each, tf.IndexedSlices) for each in tensors):
-        rows, places = tf.unique(tf.concat([each.indices for each in tensors], 0))
-        tensor = tf.math.unsorted_segment_sum(tf.concat([each.values for each in tensors], 0),
-                                              places, tf.size(rows))
+        indices = tf.concat([each.indices for each in tensors], 0)
+        values = tf.concat([each.values for each in tensors], 0)
+        rows, places = tf.unique(indices)
+        tensor = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
     else:
         tensor = tf.add_n([tf.convert_to_tensor(each) for each in tensors])
     if tensor.dtype in (tf.float16, tf.bfloat16):

@@ -1,4 +1,7 @@
-"""A session that goes on where the newest checkpoint of a directory left off, alone in there."""
+"""`training_session`: a session that goes on from the newest checkpoint of a directory.
+
+While it lasts, no other run can use the directory (`hold_directory`).
+"""
 
 import contextlib
 import errno
@@ -54,7 +57,7 @@ def training_session(directory: str, global_step: tf.Variable,
     makes the session, with a `CheckpointHook` after `hooks` and before `last_hooks`.
 
     Args:
-      directory: of the checkpoints.
+      directory: the directory of the checkpoints.
       global_step: the variable that counts steps.
       hooks: list of `SessionRunHook`s. They come before the `CheckpointHook`, so that one that
         raises for a bad step keeps this step from being saved.
@@ -66,10 +69,11 @@ def training_session(directory: str, global_step: tf.Variable,
       recover: where the newest checkpoint is damaged, whether to go on from the one before it.
       initial_values: what `init_from` returned, to start from where the directory has no
         checkpoint; or None.
-      check: function of a program that has more to compare when a run goes on, called as
-        `check(newest, missing, dropped)` before the directory is changed: with what
-        `newest_checkpoint` returned, and what the checkpoint lacks of the graph's variables, and
-        the graph of the checkpoint's, each a text or None. It returns lines to show, or raises.
+      check: function that compares more than the variables when a run goes on; or None. It is
+        called as `check(newest, missing, dropped)` before the directory is changed: `newest` is
+        what `newest_checkpoint` returned; `missing` says which variables of the graph are not in
+        the checkpoint, and `dropped` which ones of the checkpoint are not in the graph, each a text
+        or None. It returns lines to show, or raises.
       built: the result of `build_towers`, for the advice when a step runs out of memory; or None.
       memory_limit: bytes that a device has, for the same advice; None: what the device reports.
       member: `Member`, if this process is the chief of a cluster; or None.
@@ -111,10 +115,10 @@ def training_session(directory: str, global_step: tf.Variable,
         steps = _StepsDone(global_step)
 
         def newest_again():
-            found = newest_checkpoint(directory, recover)
-            for line in tidy_directory(directory, found):
+            newest_now = newest_checkpoint(directory, recover)
+            for line in tidy_directory(directory, newest_now):
                 say(line)
-            return found
+            return newest_now
         if member is None:
             creator = _NewestCheckpoint(newest, newest_again, scaffold, '', config)
         else:
@@ -126,14 +130,15 @@ def training_session(directory: str, global_step: tf.Variable,
             with tf.train.MonitoredSession(creator, all_hooks) as session:
                 yield session
         except tf.errors.OpError as error:
-            reason = explained(error, steps.number + 1)
+            reason = explained(error, steps.count + 1)
             if reason is None:
                 raise
             raise reason from None
 
 
 def _check_optional(check: typing.Any, member: typing.Any, initial_values: typing.Any) -> None:
-    """Raises `InvalidArgumentError` for these arguments of `training_session`, None or not."""
+    """Raises `InvalidArgumentError` for one of these optional arguments of `training_session` that
+    is of another kind."""
     if check is not None:
         check_function('check', check, 3, 'a function of a checkpoint and two texts, or None')
     if member is not None and not hasattr(member, 'session_creator'):  # its room is above this one
@@ -145,12 +150,12 @@ def _check_optional(check: typing.Any, member: typing.Any, initial_values: typin
 
 def _init_fn(initial_values: typing.Optional[InitialValues], newest: typing.Optional[Newest],
              say: typing.Callable) -> typing.Optional[typing.Callable]:
-    """The function of a `Scaffold` that takes the initial values; None where none are taken.
+    """The `init_fn` of a `Scaffold`, which restores the initial values; None if they are not used.
 
     Args:
       initial_values: what `init_from` returned, or None.
       newest: the checkpoint from which the run goes on, or None.
-      say: called with a line about it.
+      say: called with a line about the initial values.
     """
     if initial_values is None:
         return None
@@ -171,19 +176,19 @@ def _checked_newest(directory: str, recover: bool, check: typing.Optional[typing
     The arguments are those of `training_session`.
 
     Returns:
-      What `newest_checkpoint` returned.
+      What `newest_checkpoint` returned; None for a directory without a checkpoint.
     """
     newest = newest_checkpoint(directory, recover)
     lines = []
     if newest is not None:
-        missing, dropped = difference(newest.prefix)
-        lost = None
-        if dropped:
-            lost = ('the checkpoint %s holds state that the checkpoints to come would be without: '
-                    '%s' % (newest.prefix, some(dropped)))
-            lines.append(lost)
+        missing, not_in_graph = difference(newest.prefix)
+        dropped = None
+        if not_in_graph:
+            dropped = ('the checkpoint %s holds state that the checkpoints to come would be '
+                       'without: %s' % (newest.prefix, some(not_in_graph)))
+            lines.append(dropped)
         if check is not None:
-            lines += check(newest, missing, lost)
+            lines += check(newest, missing, dropped)
         if missing is not None:
             check_fits(newest.prefix)  # raises
         for damaged in newest.skipped:
@@ -195,8 +200,10 @@ def _checked_newest(directory: str, recover: bool, check: typing.Optional[typing
 
 
 class _NewestCheckpoint(tf.train.SessionCreator):
-    """Makes sessions from the newest checkpoint, the first one from that which was checked. When a
-    session is lost, `MonitoredSession` makes another one, and by then there are later checkpoints.
+    """Makes sessions with the variables of the newest checkpoint.
+
+    The first session is made from the checkpoint that was checked. When a session is lost,
+    `MonitoredSession` makes another one, and by then there may be later checkpoints.
     """
 
     def __init__(self, newest: typing.Optional[Newest], newest_again: typing.Callable,
@@ -204,7 +211,7 @@ class _NewestCheckpoint(tf.train.SessionCreator):
         """
         Args:
           newest: the checkpoint that was checked, or None.
-          newest_again: function that returns the newest one after a session was lost.
+          newest_again: function that returns the newest checkpoint after a session was lost.
           scaffold, master, config: as for `tf.train.ChiefSessionCreator`.
         """
         self._newest = newest
@@ -215,7 +222,7 @@ class _NewestCheckpoint(tf.train.SessionCreator):
         self._is_first = True
 
     def create_session(self) -> tf.Session:
-        """A `tf.Session` with the restored (or initialised) variables."""
+        """A `tf.Session` whose variables are restored, or without a checkpoint initialized."""
         newest = self._newest if self._is_first else self._newest_again()
         self._is_first = False
         prefix = None if newest is None else newest.prefix
@@ -225,19 +232,25 @@ class _NewestCheckpoint(tf.train.SessionCreator):
 
 
 class _StepsDone(tf.train.SessionRunHook):
-    """Counts the steps that have succeeded, for an error raised when the session is closed."""
+    """Counts the steps that have succeeded, for an error that is raised after the session's end.
+
+    Attributes:
+      count: the number of steps, those before the session included.
+    """
 
     def __init__(self, global_step: tf.Variable):
-        """Counts from the value of `global_step` on."""
-        self.number = 0
+        """`global_step` is the variable that counts steps."""
+        self.count = 0
         self._global_step = global_step
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self.number = int(session.run(self._global_step))
+        """Begins with the step from which the session goes on."""
+        self.count = int(session.run(self._global_step))
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
-        self.number += 1
+        """Counts a step that has succeeded."""
+        self.count += 1
 
 
 # ---- The lock of the directory -------------------------------------------------------------------
@@ -250,47 +263,54 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
             newest = towers.newest_checkpoint(train_dir)
             ...
 
-    It takes the kernel's lock (`flock`) on the file `run.lock` in the directory, which is released
-    when the process ends, by SIGKILL too; so a file that is left over does no harm. Where there is
-    no flock (some network file systems; paths such as gs://…; Windows) it goes on without a lock,
-    and warns by a `RuntimeWarning`.
+    It takes the kernel's lock (`flock`) on the file `run.lock` in the directory. The kernel
+    releases it when the process ends, also by SIGKILL; so a file that is left over does no harm.
+    Where there is no flock (some network file systems; paths such as gs://…; Windows) it goes on
+    without a lock, and warns by a `RuntimeWarning`.
 
     Args:
-      directory: made if it is missing.
+      directory: the directory; made if it is missing.
 
     Yields:
       Whether the directory is locked: False where there is no flock.
 
     Raises:
-      RunLockedError: another run has the directory: which process, on which machine, since when.
-      CheckpointError: `directory` is a file, or cannot be made or written to; a `BadFileError`
-        where `run.lock` in it is no regular file.
+      RunLockedError: another run has the directory. The text says which process, on which machine,
+        and since when.
+      CheckpointError: `directory` is a file, or cannot be made or written to.
+      BadFileError: `run.lock` in it is no regular file.
     """
     directory = directory_name('directory', directory)
     with contextlib.ExitStack() as stack:
         try:
             tf.io.gfile.makedirs(directory)
-            unlocked: typing.Optional[str] = 'there are no file locks for it'
+            why_not_locked: typing.Optional[str] = 'there are no file locks for it'
             if fcntl is not None and '://' not in directory:
                 # Unbuffered, so that a full disk is an error of the write.
                 lock_file = stack.enter_context(open(
                     os.path.join(directory, 'run.lock'), 'a+b', buffering=0, opener=regular))
-                unlocked = _locked(directory, lock_file)
+                why_not_locked = _lock(directory, lock_file)
         except (OSError, tf.errors.OpError) as error:
             raise CheckpointError(
                 '%s cannot be written to: %s. Nothing was written. %s Give a directory that can be '
                 'made and written to.' % (directory, getattr(error, 'strerror', None)
                                           or first_line(error), describe_safe(directory)))
-        if unlocked:
+        if why_not_locked:
             warnings.warn('%s is not locked, as %s: see to it yourself that no other run uses it.'
-                          % (directory, unlocked), RuntimeWarning,
+                          % (directory, why_not_locked), RuntimeWarning,
                           stacklevel=3)  # the line of the `with` statement, past contextlib
-        yield not unlocked
+        yield not why_not_locked
 
 
-def _locked(directory: str, lock_file: typing.Any) -> typing.Optional[str]:
-    """Locks the file `run.lock` of a directory, and writes into it who holds it; returns None, or
-    why there is no lock."""
+def _lock(directory: str, lock_file: typing.Any) -> typing.Optional[str]:
+    """Locks the file `run.lock` of a directory, and writes into it which process holds it.
+
+    Returns:
+      None; or the reason, where the file system has no locks.
+
+    Raises:
+      RunLockedError: another process holds the lock.
+    """
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

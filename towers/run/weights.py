@@ -23,7 +23,7 @@ from towers.placement.variable_device import only_device
 from towers.safe_files import folder_written_whole
 
 _MOST_DECAY = 1 - 2 ** -24  # the largest float32 below 1
-_TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # as a signature takes them
+_TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # the types that a signature takes
 
 
 class WeightAverages:
@@ -31,23 +31,25 @@ class WeightAverages:
 
         average <- average - (1 - d) * (average - variable),   d = min(decay, (1 + t) / (10 + t))
 
-    after each step t. The averages are saved with the rest, as
+    after each step t. Checkpoints have the averages, under the names
     `<variable>/ExponentialMovingAverage`.
     """
 
     def __init__(self, decay: float, global_step: tf.Variable):
         """
         Args:
-          decay: in (0, 1), such as 0.999.
+          decay: a number in (0, 1), such as 0.999.
           global_step: the variable that counts steps: t of the formula.
 
         Raises:
-          InvalidArgumentError: a decay outside of (0, 1); no variable that counts steps.
+          InvalidArgumentError: the decay is outside of (0, 1), or `global_step` is no variable that
+            counts steps.
         """
         check_number('decay', decay, above=0, most=_MOST_DECAY,
                      expected='a number between 0 and 1, such as 0.999')
         check_step_variable(global_step)
         self._averages = tf.train.ExponentialMovingAverage(float(decay), global_step)
+        # {name of a variable: its average}
         self._by_name: typing.Dict[str, tf.Variable] = {}
 
     def update_after(self, train_op: tf.Operation,
@@ -55,15 +57,16 @@ class WeightAverages:
         """Makes the averages of variables, and the operation that updates them after a step.
 
         Args:
-          train_op: operation that updates the weights.
+          train_op: the operation that updates the weights.
           variables: list of the variables to average, the trained ones.
 
         Returns:
-          The operation of a step: runs `train_op`, then updates the averages.
+          The operation of a step: it runs `train_op`, then updates the averages.
 
         Raises:
-          InvalidArgumentError: no operation; no variables, or some of whole numbers, of another
-            graph, or twice; or a second call, since each variable has one average.
+          InvalidArgumentError: `train_op` is no operation; `variables` is empty, or has a variable
+            twice, of whole numbers, or of another graph; or this is a second call, since each
+            variable has one average.
         """
         check_instance('train_op', train_op, (tf.Operation, tf.Tensor),
                        'the operation that updates the weights, such as built.train_op')
@@ -89,10 +92,10 @@ class WeightAverages:
 
     @contextlib.contextmanager
     def instead_of_weights(self) -> typing.Iterator[None]:
-        """A scope in which `get_variable` gives the average of a variable that has one.
+        """A context in which `get_variable` gives the average of a variable that has one.
 
-        For the towers of an evaluation whose model makes its variables with `get_variable` (slim
-        and `tf.layers` do).
+        It is for the towers of an evaluation whose model makes its variables with `get_variable`,
+        as slim and `tf.layers` do.
 
         Raises:
           InvalidArgumentError: at the end of the block, if an operation made in it reads a weight
@@ -121,17 +124,18 @@ class WeightAverages:
 
 def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
                 ) -> typing.Tuple[typing.Dict[str, tf.Variable], int]:
-    """From which names of a checkpoint to restore variables: their moving averages, if it has them.
+    """The names in a checkpoint from which to restore variables: those of their moving averages,
+    where the checkpoint has these.
 
-    For a graph without `WeightAverages` that evaluates or exports.
+    It is for a graph without `WeightAverages` that evaluates or exports.
 
     Args:
-      checkpoint: its prefix.
-      variables: to be restored.
+      checkpoint: the prefix of the checkpoint.
+      variables: the variables to be restored.
 
     Returns:
       `(names, count)`: a dict from names in the checkpoint to variables, for `tf.train.Saver`, and
-      how many of the names are of averages.
+      how many of these names are those of averages.
     """
     names_saved = {name for name, _ in tf.train.list_variables(checkpoint)}
     names = {}
@@ -159,8 +163,8 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
       build: called without arguments under a fresh graph; returns `(inputs, outputs)`, two dicts
         from the names in the signature to tensors.
       checkpoint: prefix of a checkpoint.
-      directory: of all versions of the model. The new one goes into a folder in it, named by the
-        checkpoint's global step: TF Serving serves the highest number.
+      directory: the directory of all versions of the model. The new version goes into a folder in
+        it, named by the checkpoint's global step: TF Serving serves the highest number.
 
     Returns:
       The folder that was written. Its signature is `'serving_default'`, method
@@ -185,7 +189,8 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
         raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
                                    'elsewhere.' % (target, step))
     with tf.Graph().as_default():
-        tf.set_random_seed(0)  # deterministic operations are refused without; nothing is drawn
+        # With enable_op_determinism TF refuses random operations without a seed; none is run here.
+        tf.set_random_seed(0)
         inputs, outputs = _checked_signature(build())
         names, _ = averages_in(checkpoint, tf.global_variables())
         check_fits(checkpoint, names)
@@ -211,7 +216,8 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
 
 
 def _checked_signature(built: typing.Any) -> typing.Tuple[dict, dict]:
-    """`(inputs, outputs)` of what the caller's function built in the default graph."""
+    """What `build` of `export_saved_model` has returned, checked: `(inputs, outputs)`, two dicts of
+    tensors of the default graph."""
     is_pair = isinstance(built, (tuple, list)) and len(built) == 2
     if not is_pair or not all(map(_is_dict_of_tensors, built)):
         raise InvalidArgumentError('build returned %.200r: expected (inputs, outputs), two dicts '
@@ -222,7 +228,8 @@ def _checked_signature(built: typing.Any) -> typing.Tuple[dict, dict]:
 
 
 def _is_dict_of_tensors(given: typing.Any) -> bool:
-    """Whether something given is a dict with tensors of the default graph, at least one."""
+    """Whether a value is a dict with at least one entry, all of them tensors of the default graph.
+    """
     graph = tf.get_default_graph()
     if not isinstance(given, dict) or not given:
         return False

@@ -1,0 +1,141 @@
+"""`EvaluationHook`: evaluations during a training, and a training that stops at a metric.
+
+Its test is tests/run/test_evaluation.py.
+"""
+
+import numbers
+import time
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_count, check_function, check_step_variable
+from towers.errors import InvalidArgumentError
+
+
+class EvaluationHook(tf.train.SessionRunHook):
+    """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
+
+    A run that `stop_at` has ended stays ended: when it is started again, it evaluates its step once
+    more, and stops.
+
+    Attributes:
+      latest: what `Evaluation.run` returned last, a dict; None before the first evaluation.
+    """
+
+    def __init__(self, evaluation: typing.Any, global_step: tf.Variable,
+                 every_steps: typing.Optional[int] = None, listeners: typing.Sequence = (),
+                 stop_at: typing.Optional[tuple] = None,
+                 skip_end: typing.Optional[typing.Callable] = None):
+        """
+        Args:
+          evaluation: `Evaluation`; or an object with its `metrics` and `run(session)`. A `run`
+            that returns None has been given up: the session is then asked to stop.
+          global_step: the variable that counts steps.
+          every_steps: steps from one evaluation to the next; None to evaluate only at the end.
+          listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`,
+            such as `SummaryHook`. Among the session's hooks they come before this one, and the hook
+            that saves after it.
+          stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
+          skip_end: function without arguments, called at the end of the session; if it returns
+            True, the last evaluation is left out. None to evaluate at every end.
+
+        Raises:
+          InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
+            `every_steps` below 1.
+        """
+        is_evaluation = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
+        if isinstance(evaluation, type) or not is_evaluation:
+            raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
+        check_step_variable(global_step)
+        if every_steps is not None:
+            check_count('every_steps', every_steps)
+        if skip_end is not None:
+            check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
+        if stop_at is not None:
+            _check_stop_at(stop_at, every_steps, evaluation.metrics)
+        is_list = isinstance(listeners, (list, tuple))
+        if not is_list or not all(hasattr(listener, 'evaluated') for listener in listeners):
+            raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
+                                       'step, results, seconds), such as [summaries].' % (
+                                           listeners,))
+        self.latest: typing.Optional[typing.Dict[str, float]] = None
+        self._evaluation = evaluation
+        self._global_step = global_step
+        self._every_steps: typing.Any = every_steps
+        self._listeners = list(listeners)
+        self._stop_at = stop_at
+        self._skip_end = skip_end
+        self._step = 0  # counts runs of the session, until the global step is read
+        self._due_step = 0  # the last step at which an evaluation was due, or the restored step
+        self._evaluated_step: typing.Optional[int] = None
+        self._given_up = False
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Takes over the restored step; if `stop_at` is reached there, asks the session to stop."""
+        self._step = int(session.run(self._global_step))
+        self._due_step = self._step
+        self._evaluated_step = None
+        self._given_up = False
+        if hasattr(self._evaluation, 'check_examples'):
+            self._evaluation.check_examples(session)
+        if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
+            # The listeners had these results before the step was saved.
+            if self._evaluate(session, listeners=()):
+                coord.request_stop()
+
+    def after_run(self, run_context: tf.train.SessionRunContext,
+                  run_values: tf.train.SessionRunValues) -> None:
+        """Evaluates if the run has come to a multiple of `every_steps`."""
+        self._step += 1
+        if self._every_steps is None or self._step % self._every_steps:
+            return
+        self._step = int(run_context.session.run(self._global_step))
+        if self._step // self._every_steps <= self._due_step // self._every_steps:
+            return  # several runs make one step, so the counted step was ahead of the true one
+        self._due_step = self._step
+        if self._evaluate(run_context.session, self._listeners):
+            run_context.request_stop()
+
+    def end(self, session: tf.Session) -> None:
+        """Evaluates the final weights, unless this step is evaluated or `skip_end` returns True."""
+        self._step = int(session.run(self._global_step))
+        if self._evaluated_step == self._step or self._given_up:
+            return
+        if self._skip_end is not None and self._skip_end():
+            return
+        self._evaluate(session, self._listeners)
+
+    def _evaluate(self, session: tf.Session, listeners: typing.Sequence) -> bool:
+        """Evaluates the current step, and gives the results and the seconds to the listeners.
+
+        Returns:
+          Whether to stop: the evaluation was given up, or `stop_at` is reached.
+        """
+        begin = time.perf_counter()
+        results = self._evaluation.run(session)
+        self._given_up = results is None
+        if self._given_up:
+            return True
+        self.latest = results
+        self._evaluated_step = self._step
+        for listener in listeners:
+            listener.evaluated(self._step, results, time.perf_counter() - begin)
+        return self._stop_at is not None and results[self._stop_at[0]] >= self._stop_at[1]
+
+
+def _check_stop_at(stop_at: typing.Any, every_steps: typing.Optional[int],
+                   metrics: typing.Dict[str, typing.Any]) -> None:
+    """Raises `InvalidArgumentError` for a `stop_at` that is no pair of a metric and a number.
+
+    Args:
+      stop_at: the argument of `EvaluationHook`.
+      every_steps: the argument of `EvaluationHook`; without it `stop_at` is refused.
+      metrics: the metrics of the evaluation, by name.
+    """
+    is_pair = isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
+    fits = is_pair and stop_at[0] in metrics and isinstance(stop_at[1], numbers.Real)
+    if every_steps is None or not fits:
+        raise InvalidArgumentError(
+            "stop_at=%.80r: expected a metric's name (of %s) and a number, and every_steps, at "
+            'which it is looked at.' % (stop_at, ', '.join(sorted(metrics))))
