@@ -20,7 +20,7 @@ MOST_INT32 = 2 ** 31 - 1
 """The largest count of a field of TensorFlow's protocol buffers."""
 
 MOST_NUMBER = float(np.finfo(np.float32).max)
-"""The largest number, unless a call names another one: TensorFlow computes with it in float32."""
+"""The largest number that TensorFlow can compute with in float32."""
 
 
 def check_number(name: str, value: typing.Any, least: typing.Optional[float] = None,
@@ -29,12 +29,12 @@ def check_number(name: str, value: typing.Any, least: typing.Optional[float] = N
     """Raises `InvalidArgumentError` unless a value is a number within the bounds; NaN never is.
 
     Args:
-      name: of the argument.
-      value: that was given.
-      least: the least number; or None.
-      above: the number has to be larger, also in float32, where it may become 0; or None.
-      most: the largest number.
-      expected: what was expected, in words.
+      name: the name of the argument.
+      value: the value that was given.
+      least: the least number that is allowed; or None.
+      above: a bound that the number has to exceed, also when it is rounded to float32; or None.
+      most: the largest number that is allowed.
+      expected: the error's text about what was expected.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
     if not is_number or not -MOST_NUMBER <= value <= most:
@@ -57,7 +57,10 @@ def check_count(name: str, value: typing.Any, least: int = 1, most: int = MOST_C
 
 
 def check_graph_mode(what: str) -> None:
-    """Raises `InvalidArgumentError` while TensorFlow executes eagerly; `what` is to be made."""
+    """Raises `InvalidArgumentError` while TensorFlow executes eagerly.
+
+    `what` is the error's text about the part of a graph that is to be made.
+    """
     if tf.executing_eagerly():
         raise InvalidArgumentError(
             '%s is a part of a graph, and TensorFlow is executing eagerly: make it under '
@@ -80,8 +83,8 @@ def check_function(name: str, value: typing.Any, arguments: int, expected: str) 
 
 
 def _takes(function: typing.Callable, arguments: int) -> bool:
-    """Whether a function can be called with so many arguments; so can, for all that is known, a
-    built-in one whose signature Python does not know."""
+    """Whether a function can be called with so many arguments; True where it is not known, since
+    Python does not know the signatures of some built-in functions."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError:
@@ -118,7 +121,7 @@ def check_config(config: typing.Any) -> None:
 
 def check_session(session: typing.Any, graph: tf.Graph) -> None:
     """Raises `InvalidArgumentError` unless `session` is a session of `graph`."""
-    is_other = isinstance(session, (type, tf.Operation))  # which have a method run, too
+    is_other = isinstance(session, (type, tf.Operation))  # these have a method `run`, too
     if is_other or not hasattr(session, 'run') or not hasattr(session, 'graph'):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session.' % (
             session, type(session).__name__))
@@ -146,7 +149,8 @@ def check_choice(name: str, value: typing.Any, choices: typing.Iterable[str]) ->
 
 
 def check_instance(name: str, value: typing.Any, kind: typing.Any, expected: str) -> None:
-    """Raises `InvalidArgumentError` unless `value` is of the class `kind`, or of one of several."""
+    """Raises `InvalidArgumentError` unless `value` is an instance of `kind`, a class or a tuple of
+    classes."""
     if isinstance(value, kind):
         return
     if isinstance(value, type):
@@ -155,17 +159,22 @@ def check_instance(name: str, value: typing.Any, kind: typing.Any, expected: str
         name, value, type(value).__name__, expected))
 
 
-# As on Linux and macOS; a store such as gs:// may have longer names in a path.
+# The bounds of Linux and macOS; a store such as gs:// may have longer names in a path.
 _MOST_BYTES_OF_A_NAME = 255
 _MOST_BYTES_OF_A_PATH = 4095
 
 
 def directory_name(name: str, value: typing.Any, expected: str = 'the name of a directory') -> str:
-    """A string or an `os.PathLike` as a string, such as TensorFlow and the system can open.
+    """The name of a directory or a file as a string that TensorFlow and the system can open.
+
+    Args:
+      name: the name of the argument.
+      value: a string or an `os.PathLike`.
+      expected: the error's text about what was expected.
 
     Raises:
-      InvalidArgumentError: something else; a text that has no UTF-8 (a lone surrogate) or has a
-        NUL; or a name that is too long.
+      InvalidArgumentError: `value` is something else; it has no UTF-8 (a lone surrogate) or has a
+        NUL; or it is too long.
     """
     try:
         path = os.fspath(value)
@@ -206,7 +215,8 @@ def check_step_variable(global_step: typing.Any, name: str = 'global_step') -> N
 
 
 def listed_hooks(name: str, hooks: typing.Any) -> list:
-    """The hooks as a list; raises `InvalidArgumentError` unless it is one of `SessionRunHook`s."""
+    """The hooks as a list; raises `InvalidArgumentError` for what is no list of `SessionRunHook`s.
+    """
     check_instance(name, hooks, (list, tuple), 'a list of hooks, even for one: [hook]')
     for hook in hooks:
         check_instance('a hook among ' + name, hook, tf.train.SessionRunHook,
@@ -215,15 +225,16 @@ def listed_hooks(name: str, hooks: typing.Any) -> list:
 
 
 def listed_variables(name: str, variables: typing.Any) -> list:
-    """The variables of a list, a Keras variable as its value, each once.
+    """A list of variables, checked; for a variable of Keras it has the TensorFlow variable inside.
 
     Raises:
-      InvalidArgumentError: something else than a list; a variable of another graph, or twice.
+      InvalidArgumentError: `variables` is no list, has something else than variables, a variable
+        of another graph, or one twice.
     """
     check_instance(name, variables, (list, tuple), 'a list of variables')
-    found = [compat.keras_variable_value(variable) for variable in variables]
+    tf_variables = [compat.keras_variable_value(variable) for variable in variables]
     names = set()
-    for variable in found:
+    for variable in tf_variables:
         if not isinstance(variable, compat.VARIABLE_TYPES):
             raise InvalidArgumentError('%s holds %.80r of type %s: expected variables.'
                                        % (name, variable, type(variable).__name__))
@@ -235,19 +246,22 @@ def listed_variables(name: str, variables: typing.Any) -> list:
             raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
                                        % (name, variable.op.name))
         names.add(variable.name)
-    return found
+    return tf_variables
 
 
 def scalar_tensors(name: str, values: typing.Any) -> 'collections.OrderedDict':
-    """A dict, or a list of pairs, from names to scalar tensors or variables as an `OrderedDict`.
+    """Scalar tensors or variables by their names, checked.
 
     Args:
-      name: of the argument.
-      values: that were given.
+      name: the name of the argument.
+      values: a dict from names to scalar tensors or variables, or a list of such pairs.
+
+    Returns:
+      An `OrderedDict`.
 
     Raises:
-      InvalidArgumentError: something else, a tensor that is known to be no scalar, or a tensor
-        that holds no number (a string).
+      InvalidArgumentError: `values` is something else; a tensor is known to be no scalar, or has no
+        number (a string).
     """
     try:
         if not isinstance(values, (dict, list, tuple)):
@@ -263,7 +277,7 @@ def scalar_tensors(name: str, values: typing.Any) -> 'collections.OrderedDict':
 
 
 def _check_scalar(name: str, value: typing.Any) -> None:
-    """Raises `InvalidArgumentError` unless `value` is a number of the default graph."""
+    """Raises `InvalidArgumentError` unless `value` is a scalar of numbers in the default graph."""
     check_instance(name, value, (tf.Tensor,) + compat.VARIABLE_TYPES,
                    'a scalar tensor, which is fetched with a step')
     check_graph_mode('a training')

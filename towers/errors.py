@@ -11,14 +11,15 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+# Characters that move a cursor or begin a line.
 _UNSHOWN = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
 def shown(text: str) -> str:
-    """A text with all characters escaped that do not go onto one line of any terminal or file.
+    """A text that fits on one line of any terminal or file: other characters are escaped.
 
-    These move a cursor or begin a line; names and contents of files may hold them. A byte of a name
-    that is no UTF-8, a lone surrogate to Python, is shown as `\\xe9`.
+    Names and contents of files may have characters that move a cursor or begin a line. A byte of a
+    name that is no UTF-8, which Python reads as a lone surrogate, becomes `\\xe9`.
     """
     return _UNSHOWN.sub(_escaped, text)
 
@@ -26,14 +27,14 @@ def shown(text: str) -> str:
 def _escaped(match: typing.Match) -> str:
     """The escape of a matched character."""
     code = ord(match.group())
-    is_lone_byte = 0xdc80 <= code <= 0xdcff  # as `surrogateescape` gives it
+    is_lone_byte = 0xdc80 <= code <= 0xdcff  # the codes of Python's `surrogateescape`
     if is_lone_byte:
         return '\\x%02x' % (code - 0xdc00)
     return repr(match.group())[1:-1]
 
 
 def counted(number: int, noun: str) -> str:
-    """`'1 example'`, `'3,594 examples'`: a number with a noun that takes an s for several."""
+    """A number with a noun in the singular or plural: `'1 example'`, `'3,594 examples'`."""
     return '{:,d} {}{}'.format(number, noun, '' if number == 1 else 's')
 
 
@@ -42,7 +43,7 @@ class TowersError(Exception):
 
     def __init__(self, text: typing.Any = '', *more: typing.Any):
         """Makes one line of `text`; `more` are further arguments of the exception."""
-        # What was given may be shown in several lines: an array, say.
+        # The text shows what was given, which may have several lines, as an array has.
         super().__init__(shown(re.sub(r'\s*\n\s*', ' ', str(text))), *more)
 
 
@@ -75,7 +76,7 @@ class FailedBuildError(TowersError, ValueError):
 
 
 class CloneError(TowersError, ValueError):
-    """An operation of the model that further towers cannot have a copy of; says why not."""
+    """An operation of the model that cannot be copied for the other towers; says why not."""
 
 
 class GradientError(TowersError, ValueError):
@@ -131,22 +132,24 @@ class StepError(TowersError):
 
 
 class OutOfMemoryError(TowersError):
-    """A step that does not fit into memory; says who wanted what, what takes most, what helps."""
+    """A step that does not fit into memory; says which operation needed how much on which device,
+    which tensors take the most, and what helps."""
 
 
 # ---- errors of TensorFlow's runtime --------------------------------------------------------------
 
-_ROOT = re.compile(r'\(0\) [\w ]+: *(.+)')  # the first of several causes
-# Where it was: a function of the graph, a step of a data set.
+# The first of several causes.
+_ROOT = re.compile(r'\(0\) [\w ]+: *(.+)')
+# The place of the operation, in front of a cause: a function of the graph, a step of a data set.
 _PLACE = re.compile(r'^(\{\{function_node \S+\}\} *|'
                     r'Error in user-defined function passed to .*? with iterator: \S+: +)+')
-# Lines around each cause that a session of a cluster was told of by a task.
+# Lines that a session of a cluster puts around each cause that a task has reported.
 _TASK = re.compile(r'^(?:[A-Z_]+: )?From /job:\S+:$|^=+$')
-_MOST = 300
+_MOST = 300  # letters of a reason
 
 
 def reason_of(error: BaseException) -> str:
-    """The line of an error's text that says why; without the place where the operation was made."""
+    """The line of an error's text that gives its reason, without the place of the operation."""
     text = getattr(error, 'message', None) or str(error)
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     lines = [line for line in lines if not _TASK.match(line)] or lines
@@ -158,17 +161,17 @@ def reason_of(error: BaseException) -> str:
 
 
 def _after_stacks(lines: typing.List[str]) -> typing.List[str]:
-    """The lines after those with the stacks and names of operations, which come first."""
+    """The lines of an error's text that come after the stacks and the names of operations."""
     if not lines[0].startswith('Graph execution error'):
         return lines
     for position in reversed(range(len(lines))):
-        if lines[position].startswith('Node: '):  # the last one ends the stacks
+        if lines[position].startswith('Node: '):  # the last such line ends the stacks
             return lines[position + 1:]
     return [line for line in lines[1:] if not line.startswith(('Detected at', 'File '))]
 
 
 def _first_root(lines: typing.List[str]) -> typing.Optional[str]:
-    """The first of several causes, if that is what the lines list."""
+    """The first cause in the lines of an error that lists several; None for other errors."""
     if 'root error(s) found' in lines[0]:
         for line in lines[1:]:
             found = _ROOT.match(line)
@@ -177,21 +180,26 @@ def _first_root(lines: typing.List[str]) -> typing.Optional[str]:
     return None
 
 
-# The node that failed, or that called the function in which one did; not `IteratorGetNext/_3`,
-# which is a copy of a batch that was made.
+# An iterator as the node that failed, or that called the function in which one did; but not
+# `IteratorGetNext/_3`, which copies a batch to another device.
 _OF_INPUT = re.compile(r'\[\[(?:\{\{)?(?:node )?[^\s\]]*IteratorGetNext\w*(?![\w/])')
 
 
 def is_of_input(error: Exception) -> bool:
-    """Whether `session.run` raised this error since an iterator could not give its batch."""
-    return isinstance(error, tf.errors.OpError) and not isinstance(
-        error, tf.errors.ResourceExhaustedError) and _OF_INPUT.search(str(error)) is not None
+    """Whether `session.run` raised this error because an iterator could not give its batch."""
+    if not isinstance(error, tf.errors.OpError):
+        return False
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return False
+    return _OF_INPUT.search(str(error)) is not None
 
 
 @contextlib.contextmanager
 def failing_on(where: str) -> typing.Iterator[None]:
-    """A context that turns an error of TensorFlow's runtime into a `StepError`, as its cause;
-    `where` the step ran is a text such as `'on one device'`."""
+    """A context in which an error of TensorFlow's runtime becomes the cause of a `StepError`.
+
+    `where` is the text about where the step ran, such as `'on one device'`.
+    """
     try:
         yield
     except tf.errors.OpError as error:

@@ -23,14 +23,18 @@ from towers.cluster.addresses import free_ports
 from towers.errors import ClusterError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The return codes of a process that was told to stop: of one that says so, and of one that does not
-# handle the signal.
+# The return codes of a process that was told to stop: by one that handles the signal and exits with
+# such a status, and by one that the signal kills.
 _TOLD_TO_STOP = [128 + number for number in _SIGNALS] + [-number for number in _SIGNALS]
 _NEVER = float('inf')
 
 
 def parse(argv: typing.List[str]) -> typing.Tuple[argparse.Namespace, typing.List[str]]:
-    """The `(options, command)` of a launch, from arguments without the program's name."""
+    """Parses the arguments of a launch, without the program's name.
+
+    Returns:
+      `(options, command)`: the launcher's options, and the program to start with its arguments.
+    """
     parser = argparse.ArgumentParser(
         prog='python -m towers.launch', description='Starts a cluster on this machine, with a '
         'TF_CONFIG for each process, and ends all of it when one process fails.')
@@ -59,8 +63,9 @@ def parse(argv: typing.List[str]) -> typing.Tuple[argparse.Namespace, typing.Lis
 
 
 class TaskProcess(subprocess.Popen):
-    """One process, in a process group of its own, whose lines go to a queue. On Linux it is killed
-    when its parent ends.
+    """One process of the cluster, in its own process group; its lines of output go to a queue.
+
+    On Linux it is killed when its parent ends.
 
     Attributes:
       name: such as `'worker 0'`.
@@ -69,13 +74,13 @@ class TaskProcess(subprocess.Popen):
 
     def __init__(self, command: typing.List[str], cluster: dict, job: str, index: int,
                  lines: queue.Queue):
-        """Starts it.
+        """Starts the process.
 
         Args:
           command: the program and its arguments.
           cluster: dict from jobs to their addresses, for `TF_CONFIG`.
-          job, index: the place of this process in it.
-          lines: gets its output, line by line.
+          job, index: the job of this process, and its index in that.
+          lines: the queue that gets the output, line by line.
 
         Raises:
           ClusterError: the program cannot be started.
@@ -97,19 +102,23 @@ class TaskProcess(subprocess.Popen):
         self._reader.start()
 
     def _read(self, pipe: typing.IO[bytes], lines: queue.Queue) -> None:
-        """Hands on the lines of a pipe until it ends; of a line that was written over (a progress
-        bar), what is there in the end."""
+        """Puts the lines of a pipe into the queue until the pipe ends.
+
+        Of a line that was written over, as by a progress bar, it takes the last version.
+        """
         for line in iter(pipe.readline, b''):
             text = line.decode('utf-8', 'replace').rstrip('\n')
-            lines.put('[%s] %s' % (self.name, text.rpartition('\r')[2]))
+            last_version = text.rpartition('\r')[2]
+            lines.put('[%s] %s' % (self.name, last_version))
 
     def send(self, number: int) -> None:
         """Sends a signal to its process group; a group that is gone is no error."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: of a zombie
+        # A group of zombies gives a PermissionError on some systems.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def end(self) -> None:
-        """Kills it, with its children; returns when its output has ended."""
+        """Kills the process with its children; returns when its output has ended."""
         self.send(signal.SIGKILL)
         self.wait()
         self._reader.join(2.)
@@ -124,7 +133,7 @@ class Processes:
         """
         Args:
           command: the program of each process, and its arguments.
-          workers, ps, restarts, grace: as the options of the command line.
+          workers, ps, restarts, grace: the options of the command line of these names.
           write: called with each line of output.
         """
         self._command = command
@@ -134,36 +143,41 @@ class Processes:
         self._grace = grace
         self._write = write
         self._lines: queue.Queue = queue.Queue()
-        self._signals: typing.Deque[int] = collections.deque()  # not passed on yet
+        self._signals: typing.Deque[int] = collections.deque()  # those not passed on yet
         self._first_signal: typing.Optional[int] = None
         self._processes: typing.List[TaskProcess] = []
 
     def signal(self, number: int) -> None:
-        """Notes a signal, which is then passed on to all; for a signal handler."""
+        """Notes a signal, which `run` then passes on to all processes; for a signal handler."""
         self._signals.append(number)
 
     def run(self) -> int:
-        """Starts all, and waits for the end of all. Returns 0, or the status of the process that
-        failed first: 128 plus the number of a signal that ended it, or that was passed on."""
+        """Starts all processes, again after a failure if that is allowed, and waits for their end.
+
+        Returns:
+          The exit status of the launch: 0; the status of the process that failed first; or 128 plus
+          the number of a signal that ended this process, or that was passed on.
+        """
         try:
-            number = 0
+            num_starts = 0
             while True:
-                number += 1
+                num_starts += 1
                 self._start()
-                failed = self._wait(number)
+                failed = self._wait(num_starts)
                 if self._first_signal is not None:
                     return 128 + self._first_signal
                 if failed is None:
                     return 0
                 code = failed.returncode
-                if code in _TOLD_TO_STOP or number > self._restarts:
+                if code in _TOLD_TO_STOP or num_starts > self._restarts:
                     return code if code >= 0 else 128 - code
                 self._end_all()
         finally:
             self._end_all()
 
     def _start(self) -> None:
-        """Starts all, on ports that are free: what is left of former processes may hold theirs."""
+        """Starts all processes, on other ports each time: former processes may still hold theirs.
+        """
         ports = free_ports(self._num_workers + self._num_servers)
         addresses = ['127.0.0.1:%d' % port for port in ports]
         cluster = {'worker': addresses[:self._num_workers]}
@@ -176,9 +190,16 @@ class Processes:
                 self._processes.append(process)
                 self._say('%s is process %d' % (process.name, process.pid))
 
-    def _wait(self, number: int) -> typing.Optional[TaskProcess]:
-        """Waits for the end of all workers of start number 1, 2, …, or until they had enough time
-        to end; returns the process that has failed first, or None."""
+    def _wait(self, num_starts: int) -> typing.Optional[TaskProcess]:
+        """Waits until all workers have ended, or until they had enough time to end after a failure
+        or a signal.
+
+        Args:
+          num_starts: how often the processes have been started, this time included.
+
+        Returns:
+          The process that failed first; None where none failed.
+        """
         failed = None
         terminate_at = _NEVER
         kill_at = _NEVER
@@ -187,13 +208,14 @@ class Processes:
             now = time.monotonic()
             if self._pass_signals_on():
                 kill_at = min(kill_at, now + self._grace)
-            # Asked once a round, so that no failure is passed over: what ends meanwhile runs still.
+            # `_running` asks each process once a round, and `_first_failed` looks at these answers:
+            # a process that ends in between counts as running, and is found in the next round.
             running = [process for process in self._running() if not process.serves]
             if failed is None and self._first_signal is None:
                 failed = self._first_failed()
                 if failed is not None:
                     terminate_at = now + self._grace
-                    self._say_failed(failed, number)
+                    self._say_failed(failed, num_starts)
             if not running:
                 return failed
             if now >= terminate_at:
@@ -206,7 +228,7 @@ class Processes:
                 return failed
 
     def _pass_signals_on(self) -> bool:
-        """Sends the signals that have come to all processes; whether there were any."""
+        """Sends the noted signals to all processes; returns whether there were any."""
         had_signals = bool(self._signals)
         while self._signals:
             number = self._signals.popleft()
@@ -215,14 +237,17 @@ class Processes:
         return had_signals
 
     def _first_failed(self) -> typing.Optional[TaskProcess]:
-        """The first process, by its place in the cluster, that is known to have failed."""
+        """The first process of the cluster's list that is known to have failed, or None."""
         for process in self._processes:
             if process.returncode:
                 return process
         return None
 
-    def _say_failed(self, failed: TaskProcess, number: int) -> None:
-        """Says which process has failed, how, and what becomes of the others of start `number`."""
+    def _say_failed(self, failed: TaskProcess, num_starts: int) -> None:
+        """Says which process has failed, how, and what becomes of the others.
+
+        `num_starts` is how often the processes have been started.
+        """
         code = failed.returncode
         if code >= 0:
             how = 'ended with status %d' % code
@@ -231,21 +256,23 @@ class Processes:
         consequence = 'the others are ended'
         if code in _TOLD_TO_STOP:
             how += ', since the run was told to stop'
-        elif number <= self._restarts:
-            consequence = 'all are ended, and started again (%d of %d)' % (number, self._restarts)
+        elif num_starts <= self._restarts:
+            consequence = 'all are ended, and started again (%d of %d)' % (
+                num_starts, self._restarts)
         self._say('%s %s: %s' % (failed.name, how, consequence))
 
     def _running(self) -> typing.List[TaskProcess]:
-        """The processes that have not ended, each asked."""
+        """The processes that have not ended; asks each of them, which sets its `returncode`."""
         return [process for process in self._processes if process.poll() is None]
 
     def _send(self, number: int) -> None:
-        """Sends a signal to all that run; parameter servers end after the workers, see `serve`."""
+        """Sends a signal to all running processes; a parameter server ends after the workers, see
+        `serve`."""
         for process in self._running():
             process.send(number)
 
     def _show(self) -> None:
-        """Writes a line that has come, or comes within a moment."""
+        """Writes the next line of output; waits a moment for it if there is none."""
         with contextlib.suppress(queue.Empty):
             self._put(self._lines.get(timeout=0.1))
 
@@ -254,8 +281,8 @@ class Processes:
         self._put('[launch] ' + text)
 
     def _put(self, line: str) -> None:
-        """Writes a line. Where nobody reads, such as a terminal that is closed, all stop, and
-        save."""
+        """Writes a line. If nobody can read it, as on a closed terminal, all processes are told to
+        stop."""
         try:
             self._write(line)
         except OSError:
@@ -263,7 +290,7 @@ class Processes:
             self.signal(signal.SIGHUP)
 
     def _end_all(self) -> None:
-        """Kills all processes with their children; writes what they have said."""
+        """Kills all processes with their children, and writes the rest of their output."""
         for process in self._processes:
             process.end()
         while not self._lines.empty():
@@ -271,7 +298,8 @@ class Processes:
 
 
 def _die_with_parent() -> typing.Optional[typing.Callable]:
-    """A function by which a process asks Linux to kill it with its parent; None elsewhere."""
+    """A function with which a process asks Linux to kill it when its parent ends; None on other
+    systems."""
     if not sys.platform.startswith('linux'):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -1,4 +1,8 @@
-"""Checks that the losses and gradients of all towers are finite, and the error where one is not."""
+"""Checks that the losses and gradients of all towers are finite, and the error where one is not.
+
+The message of each check names the loss or the variable, and the tower; TensorFlow's error holds
+it, and `explained` reads it there. Its test is tests/test_errors.py.
+"""
 
 import re
 import typing
@@ -13,10 +17,10 @@ _FOUND = re.compile(_MARK + r'\[(.*?)\] : Tensor had (NaN|Inf|\S+)')
 
 
 def checked_loss(loss: tf.Tensor, part: int, micro_batches: int = 1) -> tf.Tensor:
-    """The loss, by a `tf.debugging.check_numerics` that fails the step if it is not finite.
+    """The loss, through a `tf.debugging.check_numerics` that fails the step if it is not finite.
 
     Args:
-      loss: scalar.
+      loss: a scalar.
       part: the index of the part of the batch among those of all towers.
       micro_batches: how many parts each tower has.
     """
@@ -25,7 +29,8 @@ def checked_loss(loss: tf.Tensor, part: int, micro_batches: int = 1) -> tf.Tenso
 
 
 def _place(part: int, micro_batches: int) -> str:
-    """The tower of a part of the batch, and its micro-batch where it has several, in words."""
+    """The tower of a part of the batch, and its micro-batch if there are several: `'1, micro-batch
+    0 of 2'`."""
     tower, micro_batch = divmod(part, micro_batches)
     if micro_batches == 1:
         return '%d' % tower
@@ -33,7 +38,7 @@ def _place(part: int, micro_batches: int) -> str:
 
 
 def checked_gradients(gradients: list, loss: tf.Tensor, part: int, micro_batches: int = 1) -> list:
-    """The `(gradient, variable)` pairs, each by a `check_numerics`, which runs before the update.
+    """The `(gradient, variable)` pairs, with each gradient through a `check_numerics`.
 
     Args:
       gradients: the pairs.
@@ -53,7 +58,7 @@ def checked_gradients(gradients: list, loss: tf.Tensor, part: int, micro_batches
 
 
 def _checked_gradient(gradient: typing.Any, message: str) -> typing.Any:
-    """A gradient, dense or sparse, by a check of its values that fails with the message."""
+    """A gradient, dense or sparse, through a check of its values that fails with the message."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.debugging.check_numerics(gradient.values, message),
                                 gradient.indices, gradient.dense_shape)
@@ -61,19 +66,24 @@ def _checked_gradient(gradient: typing.Any, message: str) -> typing.Any:
 
 
 def message_of_tower(message: str, part: int) -> str:
-    """The message of a check, or of its gradient's, for another part of the batch."""
-    def of_part(found):
+    """The message of a check in a copy of tower 0: it names the tower of the copy.
+
+    Args:
+      message: the message of the check, or of the check of its gradient, in tower 0.
+      part: the index of the copy's part of the batch among those of all towers.
+    """
+    def with_tower_of_part(found):
         micro_batches = int(found.group(2) or 1)
         return '%s%s]' % (found.group(1), _place(part, micro_batches))
-    return _OF_TOWER.sub(of_part, message)
+    return _OF_TOWER.sub(with_tower_of_part, message)
 
 
 def explained(error: Exception, step: typing.Optional[int] = None
               ) -> typing.Optional[NonFiniteError]:
-    """The `NonFiniteError` that says what a failed step found, or None if it was something else.
+    """The `NonFiniteError` for a step that failed in one of these checks; None for other errors.
 
     Args:
-      error: what `session.run` raised.
+      error: the error that `session.run` raised.
       step: the number of the step that failed; None where it is not known.
     """
     found = _FOUND.search(str(error))

@@ -1,8 +1,10 @@
-"""Optimizers: their check, and facts about them by their class: slots, the effect of a factor of
-the gradient, methods of their own, and which of them combine gradients over machines themselves.
+"""Facts about optimizers, and what is refused as one.
 
-`gradients.optimizer_methods` calls an optimizer's own methods, `reduce.update` its
-`apply_gradients`.
+The facts are: how many slots an optimizer makes, how a factor of the gradient changes its step,
+whether it overrides methods of `tf.train.Optimizer`, and whether it combines gradients over
+machines itself. `gradients.optimizer_methods` calls the methods that an optimizer overrides,
+`reduce.update` its `apply_gradients`. Tests are in tests/gradients/test_optimizer_gradients.py and
+test_optimizer_minimize.py.
 """
 
 import abc
@@ -20,43 +22,57 @@ from towers.errors import ClusterError, InvalidArgumentError
 
 
 class GradientsOfModel(abc.ABC):
-    """Stands in place of an optimizer where the model function calls its own: `OptimizerCalls`."""
+    """The interface of what takes an optimizer's place where the model function calls optimizers.
+
+    `fronts.optimizer_calls.OptimizerCalls` implements it.
+    """
 
     @abc.abstractmethod
     def weights(self, batch: typing.Any) -> typing.Optional[list]:
-        """The weights of the towers' losses, a list; None where these count as they are."""
+        """What the losses of the towers are multiplied with; None where they are not.
+
+        `batch` is the `CutBatch` of the build.
+        """
 
     @abc.abstractmethod
     def call(self, weight: typing.Any, placement: typing.Any) -> typing.ContextManager:
-        """The context of the model function's call, whose loss has this weight."""
+        """The context of the model function's call.
+
+        Args:
+          weight: what the loss of the tower is multiplied with, a number or a scalar; or None.
+          placement: the `Placement` of the variables.
+        """
 
     @abc.abstractmethod
     def fetches(self) -> list:
-        """The tensors and operations of tower 0 that the update is made of."""
+        """The tensors and operations of tower 0 that the updates need."""
 
     @abc.abstractmethod
     def slots(self) -> list:
-        """List of the variables that the model's optimizers have made."""
+        """The variables that the model function's optimizers have made."""
 
     @abc.abstractmethod
     def optimizers(self) -> list:
-        """List of the model's optimizers."""
+        """The optimizers that the model function calls."""
 
     @abc.abstractmethod
     def compute_gradients(self, loss: tf.Tensor, var_list: typing.Optional[list] = None) -> list:
-        """The `(gradient, variable)` pairs of tower 0's calls, weighted."""
+        """The weighted `(gradient, variable)` pairs of all optimizer calls in tower 0."""
 
     @abc.abstractmethod
     def of_all_towers(self, copies: typing.Sequence[typing.Callable]) -> typing.Any:
-        """An object with `apply_gradients`, as an optimizer. `copies` are functions from a tensor
-        of tower 0 to its copy, one for each further tower."""
+        """An object whose `apply_gradients` makes the updates of all towers.
+
+        Args:
+          copies: for each tower but the first, a function from a tensor of tower 0 to its copy.
+        """
 
 
 class OptimizerAround(tf.train.Optimizer):
-    """An optimizer of towers' own around another one, which it may make when that is first used."""
+    """The base of the optimizers of this package that wrap another one."""
 
     def wrapped(self) -> tf.train.Optimizer:
-        """The optimizer that this one is around."""
+        """The optimizer inside; it may be made when this is first called."""
         raise NotImplementedError
 
 
@@ -65,9 +81,9 @@ def check_optimizer(optimizer: typing.Any, argument: str = 'optimizer',
     """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
 
     Args:
-      optimizer: that was given.
-      argument: its name.
-      or_else: which other values are allowed, in words; empty for none.
+      optimizer: the value that was given.
+      argument: the name of the argument.
+      or_else: the error's text about other values that are allowed; empty for none.
     """
     if isinstance(optimizer, type):
         raise InvalidArgumentError('%s=%.80r is a class: pass an instance, such as '
@@ -95,9 +111,9 @@ class Known(typing.NamedTuple):
     """Facts about an optimizer's class.
 
     Attributes:
-      slots: how many variables it keeps for each one that it trains.
-      effect: of a factor of the gradient: the step `'scales'`; the factor is `'ignored'` (nearly),
-        since the step is divided by the gradient's size; or None.
+      slots: how many variables it keeps for each variable that it trains.
+      effect: what a factor of the gradient does to the step: `'scales'` it by the same factor;
+        `'ignored'` (nearly), since the step is divided by the gradient's size; None for neither.
     """
 
     slots: int
@@ -123,33 +139,41 @@ def number_of_slots(optimizer: typing.Any) -> int:
     return 1 if inner is None else number_of_slots(inner)
 
 
-def describe_learning_rate(optimizer: typing.Any, added: int) -> str:
-    """The plan's line: the learning rate, and the effect of a sum of `added` towers' gradients."""
+def describe_learning_rate(optimizer: typing.Any, num_summed: int) -> str:
+    """The plan's text about an optimizer's learning rate.
+
+    Args:
+      optimizer: the optimizer.
+      num_summed: how many towers' gradients are summed, and not averaged; 1 for a mean.
+    """
     rate = compat.optimizer_learning_rate(optimizer)
-    times_added = 'the rate'
-    if isinstance(rate, numbers.Real) or isinstance(rate, np.ndarray) and rate.size == 1:
+    times_rate = 'the rate'
+    is_number = isinstance(rate, numbers.Real) or (isinstance(rate, np.ndarray) and rate.size == 1)
+    if is_number:
         text = '%g' % rate
-        times_added = '%g = %g' % (float(rate), added * float(rate))
+        times_rate = '%g = %g' % (float(rate), num_summed * float(rate))
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         text = 'the tensor %r' % rate.op.name
     else:
         text = 'not known to the plan'
-    if added == 1:
+    if num_summed == 1:
         return text
-    kind = type(optimizer).__name__
-    effect = _KNOWN[kind].effect if kind in _KNOWN else None
+    class_name = type(optimizer).__name__
+    effect = _KNOWN[class_name].effect if class_name in _KNOWN else None
     if effect == 'scales':
-        return '%s; on the sum, steps as %d x %s would on the mean' % (text, added, times_added)
+        return '%s; on the sum, steps as %d x %s would on the mean' % (
+            text, num_summed, times_rate)
     if effect == 'ignored':
-        return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
-    return '%s; applied to a sum of %d' % (text, added)
+        return '%s; %s steps on a sum (nearly) as on the mean' % (text, class_name)
+    return '%s; applied to a sum of %d' % (text, num_summed)
 
 
 def is_repeatable(optimizer: typing.Any) -> bool:
     """Whether an optimizer does to a replica exactly what it does to its variable.
 
-    TensorFlow's own go by the gradient and the slots of each variable alone; but for
-    `AdagradDAOptimizer`, which goes by the global step, too. A subclass may do more.
+    The update of a variable by TensorFlow's own optimizers depends only on its gradient and slots;
+    except by `AdagradDAOptimizer`, where it depends on the global step, too. A subclass may do
+    anything, so it does not count.
     """
     name = type(optimizer).__name__
     is_tensorflows = type(optimizer) is getattr(tf.train, name, None)
@@ -157,19 +181,22 @@ def is_repeatable(optimizer: typing.Any) -> bool:
 
 
 def has_own_minimize(optimizer: typing.Any) -> bool:
-    """Whether an optimizer's `minimize` is none of TensorFlow's, nor of `tf.contrib.opt`."""
+    """Whether an optimizer's `minimize` is neither TensorFlow's nor one of `tf.contrib.opt`."""
     method = getattr(optimizer, 'minimize', None)
     function = getattr(method, '__func__', method)
     if function is None or function is tf.train.Optimizer.minimize:
         return False
-    # Where its code is: `functools.wraps` gives a function the module of another.
+    # The module of its code; `__module__` may be that of another function, by `functools.wraps`.
     module = getattr(function, '__globals__', {}).get('__name__', '')
     return module.split('.')[0] not in ('tensorflow', 'tensorflow_core')
 
 
 def has_own_compute_gradients(optimizer: typing.Any) -> bool:
-    """Whether gradients are taken by a `compute_gradients` that is none of TensorFlow's: not by the
-    model function's own optimizers, nor where a `minimize` of its own calls it."""
+    """Whether the build has to call an optimizer's `compute_gradients`, which is not TensorFlow's.
+
+    It has not where the model function calls its optimizers itself, nor where an optimizer's own
+    `minimize` calls `compute_gradients`.
+    """
     if isinstance(optimizer, GradientsOfModel) or has_own_minimize(optimizer):
         return False
     function = getattr(optimizer.compute_gradients, '__func__', None)
@@ -178,30 +205,33 @@ def has_own_compute_gradients(optimizer: typing.Any) -> bool:
 
 @contextlib.contextmanager
 def rows_at_rate(optimizer: typing.Any) -> typing.Iterator[None]:
-    """The context of an optimizer's `apply_gradients`, in which TF 1.15's gradient descent casts
-    its learning rate for sparse gradients, too: a rate in float64, or one by a function."""
+    """A context for an optimizer's `apply_gradients`, in which TF 1.15's gradient descent casts its
+    learning rate for sparse gradients, as it does for dense ones.
+
+    Without it a rate in float64, or one that a function gives, fails there.
+    """
     with contextlib.ExitStack() as undo:
         for each in _with_wrapped(optimizer):
             undo.enter_context(compat.descent_by_rows(each))
         yield
 
 
-# ---- that combine gradients over machines --------------------------------------------------------
+# ---- optimizers that combine gradients over machines ---------------------------------------------
 
 _PACKAGES = frozenset(['horovod', 'byteps', 'kungfu', 'bluefog', 'smdistributed'])
-"""Packages whose optimizers, of whatever name, are around another one and combine."""
+"""Packages all of whose optimizers wrap another one and combine its gradients over machines."""
 
 _CLASSES = frozenset(['SyncReplicasOptimizer', 'CrossShardOptimizer', 'ElasticAverageOptimizer',
                       'ModelAverageOptimizer', 'AGNOptimizer'])
-"""Names of TensorFlow's own, and those of contrib; subclasses count."""
+"""Classes of TensorFlow and of contrib that combine over machines; subclasses count."""
 
 
 def combiner_of(optimizer: typing.Any) -> typing.Any:
-    """The optimizer that combines gradients over machines: the given one, or one that it wraps,
-    however deep; or None. `build_towers(cluster=…)` combines, too: numbers would be wrong.
+    """The optimizer that combines gradients over machines; or None.
 
-    Nothing is imported: classes are told by the names of themselves and of their modules. What an
-    optimizer wraps is in some attribute of its own, or in a list or dict there.
+    It is the given one, or one that it wraps, however deep: in an attribute, or in a list or dict
+    there. With one, `build_towers(cluster=…)` would combine the gradients a second time. Classes
+    are known by their names and those of their modules, so that no package has to be imported.
     """
     for each in _with_wrapped(optimizer):
         if _combining_class(each) is not None:
@@ -210,36 +240,39 @@ def combiner_of(optimizer: typing.Any) -> typing.Any:
 
 
 def name_of(combiner: typing.Any) -> str:
-    """The class of a combiner as its users know it, such as `'horovod.DistributedOptimizer'`."""
-    kind = _combining_class(combiner)
-    if kind.__name__ in _CLASSES:
-        return kind.__name__
-    return '%s.%s' % (kind.__module__.partition('.')[0], kind.__name__.lstrip('_'))
+    """The name by which users know a combiner's class: `'horovod.DistributedOptimizer'`."""
+    combining_class = _combining_class(combiner)
+    if combining_class.__name__ in _CLASSES:
+        return combining_class.__name__
+    package = combining_class.__module__.partition('.')[0]
+    return '%s.%s' % (package, combining_class.__name__.lstrip('_'))
 
 
 def _combining_class(optimizer: typing.Any) -> typing.Any:
-    """The first class of an optimizer, or of its bases, that combines; or None."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _CLASSES or kind.__module__.partition('.')[0] in _PACKAGES:
-            return kind
+    """The first class, of an optimizer's class and its bases, that combines over machines; or
+    None."""
+    for each_class in type(optimizer).__mro__:
+        package = each_class.__module__.partition('.')[0]
+        if each_class.__name__ in _CLASSES or package in _PACKAGES:
+            return each_class
     return None
 
 
 def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
                 variables: typing.Iterable[tf.Variable] = ()) -> None:
-    """Raises `ClusterError` for a program of TensorFlow's parameter servers without `cluster=`.
+    """Raises `ClusterError` for a program with parameter servers that does not pass `cluster=`.
 
     Args:
-      optimizers: of the losses.
-      leaves_servers: whether the towers would have the variables elsewhere.
-      variables: of the graph.
+      optimizers: the optimizers of the losses.
+      leaves_servers: whether the towers would have the variables on other devices than the servers.
+      variables: the variables of the graph.
     """
-    found = None
+    server = None
     if leaves_servers:
         devices = [variable.device for variable in variables] + [compat.devices_of_new_variables()]
-        found = re.search('/job:ps(/task:[0-9]+)?', ' '.join(devices))
-    if found is not None:
-        used = 'a variable on ' + found.group()
+        server = re.search('/job:ps(/task:[0-9]+)?', ' '.join(devices))
+    if server is not None:
+        used = 'a variable on ' + server.group()
     elif any(_is_synchronous(combiner_of(optimizer)) for optimizer in optimizers):
         used = 'a SyncReplicasOptimizer'
     else:
@@ -251,7 +284,7 @@ def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
 
 
 def _is_synchronous(combiner: typing.Any) -> bool:
-    """Whether a combiner, or None, is TensorFlow's for synchronous parameter servers."""
+    """Whether a combiner is TensorFlow's `SyncReplicasOptimizer`; False for None."""
     return combiner is not None and name_of(combiner) == 'SyncReplicasOptimizer'
 
 
@@ -270,7 +303,7 @@ def _with_wrapped(optimizer: typing.Any) -> list:
 
 
 def _wrapped(optimizer: typing.Any) -> list:
-    """The optimizers that are attributes of an optimizer, or members of such."""
+    """The optimizers in the attributes of an optimizer, or in a list or dict that is one."""
     candidates: list = []
     if isinstance(optimizer, OptimizerAround):
         candidates.append(optimizer.wrapped())
@@ -285,7 +318,7 @@ def _wrapped(optimizer: typing.Any) -> list:
 
 
 def _is_optimizer(value: typing.Any) -> bool:
-    """Whether something is an optimizer, of TensorFlow or by its methods."""
+    """Whether a value is a `tf.train.Optimizer`, or has the methods of one."""
     if isinstance(value, type):
         return False
     methods = (getattr(value, 'compute_gradients', None), getattr(value, 'apply_gradients', None))

@@ -12,11 +12,12 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import BadFileError, LogFileError
 
-# Files that a killed writer leaves. Nobody can foresee their names, to put a link there first.
+# The names of unfinished files, which a killed writer leaves. They are random, so that nobody can
+# put a link there first.
 UNFINISHED = re.compile(r'^\.unfinished-[0-9a-f]{16}$')
 
 SCALAR = (str, int, float, bool, type(None))
-"""The types of a value in JSON that is no list and no object, for `parsed`."""
+"""The form, for `parsed`, of a value that is neither a list nor an object."""
 
 _KINDS = [(stat.S_ISREG, 'a file'), (stat.S_ISLNK, 'a symbolic link'), (stat.S_ISDIR, 'a folder'),
           (stat.S_ISFIFO, 'a pipe'), (stat.S_ISSOCK, 'a socket'), (lambda mode: True, 'a device')]
@@ -27,25 +28,25 @@ _NO_WAITING = getattr(os, 'O_NONBLOCK', 0)
 @contextlib.contextmanager
 def written_whole(path: str, mode: str = 'w', advice: str = '', **options: typing.Any
                   ) -> typing.Iterator[typing.Any]:
-    """A file that replaces `path` when the `with` block ends without an error.
+    """A context with an open file, which replaces `path` when the block ends without an error.
 
         with written_whole('predictions.csv', newline='') as table:
             csv.writer(table).writerows(rows)
 
     It is written beside `path` under another name, synced and renamed: a full disk, an error or a
-    kill leaves neither half a file nor destroys the former one.
+    kill neither leaves half a file nor destroys the former one.
 
     Args:
-      path: of the file.
+      path: the name of the file.
       mode: 'w', or 'wb' for bytes.
       advice: what to do, as the end of the error's text.
-      options: of `open`, for text.
+      options: arguments of `open`, for text.
 
     Yields:
       The open file.
 
     Raises:
-      BadFileError: there is something else than a regular file.
+      BadFileError: `path` is something else than a regular file.
       LogFileError: the file cannot be written.
     """
     unfinished = unfinished_beside(path)
@@ -61,16 +62,18 @@ def written_whole(path: str, mode: str = 'w', advice: str = '', **options: typin
         text = '%s cannot be written: %s. %s' % (path, error.strerror or error, advice)
         raise LogFileError(text.rstrip()) from error
     finally:
-        with contextlib.suppress(OSError):  # where it is there no more
+        with contextlib.suppress(OSError):  # after the replacement it does not exist any more
             os.remove(unfinished)
 
 
 @contextlib.contextmanager
 def folder_written_whole(path: str) -> typing.Iterator[str]:
-    """A folder that is whole when it gets its name, on any file system of TensorFlow.
+    """A context in which to write a folder, which is renamed to `path` when it is whole.
 
-    Yields the name of the folder to be made, which is renamed to `path` at the end; errors are
-    TensorFlow's.
+    It works on any file system of TensorFlow, and its errors are TensorFlow's.
+
+    Yields:
+      The name of the folder to be made.
     """
     unfinished = unfinished_beside(path)
     try:
@@ -83,7 +86,7 @@ def folder_written_whole(path: str) -> typing.Iterator[str]:
 
 
 def unfinished_beside(path: str) -> str:
-    """A name in the folder of a path, see `UNFINISHED`."""
+    """A new name for an unfinished file in the folder of `path`, see `UNFINISHED`."""
     return os.path.join(os.path.dirname(path), '.unfinished-' + secrets.token_hex(8))
 
 
@@ -102,10 +105,20 @@ def moved_aside(path: str) -> str:
 
 
 def regular(path: str, flags: int) -> int:
-    """Opens a regular file with the `flags` of the system, as the `opener` of `open`.
+    """An `opener` for `open` that opens regular files only.
 
-    Nothing is waited for, as at a pipe; and through a symbolic link a file is read, and never
-    written. Else raises `BadFileError`.
+    It does not wait, as at a pipe, and it follows a symbolic link only to read.
+
+    Args:
+      path: the name of the file.
+      flags: the flags of `os.open`.
+
+    Returns:
+      The file descriptor.
+
+    Raises:
+      BadFileError: `path` is something else than a regular file, or to be written through a link.
+      OSError: it cannot be opened.
     """
     only_reads = not flags & (os.O_WRONLY | os.O_RDWR)
     if not only_reads:
@@ -134,10 +147,14 @@ def check_regular(path: str, mode: int) -> None:
 
 
 def read_data(path: str, most: int = 2 ** 20) -> typing.Optional[bytes]:
-    """The bytes of a small regular file, or of one that a link leads to; None where there is none.
+    """The bytes of a small regular file, which may be the target of a link; None if it is missing.
+
+    Args:
+      path: the name of the file.
+      most: the largest number of bytes.
 
     Raises:
-      BadFileError: it has more bytes than `most`, or is no regular file.
+      BadFileError: it has more bytes, or is no regular file.
       OSError: it cannot be read.
     """
     try:
@@ -152,16 +169,16 @@ def read_data(path: str, most: int = 2 ** 20) -> typing.Optional[bytes]:
 
 
 def read_json(path: str, form: typing.Any, advice: str, most: int = 2 ** 20) -> typing.Any:
-    """The value in a small file; None where there is no such file.
+    """The value in a small JSON file; None if the file is missing.
 
     Args:
-      path: of the file.
-      form: of the value, such as `[int]`, see `parsed`.
-      advice: what to do with a bad file.
-      most: bytes.
+      path: the name of the file.
+      form: the form of the value, such as `[int]`, see `parsed`.
+      advice: what to do with a bad file, as the end of the error's text.
+      most: the largest number of bytes.
 
     Raises:
-      BadFileError: the file holds something else, or cannot be read; ends with the `advice`.
+      BadFileError: the file has a value of another form, or cannot be read.
     """
     try:
         data = read_data(path, most)
@@ -172,23 +189,24 @@ def read_json(path: str, form: typing.Any, advice: str, most: int = 2 ** 20) -> 
 
 
 def parsed(data: bytes, form: typing.Any) -> typing.Any:
-    """The value that bytes hold as JSON, of known keys and types.
+    """Parses JSON, and checks the keys and types of the value.
 
     Args:
-      data: bytes.
-      form: a type; a tuple of forms, of which it has one; `[form]` of each value of a list; or
-        `{key: form}` of an object's, where the key `str` stands for all others.
+      data: the JSON, as bytes.
+      form: the form of the value: a type; or a tuple of forms, for a value of any of these; or
+        `[form]`, for a list whose values have that form; or `{key: form}`, for an object, where the
+        key `str` gives the form of all keys that are not named.
 
     Raises:
-      ValueError: something else; says what.
+      ValueError: it is no JSON, or the value has another form.
     """
     try:
-        found = json.loads(data.decode('utf-8'), parse_constant=_no_constant)
+        value = json.loads(data.decode('utf-8'), parse_constant=_no_constant)
     except RecursionError:
         raise ValueError('it is nested too deeply') from None
-    if not _has_form(found, form):
+    if not _has_form(value, form):
         raise ValueError('it has other keys, or values of other types, than such a file has')
-    return found
+    return value
 
 
 def _no_constant(name: str) -> None:
@@ -197,7 +215,7 @@ def _no_constant(name: str) -> None:
 
 
 def _has_form(value: typing.Any, form: typing.Any) -> bool:
-    """Whether a value has a form, see `parsed`."""
+    """Whether a value has a form; `parsed` describes forms."""
     if isinstance(form, dict):
         return type(value) is dict and _has_keys(value, form)
     if isinstance(form, list):
@@ -208,9 +226,9 @@ def _has_form(value: typing.Any, form: typing.Any) -> bool:
 
 
 def _has_keys(value: dict, form: dict) -> bool:
-    """Whether an object has all keys of a form, and each of its values the key's form."""
-    needed = set(form) - {str}
-    if not needed <= set(value):
+    """Whether an object has all keys of a form, and each of its values has the form of its key."""
+    named_keys = set(form) - {str}
+    if not named_keys <= set(value):
         return False
-    of_others = form.get(str, ())  # () is the form of nothing
-    return all(_has_form(each, form.get(key, of_others)) for key, each in value.items())
+    form_of_others = form.get(str, ())  # no value has the form ()
+    return all(_has_form(each, form.get(key, form_of_others)) for key, each in value.items())

@@ -1,6 +1,7 @@
 """`mend_slim`, which makes tf_slim 1.1.0 work on TensorFlow 2.15 to 2.21.
 
-Importing this module changes nothing and does not import tf_slim.
+Importing this module changes nothing and does not import tf_slim. Its test is
+tests/test_compat.py.
 """
 
 import inspect
@@ -13,8 +14,8 @@ import tensorflow.compat.v1 as tf
 from towers.compat import TF_VERSION
 from towers.errors import InvalidArgumentError
 
-# Private modules that tf_slim imports -> names that TF no longer has there, and the public
-# equivalent with the same signature as TF 1.15 had.
+# For each private module that tf_slim imports: the names that TF no longer has there, with the
+# public functions and classes that have the signatures of TF 1.15.
 _MOVED = {
     'tensorflow.python.framework.ops': {
         'Tensor': tf.Tensor, 'IndexedSlices': tf.IndexedSlices},
@@ -30,13 +31,13 @@ _MOVED = {
 class _GraphKeys:
     """`tf.GraphKeys`, except that `UPDATE_OPS` is an equal string and never the same object.
 
-    `slim.batch_norm` takes a Keras layer, of a module that TF 2.15 and later lack, if its
-    `updates_collections` *is* that object, and its own implementation otherwise; both use the same
-    variable names, the same collection and the same formula.
+    If its `updates_collections` *is* that object, `slim.batch_norm` uses a Keras layer of a module
+    that TF 2.15 and later do not have; else its own implementation. Both use the same variable
+    names, the same collection and the same formula.
     """
 
     def __getattr__(self, name: str) -> typing.Any:
-        """The name of any other collection."""
+        """The name of another collection, from `tf.GraphKeys`."""
         return getattr(tf.GraphKeys, name)
 
     @property
@@ -46,26 +47,27 @@ class _GraphKeys:
 
 
 class _ModuleView(types.ModuleType):
-    """A module with some names added, seen only by those who hold the view."""
+    """An object that looks like a module with some names added; the module itself does not change.
+    """
 
     def __init__(self, module: types.ModuleType, added: typing.Dict[str, typing.Any]):
-        """Shows a module, and what is `added` by name."""
+        """Makes a view of a module, with the values that are `added` by name."""
         super().__init__(module.__name__, module.__doc__)
         self.__dict__.update(added)
         self._viewed = module
 
     def __getattr__(self, name: str) -> typing.Any:
-        """What the module has."""
+        """The value of any other name, from the module."""
         return getattr(self._viewed, name)
 
 
 def mend_slim() -> None:
     """Makes tf_slim 1.1.0 work on TF 2.15 to 2.21, without tf-keras. A no-op on TF 1.15.
 
-    TF's own modules stay as they are. Each imported module of tf_slim gets views in place of the
-    private TF modules that it holds; a view also has the names that TF has moved. That reaches
-    every net and every arg_scope, made before or after, since slim looks these names up when it is
-    called. Nothing is mended twice.
+    TF's own modules stay as they are. In each imported module of tf_slim the private TF modules are
+    replaced by views of them, which also have the names that TF has moved. That reaches every net
+    and every arg_scope, made before or after, since slim looks these names up when it is called. A
+    second call changes nothing.
 
     `slim.batch_norm` falls back on slim's own implementation. That raises `InvalidArgumentError`
     for `renorm=True`, for `adjustment`, and, where it cannot be fused (`fused=False`, or inputs of
@@ -80,7 +82,7 @@ def mend_slim() -> None:
         if module is None:
             continue
         added = {key: value for key, value in moved.items() if not hasattr(module, key)}
-        if 'IndexedSlices' in moved:  # of the module that slim calls `ops`
+        if 'IndexedSlices' in moved:  # the module that slim calls `ops`, where it finds GraphKeys
             added['GraphKeys'] = _GraphKeys()
         if added:
             views[name] = _ModuleView(module, added)
@@ -92,7 +94,10 @@ def mend_slim() -> None:
 
 
 def _show_views(slim_module: types.ModuleType, views: typing.Dict[str, _ModuleView]) -> None:
-    """Gives a module views, by the names of modules, in the place of the modules that it holds."""
+    """Replaces the modules that are attributes of a module by their views, if they have one.
+
+    `views` are by the names of the modules.
+    """
     for attribute, held in list(vars(slim_module).items()):
         is_module = isinstance(held, types.ModuleType) and not isinstance(held, _ModuleView)
         if is_module and held.__name__ in views:
@@ -102,9 +107,9 @@ def _show_views(slim_module: types.ModuleType, views: typing.Dict[str, _ModuleVi
 def _guard_batch_norm(batch_norm: typing.Any) -> None:
     """Makes slim's batch norm refuse arguments that its own implementation would ignore.
 
-    `slim.batch_norm` is a function made by `add_arg_scope`; the function it wraps is in its closure
-    alone. Exchanged there, it sees the arguments that arg_scopes add, and
-    `normalizer_fn=slim.batch_norm` in an arg_scope made long ago is caught, too.
+    `slim.batch_norm` is a function made by `add_arg_scope`, which wraps another one in its closure.
+    Only there can that one be replaced by one that checks: it then gets the arguments that
+    arg_scopes add, and an arg_scope made before with `normalizer_fn=slim.batch_norm` calls it, too.
     """
     cell = batch_norm.__closure__[batch_norm.__code__.co_freevars.index('func')]
     unguarded = cell.cell_contents
@@ -125,7 +130,7 @@ def _guard_batch_norm(batch_norm: typing.Any) -> None:
 
 
 def _check_batch_norm(arguments: typing.Mapping[str, typing.Any]) -> None:
-    """Raises `InvalidArgumentError` for a call that only the lost Keras layer could do right."""
+    """Raises `InvalidArgumentError` for arguments that only the missing Keras layer can handle."""
     is_debiased = arguments['zero_debias_moving_mean']
     is_elsewhere = arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS
     if arguments['batch_weights'] is not None or is_debiased or is_elsewhere:
@@ -137,14 +142,15 @@ def _check_batch_norm(arguments: typing.Mapping[str, typing.Any]) -> None:
         raise _needs_keras('renorm=True')
     if arguments['adjustment']:
         raise _needs_keras('an adjustment')
-    if arguments['param_regularizers'] and not is_fused:  # they would be ignored
+    # Without fusion, slim ignores these regularizers, and the averages of half-precision inputs.
+    if arguments['param_regularizers'] and not is_fused:
         raise _needs_keras('param_regularizers, not fused')
-    if dtype in (tf.float16, tf.bfloat16) and not is_fused:  # as would be the averages
+    if dtype in (tf.float16, tf.bfloat16) and not is_fused:
         raise _needs_keras(dtype.name + ', not fused')
 
 
 def _needs_keras(given: str) -> InvalidArgumentError:
-    """The error of a call that was given what only a Keras layer does."""
+    """The error for an argument, `given`, that only a Keras layer can handle."""
     return InvalidArgumentError(
         'slim.batch_norm was given %s, for which it needs a Keras layer that TensorFlow %s '
         'has no more. Leave it out (it is fused without `fused=` and for inputs of rank 2 '

@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.errors import (InputError, InvalidArgumentError, ModelFunctionError,
                            SharedVariableError)
-from towers.run.evaluation import Evaluation, EvaluationHook
+from towers.run.evaluation import Evaluation
+from towers.run.evaluation_hook import EvaluationHook
 
 X = np.array([3., 1., 4., 1., 5., 9., 2., 6., 5., 3., 5.])
 Y = np.arange(11)

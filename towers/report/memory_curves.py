@@ -21,11 +21,11 @@ Point = typing.Tuple[int, int]
 
 
 class Pool(typing.NamedTuple):
-    """The memory of one GPU, or the one that the CPUs of a process share.
+    """The memory of one GPU, or the memory that all CPUs of a process share.
 
     Attributes:
       name: the device's short name, or 'CPUs'.
-      measured, predicted: lists of `Point`s.
+      measured, predicted: the curves, lists of `Point`s; empty where they are not known.
       measured_peak, predicted_peak: bytes; None where they are not known.
     """
     name: str
@@ -40,7 +40,7 @@ class MemoryCurves(typing.NamedTuple):
 
     Attributes:
       pools: list of `Pool`.
-      note: a text: what is not known, and why.
+      note: a text that says what is not known, and why.
     """
     pools: typing.List[Pool]
     note: str
@@ -50,14 +50,15 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
                   batch_size: typing.Optional[int] = None) -> MemoryCurves:
     """The memory of a traced step, measured and predicted.
 
-    Measured are the bytes in use at the end of each operation, as the allocators told. The
-    prediction runs the operations in an order of its own, see `simulation`: what it holds after the
-    k-th operation that takes memory is drawn at the time at which the k-th of these began.
+    The measured curve has the bytes in use at the end of each operation, as the allocators report
+    them. The predicted curve simulates the step, in which operations run in another order, see
+    `simulation`: the memory after the k-th simulated operation that allocates some is drawn at the
+    time at which the k-th such operation of the trace began.
 
     Args:
       built: the result of `build_towers`.
-      metadata: of the step.
-      trace: what was read from it.
+      metadata: the `tf.RunMetadata` of the step.
+      trace: the trace that was read from it.
       batch_size: examples of the step; None for the size that the towers were built with.
     """
     notes = []
@@ -82,7 +83,7 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
 
 
 def _measured(metadata: tf.RunMetadata, trace: Trace) -> typing.Dict[str, typing.List[Point]]:
-    """Bytes in use at the end of each operation: dict from a device ('' for all CPUs)."""
+    """{device, or '' for all CPUs: bytes in use at the end of each operation}."""
     curves: typing.Dict[str, typing.List[Point]] = collections.defaultdict(list)
     for use in uses_of(metadata):
         curves[use.device].append((min(max(0, use.end - trace.start), trace.micros), use.bytes))
@@ -91,69 +92,80 @@ def _measured(metadata: tf.RunMetadata, trace: Trace) -> typing.Dict[str, typing
 
 def _predicted(built: BuiltTowers, trace: Trace, batch_size: typing.Optional[int]
                ) -> typing.Dict[str, typing.Tuple[typing.List[Point], int]]:
-    """The curve and the peak of each GPU, or, under '', of all CPUs together."""
+    """{device, or '' for all CPUs: (the predicted curve, the predicted peak in bytes)}.
+
+    The arguments are those of `memory_curves`.
+    """
     if batch_size is not None:
         shard_sizes(built, batch_size)  # raises where it does not divide
     step = step_of(built, batch_size)
     run = Run(step)
     account = account_of_run(built, step, run, batch_size)
     begins = _begins_of(trace)
-    found = {}
+    predicted = {}
     for pool in account.pools():
         device = pool.device or None
         simulated_peak = run.peaks[device].bytes if device in run.peaks else 0
-        always_held = pool.peak - simulated_peak  # constants, and the allocator's own
+        always_held = pool.peak - simulated_peak  # constants, and what the allocator itself needs
         points = []
-        for time, count in _simulated(run, device, begins):
-            points.append((min(time, trace.micros), count + always_held))
-        found[pool.device if is_gpu(pool.device) else ''] = (points, pool.peak)
-    return found
+        for time, in_use in _simulated(run, device, begins):
+            points.append((min(time, trace.micros), in_use + always_held))
+        key = pool.device if is_gpu(pool.device) else ''
+        predicted[key] = (points, pool.peak)
+    return predicted
 
 
-def _begins_of(trace: Trace):
-    """When each operation of a step began first: dict by name."""
+def _begins_of(trace: Trace) -> typing.Dict[str, int]:
+    """{name of an operation: the time at which it began first}."""
     begins: typing.Dict[str, int] = {}
     for operation in trace.operations:
         begins.setdefault(operation.name, operation.begin)
     return begins
 
 
-def _simulated(run: Run, device: typing.Optional[str], begins: typing.Dict[str, int]):
-    """Yields `Point`s of a simulated step, at times of the traced one.
+def _simulated(run: Run, device: typing.Optional[str], begins: typing.Dict[str, int]
+               ) -> typing.Iterator[Point]:
+    """Yields the `Point`s of a simulated step, at times of the traced one.
+
+    A simulated step is a sequence of events, at which memory is taken or given back.
 
     Args:
       run: the simulated step.
-      device: whose memory; None for that of all devices.
-      begins: when operations began.
+      device: the device whose memory it is; None for the memory of all devices.
+      begins: {name of an operation: the time at which it began in the trace}.
     """
-    changes: typing.Dict[int, int] = collections.defaultdict(int)  # of the bytes, by event
-    makers: typing.Dict[int, str] = {}  # the operation that an event came with
+    changes: typing.Dict[int, int] = collections.defaultdict(int)  # {event: change in bytes}
+    allocating: typing.Dict[int, str] = {}  # {event: name of the traced operation that takes some}
     for buffer in run.buffers:
         if device not in (None, buffer.device):
             continue
         changes[buffer.since] += buffer.size
-        maker = buffer.owner(buffer.since)[0].name
-        if buffer.variable is None and maker in begins:
-            makers[buffer.since] = maker
+        name = buffer.owner(buffer.since)[0].name
+        if buffer.variable is None and name in begins:
+            allocating[buffer.since] = name
         if buffer.until is not None:
             changes[buffer.until] -= buffer.size
-    times = sorted(begins[name] for name in set(makers.values()))
+    times = sorted(begins[name] for name in set(allocating.values()))
     in_use = 0
     begun: typing.Set[str] = set()
     for event in sorted(changes):
         in_use += changes[event]
-        if event in makers:
-            begun.add(makers[event])
-        yield (times[len(begun) - 1] if begun else 0), in_use
+        if event in allocating:
+            begun.add(allocating[event])
+        time = times[len(begun) - 1] if begun else 0
+        yield time, in_use
 
 
 def _thinned(points: typing.List[Point]) -> typing.List[Point]:
-    """The largest point of each of some equal pieces of a curve, so that its peak stays."""
+    """A curve of at most `_MOST_POINTS` points, with the same peak.
+
+    A longer curve is cut into pieces of the same number of points, of which the largest one stays.
+    """
     if len(points) <= _MOST_POINTS:
         return points
-    size = len(points) / float(_MOST_POINTS)
-    found = []
-    for piece in range(_MOST_POINTS):
-        some = points[int(piece * size):int((piece + 1) * size)]
-        found.append(max(some, key=lambda point: point[1]))
-    return found
+    points_per_piece = len(points) / float(_MOST_POINTS)
+    largest_points = []
+    for index in range(_MOST_POINTS):
+        piece = points[int(index * points_per_piece):int((index + 1) * points_per_piece)]
+        largest_points.append(max(piece, key=lambda point: point[1]))
+    return largest_points

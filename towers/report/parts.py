@@ -1,8 +1,8 @@
-"""The part of a step that each of its operations belongs to, as the build and the graph tell.
+"""The part of a step that each of its operations belongs to.
 
-A tower names the operations of its forward and its backward pass. All else follows from what
-depends on what, by data: the shards come from the input; the combination lies between the towers
-and the combined gradients; what lies between towers and towers exchanges values of the whole batch.
+The build knows the operations of each tower's forward and backward pass. The other parts follow
+from the graph, by data: the input is upstream of the shards; the combination is between the towers
+and the combined gradients; what is between one tower and another exchanges values of the batch.
 """
 
 import typing
@@ -48,11 +48,11 @@ OF_TOWERS = (FORWARD, BACKWARD)
 
 
 class Place(typing.NamedTuple):
-    """What an operation is for.
+    """The part, and perhaps the tower, that an operation belongs to.
 
     Attributes:
       part: one of the `PARTS`.
-      tower: the index of its tower; None for what belongs to no tower.
+      tower: the index of its tower; None for an operation of no tower.
       micro_batch: the index of its micro-batch in the tower.
     """
     part: str
@@ -65,8 +65,9 @@ class StepParts:
 
     Attributes:
       graph: the towers' graph.
-      operations: list of the operations that a step, its loss and its predictions take.
-      places: dict from their names to `Place`s; what is in none of the other `PARTS` is `OTHER`.
+      operations: list of the operations that a step, its loss and its predictions need.
+      places: {name of one of these operations: its `Place`}; the part of an operation that belongs
+        to no other part is `OTHER`.
     """
 
     def __init__(self, built: BuiltTowers):
@@ -75,104 +76,117 @@ class StepParts:
           built: the result of `build_towers`.
         """
         outputs = fetches_in([built.loss, built.predictions, built.metrics])
-        train_ops = [each for each in [built.train_op] + list(built.train_ops.values())
-                     if each is not None]
+        train_ops = [train_op for train_op in [built.train_op] + list(built.train_ops.values())
+                     if train_op is not None]
         self.operations = step_operations(train_ops + outputs)
         self.graph: tf.Graph = self.operations[0].graph
         self.places: typing.Dict[str, Place] = {}
-        # In this order: an operation stays in the first part that it is noted for.
-        self._note_towers(built)
-        self._note_unless_noted(INPUT, names_of(step_operations(shard_operations(built))))
+        # The order counts: an operation stays in the first part into which it is put.
+        self._put_towers(built)
+        self._put_others(INPUT, names_of(step_operations(shard_operations(built))))
         after_towers = self._after_towers()
-        self._note_unless_noted(EXCHANGE, after_towers & self._before_towers())
-        self._note_unless_noted(COMBINATION, after_towers & ancestors(_combined_gradients(built)))
-        tensors = [each for each in outputs if isinstance(each, tf.Tensor)]
-        self._note_unless_noted(OUTPUTS, after_towers & ancestors(tensors))
-        updating = names_of(step_operations(train_ops))
-        self._note_unless_noted(UPDATE, updating - self._before_towers())
-        self._note_unless_noted(OTHER, names_of(self.operations))
+        self._put_others(EXCHANGE, after_towers & self._before_towers())
+        self._put_others(COMBINATION, after_towers & ancestors(_combined_gradients(built)))
+        output_tensors = [output for output in outputs if isinstance(output, tf.Tensor)]
+        self._put_others(OUTPUTS, after_towers & ancestors(output_tensors))
+        needed_by_update = names_of(step_operations(train_ops))
+        self._put_others(UPDATE, needed_by_update - self._before_towers())
+        self._put_others(OTHER, names_of(self.operations))
 
-    def _note_towers(self, built: BuiltTowers):
+    def _put_towers(self, built: BuiltTowers) -> None:
+        """Puts the operations of the towers into the parts of their passes."""
         for tower in built.towers:
             for part, names in ((FORWARD, tower.forward), (BACKWARD, tower.backward)):
                 for name in names:
                     self.places[name] = Place(part, tower.index, tower.micro_batch)
 
-    def _note_unless_noted(self, part: str, names: typing.Iterable[str]):
-        """Puts operations into a part, but for those that are in a part already."""
+    def _put_others(self, part: str, names: typing.Iterable[str]) -> None:
+        """Puts those of the operations into a part that are in no part yet."""
         for name in names:
             self.places.setdefault(name, Place(part))
 
-    def _in_towers(self):
-        """The step's operations of towers."""
-        found = []
+    def _in_towers(self) -> typing.List[tf.Operation]:
+        """The operations of the step that belong to a tower."""
+        operations = []
         for op in self.operations:
             if self.places.get(op.name, Place(OTHER)).part in OF_TOWERS:
-                found.append(op)
-        return found
+                operations.append(op)
+        return operations
 
-    def _after_towers(self):
+    def _after_towers(self) -> typing.Set[str]:
         """Names of the operations that depend, by data, on an operation of a tower."""
         return reachable_from(self._in_towers(), self.operations)
 
-    def _before_towers(self):
+    def _before_towers(self) -> typing.Set[str]:
         """Names of the operations that an operation of a tower depends on, by data."""
-        tensors = [tensor for op in self._in_towers() for tensor in op.inputs]
-        return ancestors(tensors)
+        inputs = []
+        for op in self._in_towers():
+            inputs += op.inputs
+        return ancestors(inputs)
 
     def operation(self, name: str) -> typing.Optional[tf.Operation]:
-        """The operation of a name; None for a name that the graph does not have."""
+        """The operation of this name; None if the graph has none."""
         return operation_named(self.graph, name)
 
     def type_of(self, name: str) -> str:
-        """The type of the operation of a name; '' for a name that the graph does not have."""
+        """The type of the operation of this name; '' if the graph has none."""
         operation = self.operation(name)
         return '' if operation is None else operation.type
 
     def place_of(self, name: str) -> typing.Optional[Place]:
-        """The `Place` of the operation of a name; None for a name that the graph does not have."""
+        """The `Place` of the operation of this name; None if the graph has none."""
         place = self.places.get(name)
         if place is None and self.operation(name) is not None:
             return Place(OTHER)
         return place
 
 
-def _combined_gradients(built: BuiltTowers):
-    """The gradients that the optimizer gets: a list of tensors; of sparse ones values and rows."""
+def _combined_gradients(built: BuiltTowers) -> typing.List[tf.Tensor]:
+    """The tensors of the gradients that the optimizer gets: of a sparse one values and indices."""
     gradients = [gradient for gradient, _ in all_pairs(built.gradients) if gradient is not None]
     return tf.nest.flatten(gradients, expand_composites=True)
 
 
 def places_in_runtime(
         parts: StepParts, partitions: typing.Sequence[tf.GraphDef]) -> typing.Dict[str, Place]:
-    """The `Place`s of operations that TensorFlow itself has added to a step: a dict by name.
+    """The `Place`s of operations that TensorFlow itself has added to a step.
 
-    What is computed for operations of one place alone belongs there, such as a folded constant or
-    a changed layout; what several places take, to none.
+    Such an operation, as a folded constant or a changed layout, belongs to the place of the
+    operations that use its result, if all of these have the same place.
 
     Args:
-      parts: those of the graph as it was built.
-      partitions: the graphs of `tf.RunMetadata.partition_graphs`, as the runtime ran them.
+      parts: the operations of the graph as it was built.
+      partitions: `tf.RunMetadata.partition_graphs`, the graphs that the runtime ran.
+
+    Returns:
+      {name of an added operation: its `Place`}, without those whose users have several places.
     """
-    takers: typing.Dict[str, typing.Set[str]] = {}
+    takers: typing.Dict[str, typing.Set[str]] = {}  # {operation: those that use its result}
     for partition in partitions:
         for node in partition.node:
             for source in node.input:
                 name = source.lstrip('^').split(':')[0]
                 takers.setdefault(name, set()).add(node.name)
-    found: typing.Dict[str, Place] = {}
+    added: typing.Dict[str, Place] = {}
     for name in takers:
         if parts.place_of(name) is None:
             places = _places_of_takers(name, takers, parts)
             if len(places) == 1:
-                found[name] = places.pop()
-    return found
+                added[name] = places.pop()
+    return added
 
 
 def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]],
                       parts: StepParts) -> typing.Set[Place]:
-    """The `Place`s of the operations of the program that take what the operation `name` makes, or
-    what the runtime's operations make of it."""
+    """The `Place`s of the operations of the built graph that use the result of an added one.
+
+    They use it themselves, or by way of other operations that the runtime has added.
+
+    Args:
+      name: the name of the added operation.
+      takers: {name of an operation: names of the operations that use its result}.
+      parts: the operations of the graph as it was built.
+    """
     places = set()
     stack = [name]
     seen = set(stack)
@@ -188,5 +202,5 @@ def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]],
 
 
 def operations_waited_for(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations that one waits for, by data and by control edges."""
+    """The operations that an operation waits for, by data and by control edges."""
     return producers_of(op) + list(op.control_inputs)

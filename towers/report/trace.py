@@ -1,4 +1,4 @@
-"""A traced step as plain values: what ran when on which device, and what was copied."""
+"""`Trace`: a traced step as plain values: what ran when on which device, and what was copied."""
 
 import re
 import typing
@@ -11,19 +11,19 @@ from towers.placement.devices import short_name
 from towers.placement.tower_device import without_localhost
 from towers.report.parts import COPIES, OTHER, Place, StepParts, places_in_runtime
 
-_NO_OPERATION = ('_SOURCE', '_SINK')
-_COPIES_OF_GPU = '/memcpy'  # the end of the name of a row
+_NO_OPERATION = ('_SOURCE', '_SINK')  # names of the ends of a graph, which TensorFlow traces, too
+_COPIES_OF_GPU = '/memcpy'  # the name of a device ends so in the records of its copies
 
 
 class Traced(typing.NamedTuple):
     """One operation of a traced step, or one copy.
 
     Attributes:
-      name: of the operation; of a copy, of what sends the tensor.
-      type: of the operation, such as `'MatMul'`.
-      row: the short name of its device, such as `'/gpu:0'`; of a copy `'/cpu:0 to /gpu:0'`, or
+      name: the name of the operation; for a copy, of the tensor.
+      type: the type of the operation, such as `'MatMul'`; `'copy'` for a copy.
+      row: the short name of its device, such as `'/gpu:0'`; for a copy `'/cpu:0 to /gpu:0'`, or
         `'/gpu:0 copies'` where the trace does not tell the other end.
-      place: what it is for.
+      place: the part of the step, and the tower, that it belongs to.
       begin, end: microseconds from the beginning of the step, ints.
     """
     name: str
@@ -35,7 +35,7 @@ class Traced(typing.NamedTuple):
 
     @property
     def micros(self) -> int:
-        """How long it ran, in microseconds."""
+        """The time that it took, in microseconds."""
         return self.end - self.begin
 
 
@@ -44,8 +44,8 @@ class Trace(typing.NamedTuple):
 
     Attributes:
       micros: microseconds from its first operation's beginning to its last one's end.
-      operations: list of `Traced`, by their beginnings, without copies.
-      copies: list of `Traced`, one for each tensor that came to another device.
+      operations: list of `Traced`, sorted by their beginnings, without copies.
+      copies: list of `Traced`, one for each tensor that was copied to another device.
       start: the beginning of the step, on the clock of the trace, in microseconds.
     """
     micros: int
@@ -58,18 +58,18 @@ class Trace(typing.NamedTuple):
         return [each for each in self.operations if each.place.part == part]
 
     def by_row(self) -> typing.Dict[str, typing.List[Traced]]:
-        """The operations of each device, by its short name; devices by their numbers."""
-        found: typing.Dict[str, typing.List[Traced]] = {}
+        """{short name of a device: its operations}, devices sorted by kind and number."""
+        rows: typing.Dict[str, typing.List[Traced]] = {}
         for operation in self.operations:
-            found.setdefault(operation.row, []).append(operation)
-        return {row: found[row] for row in sorted(found, key=_row_order)}
+            rows.setdefault(operation.row, []).append(operation)
+        return {row: rows[row] for row in sorted(rows, key=_row_order)}
 
 
 def read_trace(metadata: tf.RunMetadata, parts: StepParts) -> Trace:
     """Reads the metadata of a step.
 
     Args:
-      metadata: of a step that was run with `trace_level=tf.RunOptions.FULL_TRACE`.
+      metadata: the metadata of a step that was run with `trace_level=tf.RunOptions.FULL_TRACE`.
       parts: the operations of the step.
 
     Raises:
@@ -82,18 +82,18 @@ def read_trace(metadata: tf.RunMetadata, parts: StepParts) -> Trace:
             'run_metadata holds no operations: run the step with options=tf.RunOptions('
             'trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True).')
     copies = _copies_of_gpus(records) + _received(records, metadata.partition_graphs)
-    start = min(each.begin for each in operations)
-    last = max(each.end for each in operations)
-    return Trace(last - start, _from(start, operations), _from(start, copies), start)
+    start = min(operation.begin for operation in operations)
+    end = max(operation.end for operation in operations)
+    return Trace(end - start, _since(start, operations), _since(start, copies), start)
 
 
 class _Record(typing.NamedTuple):
     """A record of a trace.
 
     Attributes:
-      name: of the operation.
-      type: of it, '' where it is not known.
-      device: its short name.
+      name: the name of the operation.
+      type: the type of the operation; '' where it is not known.
+      device: the short name of the device.
       begin, end: microseconds on the clock of the trace.
       is_copy: whether it is a copy that a GPU made.
     """
@@ -107,7 +107,14 @@ class _Record(typing.NamedTuple):
 
 def _operations(records: typing.Iterable[_Record], parts: StepParts,
                 partitions: typing.Sequence[tf.GraphDef]) -> typing.List[Traced]:
-    """The records of operations: all but copies, sends, receives, and the ends of a graph."""
+    """The operations of the step: all records except copies, sends, receives, and the ends of a
+    graph.
+
+    Args:
+      records: the records of the trace.
+      parts: the operations of the step.
+      partitions: `tf.RunMetadata.partition_graphs`, the graphs that the runtime ran.
+    """
     in_runtime = places_in_runtime(parts, partitions)
     operations = []
     for record in records:
@@ -123,52 +130,63 @@ def _operations(records: typing.Iterable[_Record], parts: StepParts,
 # ---- copies --------------------------------------------------------------------------------------
 
 class _Transfer(typing.NamedTuple):
-    """What a send or a receive is about."""
-    tensor: str  # its name in the rendezvous
-    source: str  # device
+    """The transfer of a tensor from one device to another.
+
+    Attributes:
+      tensor: the name of the tensor, which its send and its receive share.
+      source: the short name of the device that sends it.
+      target: the short name of the device that receives it.
+    """
+    tensor: str
+    source: str
     target: str
 
 
-def _ends_of_transfers(partitions: typing.Sequence[tf.GraphDef]):
-    """Which tensor each send and receive of a step is about: dict from names to `_Transfer`s."""
-    found = {}
+def _transfers_by_name(partitions: typing.Sequence[tf.GraphDef]
+                       ) -> typing.Dict[str, _Transfer]:
+    """{name of a send or a receive of a step: its `_Transfer`}."""
+    transfers = {}
     for partition in partitions:
         for node in partition.node:
             if node.op in compat.SENDS + compat.RECEIVES:
-                found[node.name] = _Transfer(
+                transfers[node.name] = _Transfer(
                     node.attr['tensor_name'].s.decode(),
                     _short(node.attr['send_device'].s.decode()),
                     _short(node.attr['recv_device'].s.decode()))
-    return found
+    return transfers
 
 
 def _received(records: typing.Iterable[_Record],
               partitions: typing.Sequence[tf.GraphDef]) -> typing.List[Traced]:
-    """The copies that receives of a step are.
+    """A copy for each receive of the step.
 
-    A receive begins when its device is ready for it, and waits. The copy begins when the tensor has
-    been sent, where both are known.
+    A receive begins when its device is ready for it, and waits for the tensor. So the copy begins
+    when the tensor is sent, where the trace has the send, too.
+
+    Args:
+      records: the records of the trace.
+      partitions: `tf.RunMetadata.partition_graphs`, the graphs that the runtime ran.
     """
-    ends = _ends_of_transfers(partitions)
-    sent = {}
+    transfers = _transfers_by_name(partitions)
+    ends_of_sends = {}  # {name of a tensor: the time at which it has been sent}
     for record in records:
-        if record.type in compat.SENDS and record.name in ends:
-            sent[ends[record.name].tensor] = record.end
+        if record.type in compat.SENDS and record.name in transfers:
+            ends_of_sends[transfers[record.name].tensor] = record.end
     copies = []
     for record in records:
-        transfer = ends.get(record.name)
+        transfer = transfers.get(record.name)
         if record.type not in compat.RECEIVES or transfer is None:
             continue
         if transfer.source != transfer.target:
             row = '%s to %s' % (transfer.source, transfer.target)
-            begin = max(record.begin, sent.get(transfer.tensor, record.begin))
+            begin = max(record.begin, ends_of_sends.get(transfer.tensor, record.begin))
             copies.append(Traced(transfer.tensor, 'copy', row, Place(COPIES),
                                  begin=min(begin, record.end), end=record.end))
     return copies
 
 
 def _copies_of_gpus(records: typing.Iterable[_Record]) -> typing.List[Traced]:
-    """The copies that GPUs made, of which the trace does not tell the other end."""
+    """The copies that GPUs made; the trace does not tell from or to which device."""
     return [Traced(record.name, 'copy', record.device + ' copies', Place(COPIES),
                    record.begin, record.end) for record in records if record.is_copy]
 
@@ -176,31 +194,38 @@ def _copies_of_gpus(records: typing.Iterable[_Record]) -> typing.List[Traced]:
 # ---- records of the trace ------------------------------------------------------------------------
 
 def _records(metadata: tf.RunMetadata, parts: StepParts) -> typing.Iterator[_Record]:
-    """Yields each `_Record` that says something of its own.
+    """Yields the records of the trace, each operation once.
 
-    A GPU has several rows: when its kernels ran (`stream:all`), what was copied (`memcpy`), and
-    when the CPU started kernels. The kernels count where they are known.
+    For a GPU TensorFlow traces several devices: one with the times of its kernels (`stream:all`),
+    one with its copies (`memcpy`), and one with the times at which the CPU started kernels. The
+    last one is left out where the kernels are known.
     """
     devices = list(metadata.step_stats.dev_stats)
-    with_kernels = {_short(each.device) for each in devices if _is_all_streams(each.device)}
+    with_kernels = {_short(stats.device) for stats in devices if _is_all_streams(stats.device)}
     for stats in devices:
         device = _short(stats.device)
         if not device or _is_left_out(stats.device, device in with_kernels):
             continue
         is_copy = stats.device.endswith(_COPIES_OF_GPU)
         for node in stats.node_stats:
-            name, kind = _name_and_type(node, parts)
+            name, op_type = _name_and_type(node, parts)
             begin = node.all_start_micros + node.op_start_rel_micros
             end = node.all_start_micros + max(node.op_end_rel_micros, node.op_start_rel_micros)
-            yield _Record(name, kind, device, begin, end, is_copy)
+            yield _Record(name, op_type, device, begin, end, is_copy)
 
 
 def _is_all_streams(device: str) -> bool:
+    """Whether the records of this traced device are the kernels of all streams of a GPU."""
     return device.endswith('stream:all')
 
 
 def _is_left_out(device: str, has_kernels: bool) -> bool:
-    """Whether a row of the trace repeats another one, or has copies inside of a device."""
+    """Whether the records of a traced device repeat others, or are copies inside of a device.
+
+    Args:
+      device: the name of the device in the trace.
+      has_kernels: whether the trace has the kernels of the device.
+    """
     if _is_all_streams(device) or device.endswith(_COPIES_OF_GPU):
         return False
     is_single_stream = 'stream:' in device or device.endswith('/sync')
@@ -208,7 +233,7 @@ def _is_left_out(device: str, has_kernels: bool) -> bool:
 
 
 def _short(device: str) -> str:
-    """The short name of a device, without the stream; '' for what is no device."""
+    """The short name of a device of the trace, without its stream; '' for what is no device."""
     if 'evice:' not in device:
         return ''
     before_stream = re.split('/stream:|/memcpy|/sync', device)[0]
@@ -217,23 +242,26 @@ def _short(device: str) -> str:
 
 def _name_and_type(node: typing.Any, parts: StepParts) -> typing.Tuple[str, str]:
     """The name and the type of the operation of a record; the type is '' where it is not known."""
-    name, _, kind = node.node_name.partition(':')
-    if kind:  # of a kernel on a GPU
-        return name, kind
-    _, is_labelled, rest = node.timeline_label.partition(' = ')
+    # The name of a kernel on a GPU is 'name:type'; the label of an operation is 'name = type(...)'.
+    name, _, op_type = node.node_name.partition(':')
+    if op_type:
+        return name, op_type
+    _, is_labelled, after_name = node.timeline_label.partition(' = ')
     if is_labelled:
-        return name, rest.partition('(')[0]
+        return name, after_name.partition('(')[0]
     return name, parts.type_of(name)
 
 
-def _from(start: int, operations: typing.List[Traced]) -> typing.List[Traced]:
-    """The operations by their beginnings, in microseconds from the beginning of the step."""
-    moved = [each._replace(begin=max(0, each.begin - start), end=max(0, each.end - start))
-             for each in operations]
-    return sorted(moved, key=lambda each: (each.begin, each.end, each.name))
+def _since(start: int, operations: typing.List[Traced]) -> typing.List[Traced]:
+    """The operations with times from `start` on, sorted by their beginnings."""
+    moved = []
+    for operation in operations:
+        moved.append(operation._replace(begin=max(0, operation.begin - start),
+                                        end=max(0, operation.end - start)))
+    return sorted(moved, key=lambda operation: (operation.begin, operation.end, operation.name))
 
 
-def _row_order(row: str):
-    """The order of devices: by kind, then by number."""
+def _row_order(row: str) -> typing.Tuple[str, int, str]:
+    """The key by which devices are sorted: their kind, then their number."""
     kind, _, number = row.rpartition(':')
     return kind, int(number) if number.isdigit() else 0, row

@@ -1,4 +1,4 @@
-"""The variables of a build, each with its role, its device, its bytes, and who writes it."""
+"""The table of a build's variables: role, device, bytes, and who writes each in a step."""
 
 import typing
 
@@ -10,19 +10,19 @@ from towers.graph.variable_access import Writes
 from towers.model.objectives import all_pairs
 from towers.placement.devices import short_name
 from towers.placement.tower_device import operation_device
-from towers.report.parts import OF_TOWERS, StepParts
+from towers.report.parts import Place, StepParts
 
 
 class VariableRow(typing.NamedTuple):
     """A row of the table.
 
     Attributes:
-      name: the variable's.
+      name: the name of the variable.
       role: 'trained', 'slot', 'state of a tower', 'replica', 'global step', or 'shared'.
-      device: its short name, or 'any' where the runtime chooses.
-      shape: as a text.
-      bytes: its size.
-      writers: the parts, or towers, whose operations may write it in a step; as a text.
+      device: the short name of its device, or 'any' where the runtime chooses.
+      shape: the shape, as a text.
+      bytes: the size in bytes.
+      writers: the parts and towers whose operations may write it in a step, as a text.
     """
     name: str
     role: str
@@ -33,22 +33,24 @@ class VariableRow(typing.NamedTuple):
 
 
 def variable_rows(built: BuiltTowers, parts: StepParts) -> typing.List[VariableRow]:
-    """The rows of all variables of a build: trained ones first, by their bytes."""
+    """The rows of all variables of a build, by role, trained ones first; of a role the largest
+    first."""
     writers = _writers(parts)
     rows = []
     for role, variables in _by_role(built):
-        of_role = []
+        rows_of_role = []
         for variable in variables:
-            of_role.append(VariableRow(
+            names_of_writers = sorted(writers.get(variable.op.name, ['nobody in a step']))
+            rows_of_role.append(VariableRow(
                 variable.op.name, role, short_name(operation_device(variable.op)) or 'any',
-                str(variable.get_shape()), bytes_of(variable),
-                ', '.join(sorted(writers.get(variable.op.name, ['nobody in a step'])))))
-        rows += sorted(of_role, key=lambda row: -row.bytes)
+                str(variable.get_shape()), bytes_of(variable), ', '.join(names_of_writers)))
+        rows += sorted(rows_of_role, key=lambda row: -row.bytes)
     return rows
 
 
-def _by_role(built: BuiltTowers):
-    """Yields `(role, variables)`, each variable once."""
+def _by_role(built: BuiltTowers
+             ) -> typing.Iterator[typing.Tuple[str, typing.List[tf.Variable]]]:
+    """Yields `(role, variables)`; a variable that has several of the roles comes with the first."""
     trained = [variable for _, variable in all_pairs(built.gradients)]
     replicas: typing.List[tf.Variable] = []
     if built.replicas is not None:
@@ -58,26 +60,26 @@ def _by_role(built: BuiltTowers):
     for role, variables in (('trained', trained), ('slot', built.slots), ('replica', replicas),
                             ('state of a tower', built.own_state), ('global step', global_step),
                             ('shared', built.variables)):
-        of_role = []
+        new_variables = []
         for variable in variables:
             if variable.op.name not in seen:
                 seen.add(variable.op.name)
-                of_role.append(variable)
-        yield role, of_role
+                new_variables.append(variable)
+        yield role, new_variables
 
 
 def _writers(parts: StepParts) -> typing.Dict[str, typing.Set[str]]:
-    """Who may write each variable in a step: dict from its name to towers and parts."""
-    found: typing.Dict[str, typing.Set[str]] = {}
+    """{name of a variable: the towers and parts whose operations may write it in a step}."""
+    writers: typing.Dict[str, typing.Set[str]] = {}
     writes = Writes(parts.graph)
     for op in parts.operations:
         for name in writes.of(op):
-            found.setdefault(name, set()).add(_named(parts.places[op.name]))
-    return found
+            writers.setdefault(name, set()).add(_named(parts.places[op.name]))
+    return writers
 
 
-def _named(place):
-    """`'tower 1'`, or the name of a part."""
-    if place.part in OF_TOWERS:
+def _named(place: Place) -> str:
+    """The text for a writer: `'tower 1'`, or the name of a part."""
+    if place.tower is not None:
         return 'tower %d' % place.tower
     return place.part
