@@ -2,7 +2,8 @@
 
 Each function makes one argument of `build_towers`, of the session or of the cluster, and reads the
 flags that it needs from `FLAGS`. What depends on the data (an epoch's examples, the end of the run)
-is given to it. None of them makes operations, but for `clip`.
+is an argument. Only `clip` makes operations. Tests are in tests/trainer/test_trainer_job.py and
+test_trainer_flags.py.
 """
 
 import contextlib
@@ -32,10 +33,10 @@ def make_learning_rate(batch_size: int, num_towers: int, examples_per_epoch: int
 
     Args:
       batch_size: examples a step on each machine.
-      num_towers: towers of each machine.
-      examples_per_epoch: of one pass over the data.
-      last_example: of the whole run.
-      workers: how many machines' gradients make one step.
+      num_towers: how many towers each machine has.
+      examples_per_epoch: the number of examples in one pass over the data.
+      last_example: the number of examples in the whole run.
+      workers: the number of machines whose gradients make one step.
 
     Raises:
       InvalidArgumentError: decay and batch flags that do not fit the data.
@@ -55,12 +56,12 @@ def make_learning_rate(batch_size: int, num_towers: int, examples_per_epoch: int
         decay=FLAGS.decay, **options)
 
 
-def _decay_examples(examples_per_epoch: int, last_example: int):
-    """The examples over which the rate falls, an int.
+def _decay_examples(examples_per_epoch: int, last_example: int) -> int:
+    """The number of examples over which the rate falls.
 
     Args:
-      examples_per_epoch: of one pass over the data, by which --decay_epochs are counted.
-      last_example: of the whole run, where the rate falls until its end.
+      examples_per_epoch: the number of examples in one pass over the data.
+      last_example: the number of examples in the whole run.
 
     Raises:
       InvalidArgumentError: --decay_epochs are less than an example.
@@ -75,14 +76,13 @@ def _decay_examples(examples_per_epoch: int, last_example: int):
     return decay_examples
 
 
-def _times_base_batch(batch_size: int, num_towers: int):
-    """How many times a machine's batch is larger than the one of --base_learning_rate, an int.
-
-    That one is `base_batch_size` of --config; without it, the micro-batch of one tower.
+def _times_base_batch(batch_size: int, num_towers: int) -> int:
+    """How many times as large a machine's batch is as the one for which --base_learning_rate is
+    meant: `base_batch_size` of --config; without it, the micro-batch of one tower.
 
     Args:
       batch_size: examples a step on the machine.
-      num_towers: towers of the machine.
+      num_towers: how many towers the machine has.
 
     Raises:
       InvalidArgumentError: the batch is no multiple of `base_batch_size`.
@@ -103,7 +103,7 @@ def make_optimizer(learning_rate: typing.Any) -> tf.train.Optimizer:
       learning_rate: a scalar float32 tensor, or a number.
 
     Returns:
-      A new optimizer, with --momentum and --weight_decay where it has these.
+      A new optimizer, with --momentum and --weight_decay if it takes them.
     """
     name = FLAGS.optimizer
     if name == 'sgd':
@@ -122,20 +122,22 @@ def make_optimizer(learning_rate: typing.Any) -> tf.train.Optimizer:
 
 
 def weight_of_l2_loss() -> float:
-    """Factor of the L2 loss: --weight_decay; 0 where the optimizer itself decays weights."""
-    return 0. if FLAGS.optimizer in DECAYS_OF_WEIGHTS else FLAGS.weight_decay
+    """The factor of the L2 loss: --weight_decay; 0 where the optimizer itself decays weights."""
+    if FLAGS.optimizer in DECAYS_OF_WEIGHTS:
+        return 0.
+    return FLAGS.weight_decay
 
 
 def make_loss_scale() -> typing.Optional[towers.LossScale]:
-    """The `LossScale` of the option loss_scale; None: the default one of the precision.
+    """The `LossScale` of the option loss_scale; None for the default one of the precision.
 
-    The option is the first factor, in whose range from 1 to 2^24 it moves; a factor beyond widens
-    that range.
+    The option is the initial factor. The factor stays between 1 and 2^24; an initial factor outside
+    of this range widens it.
     """
-    first = FLAGS.loss_scale
-    if not first:
+    initial = FLAGS.loss_scale
+    if not initial:
         return None
-    return towers.LossScale(first, least=min(1., first), most=max(2. ** 24, first))
+    return towers.LossScale(initial, least=min(1., initial), most=max(2. ** 24, initial))
 
 
 def clip(gradients: typing.List[tuple]) -> typing.List[tuple]:
@@ -158,7 +160,7 @@ def enter_graph_mode() -> None:
     """
     tf.logging.set_verbosity(tf.logging.ERROR)
     warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # about calls in tf_slim
-    # Of a record that is no tf.Example, which the error names.
+    # Warns of a record that is no tf.Example, which is an error anyway, with a better text.
     warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
     tf.disable_v2_behavior()
     if FLAGS.deterministic:
@@ -176,7 +178,7 @@ def memory_of_tower() -> towers.Memory:
 
 
 def memory_limit() -> typing.Optional[int]:
-    """The option memory_limit in bytes; None: the memory that the devices have."""
+    """The option memory_limit in bytes; None for the memory that the devices have."""
     return int(FLAGS.memory_limit * 1e6) or None
 
 
@@ -184,7 +186,7 @@ def session_config(built: towers.BuiltTowers) -> tf.ConfigProto:
     """The config for a session of towers.
 
     Args:
-      built: the towers, whose devices and precision it is made for.
+      built: the towers, with their devices and their precision.
 
     Returns:
       A `tf.ConfigProto` with the devices, threads and memory of the flags.
@@ -202,20 +204,22 @@ def session_config(built: towers.BuiltTowers) -> tf.ConfigProto:
 # ---- Several machines ----------------------------------------------------------------------------
 
 def make_cluster() -> typing.Optional[towers.Cluster]:
-    """The `Cluster` of --cluster and `TF_CONFIG`; None of one machine, and of an evaluator."""
+    """The `Cluster` of --cluster and `TF_CONFIG`; None for one machine, and for an evaluator."""
     if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
         return None
     synchronous = FLAGS.synchronous if FLAGS.cluster == 'ps' else None
     try:
         return towers.Cluster.from_tf_config(FLAGS.cluster, synchronous=synchronous)
-    except towers.ClusterError as error:  # of the flags, not of a run
+    except towers.ClusterError as error:  # the flags are wrong: no error of a run
         raise towers.InvalidArgumentError(str(error)) from error
 
 
 def trains(cluster: typing.Optional[towers.Cluster]) -> bool:
-    """Whether this process builds towers; else it is a parameter server, or evaluates.
+    """Whether this process builds towers; else it is a parameter server, or an evaluator.
 
-    `cluster` is the machines with the part of this one, or None; so it is below.
+    Args:
+      cluster: the machines, and which of them this process is; None for one machine, and for an
+        evaluator.
     """
     if cluster is None:
         return FLAGS.job_name != 'evaluator'
@@ -223,14 +227,14 @@ def trains(cluster: typing.Optional[towers.Cluster]) -> bool:
 
 
 def saves(cluster: typing.Optional[towers.Cluster]) -> bool:
-    """Whether this process is the one that saves: the chief; of one machine the only one."""
+    """Whether this process saves checkpoints: the chief of a cluster, or the only process."""
     return cluster is None or cluster.is_chief
 
 
 def examples_a_step(cluster: typing.Optional[towers.Cluster], batch_size: int) -> int:
     """How many examples a step takes from the stream, over all machines.
 
-    A step of asynchronous workers is of one worker alone.
+    With asynchronous workers a step is that of one worker.
 
     Args:
       cluster: the machines, or None.
@@ -241,28 +245,37 @@ def examples_a_step(cluster: typing.Optional[towers.Cluster], batch_size: int) -
     return batch_size * cluster.num_workers
 
 
-# Settings that change no number of a step, or may differ between machines, or that `towers.join`
-# compares itself.
+# Settings that workers need not have in common: they change no number of a step, or may differ
+# between machines, or `towers.join` compares them itself.
 _OF_ONE_MACHINE = frozenset([
     'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
     'xla', 'cluster', 'synchronous'])
-# Settings by which a run ends: the chief's count, and another value on a worker would be passed
-# over.
+# Settings that say when a run ends. The chief decides it, so another value on a worker would have
+# no effect.
 _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 'max_minutes']
 
 
 def compared_flags() -> typing.List[str]:
-    """Names of the settings that have to be the same on all workers: each computes its part of the
-    gradient, or updates, by its own flags."""
-    return _OF_THE_END + [name for name, setting in SETTINGS.items()
-                          if setting.kind in (CHANGES, STATE) and name not in _OF_ONE_MACHINE]
+    """Names of the settings that have to be the same on all workers.
+
+    Each worker computes its part of the gradient, or updates, by its own flags.
+    """
+    names = list(_OF_THE_END)
+    for name, setting in SETTINGS.items():
+        if setting.kind in (CHANGES, STATE) and name not in _OF_ONE_MACHINE:
+            names.append(name)
+    return names
 
 
 def joined(cluster: typing.Optional[towers.Cluster], job: typing.Any) -> typing.ContextManager:
-    """The context in which this process is a member of the cluster, as `towers.join` makes it.
+    """The context of `towers.join`, in which this process is a member of the cluster.
 
-    It has the timeouts of the flags, and the settings that all workers share. Without a cluster its
-    value is None. `job` is the `Job` of the process.
+    Args:
+      cluster: the machines, or None.
+      job: the `Job` of the process.
+
+    Returns:
+      A context whose value is the `Member`; without a cluster None.
     """
     if cluster is None:
         return contextlib.nullcontext()

@@ -1,4 +1,7 @@
-"""The evaluation of a run: it gives up at signals and errors, and keeps the best checkpoint."""
+"""`RunEvaluation`: the evaluation of a run, which keeps the best checkpoint.
+
+Tests are in tests/trainer/test_evaluations.py and test_trainer_stops.py.
+"""
 
 import math
 import os
@@ -12,40 +15,42 @@ from towers.errors import InputError
 from trainer.data import INPUT_ERRORS, input_failure, own_failure
 from trainer.metrics_log import entries
 
-SINCE_BEST = 'since_best'  # evaluations since the best one: 0 where there is none better so far
+SINCE_BEST = 'since_best'  # the result that counts the evaluations since the best one
 
 
 class _Value(typing.NamedTuple):
-    """The value of the metric in an evaluation."""
-    step: int
+    """The value of the metric of --keep_best in an evaluation."""
+    step: int  # the step that was evaluated
     value: float
 
 
 class RunEvaluation:
-    """An `Evaluation` that gives itself up where going on would lose trained steps, that is at a
-    signal and at an error of the test set; `EvaluationHook` then stops the session, which saves.
+    """An `Evaluation` that loses no trained steps, and keeps the best checkpoint of a run.
 
-    With --keep_best it saves the checkpoint that is the best one so far in the folder `best` below
-    that of the run, a folder of checkpoints like any other. Which evaluations were the best is read
-    from `metrics.jsonl`, which is exact over kills; so a run that resumes keeps what it would have
-    kept.
+    It gives itself up at a signal, and at an error of the test set; `EvaluationHook` then stops the
+    session, which saves the steps that were trained.
+
+    With --keep_best it saves the best checkpoint so far, into the folder `best` of the run's
+    folder. It reads the values of former evaluations from `metrics.jsonl`, which is exact over
+    kills; so a run that resumes keeps the same checkpoint as one that was never stopped.
 
     Attributes:
-      metrics: those of the evaluation, and with --keep_best `SINCE_BEST`.
-      failure: the error, to be raised when the session has saved; or None.
-      text: such as `'accuracy 0.98 at step 40: runs/digits/best/model.ckpt-40'`; or None.
+      metrics: the metrics of the evaluation, and with --keep_best `SINCE_BEST`.
+      failure: the error of the test set, to be raised when the session has saved; or None.
+      text: a text about the best checkpoint, such as `'accuracy 0.98 at step 40:
+        runs/digits/best/model.ckpt-40'`; None without one.
     """
 
     def __init__(self, evaluation: towers.Evaluation, train_dir: str, global_step: tf.Variable,
                  metric: str = '', stopped: typing.Optional[typing.Callable[[], bool]] = None):
         """
         Args:
-          evaluation: what is run.
-          train_dir: folder of the run.
-          global_step: of the run.
-          metric: that of --keep_best; '' for none.
-          stopped: function that tells whether a signal has come; None: machines, which stop
-            together at a step, never give up.
+          evaluation: the evaluation that is run.
+          train_dir: the folder of the run.
+          global_step: the variable that counts the steps of the run.
+          metric: the metric of --keep_best; '' for none.
+          stopped: function that tells whether a signal has come; None where several machines train,
+            which stop together at a step, so that no evaluation is given up.
 
         Raises:
           InvalidArgumentError: the evaluation has no such metric.
@@ -68,13 +73,14 @@ class RunEvaluation:
         self.metrics[SINCE_BEST] = None
         self._path = os.path.join(train_dir, 'best', 'model.ckpt')
         self._log = os.path.join(train_dir, 'metrics.jsonl')
-        self._values: typing.Optional[typing.List[_Value]] = None  # of all evaluations before
+        # The values of all evaluations so far; None until they are read from the log.
+        self._values: typing.Optional[typing.List[_Value]] = None
         self._saver = tf.train.Saver(max_to_keep=1, save_relative_paths=True)
         former = tf.train.latest_checkpoint(os.path.dirname(self._path))
         self._saver.recover_last_checkpoints([former] if former else [])
 
     def run(self, session: tf.Session) -> typing.Optional[dict]:
-        """Runs the evaluation: its results, with `SINCE_BEST`; None if it was given up."""
+        """Runs the evaluation; returns its results, with `SINCE_BEST`; None if it was given up."""
         try:
             results = self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:
@@ -88,26 +94,26 @@ class RunEvaluation:
             return results
         return self._with_best(session, results)
 
-    def _with_best(self, session: tf.Session, results: dict):
-        """Saves if these results are the best; returns them with `SINCE_BEST`."""
+    def _with_best(self, session: tf.Session, results: dict) -> dict:
+        """Saves a checkpoint if these results are the best; returns them with `SINCE_BEST`."""
         step = int(session.run(self._global_step))
-        before = self._values or self._read()
-        self._values = [each for each in before if each.step < step]
+        former_values = self._values or self._read()
+        self._values = [value for value in former_values if value.step < step]
         self._values.append(_Value(step, results[self._name]))
-        finite = [each for each in self._values if math.isfinite(each.value)]
+        finite = [value for value in self._values if math.isfinite(value.value)]
         if not finite:
             return dict(results, **{SINCE_BEST: 0})
-        best = max(finite, key=lambda each: (self._sign * each.value, -each.step))
+        best = max(finite, key=lambda value: (self._sign * value.value, -value.step))
         if best.step == step:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._saver.save(session, self._path, step, write_meta_graph=False)
         self.text = '%s %.4g at step %d: %s-%d' % (
             self._name, best.value, best.step, self._path, best.step)
-        since_best = len([each for each in self._values if each.step > best.step])
+        since_best = len([value for value in self._values if value.step > best.step])
         return dict(results, **{SINCE_BEST: since_best})
 
-    def _read(self):
-        """`_values` of a run that resumes, from its log, where null stands for NaN."""
+    def _read(self) -> typing.List[_Value]:
+        """The values of former evaluations, from the log; null in it stands for NaN."""
         values = []
         for entry in entries(self._log):
             if 'test_' + self._name in entry:

@@ -1,7 +1,7 @@
 """The command line of train.py: parses flags, shows the help, says errors in the words of flags.
 
-This module and those that it imports do without TensorFlow, whose import takes seconds: so a typing
-error is said at once.
+This module and those that it imports do not import TensorFlow, which takes seconds: so a typing
+error is said at once. Its test is tests/trainer/test_trainer_flags.py.
 """
 
 import difflib
@@ -34,7 +34,7 @@ def help_text(summary: str) -> str:
     """The text of --help.
 
     Args:
-      summary: its first line.
+      summary: the first line of the text.
 
     Returns:
       The summary, all flags in their groups, and the names of all options of --config: at most 100
@@ -50,17 +50,17 @@ def help_text(summary: str) -> str:
     return '\n'.join(lines)
 
 
-def _described(settings: typing.Iterable[Setting], prefix: str):
-    """Lines about settings: a sentence each, with the values that there are, and a default.
+def _described(settings: typing.Iterable[Setting], prefix: str) -> typing.List[str]:
+    """The lines of the help about some settings: a sentence each, with choices and default.
 
     Args:
-      settings: those to be described, in order.
-      prefix: what is written before their names.
+      settings: the settings, in order.
+      prefix: what is written before their names: '--', or '' for options.
     """
     lines = []
     for setting in settings:
         text = setting.text
-        if setting.name in ('optimizer', 'decay'):  # whose text does not say which there are
+        if setting.name in ('optimizer', 'decay'):  # the texts of the others name the choices
             text += ': ' + ', '.join(word for word in setting.limits if word)
         if setting.default not in ('', []):
             text += ' (%s)' % setting.default
@@ -75,13 +75,13 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
 
     Args:
       argv: list of strings, the program first.
-      summary: first line of the help.
+      summary: the first line of the help.
 
     Returns:
-      The arguments that are no flags: the program alone.
+      The arguments that are no flags: only the program.
 
     Raises:
-      SystemExit: after the help, which is in groups, or an error, which is one line (status 2).
+      SystemExit: after the help (status 0), or after a line about an error (status 2).
     """
     if '--config=help' in argv:
         print('\n'.join(_described(OPTIONS, '')))
@@ -99,7 +99,7 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
         refuse(_without_python(str(error)))
     if len(rest) > 1:
         refuse('%r is no flag: flags begin with --' % rest[1])
-    for name in PATHS:  # as of a shell, which leaves --train_dir=~/run as it is
+    for name in PATHS:  # a shell does not expand the ~ in --train_dir=~/run
         path = re.sub('^file://(?=/)', '', str(FLAGS[name].value))
         FLAGS[name].value = os.path.expanduser(path)
     wrong = contradiction({name for name in FLAGS if FLAGS[name].present})
@@ -108,8 +108,8 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
     return rest
 
 
-def _without_python(text: str):
-    """The text of an error of absl about a value, with what was expected in plain words.
+def _without_python(text: str) -> str:
+    """The text of an error of absl about a value, with plain words about what was expected.
 
     absl quotes the error of `int` or `float`, which says more about Python than about the value.
     """
@@ -118,11 +118,11 @@ def _without_python(text: str):
     return re.sub(r"\('Non-boolean argument .*", 'expected true or false', text)
 
 
-def _refuse_options(arguments: typing.List[str]):
-    """Ends the program where an option of --config was given as a flag.
+def _refuse_options(arguments: typing.List[str]) -> None:
+    """Ends the program if an option of --config was given as a flag.
 
     Args:
-      arguments: of the command line, without the program.
+      arguments: the arguments of the command line, without the program.
     """
     for argument in arguments:
         if not argument.startswith('-'):
@@ -134,14 +134,16 @@ def _refuse_options(arguments: typing.List[str]):
                        % (option, option))
 
 
-def _take_options(config: str):
+def _take_options(config: str) -> None:
     """Sets the options of one --config.
 
     Args:
       config: the path of a JSON file; or the JSON itself, which begins with a brace.
     """
-    values = _options_of_text(config) if config.lstrip().startswith('{') else (
-        _options_of_file(config))
+    if config.lstrip().startswith('{'):
+        values = _options_of_text(config)
+    else:
+        values = _options_of_file(config)
     for name, value in values.items():
         if name not in OPTIONS_BY_NAME:
             _refuse_unknown_option(name)
@@ -150,17 +152,17 @@ def _take_options(config: str):
         FLAGS[name].present = 1
 
 
-def _options_of_text(text: str):
-    """The options in the text of a JSON object, a dict."""
+def _options_of_text(text: str) -> dict:
+    """The options in a JSON object: {name: value}."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         refuse('--config=%s is no JSON: %s' % (_escaped(text[:60]), error))
 
 
-def _options_of_file(path: str):
-    """The options in the JSON file of a path, a dict."""
-    from towers.errors import BadFileError  # which imports TensorFlow
+def _options_of_file(path: str) -> dict:
+    """The options in a JSON file: {name: value}."""
+    from towers.errors import BadFileError  # imports TensorFlow, so not at the top
     from towers.safe_files import SCALAR, read_json
     try:
         values = read_json(path, {str: SCALAR}, 'write {"label_smoothing": 0.1}')
@@ -172,34 +174,35 @@ def _options_of_file(path: str):
     return values
 
 
-def _escaped(text: str):
-    """A text of a user's without line breaks and controls of a terminal."""
+def _escaped(text: str) -> str:
+    """A text with line breaks, and control characters of a terminal, escaped."""
     return ascii(text)[1:-1]
 
 
-def _refuse_unknown_option(name: str):
+def _refuse_unknown_option(name: str) -> typing.NoReturn:
     """Ends the program, since there is no option of that name.
 
-    It says the flag of that name, if there is one, else the option whose name is the most like it.
+    The line names the flag of that name, if there is one; else the option with the most similar
+    name.
     """
-    near = difflib.get_close_matches(name, OPTIONS_BY_NAME, 1)
+    similar = difflib.get_close_matches(name, OPTIONS_BY_NAME, 1)
     if name in FLAGS_BY_NAME:
         advice = ', but a flag --%s: give that' % name
-    elif near:
-        advice = ': did you mean %s?' % near[0]
+    elif similar:
+        advice = ': did you mean %s?' % similar[0]
     else:
         advice = '; --help lists those there are'
     refuse('--config: there is no option %s%s' % ('%.60a' % name, advice))
 
 
-def _check_kind(name: str, value: typing.Any):
-    """Ends the program where the value of an option is of another kind.
+def _check_kind(name: str, value: typing.Any) -> None:
+    """Ends the program if the value of an option is of another type than its default.
 
-    A whole number does for a number; true and false do for no number.
+    A whole number is a number, too; true and false are not.
 
     Args:
-      name: of the option.
-      value: as JSON has it.
+      name: the name of the option.
+      value: the value, as JSON gives it.
     """
     kind = type(OPTIONS_BY_NAME[name].default)
     kinds = (int, float) if kind is float else (kind,)
@@ -212,7 +215,7 @@ def _check_kind(name: str, value: typing.Any):
 
 # ---- Errors in the words of flags ----------------------------------------------------------------
 
-# Advice in errors of `towers` about arguments of calls (a pattern), and the same about flags.
+# Patterns of phrases in errors of `towers`, about arguments of calls; and the same about flags.
 _PHRASES = [
     (r'[,;]? or pass resolve_devices\(…[^.]*', ', or see its plan with --plan_only'),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
@@ -231,15 +234,16 @@ def in_flags(text: str) -> str:
         keep=3                           becomes     keep=3 of --config
 
     Args:
-      text: of the error, which speaks of arguments of calls.
+      text: the text of the error, about arguments of calls.
 
     Returns:
       The text with flags in place of the arguments that they stand for.
     """
-    for pattern, instead in _PHRASES:
-        text = re.sub(pattern, instead, text)
+    for pattern, in_words_of_flags in _PHRASES:
+        text = re.sub(pattern, in_words_of_flags, text)
 
-    def flag(found: typing.Match):
+    def flag(found: typing.Match) -> str:
+        """The flag for an argument such as `precision='fp16'`; the same text if there is none."""
         name, value = found.groups()
         if name == 'devices' and not FLAGS['devices'].value:
             name = 'num_towers'
@@ -247,7 +251,8 @@ def in_flags(text: str) -> str:
             return found.group()
         return '--%s=%s' % (name, value.strip("'"))
 
-    def option(found: typing.Match):  # no flag: '--keep', and 'keep=3'
+    def option(found: typing.Match) -> str:
+        """The option for `--keep` or `keep=3`, which is no flag; a bare word stays."""
         _, name, value = found.groups()
         if not found.group().startswith('--') and not value:
             return found.group()

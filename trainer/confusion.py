@@ -13,9 +13,9 @@ import numpy as np
 from towers.errors import shown
 from trainer.pictures import new_axes, write_picture, write_table
 
-_MOST_CLASSES = 20  # of which the screen has the whole matrix
-_MOST_MISTAKES = 10  # lines of the most frequent ones
-_MOST_PICTURED = 40  # classes whose names and counts are in the picture
+_MOST_CLASSES = 20  # with more classes the screen does not show the matrix
+_MOST_MISTAKES = 10  # how many of the most frequent mistakes the screen shows
+_MOST_PICTURED = 40  # with more classes the picture has no names and counts
 
 
 class ConfusionMatrix:
@@ -28,8 +28,8 @@ class ConfusionMatrix:
     def __init__(self, num_classes: int, names: typing.Optional[typing.Sequence[str]] = None):
         """
         Args:
-          num_classes: how many there are; labels are 0 … num_classes - 1.
-          names: of the classes; None: their numbers.
+          num_classes: the number of classes; labels are 0 … num_classes - 1.
+          names: the names of the classes; None for their numbers.
         """
         self.counts = np.zeros([num_classes, num_classes], np.int64)
         self._names = [shown(str(name)) for name in (names or range(num_classes))]
@@ -50,44 +50,49 @@ class ConfusionMatrix:
 
     @property
     def accuracies(self) -> np.ndarray:
-        """The share of each class's examples that were predicted as such; NaN without examples."""
+        """For each class the share of its examples that were predicted as this class; NaN for a
+        class without examples."""
         with np.errstate(invalid='ignore'):
             return np.diagonal(self.counts) / self.examples
 
     def __str__(self):
+        """Accuracies by class, the matrix if there are few classes, and the frequent mistakes."""
         lines = self._lines_by_class()
         if len(self._names) <= _MOST_CLASSES:
             lines += self._lines_of_matrix()
         return '\n'.join(lines + self._lines_of_mistakes())
 
-    def _lines_by_class(self):
-        """A line a class, with its accuracy; of many, the classes with the smallest."""
-        order = range(len(self._names))
+    def _lines_by_class(self) -> typing.List[str]:
+        """A line for each class, with its accuracy; of many classes, those with the smallest."""
+        classes = np.arange(len(self._names))
         title = 'accuracy by class'
         if len(self._names) > _MOST_CLASSES:
-            order = np.argsort(self.accuracies, kind='stable')[:_MOST_CLASSES]
+            classes = np.argsort(self.accuracies, kind='stable')[:_MOST_CLASSES]
             title = 'accuracy of the %d classes with the smallest' % _MOST_CLASSES
         width = max(len(name) for name in self._names)
-        return [title] + ['  %s  %.4f of %d' % (
-            self._names[number].ljust(width), self.accuracies[number], self.examples[number])
-            for number in order]
+        lines = [title]
+        for label in classes:
+            lines.append('  %s  %.4f of %d' % (
+                self._names[label].ljust(width), self.accuracies[label], self.examples[label]))
+        return lines
 
-    def _lines_of_matrix(self):
-        """The matrix: a row a label, a column a predicted class."""
+    def _lines_of_matrix(self) -> typing.List[str]:
+        """The matrix: a row for each label, a column for each predicted class."""
         width = max(3, len(str(self.counts.max())), len(str(len(self._names) - 1)))
         name_width = max(len(name) for name in self._names)
         heads = self._names
-        if max(len(name) for name in heads) > width:  # long names: columns by number
-            heads = [str(number) for number in range(len(self._names))]
+        if max(len(name) for name in heads) > width:  # names are too long for columns
+            heads = [str(label) for label in range(len(self._names))]
+        head_cells = [' ' * name_width] + [head.rjust(width) for head in heads]
         lines = ['examples by label (row) and predicted class (column)',
-                 '  '.join([' ' * name_width] + [head.rjust(width) for head in heads])]
+                 '  ' + '  '.join(head_cells)]
         for name, row in zip(self._names, self.counts):
-            cells = [str(count).rjust(width) if count else '.'.rjust(width) for count in row]
-            lines.append('  '.join([name.ljust(name_width)] + cells))
-        return ['  ' + line if number else line for number, line in enumerate(lines)]
+            cells = [str(count or '.').rjust(width) for count in row]
+            lines.append('  ' + '  '.join([name.ljust(name_width)] + cells))
+        return lines
 
-    def _lines_of_mistakes(self):
-        """The most frequent mistakes, a line each; none without mistakes."""
+    def _lines_of_mistakes(self) -> typing.List[str]:
+        """A line for each of the most frequent mistakes, below a title; [] without mistakes."""
         mistakes = self.counts - np.diag(np.diagonal(self.counts))
         order = np.argsort(-mistakes, axis=None, kind='stable')[:_MOST_MISTAKES]
         lines = []
@@ -96,7 +101,9 @@ class ConfusionMatrix:
             if count:
                 lines.append('  %s taken for %s: %d of %d' % (
                     self._names[label], self._names[predicted], count, self.examples[label]))
-        return ['most frequent mistakes'] + lines if lines else []
+        if not lines:
+            return []
+        return ['most frequent mistakes'] + lines
 
     def write(self, path: str) -> None:
         """Writes the matrix: a table to a path that ends in `.csv`, else a picture.
@@ -112,8 +119,8 @@ class ConfusionMatrix:
         else:
             self._draw(path)
 
-    def _draw(self, path: str):
-        """Draws the share of each label's examples by predicted class, as a PNG at a path."""
+    def _draw(self, path: str) -> None:
+        """Writes a PNG with the share of each label's examples by predicted class."""
         axes = new_axes('test examples by label and predicted class', (7, 6))
         shares = self.counts / np.maximum(self.examples[:, None], 1)
         image = axes.imshow(shares, cmap='Blues', vmin=0, vmax=1)

@@ -1,9 +1,10 @@
 """Flags and options that do not go together.
 
-Each value alone is checked when it is parsed (`flags`); here are the rules for several. A rule is a
+A single value is checked when it is parsed (`flags`); here are the rules for several. A rule is a
 plain `if` that returns the line with which the program ends: what was given, and what to give.
-Flags that are ignored are refused, too, by the table `_GOES_WITH`: a user who gives one wants its
-effect. Whatever depends on the data or the model is refused later, by the module that knows it.
+Flags without effect are refused, too, by the table `_GOES_WITH`: a user who gives one wants its
+effect. Whatever depends on the data or the model is refused later, by the module that knows it. Its
+test is tests/trainer/test_trainer_flags.py.
 """
 
 import json
@@ -78,12 +79,12 @@ def _of_paths(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _of_a_name(name: str, path: str):
-    """What is wrong about a path as a name; None if nothing is.
+def _of_a_name(name: str, path: str) -> typing.Optional[str]:
+    """What is wrong about the characters of a path; None if nothing is.
 
     Args:
-      name: of the flag.
-      path: its value.
+      name: the name of the flag.
+      path: the value of the flag.
     """
     if '\0' in path:
         return '--%s=%a has a NUL in it, as no path has: give another' % (name, path)
@@ -94,19 +95,19 @@ def _of_a_name(name: str, path: str):
     return None
 
 
-def _of_a_remote_path(name: str, path: str):
+def _of_a_remote_path(name: str, path: str) -> typing.Optional[str]:
     """What is wrong about a path `scheme://…`, which is not of this machine; None if nothing is.
 
     Args:
-      name: of the flag; --init_from and --export_dir alone take such paths.
-      path: its value.
+      name: the name of the flag; only --init_from and --export_dir take such paths.
+      path: the value of the flag.
     """
-    if name == 'data_dir' and ':' in FLAGS.dataset:  # the user's own to read
+    if name == 'data_dir' and ':' in FLAGS.dataset:  # the user's own function reads it
         return None
     if name not in ('export_dir', 'init_from'):
         return ('--%s=%s is no path of this machine, and --init_from and --export_dir alone take '
                 'others: give one, such as that where it is mounted' % (name, path))
-    import tensorflow.compat.v1 as tf  # it alone reaches such a path
+    import tensorflow.compat.v1 as tf  # only TensorFlow reaches such a path
 
     from towers.errors import reason_of
     try:
@@ -116,22 +117,20 @@ def _of_a_remote_path(name: str, path: str):
     return None
 
 
-def _of_a_local_path(name: str, path: str):
+def _of_a_local_path(name: str, path: str) -> typing.Optional[str]:
     """What is wrong about a path of this machine; None if nothing is.
 
     Args:
-      name: of the flag.
-      path: its value.
+      name: the name of the flag.
+      path: the value of the flag.
     """
     if name == 'export_dir' and path and not _may_hold_files(path):
         return '--export_dir=%s cannot be written to: name a folder' % path
     return None
 
 
-def _may_hold_files(folder):
-    """Whether files can be written into a folder.
-
-    It is there and can be written to; or it can be made below one for which that holds.
+def _may_hold_files(folder: str) -> bool:
+    """Whether files can be written into a folder, or into the nearest folder above it that exists.
     """
     folder = os.path.abspath(folder)
     while not os.path.lexists(folder):
@@ -165,8 +164,8 @@ def _of_the_rate(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_the_end(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about flags that end the run earlier, or about the steps that it profiles; None
-    if nothing is."""
+    """What is wrong about flags that end the run before its last step, or about the steps that it
+    profiles; None if nothing is."""
     del given
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
@@ -181,7 +180,7 @@ def _of_the_end(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _of_the_mode(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about modes that run no steps of training; None if nothing is."""
+    """What is wrong about a mode that does not train; None if nothing is."""
     del given
     if FLAGS.batch_size == 'auto':
         flag = _flag_that_does_not_train()
@@ -212,8 +211,8 @@ def _of_what_is_written(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _flag_that_does_not_train():
-    """The flag by which the program does not train, as it was given; None if it trains."""
+def _flag_that_does_not_train() -> typing.Optional[str]:
+    """The flag that makes the program do something else than train, as text; None if it trains."""
     if FLAGS.plan_only:
         return '--plan_only'
     if FLAGS.mode != 'train':
@@ -224,8 +223,7 @@ def _flag_that_does_not_train():
 
 
 def _of_machines(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about --cluster, what one machine alone can do, or TF_CONFIG; None if nothing
-    is."""
+    """What is wrong about --cluster, or TF_CONFIG; None if nothing is."""
     del given
     if FLAGS.job_name == 'evaluator':
         return None
@@ -246,8 +244,8 @@ def _of_machines(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _tasks_in(config: str):
-    """The number of tasks in the text of TF_CONFIG; 0 where it is not that of a cluster."""
+def _tasks_in(config: str) -> int:
+    """The number of tasks that `TF_CONFIG` names; 0 where its text describes no cluster."""
     try:
         return sum(len(addresses) for addresses in json.loads(config)['cluster'].values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -256,7 +254,8 @@ def _tasks_in(config: str):
 
 _FILES = ['imagenet', 'tfrecords', 'folder']
 _STEPS = ['train', 'memory', 'find_rate']
-_GOES_WITH = [  # a flag or option, and the values of a flag with which it is of use
+# A flag or option, another flag, and the values of that one with which the first has an effect.
+_GOES_WITH = [
     ('synchronous', 'cluster', ['ps']),
     ('start_timeout', 'cluster', CLUSTERS), ('dead_after', 'cluster', CLUSTERS),
     ('cluster', 'mode', ['train']), ('momentum', 'optimizer', ['momentum', 'rmsprop', 'lars']),
@@ -277,7 +276,7 @@ _OF_NETWORKS_BY_NAME = {'weight_decay', 'aux_loss_weight', 'batch_norm_decay', '
 
 
 def _of_no_use(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about a flag that was given, and has no effect with the value of another one;
+    """What is wrong about a flag that was given, but has no effect with the value of another one;
     None if nothing is."""
     for flag, other, values in _GOES_WITH:
         if flag in given and FLAGS[other].value not in values:

@@ -1,8 +1,9 @@
-"""The data set of the flags, and errors of a pipeline of the user's own.
+"""The data set of the flags, and the errors of its input pipeline.
 
 An error of the input comes out of a step, as a `tf.errors.OpError` with a text of TensorFlow's. The
 functions below turn it into the error of this program that names the data set, the function or the
-example, and says what to do; they return None for an error that the input did not cause.
+example, and says what to do; they return None for an error that the input did not cause. Its test
+is tests/trainer/test_trainer_data.py.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ def make_dataset() -> typing.Any:
     options = {}
     if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):
         options['augment'] = FLAGS.augment
-        if FLAGS.mode != 'check_data':  # which writes the list
+        if FLAGS.mode != 'check_data':  # this mode writes the list
             options['bad_list'] = FLAGS.bad_examples or None
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None, FLAGS.num_classes,
                                    FLAGS.background_class, **options)
@@ -49,17 +50,19 @@ def make_dataset() -> typing.Any:
 
 
 def test_numbers(dataset: typing.Any) -> typing.Iterable[int]:
-    """The numbers of the images that an evaluation takes, in order.
+    """The numbers of the test examples, in the order in which an evaluation gives them.
 
-    They have gaps where `bad_examples` are left out.
+    There are gaps where `bad_examples` are left out.
 
     Args:
       dataset: the data set of the flags.
     """
-    return dataset.numbers['test'] if hasattr(dataset, 'numbers') else itertools.count()
+    if hasattr(dataset, 'numbers'):
+        return dataset.numbers['test']
+    return itertools.count()
 
 
-# ---- A pipeline of the user's own ---------------------------------------------------------------
+# ---- errors of the input -------------------------------------------------------------------------
 
 def is_own() -> bool:
     """Whether --dataset names a function of the user's own, `module:function`."""
@@ -67,10 +70,10 @@ def is_own() -> bool:
 
 
 def data_ended(when: str, at_once: bool = False) -> datasets.OwnDataError:
-    """The `OwnDataError` of training data that ended before the run.
+    """The `OwnDataError` for training data that ended before the run.
 
     Args:
-      when: after how many steps, in words.
+      when: the text about after how many steps it ended.
       at_once: whether it gave no batch since the run was started.
     """
     advice = 'Add .repeat()'
@@ -86,7 +89,7 @@ def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """The error for a failure in the user's own pipeline or model.
 
     Args:
-      error: what a step raised.
+      error: the error that a step raised.
 
     Returns:
       An `OwnDataError` or `OwnModelError`; None for an error of another kind.
@@ -110,11 +113,11 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """The error for a failure in the input of a data set of this program.
 
     Args:
-      error: what a step raised.
+      error: the error that a step raised.
 
     Returns:
-      A `BadExampleError`, which names the example where the data set's own check does; None for
-      an error of another kind.
+      A `BadExampleError`, which names the example if the data set's own check has found it; None
+      for an error of another kind.
     """
     if is_own() or not is_of_input(error):
         return None
@@ -131,7 +134,8 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
 
 @contextlib.contextmanager
 def naming_failures() -> typing.Iterator[None]:
-    """A block of steps that train nothing; an error of the user's own data or model is named."""
+    """A context for steps that train nothing: an error in one becomes the error that names the
+    user's own data or model, if that caused it."""
     try:
         yield
     except (tf.errors.OpError, MeasurementError) as error:
@@ -145,8 +149,7 @@ def naming_failures() -> typing.Iterator[None]:
 
 
 def show_cause(error: Exception) -> None:
-    """Prints to standard error the traceback in the user's own code that caused an error of it.
-    """
+    """Prints the traceback of the user's own code that caused an error, to standard error."""
     cause = error.__cause__
     if isinstance(cause, tf.errors.OpError):
         # The traceback of a Python function in the pipeline is a part of the error's text.
@@ -161,9 +164,9 @@ def show_cause(error: Exception) -> None:
         traceback.print_exception(type(cause), cause, frames)
 
 
-def _is_importing(frame: typing.Any):
-    """Whether a frame is of the call or import of the user's code: one of ours, or of Python's own.
-    """
+def _is_importing(frame: typing.Any) -> bool:
+    """Whether a frame of a traceback calls or imports the user's code: it is in this program, or in
+    Python's import system."""
     ours = (datasets.own.__name__, datasets.own_code.__name__, own_model.__name__, 'importlib')
     return (frame.f_globals.get('__name__') in ours
             or frame.f_code.co_filename.startswith('<frozen importlib'))

@@ -1,8 +1,9 @@
 """train.py as an evaluator: evaluates the checkpoints of a run, until it ends.
 
-It is a process beside the run, on this machine or on another one that shares the folder. Both
-speak through files alone: the run's checkpoints, and `ended.json`, which says that no more will
-come. The evaluator writes `evaluator.jsonl`, and otherwise only reads.
+It is a process beside the run, on this machine or on another one that shares the folder. The two
+share only files: the run's checkpoints, and `ended.json`, which says that no more will come. The
+evaluator writes `evaluator.jsonl`, and otherwise only reads. Its test is
+tests/trainer/test_evaluations.py.
 """
 
 import contextlib
@@ -31,27 +32,28 @@ def say_ended(directory: str, step: typing.Optional[int]) -> None:
     """Writes into the folder of a run whether it has ended.
 
     Args:
-      directory: of the run.
-      step: with which it ended for good; None: it goes on.
+      directory: the folder of the run.
+      step: the step with which it has ended for good; None if it goes on.
     """
     path = os.path.join(directory, END)
     if step is not None:
         with written_whole(path) as opened:
             json.dump({'step': step}, opened)
     else:
-        with contextlib.suppress(OSError):  # mostly there is none
+        with contextlib.suppress(OSError):  # mostly there is no such file
             os.remove(path)
 
 
 def evaluate_run(setup: Setup) -> None:
     """Evaluates each new checkpoint of --train_dir, up to the one with which the run ends.
 
-    Each is evaluated in a graph of its own, as `--mode=eval` does.
+    Each is evaluated in a graph of its own, as with `--mode=eval`.
 
     Args:
       setup: the model and its data.
     """
-    def evaluated(prefix: str):
+    def evaluated(prefix: str) -> dict:
+        """The results of a checkpoint."""
         with tf.Graph().as_default():
             tf.set_random_seed(FLAGS.seed)
             return evaluate(make_evaluation(setup), setup, prefix)
@@ -60,14 +62,15 @@ def evaluate_run(setup: Setup) -> None:
 
 def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                          pause: float = 1.) -> None:
-    """Evaluates each new checkpoint of a run's directory; the results become lines of `FILE` there.
+    """Evaluates each new checkpoint of a run; the results become lines of `FILE` in its folder.
 
-    It takes the newest one; those that came while another one was evaluated are passed over.
+    It always takes the newest checkpoint; older ones, saved while it evaluated another, are passed
+    over.
 
     Args:
       evaluate: function from the prefix of a checkpoint to a dict of results.
-      directory: of the run.
-      pause: seconds from one look to the next.
+      directory: the folder of the run.
+      pause: seconds from one look into the folder to the next.
     """
     log = MetricsLog(os.path.join(directory, FILE))
     print('waiting        for checkpoints in %s; the results go to %s' % (
@@ -95,25 +98,26 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
     print('evaluated      the last step, %s: ended' % step_of(prefix), flush=True)
 
 
-def _resume(log: MetricsLog, step: int, is_new: bool = False):
-    """Prepares a `MetricsLog` for results from a step on, and prints what was done for it."""
-    told = log.resume(step, is_new)
-    if told is not None:
-        print(told, flush=True)
+def _resume(log: MetricsLog, step: int, is_new: bool = False) -> None:
+    """Prepares a log for results from a step on, see `MetricsLog.resume`, and prints what it did.
+    """
+    line = log.resume(step, is_new)
+    if line is not None:
+        print(line, flush=True)
 
 
-def _new_checkpoints(directory: str, pause: float):
-    """Yields the prefix of the newest checkpoint, each once, until the run has ended with it.
+def _new_checkpoints(directory: str, pause: float) -> typing.Iterator[str]:
+    """Yields the prefix of each new checkpoint of a run, until the run has ended with it.
 
     Args:
-      directory: of the run.
-      pause: seconds from one look at it to the next.
+      directory: the folder of the run.
+      pause: seconds from one look into the folder to the next.
     """
-    seen = None
+    latest = None
     while True:
         newest = newest_prefix(directory)
-        if newest is not None and newest != seen:
-            seen = newest
+        if newest is not None and newest != latest:
+            latest = newest
             yield newest
         elif newest is not None and _has_ended(directory, newest):
             return
@@ -121,16 +125,16 @@ def _new_checkpoints(directory: str, pause: float):
             time.sleep(pause)
 
 
-def _has_ended(directory: str, newest: str):
-    """Whether the run of a `directory` has ended with its `newest` checkpoint."""
+def _has_ended(directory: str, newest: str) -> bool:
+    """Whether the run in a folder has ended with its newest checkpoint, of this prefix."""
     end = read_json(os.path.join(directory, END), {'step': int}, 'delete it')
     return end is not None and end['step'] == step_of(newest)
 
 
 @contextlib.contextmanager
-def _stopped_by_sigterm():
-    """A block that SIGTERM ends, also in the first process of a container, which would ignore it.
-    """
+def _stopped_by_sigterm() -> typing.Iterator[None]:
+    """A context in which SIGTERM ends the process, also the first process of a container, in which
+    the kernel ignores a signal without a handler."""
     def stop(number: int, unused_frame: typing.Any):
         sys.exit(128 + number)
     former = signal.signal(signal.SIGTERM, stop)

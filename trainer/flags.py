@@ -1,12 +1,14 @@
 """The settings of train.py: flags, and options of --config, in one table.
 
-Flags are what most runs give, at most 50, in groups as --help shows them. Options are what few
-need, and come by --config, from a JSON file or as JSON. Both are values of `FLAGS` by their names.
-To add one, write a row of `GROUPS` or `OPTIONS`, with the kind of change that another value means
-for a run that goes on; refuse it in `contradictions` where it has no effect.
+Flags are the settings that most runs give, at most 50, in groups as --help shows them. Options are
+settings that few runs need; --config gives them, from a JSON file or as JSON. The values of both
+are attributes of `FLAGS`. To add a setting, write a row of `GROUPS` or `OPTIONS`, with the kind of
+change that another value means for a run that goes on; refuse it in `contradictions` where it has
+no effect.
 
-Words that a setting may have are written here, also where a module of `towers` or `datasets` has
-them: flags are checked before these modules, and TensorFlow, are imported. The tests compare both.
+The choices of a setting are written here, also where a module of `towers` or `datasets` has them:
+flags are checked before these modules, and TensorFlow, are imported. The test,
+tests/trainer/test_trainer_flags.py, compares both.
 """
 
 import collections
@@ -20,35 +22,49 @@ FLAGS = flags.FLAGS
 
 CLUSTERS = ['ring', 'ps', 'horovod']
 OPTIMIZERS = ['sgd', 'momentum', 'adam', 'adamw', 'rmsprop', 'lars', 'lamb']
-DECAYS_OF_WEIGHTS = ['adamw', 'lars', 'lamb']  # in place of an L2 loss
+DECAYS_OF_WEIGHTS = ['adamw', 'lars', 'lamb']  # optimizers that decay weights without an L2 loss
 DECAYS_BY_RATE = ['exponential', 'step']
 DECAYS_OVER_EPOCHS = DECAYS_BY_RATE + ['polynomial', 'cosine', 'cosine_restarts']
 
 # Upper bounds of numbers. A larger one is a typing error, which TensorFlow would answer with a
 # traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
 # float into a float32.
-MOST_PIXELS, MOST_TOWERS, MOST_EPOCHS, MOST_CHECKPOINTS = 4096, 10000, 10 ** 6, 10 ** 6
-MOST_EXAMPLES, MOST_STEPS, MOST_FLOAT = 10 ** 6, 10 ** 12, 3e38
+MOST_PIXELS = 4096
+MOST_TOWERS = 10000
+MOST_EPOCHS = 10 ** 6
+MOST_CHECKPOINTS = 10 ** 6
+MOST_EXAMPLES = 10 ** 6
+MOST_STEPS = 10 ** 12
+MOST_FLOAT = 3e38
 
 # What another value of a setting means for a run that goes on.
-ONCE = 'of one start'  # not recorded
-HARMLESS = 'harmless'
-CHANGES = 'changes the run'
-STATE = 'state'  # it adds or removes variables of the checkpoints
+ONCE = 'of one start'  # nothing: the setting is for one start, and is not recorded
+HARMLESS = 'harmless'  # the numbers stay the same
+CHANGES = 'changes the run'  # other numbers from there on
+STATE = 'state'  # other variables in the checkpoints
 
 
 class Setting(typing.NamedTuple):
-    """A flag, or an option of --config."""
+    """A flag, or an option of --config.
+
+    Attributes:
+      name: the name of the setting.
+      default: the default; values have its type.
+      limits: for a number `(least, most)`; for a choice the list of words; else None.
+      kind: what another value means for a run that goes on: `ONCE`, `HARMLESS`, `CHANGES` or
+        `STATE`.
+      text: a sentence for the help, without the default.
+    """
     name: str
-    default: typing.Any  # of the type of its values
-    limits: typing.Any  # (least, most) of a number; list of words of which one is expected; or None
-    kind: str  # another value for a run that goes on: `ONCE`, `HARMLESS`, `CHANGES` or `STATE`
-    text: str  # a sentence for the help, without the default
+    default: typing.Any
+    limits: typing.Any
+    kind: str
+    text: str
 
 
-def _group(*settings: tuple) -> typing.List[Setting]:
-    """The `Setting`s of tuples of their fields."""
-    return [Setting(*setting) for setting in settings]
+def _group(*rows: tuple) -> typing.List[Setting]:
+    """The settings of a group; a row has the fields of a `Setting`."""
+    return [Setting(*row) for row in rows]
 
 
 GROUPS = collections.OrderedDict([
@@ -235,22 +251,22 @@ PATHS = ('train_dir', 'data_dir', 'init_from', 'export_dir', 'predictions', 'mem
 
 
 class _BatchSizeParser(flags.IntegerParser):
-    """A whole number, or 'auto'."""
+    """Parses the value of --batch_size: a whole number, or 'auto'."""
 
     def parse(self, argument: typing.Any) -> typing.Any:
-        """The value of an argument, an int or 'auto'; raises `ValueError` for another one."""
+        """The value, an int or 'auto'; raises `ValueError` for something else."""
         if argument == 'auto':
             return argument
         try:
             return super(_BatchSizeParser, self).parse(argument)
         except ValueError as error:
-            if re.match(r'[+-]?\d+$', str(argument)):  # out of range, which the error says
+            if re.match(r'[+-]?\d+$', str(argument)):  # the error says that it is out of range
                 raise
             raise ValueError("expected a whole number, or 'auto'") from error
 
 
-def _define(setting: Setting):
-    """Makes a setting a value of `FLAGS`, which checks it."""
+def _define(setting: Setting) -> None:
+    """Defines a setting as a flag of absl, which checks its values."""
     name = setting.name
     default = setting.default
     limits = setting.limits
@@ -284,10 +300,10 @@ def train_dir() -> str:
 def decays_until_the_end(given_epochs: typing.Optional[float] = None) -> bool:
     """Whether the learning rate falls until the last step of the run.
 
-    Then a longer run is another one from its first step on.
+    If so, a longer run has other rates from its first step on.
 
     Args:
-      given_epochs: in place of --decay_epochs; None for that flag.
+      given_epochs: a value in the place of --decay_epochs; None for that flag.
     """
     epochs = FLAGS.decay_epochs if given_epochs is None else given_epochs
     return FLAGS.decay in ('polynomial', 'cosine') and not epochs
@@ -307,4 +323,6 @@ def profiled_steps(text: str) -> typing.Optional[typing.Tuple[int, int]]:
         return None
     first = int(parts[0])
     last = int(parts[1])
-    return (first, last) if 1 < first < last else None
+    if not 1 < first < last:
+        return None
+    return first, last

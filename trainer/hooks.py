@@ -1,9 +1,10 @@
 """The hooks of a run: what train.py does around its steps.
 
 TensorFlow calls the hooks of a session in their order, at its begin, before and after each step,
-and at its end. Here the order says what a checkpoint contains: what is written of a step (progress,
-summaries, the user's own hooks), then the evaluation, then the hook that saves (`training_session`
-makes it), and at last the one that stops at a signal. A step that fails before is not saved.
+and at its end. First come the hooks that write something about a step (progress, summaries, the
+user's own), then the evaluation, then the hook that saves (`training_session` makes it), and last
+the hook that stops at a signal. So a step in which a hook before the save fails is not saved. Tests
+are in tests/trainer/test_train.py and test_trainer_stops.py.
 """
 
 import math
@@ -27,29 +28,40 @@ from trainer.own_hooks import make_own_hooks
 from trainer.own_model import is_own_model
 from trainer.progress import ProgressHook
 
-_LARGE_CONSTANT = 4096  # bytes; TensorBoard draws no values
+_LARGE_CONSTANT = 4096  # bytes, above which a constant's value is left out of TensorBoard's graph
 
 
 class RunHooks(typing.NamedTuple):
-    """The hooks of a training."""
-    first: typing.List[tf.train.SessionRunHook]  # those that come before the one that saves
-    save_listeners: typing.List[tf.train.CheckpointSaverListener]  # for the one that saves
-    progress: ProgressHook  # one of `first`, as the next two are
+    """The hooks of a training.
+
+    Attributes:
+      first: the hooks that come before the one that saves; `progress`, `evaluation` and `minutes`
+        are among them.
+      save_listeners: listeners of the hook that saves.
+      progress: the hook that shows the progress.
+      evaluation: the hook that evaluates.
+      signals: `StopOnSignalHook`, or with several machines `StopTogetherHook`; it comes last.
+      minutes: the hook of --max_minutes.
+      tested: the evaluation that `evaluation` runs.
+    """
+    first: typing.List[tf.train.SessionRunHook]
+    save_listeners: typing.List[tf.train.CheckpointSaverListener]
+    progress: ProgressHook
     evaluation: EvaluationHook
-    signals: typing.Any  # `StopOnSignalHook`, or `StopTogetherHook` of several machines; comes last
+    signals: typing.Any
     minutes: 'MinutesHook'
-    tested: RunEvaluation  # what the `EvaluationHook` runs
+    tested: RunEvaluation
 
 
 def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> RunHooks:
-    """The hooks of a job, as the flags say. Makes operations.
+    """Makes the hooks of a job from the flags, with their operations.
 
     Args:
       job: the training, with its evaluation.
       cluster: the machines, or None.
 
     Returns:
-      The `RunHooks`, to be given to `training_session`.
+      The `RunHooks`, for `training_session`.
 
     Raises:
       InvalidArgumentError: --keep_best names no metric of the model; or --hooks no function.
@@ -57,24 +69,24 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     counts = job.counts
     progress = _progress(job)
     own = make_own_hooks(job)
-    told = [progress]
+    listeners = [progress]  # hooks that get the results of evaluations
     if FLAGS.summary_steps:
-        told.append(_summaries(job, own.summaries))
-    told += [hook for hook in own.hooks if hasattr(hook, 'evaluated')]
+        listeners.append(_summaries(job, own.summaries))
+    listeners += [hook for hook in own.hooks if hasattr(hook, 'evaluated')]
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
 
     def stopped() -> bool:
         return signals.stopping_signal is not None
     tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.keep_best,
                            stopped if cluster is None else None)
-    evaluation = EvaluationHook(tested, counts.global_step, FLAGS.eval_steps or None, told,
+    evaluation = EvaluationHook(tested, counts.global_step, FLAGS.eval_steps or None, listeners,
                                 _stop_at(), skip_end=stopped)
     minutes = MinutesHook(FLAGS.max_minutes)
     # Asynchronous workers all count the same global step: the chief stops at the last step of the
     # run, however many it has done itself.
     first = [StartInputHook(job.iterator, job.evaluation), minutes,
-             tf.train.StopAtStepHook(last_step=counts.last_step)] + told
-    first += [hook for hook in own.hooks if hook not in told]
+             tf.train.StopAtStepHook(last_step=counts.last_step)] + listeners
+    first += [hook for hook in own.hooks if hook not in listeners]
     profiled = profiled_steps(FLAGS.profile_steps)
     if profiled is not None:
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
@@ -86,8 +98,9 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
                     progress, evaluation, signals, minutes, tested)
 
 
-def _progress(job: Job):
-    """The `ProgressHook` of a job: loss and learning rate, and with fp16 the factor of the loss."""
+def _progress(job: Job) -> ProgressHook:
+    """The `ProgressHook` of a job: loss, learning rate, and with a loss scale its factor and the
+    number of skipped steps."""
     values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
     scaled = job.built.scaled_losses
     if scaled is not None:
@@ -97,8 +110,8 @@ def _progress(job: Job):
         input_wait=job.input_wait, unit=job.setup.model.unit)
 
 
-def _stop_at():
-    """The metric, and its value, at which an `EvaluationHook` stops the run; or None."""
+def _stop_at() -> typing.Optional[tuple]:
+    """The `stop_at` of an `EvaluationHook`: a metric, and the value that ends the run; or None."""
     if FLAGS.stop_at_accuracy:
         return ('accuracy', FLAGS.stop_at_accuracy)
     if FLAGS.stop_after:
@@ -114,7 +127,7 @@ class MinutesHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, minutes: float):
-        """`minutes` of 0 are for ever."""
+        """`minutes` is the number of minutes; 0 for no limit."""
         self.is_over = False
         self._seconds = 60 * minutes or math.inf
         self._end = math.inf
@@ -131,14 +144,14 @@ class MinutesHook(tf.train.SessionRunHook):
 
 
 class SaveOnSignal(tf.train.CheckpointSaverListener):
-    """Saves the next step after SIGUSR1, and says so; the run goes on.
+    """Makes `CheckpointHook` save the next step after SIGUSR1, and says so; the run goes on.
 
     Attributes:
       wants_save: whether a signal has come since the last save.
     """
 
     def __init__(self, say: typing.Callable[[str], None]):
-        """`say` is called with a line."""
+        """`say` is called with a line for each checkpoint that a signal has asked for."""
         self.wants_save = False
         self._say = say
 
@@ -149,16 +162,18 @@ class SaveOnSignal(tf.train.CheckpointSaverListener):
         signal.signal(signal.SIGUSR1, ask)
 
     def after_save(self, session: tf.Session, global_step_value: int):
-        """Says the checkpoint that was asked for."""
+        """Says the name of a checkpoint that a signal has asked for."""
         if self.wants_save:
             self._say('checkpoint     %s/model.ckpt-%d' % (train_dir(), global_step_value))
         self.wants_save = False
 
 
-def _summaries(job: Job, own_summaries: typing.List[tf.Tensor]):
+def _summaries(job: Job, own_summaries: typing.List[tf.Tensor]) -> SummaryHook:
     """The `SummaryHook` of the flags: scalars, images of tower 0's shard, histograms, its graph.
 
-    `own_summaries` are those of the function of --hooks.
+    Args:
+      job: the training.
+      own_summaries: summaries that the function of --hooks has made.
     """
     with tf.device('/cpu:0'):
         custom = own_summaries + _image_summaries(job)
@@ -169,10 +184,11 @@ def _summaries(job: Job, own_summaries: typing.List[tf.Tensor]):
         train_dir(), FLAGS.summary_steps, graph=_graph_of_tower_0(job))
 
 
-def _image_summaries(job: Job):
-    """List of the summary of tower 0's images.
+def _image_summaries(job: Job) -> typing.List[tf.Tensor]:
+    """A summary of tower 0's images, in a list.
 
-    It is empty for a model of the user's own, and where the first input has not four dimensions.
+    The list is empty for a model of the user's own, and where the first input is no batch of
+    images, with four dimensions.
     """
     images = tf.nest.flatten(job.built.towers[0].inputs, expand_composites=True)[0]
     if not FLAGS.summary_images or is_own_model() or images.shape.ndims != 4:
@@ -180,10 +196,10 @@ def _image_summaries(job: Job):
     return [tf.summary.image('input', images, FLAGS.summary_images, collections=[])]
 
 
-def _histograms(job: Job):
-    """List of summaries of all weights that have a gradient, and of the gradients.
+def _histograms(job: Job) -> typing.List[tf.Tensor]:
+    """Summaries of all weights that have a gradient, and of the gradients.
 
-    Of a sparse gradient they show the rows that the step has.
+    For a sparse gradient they show only the rows that the step has.
     """
     summaries = []
     for gradient, variable in job.built.gradients:
@@ -196,7 +212,7 @@ def _histograms(job: Job):
     return summaries
 
 
-def _graph_of_tower_0(job: Job):
+def _graph_of_tower_0(job: Job) -> tf.GraphDef:
     """The `tf.GraphDef` for TensorBoard to draw: the program as its author wrote it.
 
     It has neither the other towers nor the evaluation, and no values of large constants.
@@ -218,10 +234,10 @@ def _graph_of_tower_0(job: Job):
 class ProfileHook(tf.train.SessionRunHook):
     """Traces the step `first` for Chrome, and the steps after it, up to `last`, for TensorBoard.
 
-    Not the same steps for both: TensorFlow has one tracer. The trace for Chrome, by
-    `tf.train.ProfilerHook`, is the file `timeline-<step>.json`, whose rows are devices, and so
-    towers. TensorBoard's profile is written on TensorFlow 2.2 and later. A run that begins later
-    skips the steps.
+    Both cannot trace the same step, since TensorFlow has one tracer. `tf.train.ProfilerHook` writes
+    the trace for Chrome, the file `timeline-<step>.json`, with a row for each device. TensorBoard's
+    profile is written on TensorFlow 2.2 and later. A run that begins later than `first` traces
+    nothing for Chrome.
     """
 
     def __init__(self, global_step: tf.Variable, directory: str, first: int, last: int,
@@ -229,9 +245,9 @@ class ProfileHook(tf.train.SessionRunHook):
         """
         Args:
           global_step: the variable that counts steps.
-          directory: where the traces go.
+          directory: the folder of the traces.
           first, last: the steps; `1 < first < last`.
-          say: function that is called with lines that say where the traces are.
+          say: called with lines that say where the traces are.
         """
         self._timeline = tf.train.ProfilerHook(save_steps=1, output_dir=directory)
         self._global_step = global_step
@@ -239,7 +255,7 @@ class ProfileHook(tf.train.SessionRunHook):
         self._say = say
         self._first = first
         self._last = last
-        self._step = 0  # the coming step
+        self._step = 0  # the step that comes next
         self._profiles = False
 
     def begin(self):
@@ -247,7 +263,7 @@ class ProfileHook(tf.train.SessionRunHook):
         self._timeline.begin()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
-        """Takes over the step of the session; says where that is after the steps to be traced."""
+        """Takes over the step of the session; says if the step to be traced is over already."""
         self._step = int(session.run(self._global_step)) + 1
         if self._step >= self._first:
             self._say('no trace       of step %d: the run goes on from step %d' % (
@@ -278,25 +294,23 @@ class ProfileHook(tf.train.SessionRunHook):
             compat.stop_profile()
             self._say('profile        tensorboard --logdir=%s' % self._directory)
 
-    def _is_traced(self):
-        """Whether the coming step is traced for Chrome.
-
-        So is the one before: `ProfilerHook` does not trace the first step that it is called at.
-        """
+    def _is_traced(self) -> bool:
+        """Whether `ProfilerHook` is called for the current step: `first`, and the step before it,
+        since it does not trace the first step for which it is called."""
         return self._step in (self._first - 1, self._first)
 
 
 class StartInputHook(tf.train.SessionRunHook):
-    """Initialises the input pipeline, at the example that the restored variables say is next.
+    """Initializes the input pipeline at the example that comes next, by the restored variables.
 
-    With data of the user's own it also reads a batch of the test set: that there is none would
-    otherwise be found when the training is done.
+    With data of the user's own it also reads a batch of the test set: an empty one would otherwise
+    be found only when the training is done.
     """
 
     def __init__(self, iterator: typing.Any, evaluation: typing.Any = None):
         """
         Args:
-          iterator: of the training batches, to be initialised.
+          iterator: the iterator of the training batches.
           evaluation: the `Evaluation` of the test set, or None.
         """
         self._iterator = iterator

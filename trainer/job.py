@@ -1,7 +1,7 @@
-"""The graph that train.py runs: input pipeline, towers, what a step counts, and the evaluation.
+"""The graph that train.py runs: input pipeline, towers, the counts of a step, and the evaluation.
 
 `make_setup` joins model and data, `find_position` says how far a run is, and `build_job` makes the
-graph of both. A step does, in this order:
+graph. Its test is tests/trainer/test_trainer_job.py. A step does, in this order:
 
     read the batch at the example `examples_seen`, and measure how long that takes
     the towers' update, at the learning rate of `examples_seen`; the global step grows by one
@@ -48,31 +48,54 @@ from trainer.speed import StepCounts, timed_batch
 
 
 class Setup(typing.NamedTuple):
-    """What a graph is built of."""
-    model: typing.Any  # `Classifier`, a network with its losses; or `OwnModel`
-    dataset: typing.Any  # the data set of --dataset
-    # Examples a step on this machine, over all of its towers, an int; or 'auto', to be replaced
-    # before anything is built.
+    """A model with its data, from which a graph is built.
+
+    Attributes:
+      model: `Classifier`, a network with its losses; or `OwnModel`.
+      dataset: the data set of --dataset.
+      batch_size: examples a step on this machine, over all of its towers; or 'auto', which is
+        replaced before anything is built.
+    """
+    model: typing.Any
+    dataset: typing.Any
     batch_size: typing.Any
 
 
 class Job(typing.NamedTuple):
-    """A training, built in the default graph."""
+    """A training, built in the default graph.
+
+    Attributes:
+      setup: the model and its data.
+      built: the towers.
+      train_op: the operation of a step: the update of the towers, and all counts.
+      evaluation: `Evaluation` of the test set, on the same variables; or None.
+      iterator: the iterator of the training batches; to be initialized after the variables.
+      counts: the counts of a step; the batch size is that of all machines together.
+      last_example: the place in the stream of examples at which the run ends.
+      learning_rate: a float32 scalar.
+      input_wait: the seconds that the step waits for its batch, a float64 scalar; None with
+        --deterministic.
+    """
     setup: Setup
     built: towers.BuiltTowers
-    train_op: tf.Operation  # a step: the update of the towers, and all that is counted with it
-    evaluation: typing.Any  # `Evaluation` of the test set, on the same variables; or None
-    iterator: typing.Any  # of the training batches; to be initialised after the variables
-    counts: StepCounts  # its batch size is that of all machines together
-    last_example: int  # place in the stream of examples at which the run ends
-    learning_rate: tf.Tensor  # float32 scalar
-    input_wait: typing.Optional[tf.Tensor]  # seconds, a float64 scalar; None with --deterministic
+    train_op: tf.Operation
+    evaluation: typing.Any
+    iterator: typing.Any
+    counts: StepCounts
+    last_example: int
+    learning_rate: tf.Tensor
+    input_wait: typing.Optional[tf.Tensor]
 
 
 class Position(typing.NamedTuple):
-    """How far a run is."""
-    step: int  # steps done
-    examples: int  # taken from the stream of all epochs
+    """How far a run is.
+
+    Attributes:
+      step: the number of steps done.
+      examples: the number of examples taken from the stream of all epochs.
+    """
+    step: int
+    examples: int
 
 
 START = Position(0, 0)
@@ -85,7 +108,7 @@ def make_setup(dataset: typing.Any) -> Setup:
       dataset: the data set of --dataset.
 
     Raises:
-      InvalidArgumentError: the model does not go with the data, or nobody knows it.
+      InvalidArgumentError: the model does not go with the data, or is not known.
       OwnModelError: the module of a model of the user's own raised an error.
     """
     image_size = FLAGS.image_size or None
@@ -106,36 +129,50 @@ def make_setup(dataset: typing.Any) -> Setup:
 
 
 def find_position(cluster: typing.Optional[towers.Cluster] = None) -> Position:
-    """The `Position` of the run in --train_dir, from its newest checkpoint; `START` of a new run,
-    and for --plan_only.
+    """The `Position` of the run in --train_dir, from its newest checkpoint.
 
     All workers of a cluster need it, since the end of the schedule and of the run is counted from
-    there. The chief locks the folder while it looks. A worker that does not share it begins at 0.
+    there. The chief locks the folder while it looks. A worker that does not share the folder begins
+    at 0.
+
+    Args:
+      cluster: the machines, or None.
+
+    Returns:
+      The position; `START` for a new run, and with --plan_only.
     """
     if FLAGS.plan_only or not os.path.isdir(train_dir()):
         return START
     with towers.hold_directory(train_dir()) if saves(cluster) else contextlib.nullcontext():
         newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
-    # A checkpoint of another program is refused, by name, before anything is restored.
-    if newest is None or not all(reader_of(newest.prefix).has_tensor(name)
-                                 for name in ('global_step', 'examples_seen')):
+    if newest is None:
         return START
+    reader = reader_of(newest.prefix)
+    if not (reader.has_tensor('global_step') and reader.has_tensor('examples_seen')):
+        return START  # a checkpoint of another program, which is refused before it is restored
     return Position(counter_in(newest.prefix, 'global_step'),
                     counter_in(newest.prefix, 'examples_seen'))
 
 
 def end_of_run(epochs: Epochs, position: Position) -> typing.Tuple[int, int]:
-    """The last step of the run, and the place in the stream of examples after it (two ints).
+    """The end of the run, counted from `position`: steps before it may have had another batch size.
 
-    Counted from `position`: the steps before it may have had another batch size, and the batches
-    from there on begin at its place. --train_epochs are passed over when each of their examples has
-    been given; the step that gives the last one is done whole, as in a run without a stop, so where
-    an epoch's last batch is carried over it may take some of the next epoch.
+    With --train_epochs the run ends when all of their examples have been given. The last step is
+    made whole: where the last batch of an epoch is filled from the next one, it may take examples
+    of the next epoch.
+
+    Args:
+      epochs: the stream of examples, as batches.
+      position: how far the run is.
+
+    Returns:
+      `(the last step, the place in the stream of examples after it)`.
     """
-    # In floats 0.07 * 100 is more than 7, which would be a step more.
+    # Rounded, since in floats 0.07 * 100 is more than 7, which would be one step more.
     end = math.ceil(round(FLAGS.train_epochs * epochs.length, 6))
-    train_steps = FLAGS.train_steps or position.step + epochs.steps(position.examples, end)
-    return train_steps, epochs.place_after(position.examples, max(0, train_steps - position.step))
+    last_step = FLAGS.train_steps or position.step + epochs.steps(position.examples, end)
+    steps_left = max(0, last_step - position.step)
+    return last_step, epochs.place_after(position.examples, steps_left)
 
 
 def build_job(setup: Setup, position: Position = START, with_evaluation: bool = True,
@@ -144,11 +181,11 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     """Builds the `Job` of a `Setup` in the default graph.
 
     Args:
-      setup: what to build it of.
+      setup: the model and its data.
       position: how far the run is.
-      with_evaluation: whether to build the evaluation of the test set.
+      with_evaluation: whether to build the evaluation of the test set, too.
       cluster: the machines, or None.
-      learning_rate: float32 scalar, in the place of that of the flags.
+      learning_rate: a float32 scalar in the place of the flags' learning rate; or None.
 
     Raises:
       InvalidArgumentError: a batch that does not divide among the towers, a shift as large as the
@@ -187,12 +224,12 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
 
 
 def _training_iterator(setup: Setup, first_example: tf.Tensor,
-                       cluster: typing.Optional[towers.Cluster]):
+                       cluster: typing.Optional[towers.Cluster]) -> typing.Any:
     """The iterator of the training batches.
 
     Args:
-      setup: the model, whose images have some size, and its data.
-      first_example: int64 scalar, the place in the stream of examples at which they begin.
+      setup: the model, which says the size of images, and its data.
+      first_example: int64 scalar, the place in the stream of examples at which the batches begin.
       cluster: the machines, each of which reads its share; or None.
     """
     share = (0, 1)
@@ -205,12 +242,12 @@ def _training_iterator(setup: Setup, first_example: tf.Tensor,
     return tf.data.make_initializable_iterator(batches)
 
 
-def _with_schedule(built: towers.BuiltTowers, rate: towers.LearningRate):
-    """Towers whose plan says the schedule, in place of the tensor that the optimizer has of it.
+def _with_schedule(built: towers.BuiltTowers, rate: towers.LearningRate) -> towers.BuiltTowers:
+    """The towers, with the schedule in the plan instead of the name of the optimizer's tensor.
 
     Args:
       built: the towers.
-      rate: the schedule of their optimizer.
+      rate: the schedule of the learning rate.
     """
     line = built.plan.line('learning rate') or ''
     effect = line.partition('; ')[1:]
@@ -219,23 +256,25 @@ def _with_schedule(built: towers.BuiltTowers, rate: towers.LearningRate):
 
 
 class _Averaged(typing.NamedTuple):
-    """An update with that of the moving averages of the weights."""
+    """The update of towers, followed by that of the moving averages of their weights.
+
+    Attributes:
+      train_op: the operation of both.
+      instead_of_weights: a context in which models read the averages in the place of the weights.
+    """
     train_op: tf.Operation
-    instead_of_weights: typing.ContextManager  # in it, models read the averages
+    instead_of_weights: typing.ContextManager
 
 
-def _averaged(built: towers.BuiltTowers, global_step: tf.Variable):
-    """The update of towers with the moving averages of their weights.
+def _averaged(built: towers.BuiltTowers, global_step: tf.Variable) -> _Averaged:
+    """Adds the moving averages of the weights to the update; without --average_decay none.
 
     A process that does not update the weights, as a worker of parameter servers, does not update
     the averages either.
 
     Args:
       built: the towers.
-      global_step: by which the decay is smaller in the first steps.
-
-    Returns:
-      The `_Averaged`; without --average_decay the update alone.
+      global_step: the variable that counts steps; in the first steps the decay is smaller.
     """
     if not FLAGS.average_decay:
         return _Averaged(built.train_op, contextlib.nullcontext())
@@ -247,15 +286,15 @@ def _averaged(built: towers.BuiltTowers, global_step: tf.Variable):
     return _Averaged(train_op, averages.instead_of_weights())
 
 
-def _build(setup: Setup, batch: typing.Any, devices: typing.List[str], learning_rate: tf.Tensor,
-           cluster: typing.Optional[towers.Cluster]):
-    """The `BuiltTowers` of the flags.
+def _build(setup: Setup, batch: typing.Any, devices: towers.Devices, learning_rate: tf.Tensor,
+           cluster: typing.Optional[towers.Cluster]) -> towers.BuiltTowers:
+    """Builds the towers, as the flags say.
 
     Args:
       setup: the model.
       batch: a nest of tensors [batch_size, …].
-      devices: of the towers.
-      learning_rate: float32 scalar.
+      devices: the devices of the towers.
+      learning_rate: a float32 scalar.
       cluster: the machines, or None.
     """
     return towers.build_towers(
@@ -273,18 +312,21 @@ def _build(setup: Setup, batch: typing.Any, devices: typing.List[str], learning_
         cluster=cluster, copies=FLAGS.copies)
 
 
-def _devices():
-    """The devices of the towers, a list; with --plan_only also those that are not there."""
+def _devices() -> towers.Devices:
+    """The devices of the towers; with --plan_only also devices that this machine does not have."""
     return towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, check=not FLAGS.plan_only)
 
 
-def _stages():
-    """The stages for `Pipeline`: cut by memory, for towers of several devices."""
+def _stages() -> typing.Optional[str]:
+    """The `stages` for `Pipeline`: 'auto' for towers of several devices, else None."""
     return 'auto' if '+' in FLAGS.devices else None
 
 
 def shares_of_towers() -> typing.Optional[list]:
-    """--shares as whole numbers; None for equal parts. Other texts stay, to be refused."""
+    """The whole numbers in --shares; None for equal parts.
+
+    What is no whole number stays a text, which `build_towers` refuses.
+    """
     shares: list = []
     for share in filter(None, FLAGS.shares.split(',')):
         shares.append(int(share) if share.isdecimal() else share)
@@ -295,18 +337,18 @@ def parts_of_batch(num_towers: int) -> int:
     """The number that must divide a batch: the sum of `shares`, times the micro-batches of a tower.
 
     Args:
-      num_towers: how many there are; without `shares` each has the share 1.
+      num_towers: the number of towers; without `shares` each has the share 1.
     """
-    return sum(checked_shares(shares_of_towers(), num_towers, 'towers')) * (
-        FLAGS.accumulate * FLAGS.micro_batches)
+    shares = checked_shares(shares_of_towers(), num_towers, 'towers')
+    return sum(shares) * FLAGS.accumulate * FLAGS.micro_batches
 
 
-def _check_batch(batch_size: int, num_towers: int):
+def _check_batch(batch_size: int, num_towers: int) -> None:
     """Raises `InvalidArgumentError` unless the batch divides into the micro-batches of all towers.
 
     Args:
       batch_size: examples a step on this machine.
-      num_towers: of this machine.
+      num_towers: the number of towers of this machine.
     """
     parts = parts_of_batch(num_towers)
     if batch_size % parts == 0:
@@ -320,13 +362,14 @@ def _check_batch(batch_size: int, num_towers: int):
             batch_size, among, parts))
 
 
-def _check_end(last_step: int, last_example: int, examples_per_epoch: int):
-    """Raises `InvalidArgumentError` for what is to come after the end of the run.
+def _check_end(last_step: int, last_example: int, examples_per_epoch: int) -> None:
+    """Raises `InvalidArgumentError` for a flag about something after the end of the run: steps to
+    be profiled or reported, or the end of the warm-up.
 
     Args:
-      last_step: of the run, beyond which nothing can be profiled.
+      last_step: the last step of the run.
       last_example: the place in the stream of examples at which the run ends.
-      examples_per_epoch: by which the warm-up is counted.
+      examples_per_epoch: the number of examples in one pass over the data.
     """
     profiled = profiled_steps(FLAGS.profile_steps)
     if profiled is not None and profiled[1] > last_step:
@@ -350,7 +393,7 @@ def make_evaluation(setup: Setup, trained: typing.Optional[towers.BuiltTowers] =
 
     Args:
       setup: the model and its data.
-      trained: the towers whose variables it reads; None: it makes variables, to be restored.
+      trained: the towers whose variables it reads; None to make variables, to be restored.
       mode: 'eval'; or 'infer', for predictions.
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
@@ -363,7 +406,7 @@ def make_evaluation(setup: Setup, trained: typing.Optional[towers.BuiltTowers] =
 
 
 def show(built: towers.BuiltTowers) -> None:
-    """Prints plan and audit of towers: the short form, or with --plan and --plan_only all.
+    """Prints plan and audit of towers: the short form; with --plan or --plan_only all of both.
 
     Args:
       built: the towers.

@@ -20,18 +20,23 @@ from towers.checkpoint.files import MOST_STEPS
 from towers.errors import BadFileError, InvalidArgumentError, LogFileError
 from towers.safe_files import SCALAR, moved_aside, parsed, read_data, regular, written_whole
 
-_MOST_BYTES = 2 ** 31  # of the file
-_BEGIN = b'{"step": '  # of a line
+_MOST_BYTES = 2 ** 31  # a larger file is refused
+_BEGIN = b'{"step": '  # the first bytes of each line
 
 
 class MetricsLog:
-    """The file. The line of the latest step is kept back, so that an evaluation can be added to it.
+    """The file `metrics.jsonl`.
 
-    JSON has no NaN and no infinity: they are written as null. A float32 is written with the fewest
-    digits that give it again.
+    The line of the latest step is kept back, so that an evaluation can be added to it. JSON has no
+    NaN and no infinity: they are written as null. A float32 is written with the fewest digits that
+    give it again.
+
+    Attributes:
+      path: the name of the file.
     """
 
     def __init__(self, path: str):
+        """`path` is the name of the file, which `resume` makes."""
         self.path = path
         self._pending: typing.Optional[dict] = None  # the entry that is kept back
         self._written: dict = {'step': -1}  # the entry of the file's last line
@@ -39,12 +44,18 @@ class MetricsLog:
     def resume(self, step: int, is_new: bool = False) -> typing.Optional[str]:
         """Prepares the file for a run that goes on from a step.
 
-        Cuts the lines of later steps, and what is left of a line that was written by half. Of a run
-        that `is_new` it renames a file that has steps. Returns a line that says so; or None.
+        It removes the lines of later steps, and a last line that was written by half.
+
+        Args:
+          step: the step.
+          is_new: whether the run is new: a file with steps is then renamed.
+
+        Returns:
+          A line about what was removed or renamed; None if nothing was.
 
         Raises:
-          LogFileError: the file cannot be read or written; a `BadFileError` where it has a line
-            that is no such object, or is no regular file.
+          LogFileError: the file cannot be read or written.
+          BadFileError: a line of it is no JSON object with a step; or it is no regular file.
         """
         self._pending = None
         self._written = {'step': -1}
@@ -74,34 +85,38 @@ class MetricsLog:
         return 'cut the lines of steps %d to %d from %s: those steps are done again' % (
             cut_steps[0], cut_steps[-1], self.path)
 
-    def _entries_in(self, content: bytes):
-        """Pairs of a line and its object, without what is left of a last line by half; or raises.
+    def _entries_in(self, content: bytes) -> typing.List[typing.Tuple[bytes, dict]]:
+        """The lines of the file, each with its object; without a last line written by half.
+
+        Raises:
+          BadFileError: another line is no JSON object with a step.
         """
         lines = content.split(b'\n')
         ends_without_line_feed = bool(lines[-1].strip())
         while lines and not lines[-1].strip():
             lines.pop()
-        found = []
+        lines_with_entries = []
         for number, line in enumerate(lines, 1):
             entry = _parse(line)
+            is_last = number == len(lines)
             if entry is not None:
-                found.append((line, entry))
-            elif not (number == len(lines) and ends_without_line_feed and _is_torn(line)):
+                lines_with_entries.append((line, entry))
+            elif not (is_last and ends_without_line_feed and _is_torn(line)):
                 raise BadFileError('line %d of %s is no JSON object with a step: move the file '
                                    'away, or mend that line.' % (number, self.path))
-        return found
+        return lines_with_entries
 
     def add(self, step: int, values: dict) -> None:
         """Adds values to the line of the latest step, or begins that of a later one.
 
-    Args:
-      step: the number of steps done.
-      values: dict from names to numbers, texts or None.
+        Args:
+          step: the number of steps done.
+          values: dict from names to numbers, texts or None.
 
-    Raises:
-      InvalidArgumentError: the step is before the latest one; or a value is none of these.
-      LogFileError: the file cannot be written.
-    """
+        Raises:
+          InvalidArgumentError: the step is before the latest one; or a value is of another type.
+          LogFileError: the file cannot be written.
+        """
         values = {name: _plain(name, value) for name, value in values.items()}
         latest = self._written if self._pending is None else self._pending
         if step < latest['step']:
@@ -116,7 +131,8 @@ class MetricsLog:
             self._pending.update(values)
 
     def flush(self) -> None:
-        """Writes the line that is kept back. A kill cannot undo that, a loss of power can."""
+        """Writes the line that is kept back; after that a kill does not lose it, but a loss of
+        power may."""
         if self._pending is not None:
             self._append(_encode(self._pending))
             self._written = self._pending
@@ -142,12 +158,12 @@ class MetricsLog:
             writer.writeheader()
             writer.writerows(rows)
 
-    def _append(self, line: bytes):
-        # Opened for each line: so no open file is left when a run ends in an error.
+    def _append(self, line: bytes) -> None:
+        """Appends bytes to the file, which it opens for that: a run may end in an error."""
         with _explained(self.path), open(self.path, 'ab', opener=regular) as log:
             log.write(line)
 
-    def _rewrite_last(self, values: dict):
+    def _rewrite_last(self, values: dict) -> None:
         """Adds values to the last line of the file."""
         complete = dict(self._written, **values)
         if complete == self._written:
@@ -159,27 +175,28 @@ class MetricsLog:
 
 
 @contextlib.contextmanager
-def _explained(path: str):
-    """Raises `LogFileError` for an `OSError` of the block."""
+def _explained(path: str) -> typing.Iterator[None]:
+    """A context in which an `OSError` becomes a `LogFileError` about the file `path`."""
     try:
         yield
     except OSError as error:
         raise LogFileError('%s: %s.' % (path, error.strerror or error)) from error
 
 
-def _read(path: str):
+def _read(path: str) -> bytes:
+    """The content of the file; empty if there is none."""
     with _explained(path):
         return read_data(path, _MOST_BYTES) or b''
 
 
 def entries(path: str) -> typing.List[dict]:
-    """The objects in the file of a path, each with an int `step`."""
+    """The objects in the lines of a file, each with an int `step`; other lines are left out."""
     parsed_lines = [_parse(line) for line in _read(path).split(b'\n')]
     return [entry for entry in parsed_lines if entry is not None]
 
 
-def _parse(line: bytes):
-    """The object of a line of bytes, a dict with an int `step`; None if it is something else."""
+def _parse(line: bytes) -> typing.Optional[dict]:
+    """The object in a line, a dict with an int `step`; None if the line is something else."""
     try:
         entry = parsed(line, {'step': int, str: SCALAR})
     except ValueError:
@@ -187,10 +204,10 @@ def _parse(line: bytes):
     return entry if 0 <= entry['step'] <= MOST_STEPS else None
 
 
-def _has_steps(content: bytes):
-    """Whether a file has a line of a later step than 0, or one that is no object with a step.
+def _has_steps(content: bytes) -> bool:
+    """Whether a file has a line of a later step than 0, or a line that is no object with a step.
 
-    Lines of step 0 alone are of a run that was stopped before it did anything.
+    A file with lines only for step 0 is of a run that was stopped before its first step.
     """
     for line in content.split(b'\n'):
         if line.strip():
@@ -200,22 +217,22 @@ def _has_steps(content: bytes):
     return False
 
 
-def _is_torn(line: bytes):
-    """Whether the end of a file, without a line feed, is the part of a line that was written before
-    a kill; a loss of power leaves NULs."""
+def _is_torn(line: bytes) -> bool:
+    """Whether the last line of a file, without a line feed, was written by half: it has the first
+    bytes of a line, which after a loss of power end in NULs."""
     line = line.rstrip(b'\0')
     return line.startswith(_BEGIN) or _BEGIN.startswith(line)
 
 
-def _plain(name: str, value: typing.Any):
-    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's.
+def _plain(name: str, value: typing.Any) -> typing.Any:
+    """A value of a type that JSON has: a number of numpy, or an array of one, becomes Python's.
 
     Args:
-      name: of the value, for the error.
+      name: the name of the value, for the error.
       value: a number, a text or None.
 
     Raises:
-      InvalidArgumentError: it is something else.
+      InvalidArgumentError: the value is something else.
     """
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
@@ -233,8 +250,8 @@ def _plain(name: str, value: typing.Any):
         name, ' '.join(repr(value).split())))
 
 
-def _encode(entry: dict):
-    """The line of an object, bytes."""
+def _encode(entry: dict) -> bytes:
+    """The line of the file for an object."""
     line = {}
     for name, value in entry.items():
         is_no_number = isinstance(value, float) and not math.isfinite(value)

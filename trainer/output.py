@@ -1,4 +1,5 @@
-"""Standard output that can be lost, as in `train.py | head -3`, or when a terminal is closed."""
+"""`OutputStream`: an output that may be lost, as in `train.py | head -3`, or on a closed terminal.
+"""
 
 import errno
 import os
@@ -8,34 +9,34 @@ import typing
 
 
 class OutputStream:
-    """A text stream whose text is discarded from the first write on that fails.
+    """A text stream that discards all text after a write has failed.
 
-    `train.py | head -3`, a closed terminal, a full disk: a long run then saves and ends in good
-    order, instead of failing in the line that it prints.
-
-    All other attributes are those of the stream. Several of these may write to one stream, such as
-    a bar and plain lines.
+    So a long run saves and ends in good order with `train.py | head -3`, on a closed terminal, or
+    on a full disk, instead of failing in a line that it prints. All other attributes are those of
+    the stream. Several `OutputStream`s may write to one stream, such as a bar and plain lines.
     """
 
     def __init__(self, stream: typing.TextIO,
                  on_lost: typing.Optional[typing.Callable[[OSError], None]] = None):
         """
         Args:
-          stream: where the text goes.
-          on_lost: function that is called with the error of the write that failed, once; None: the
-            process gets SIGHUP, as of a closed terminal, at which a run saves and ends.
+          stream: the stream to which the text is written.
+          on_lost: function that is called once, with the error of the write that failed. None to
+            send SIGHUP to this process, as a closed terminal does: a run then saves and ends.
         """
         self._stream = stream
         self._on_lost = on_lost or _stop
         self._is_lost = False
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> typing.Any:
+        """Any other attribute, from the stream."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text; returns its length, also where it is discarded.
+        """Writes a text; returns its length, also if it is discarded.
 
-        What the stream's encoding lacks, such as a file's name that is no UTF-8, is escaped.
+        Characters that the stream's encoding does not have, as in a file's name that is no UTF-8,
+        are escaped.
         """
         try:
             self._attempt(self._stream.write, text)
@@ -49,24 +50,27 @@ class OutputStream:
         """Flushes the stream."""
         self._attempt(self._stream.flush)
 
-    def _attempt(self, function: typing.Callable, *arguments):
-        """Calls a function of the stream, whose `OSError` makes it lost."""
+    def _attempt(self, function: typing.Callable, *arguments) -> None:
+        """Calls a method of the stream; after an `OSError` the stream counts as lost."""
         if self._is_lost:
             return
         try:
             function(*arguments)
         except OSError as error:
             self._is_lost = True
-            try:  # since Python writes its buffer at exit
+            try:  # Python writes its buffer at exit, which must not fail
                 with open(os.devnull, 'w') as nowhere:
                     os.dup2(nowhere.fileno(), self._stream.fileno())
             except (OSError, ValueError):
-                pass  # no file of the operating system
+                pass  # the stream is no file of the operating system
             self._on_lost(error)
 
 
-def _stop(error: OSError):
-    """Stops the process as a terminal that is closed does; says a reason that is not clear."""
+def _stop(error: OSError) -> None:
+    """Stops the process as a closed terminal does, by SIGHUP.
+
+    It says the reason, except for a closed pipe or terminal, where it is clear.
+    """
     if error.errno not in (errno.EPIPE, errno.EIO):
         sys.stderr.write('train.py: standard output cannot be written: %s\n' % error.strerror)
         sys.stderr.flush()
@@ -74,12 +78,13 @@ def _stop(error: OSError):
 
 
 def make_output_lasting() -> None:
-    """Makes `sys.stdout` and `sys.stderr` `OutputStream`s, also where they were closed."""
+    """Replaces `sys.stdout` and `sys.stderr` by `OutputStream`s, also where they were closed."""
     sys.stdout = OutputStream(sys.stdout or open(os.devnull, 'w'))
     sys.stderr = OutputStream(sys.stderr or open(os.devnull, 'w'), on_lost=lambda error: None)
 
 
 def progress_stream() -> typing.TextIO:
-    """The stream for progress: standard error if that and standard output are terminals, as
-    progress bars use it; else standard output."""
-    return sys.stderr if sys.stdout.isatty() and sys.stderr.isatty() else sys.stdout
+    """The stream for progress: standard error, as progress bars use it, if that and standard output
+    are terminals; else standard output."""
+    are_terminals = sys.stdout.isatty() and sys.stderr.isatty()
+    return sys.stderr if are_terminals else sys.stdout

@@ -21,24 +21,39 @@ from trainer.job import Job
 
 
 class Run(typing.NamedTuple):
-    """What a function of --hooks is called with."""
-    built: towers.BuiltTowers  # its `loss` and the like are tensors of a step
-    learning_rate: tf.Tensor  # float32 scalar
-    global_step: tf.Variable  # steps done
-    examples_seen: tf.Variable  # examples of all steps done
-    last_step: int  # with which the run ends
-    train_dir: str  # folder of the run
-    settings: typing.Dict[str, typing.Any]  # values of all flags and options, by name
+    """The argument of a function of --hooks.
+
+    Attributes:
+      built: the towers; `built.loss` and the like are tensors of a step.
+      learning_rate: a float32 scalar.
+      global_step: the variable that counts steps.
+      examples_seen: the variable that counts the examples of all steps.
+      last_step: the step with which the run ends.
+      train_dir: the folder of the run.
+      settings: the values of all flags and options, by name.
+    """
+    built: towers.BuiltTowers
+    learning_rate: tf.Tensor
+    global_step: tf.Variable
+    examples_seen: tf.Variable
+    last_step: int
+    train_dir: str
+    settings: typing.Dict[str, typing.Any]
 
 
 class OwnHooks(typing.NamedTuple):
-    """What a function of --hooks has made."""
+    """The result of a function of --hooks.
+
+    Attributes:
+      hooks: the hooks that it has returned.
+      summaries: the summaries that it has made, as by `tf.summary.scalar`.
+    """
     hooks: typing.List[tf.train.SessionRunHook]
-    summaries: typing.List[tf.Tensor]  # by `tf.summary.scalar` and the like
+    summaries: typing.List[tf.Tensor]
 
 
 def make_own_hooks(job: Job) -> OwnHooks:
-    """What the function of --hooks makes for a job; nothing without that flag.
+    """Calls the function of --hooks for a job; without that flag there are no hooks.
 
     Raises:
       InvalidArgumentError: there is no such function, or it returned something else.

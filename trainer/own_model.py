@@ -26,13 +26,13 @@ def is_own_model() -> bool:
 
 
 class OwnModel:
-    """The user's model function with what train.py takes of a model; see `Classifier`.
+    """The user's model function, with the interface of `Classifier`.
 
     Attributes:
-      image_format: keyword arguments for the batches of a data set of images, `{'channels',
-        'image_size'}`; {} where examples are no images.
+      image_format: `channels` and `image_size`, keyword arguments for the batches of a data set of
+        images; {} where examples are no images.
       regularization: 'none': the loss is what the function returns.
-      unit: the name of its examples.
+      unit: the name of an example.
     """
 
     regularization = 'none'
@@ -43,11 +43,11 @@ class OwnModel:
         Args:
           name: `module:function`.
           dataset: the data set whose examples it gets.
-          image_size: height and width in pixels; None for that of the images.
+          image_size: height and width in pixels; None for the size of the data set's images.
 
         Raises:
-          InvalidArgumentError: there is no such function; or an `image_size` is missing, or of no
-            use.
+          InvalidArgumentError: there is no such function; or an `image_size` is missing, or has no
+            effect.
           OwnModelError: the module raised an error.
         """
         self._name = name
@@ -67,8 +67,9 @@ class OwnModel:
                 '--image_size is of no use with --dataset=%s, which says no num_classes, so '
                 'that its examples are no images.' % FLAGS.dataset)
 
-    def _format_of_images(self, image_size: typing.Optional[int]):
-        """`image_format` of a data set of images, for an `image_size` as above."""
+    def _format_of_images(self, image_size: typing.Optional[int]) -> dict:
+        """The `image_format` for a data set of images; `image_size` is the argument of `OwnModel`.
+        """
         height, width, channels = self._dataset.image_shape
         if image_size is None and height == width:
             image_size = height
@@ -79,8 +80,8 @@ class OwnModel:
         return {'channels': channels or 3, 'image_size': image_size}
 
     def model_fn(self, mode: str) -> typing.Callable:
-        """The model function of a mode, which is called with a shard: features, and labels where
-        there are any."""
+        """The model function of a mode: a function of the features and labels of a shard; without
+        labels where the data set has none."""
         def model_fn(features: typing.Any, labels: typing.Any = None):
             if mode != 'infer':
                 return self._called(features, labels, mode)
@@ -89,29 +90,32 @@ class OwnModel:
                 raise towers.ModelFunctionError(
                     "--model=%s returned no predictions for the mode 'infer': expected a dict of "
                     "tensors [batch, …], as in {'predictions': {'class': classes}}." % self._name)
-            told = {} if labels is None else {'label': labels}
-            return towers.ModelOutput(predictions=[told, output.predictions])
+            label = {} if labels is None else {'label': labels}
+            return towers.ModelOutput(predictions=[label, output.predictions])
         return model_fn
 
     def serving(self) -> typing.Tuple[dict, dict]:
-        """Builds the model for a SavedModel: `(inputs, outputs)`, dicts of tensors by the names
-        of features and predictions."""
+        """Builds the model for a SavedModel.
+
+        Returns:
+          `(inputs, outputs)`: tensors by the names of features, and by those of predictions.
+        """
         batch_size = 1 if FLAGS.batch_size == 'auto' else FLAGS.batch_size
-        with tf.Graph().as_default():  # whose constants do not belong into the SavedModel
+        with tf.Graph().as_default():  # keeps the constants of the data set out of the SavedModel
             structure = tf.data.experimental.get_structure(self._dataset.eval_batches(
                 batch_size=batch_size, **self.image_format))
-        if type(structure) is tuple:  # with labels
+        if type(structure) is tuple:  # (features, labels)
             structure = structure[0]
         features = tf.nest.map_structure(_placeholder, structure)
         _, predictions = self.model_fn('infer')(features).predictions
         return dict(named(features, 'features')), dict(named(predictions, 'predictions'))
 
-    def _called(self, features: typing.Any, labels: typing.Any, mode: str):
-        """The output of the user's function for a shard.
+    def _called(self, features: typing.Any, labels: typing.Any, mode: str) -> typing.Any:
+        """Calls the user's function for a shard; returns its output.
 
         Args:
           features: the shard's features.
-          labels: the shard's labels; None where there are none, and for the mode 'infer'.
+          labels: the shard's labels; None if there are none, and for the mode 'infer'.
           mode: 'train', 'eval' or 'infer'.
 
         Raises:
@@ -124,7 +128,7 @@ class OwnModel:
             return self._function(features, labels, mode)
 
 
-def _placeholder(spec: typing.Any):
+def _placeholder(spec: typing.Any) -> typing.Any:
     """A placeholder for batches of any number of examples.
 
     Args:
@@ -138,12 +142,15 @@ def _placeholder(spec: typing.Any):
 
 
 def named(nest: typing.Any, name: str, inside: str = '') -> typing.List[tuple]:
-    """The leaves of a nest as a list of pairs of a name, keys with dots, and a leaf.
+    """The leaves of a nest with names: the keys that lead to a leaf, joined by dots.
 
     Args:
-      nest: of dicts, tuples and lists.
-      name: of a leaf that has no key.
-      inside: the keys in which the nest is, with dots; '' for none.
+      nest: a nest of dicts, tuples and lists.
+      name: the name for a nest that is a leaf itself, and so has no key.
+      inside: the keys that lead to this nest, joined by dots; '' for none.
+
+    Returns:
+      List of `(name, leaf)`.
     """
     items = _items(nest)
     if items is None:
@@ -155,8 +162,8 @@ def named(nest: typing.Any, name: str, inside: str = '') -> typing.List[tuple]:
     return pairs
 
 
-def _items(nest: typing.Any):
-    """The parts of a nest as a dict by key, field or number; None of a leaf."""
+def _items(nest: typing.Any) -> typing.Optional[dict]:
+    """The members of a nest by key, field or index; None for a leaf."""
     if isinstance(nest, dict):
         return nest
     is_leaf = not isinstance(nest, (tuple, list)) or hasattr(nest, 'dense_shape')
@@ -164,11 +171,11 @@ def _items(nest: typing.Any):
         return None
     if hasattr(nest, '_asdict'):
         return nest._asdict()
-    return {str(number): part for number, part in enumerate(nest)}
+    return {str(index): member for index, member in enumerate(nest)}
 
 
 def rows(values: typing.Any) -> list:
-    """The values of a batch of predictions by example.
+    """A batch of predictions as a list with an entry for each example.
 
     Args:
       values: array [batch, …]; or a `SparseTensorValue` of that shape, which becomes dense.
@@ -187,10 +194,10 @@ def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """The error for a step that failed in a model of the user's own.
 
     Args:
-      error: what the step raised.
+      error: the error that the step raised.
 
     Returns:
-      An `OwnModelError` with the line of the user's module; None where the model is not the reason.
+      An `OwnModelError` with the line of the user's module; None if the model is not the reason.
     """
     if not is_own_model() or is_of_input(error) or not isinstance(error, _OF_STEPS):
         return None
@@ -200,13 +207,15 @@ def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     return failure
 
 
-def _where(op: typing.Optional[tf.Operation]):
-    """' at reviews.py:12', the line of the user's module that made an operation; '' of no other."""
+def _where(op: typing.Optional[tf.Operation]) -> str:
+    """The text about the line of the user's module that made an operation, ' at reviews.py:12'; ''
+    if none did."""
     if op is None:
         return ''
-    first = re.sub(r'^(eval_)?tower_\d+(_micro_\d+)?/', '', op.name)  # a later tower's is a copy
-    if any(each.name == first for each in op.graph.get_operations()):
-        op = op.graph.get_operation_by_name(first)
+    # An operation of another tower is a copy: the first tower's has the line in its traceback.
+    name_in_first = re.sub(r'^(eval_)?tower_\d+(_micro_\d+)?/', '', op.name)
+    if any(each.name == name_in_first for each in op.graph.get_operations()):
+        op = op.graph.get_operation_by_name(name_in_first)
     path = sys.modules[FLAGS.model.partition(':')[0]].__file__
     lines = [frame[1] for frame in op.traceback if frame[0] == path]
     if path is None or not lines:

@@ -1,4 +1,7 @@
-"""Pictures and tables that train.py writes, by matplotlib (the extra `plots`)."""
+"""Pictures and tables that train.py writes; pictures need matplotlib (the extra `plots`).
+
+Tests are in tests/trainer/test_confusion.py and test_rate_finder.py.
+"""
 
 import csv
 import typing
@@ -8,10 +11,10 @@ from towers.safe_files import written_whole
 
 
 def check_can_write(path: str) -> None:
-    """Checks a path before the work whose result is written to it.
+    """Checks, before some work begins, that its result can be written to a path.
 
     Args:
-      path: of a picture, which ends in `.png`, or of a table; or ''.
+      path: the path of a picture, which ends in `.png`, or of a table; or ''.
 
     Raises:
       MissingPackageError: it is a picture, and matplotlib is not installed.
@@ -24,10 +27,11 @@ def new_axes(title: str, size: typing.Tuple[float, float]) -> typing.Any:
     """The axes of a new figure of matplotlib.
 
     Args:
-      title: of the figure, above the axes.
+      title: the title above the axes.
       size: width and height, in inches.
     """
-    figure = figure_class()(figsize=size, dpi=110)  # pyplot's state is the program's
+    # A figure of its own, since pyplot would change the state of the whole program.
+    figure = figure_class()(figsize=size, dpi=110)
     axes = figure.add_subplot(111)
     axes.set_title(title, fontsize=11, loc='left')
     return axes

@@ -1,7 +1,7 @@
 """The short form of plan and audit that train.py shows before step 1; --plan shows all of both.
 
-It has what a user has chosen, and everything that asks for attention: a line of the plan that is
-not among `_ROUTINE` is shown, too.
+It has what a user has chosen, and everything that needs attention: all lines of the plan except
+those in `_ROUTINE`.
 """
 
 import textwrap
@@ -10,9 +10,9 @@ import towers
 from towers.placement.devices import short_name
 
 _WIDTH = 100  # columns of a screen
-_MOST_DEVICES = 4  # that the first line names
+_MOST_DEVICES = 4  # with more devices the first line names only the first and the last
 
-# Lines of a plan that say how, where nothing unusual was asked for.
+# The labels of lines that are the same in most runs, or say how the towers were built.
 _ROUTINE = frozenset([
     'towers', 'variables', 'variables on', 'session', 'session_config', 'optimizer',
     'regularization', 'batch norm', 'updated by', 'of each tower'])
@@ -22,12 +22,12 @@ def short_plan(plan: towers.Plan, audit: towers.Audit) -> str:
     """The short form of the plan and the audit of towers.
 
     Args:
-      plan: of the towers.
-      audit: of the same towers, without a broken promise.
+      plan: the plan of the towers.
+      audit: the audit of the same towers, without a broken promise.
 
     Returns:
-      Lines: the batch and the devices, the variables, what is not routine, and the audit's verdict
-      with what is sent between devices.
+      Lines about the batch and the devices, the variables, what is not routine, and the audit's
+      verdict, with the bytes that are sent between devices.
     """
     lines = ['%s, on %s' % (str(plan).partition('\n')[0], _devices(plan)),
              _line('variables', '%s, on %s' % (plan.line('variables'), plan.line('variables on')))]
@@ -40,42 +40,42 @@ def short_plan(plan: towers.Plan, audit: towers.Audit) -> str:
     return '\n'.join(lines)
 
 
-def _devices(plan: towers.Plan):
-    """The devices of all towers; of many, the first and the last."""
+def _devices(plan: towers.Plan) -> str:
+    """The text about the devices of all towers; of many, the first and the last."""
     names = [short_name(tower.device) for tower in plan.towers]
     if len(names) > _MOST_DEVICES:
         return '%s to %s' % (names[0], names[-1])
     return ', '.join(names)
 
 
-def _line(label: str, text: str):
-    """A line of the plan, as the whole plan has it."""
+def _line(label: str, text: str) -> str:
+    """A line of the plan in the format of the whole plan."""
     wrapped = textwrap.wrap(text, _WIDTH - 19)
     indented = ('\n' + 19 * ' ').join(wrapped)
     return '  %-15s  %s' % (label, indented)
 
 
-def _sent(audit: towers.Audit):
-    """What is sent between devices in a step, in words."""
+def _sent(audit: towers.Audit) -> str:
+    """The text about how much is sent between devices in a step."""
     if not audit.transfers:
         return 'nothing is sent between devices'
     sent = sum(transfers.bytes for transfers in audit.transfers)
     return '%.4g MB a step are sent between devices' % (sent / 1e6)
 
 
-def _is_of_variables(note: str):
-    """Whether a note says that a tower reaches variables where they are, as every tower does."""
+def _is_of_variables(note: str) -> bool:
+    """Whether a note says that a tower uses variables on their device, as every tower does."""
     return 'reads and writes variables where they are' in note
 
 
 def whole_plan(plan: towers.Plan, audit: towers.Audit, session_config: str) -> str:
-    """All of the plan and the audit, and what `Plan.explain` says.
+    """The text of all of the plan, of what `Plan.explain` says of it, and of the audit.
 
     Args:
-      plan: of the towers.
-      audit: of the same towers.
-      session_config: what the session is configured by, in place of the plan's own text, which
-        says what it would be without flags.
+      plan: the plan of the towers.
+      audit: the audit of the same towers.
+      session_config: the text about the session's config, which replaces that of the plan: the plan
+        describes the config without flags.
     """
     whole = plan.with_line('session_config', session_config)
     return '%s\n%s\n%s' % (whole, plan.explain(), audit)

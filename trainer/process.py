@@ -21,7 +21,7 @@ import towers
 from trainer.command_line import refuse, say
 from trainer.data import input_failure, own_failure, show_cause
 
-# Errors of a run (status 1); the other `TowersError`s are about the flags (status 2).
+# Errors of a run (status 1); all other `TowersError`s are about the flags (status 2).
 _FAILURES = (datasets.BadExampleError, datasets.OwnDataError, datasets.OwnModelError,
              towers.AuditError, towers.CheckpointError, towers.ClusterError, towers.InputError,
              towers.LogFileError, towers.NonFiniteError, towers.OutOfMemoryError,
@@ -36,11 +36,11 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
       argv: the arguments that are no flags, the program first.
 
     Returns:
-      The exit status: of `main`, or 1 after an error of the run, or that of a signal.
+      The exit status: that of `main`; 1 after an error of the run; or the status of a signal.
 
     Raises:
-      SystemExit: with status 2, about the flags.
-      Exception: whatever is no mistake of the user, as it came.
+      SystemExit: the flags are wrong (status 2).
+      Exception: any error that is no mistake of the user, unchanged.
     """
     try:
         with _interruptible():
@@ -66,8 +66,8 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
 
 
 @contextlib.contextmanager
-def _interruptible():
-    """Makes Ctrl-C a `KeyboardInterrupt` in the block, unless the process ignores it."""
+def _interruptible() -> typing.Iterator[None]:
+    """A context in which Ctrl-C is a `KeyboardInterrupt`, unless the process ignores it."""
     former = signal.getsignal(signal.SIGINT)
     if former is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -78,12 +78,12 @@ def _interruptible():
 
 
 def status_of_signal(number: typing.Optional[int]) -> int:
-    """The exit status of a program that the signal of a number has ended; of None 0."""
+    """The exit status of a program that the signal of this number has ended; 0 for None."""
     return 0 if number is None else 128 + number
 
 
-def _failed(error):
-    """Says an error of a run in one line, and shows where the user's own code raised it.
+def _failed(error: typing.Any) -> int:
+    """Says an error of a run in one line, and shows the traceback of the user's own code in it.
 
     Args:
       error: an exception, or a text.

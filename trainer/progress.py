@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, else lines; and the lines of `metrics.jsonl`."""
+"""`ProgressHook`: a bar on a terminal, else lines; and the lines of `metrics.jsonl`."""
 
 import collections
 import os
@@ -17,9 +17,14 @@ _SHORT = {'learning_rate': 'lr'}  # names on the screen
 
 
 class Throughput(typing.NamedTuple):
-    """What some steps did."""
+    """The examples of some steps, and the time that these took.
+
+    Attributes:
+      examples: the number of examples.
+      seconds: the time, without evaluations and checkpoints.
+    """
     examples: int
-    seconds: float  # that they took
+    seconds: float
 
 
 class ProgressHook(tf.train.SessionRunHook):
@@ -27,17 +32,17 @@ class ProgressHook(tf.train.SessionRunHook):
 
     Where standard output and standard error are terminals it shows a bar, redrawn a few times a
     second; else it writes a line every `log_every` steps to standard output, for `| tee log` and
-    `> log`. If the lines can no longer be written, the run goes on without them. Rates are of the
-    last ten seconds, without evaluations and checkpoints.
+    `> log`. If the lines can no longer be written, the run goes on without them. The rates shown
+    are those of the last ten seconds, without evaluations and checkpoints.
 
     `metrics.jsonl` has a line for each multiple of `log_every` steps, and for the last step. After
-    a kill it has the lines of a run that was never killed: which steps have a line depends on the
-    step alone, and a run that goes on from a step cuts the lines of later ones. For that the line
-    of a step has to be on the disk before its checkpoint is: give `listener` to the hook that
-    saves, and put this hook and the hook that evaluates before it in the list of hooks.
+    a kill it has the same lines as without it: which steps have a line depends only on the step,
+    and a run that goes on from a step removes the lines of later ones. For that the line of a step
+    has to be on the disk before its checkpoint: give `listener` to the hook that saves, and put
+    this hook and the hook that evaluates before it in the list of hooks.
 
-    The values are fetched with every step, since TensorFlow optimises the graph once for each set
-    of fetches, some 10 s for InceptionResNet-v2 on two CPU towers.
+    The values are fetched with every step, since TensorFlow optimizes the graph once for each set
+    of fetches, which takes some 10 s for InceptionResNet-v2 on two CPU towers.
 
     Attributes:
       listener: a `CheckpointSaverListener`.
@@ -52,10 +57,10 @@ class ProgressHook(tf.train.SessionRunHook):
         """
         Args:
           values: list of pairs of a name and a scalar tensor: `loss`, `learning_rate`, ….
-          counts: what the run counts by.
-          path: of the file.
-          log_every: steps from one line of it to the next.
-          stream: for the bar or for lines; None: `progress_stream()`.
+          counts: the counts of a step.
+          path: the name of the file `metrics.jsonl`.
+          log_every: steps from one line of the file to the next.
+          stream: the stream for the bar or for lines; None for `progress_stream()`.
           input_wait: scalar tensor, the seconds that a step waits for its batch; or None.
           unit: the name of an example.
         """
@@ -72,17 +77,17 @@ class ProgressHook(tf.train.SessionRunHook):
                                     on_lost=lambda error: None)
         self._on_terminal = _can_show_bar(self._stream)
         self._bar: typing.Any = None
-        self._marks: typing.Deque[Mark] = collections.deque()  # of the last seconds
+        self._marks: typing.Deque[Mark] = collections.deque()  # those of the last ten seconds
         self._first_mark: typing.Optional[Mark] = None
-        self._logged_mark: typing.Optional[Mark] = None
-        self._shown_at: typing.Optional[float] = None  # by the clock
+        self._logged_mark: typing.Optional[Mark] = None  # that of the last line of the file
+        self._shown_at: typing.Optional[float] = None  # the time at which a step was last shown
         self._is_first_session = True
-        self._logs = False  # whether the coming step has a line of the file
-        self._shows = False  # whether it is shown
+        self._logs = False  # whether the current step gets a line of the file
+        self._shows = False  # whether the current step is shown
 
     @property
     def throughput(self) -> typing.Optional[Throughput]:
-        """`Throughput` of all steps of the session after the second; None before the third."""
+        """The `Throughput` of all steps of the session after the second; None before the third."""
         begin = self._first_mark
         end = self._clock.mark
         if begin is None or end is None or rate(begin, end) is None:
@@ -90,7 +95,7 @@ class ProgressHook(tf.train.SessionRunHook):
         return Throughput(end.examples - begin.examples, end.seconds)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
-        """Takes over the restored step, cuts the lines of steps after it, and draws the bar."""
+        """Takes over the restored step, removes the lines of later steps, and draws the bar."""
         self._clock.restart(session)
         self._first_mark = None
         self._logged_mark = None
@@ -100,14 +105,14 @@ class ProgressHook(tf.train.SessionRunHook):
         directory = os.path.dirname(os.path.abspath(self._log.path))
         is_new = self._is_first_session and step == 0 and not list_checkpoints(directory)
         self._is_first_session = False
-        told = self._log.resume(step, is_new)
-        if told is not None:
-            self.write(told)
+        line = self._log.resume(step, is_new)
+        if line is not None:
+            self.write(line)
         if self._on_terminal:
             self._open_bar()
 
-    def _open_bar(self):
-        """Shows the bar before the first step, which takes long: TensorFlow optimises the graph."""
+    def _open_bar(self) -> None:
+        """Shows the bar before the first step, which takes long: TensorFlow optimizes the graph."""
         first_state = ['first step: the graph is made ready']
         if self._bar is None:
             from tqdm import tqdm  # pylint: disable=import-outside-toplevel
@@ -117,23 +122,24 @@ class ProgressHook(tf.train.SessionRunHook):
         self._draw(first_state)
 
     def before_run(self, run_context: typing.Any):
-        """Fetches the values; writes the line of the step before, should this one fail."""
+        """Fetches the values; writes the line of the step before, since this one may fail."""
         self._log.flush()
         step = self._clock.step + 1
         self._logs = step % self._log_every == 0 or step == self._counts.last_step
         self._shows = self._shown_at is None or self._logs or self._is_redrawn()
         return tf.train.SessionRunArgs(self._fetches)
 
-    def _is_redrawn(self):
+    def _is_redrawn(self) -> bool:
         """Whether it is time to draw the bar again."""
-        return (self._on_terminal
-                and time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS)
+        if not self._on_terminal or self._shown_at is None:
+            return False
+        return time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
 
     def after_run(self, run_context: typing.Any, run_values: typing.Any):
-        """Counts the step; shows it, and puts its line into the log, if it is due."""
+        """Counts the step; shows it, and puts its line into the log, if that is due."""
         clock = self._clock
-        found = run_values.results
-        clock.count(found.get('waited', 0.))
+        fetched = run_values.results
+        clock.count(fetched.get('waited', 0.))
         if self._first_mark is None and clock.mark is not None:
             self._first_mark = clock.mark
             self._logged_mark = clock.mark
@@ -142,12 +148,13 @@ class ProgressHook(tf.train.SessionRunHook):
             return
         clock.read(run_context.session)
         if self._logs:
-            self._log_step(found)
-        shown = _values_shown(found['values'])
+            self._log_step(fetched)
+        value_texts = _value_texts(fetched['values'])
         if self._on_terminal:
-            self._draw(shown)
+            self._draw(value_texts)
         else:
-            self.write('step ' + '  '.join([self._of_all(clock.step)] + self._fields(shown)))
+            fields = [self._of_all(clock.step)] + self._fields(value_texts)
+            self.write('step ' + '  '.join(fields))
         self._shown_at = time.perf_counter()
 
     def end(self, session: tf.Session):
@@ -175,9 +182,9 @@ class ProgressHook(tf.train.SessionRunHook):
         """Writes a line with the results of an evaluation, and adds them to the line of its step.
 
         Args:
-          step: the current one.
-          results: as `Evaluation.run` returns them.
-          seconds: that the evaluation took, which are left out of the rates.
+          step: the current step.
+          results: the dict that `Evaluation.run` returned.
+          seconds: how long the evaluation took; the rates leave this time out.
         """
         self._clock.away(seconds)
         self._log.add(step, {'test_' + name: value for name, value in results.items()})
@@ -185,67 +192,67 @@ class ProgressHook(tf.train.SessionRunHook):
         self.write('step %s  test %s on %s' % (
             self._of_all(step), shown, counted(int(results['examples']), 'example')))
 
-    def _log_step(self, found: dict):
+    def _log_step(self, fetched: dict) -> None:
         """Puts the line of a step into the log, which keeps it back for an evaluation.
 
         Args:
-          found: the values of the fetches.
+          fetched: the values of the fetches.
         """
         clock = self._clock
         speed = rate(self._logged_mark, clock.mark)
         share = share_waited(self._logged_mark, clock.mark)
         self._logged_mark = clock.mark
         line: dict = {'epoch': round(clock.examples / self._counts.examples_per_epoch, 6),
-                'examples': clock.examples}
-        line.update(found['values'])
+                      'examples': clock.examples}
+        line.update(fetched['values'])
         line[self._unit + 's_per_second'] = None if speed is None else round(speed, 3)
-        if 'waited' in found:
+        if 'waited' in fetched:
             line['input_wait'] = None if share is None else round(share, 4)
         line['wall_time'] = round(time.time(), 3)
         self._log.add(clock.step, line)
 
-    def _draw(self, shown: typing.List[str]):
-        """Redraws the bar, with texts for the values."""
+    def _draw(self, value_texts: typing.List[str]) -> None:
+        """Redraws the bar, with these texts for the values."""
         self._bar.n = self._clock.step
-        self._bar.bar_format = self._bar_format(shown)
+        self._bar.bar_format = self._bar_format(value_texts)
         self._bar.refresh()
 
-    def _bar_format(self, shown: typing.List[str]):
-        """tqdm's format of the bar, with texts for the values."""
+    def _bar_format(self, value_texts: typing.List[str]) -> str:
+        """tqdm's format of the bar, with these texts for the values."""
         width = 2 * len(str(self._counts.last_step)) + 1
-        return ' '.join([self._of_all(self._clock.step).rjust(width), '|{bar}|']
-                        + self._fields(shown))
+        step = self._of_all(self._clock.step).rjust(width)
+        return ' '.join([step, '|{bar}|'] + self._fields(value_texts))
 
-    def _of_all(self, step: int):
-        """`'8/10'`, step and last step."""
+    def _of_all(self, step: int) -> str:
+        """The text of a step and the last step: `'8/10'`."""
         return '%d/%d' % (step, self._counts.last_step)
 
-    def _is_old(self, mark: Mark):
-        """Whether a mark is at least `_RATE_SECONDS` before the latest run.
-
-        The latest one that is old is kept, as the first, to measure from.
-        """
+    def _is_old(self, mark: Mark) -> bool:
+        """Whether a mark is at least `_RATE_SECONDS` before the latest step."""
         latest = self._clock.mark
         return latest is not None and latest.seconds - mark.seconds >= self._RATE_SECONDS
 
-    def _fields(self, shown: typing.List[str]):
-        """The texts of a line, in the order in which they matter: a narrow terminal cuts the last.
+    def _fields(self, value_texts: typing.List[str]) -> typing.List[str]:
+        """The texts of a line, the most important first: a narrow terminal cuts the last.
 
         Args:
-          shown: texts for the values, which come first.
+          value_texts: the texts for the values.
 
         Returns:
-          These, the time left, examples a second, the wait for input, and the epoch.
+          The texts for the values, the time left, examples a second, the wait for input, and the
+          epoch.
         """
         marks = self._marks
         mark = self._clock.mark
-        fields = list(shown)
+        fields = list(value_texts)
+        # The first mark, from which the rate is measured, is the newest one that is old.
         while len(marks) > 1 and self._is_old(marks[1]):
             marks.popleft()
         speed = rate(marks[0], mark) if marks else None
         if mark is not None and speed is not None:
-            left = self._counts.last_step - self._clock.step
-            fields.append('%s left' % describe_time(left * self._counts.batch_size / speed))
+            steps_left = self._counts.last_step - self._clock.step
+            seconds_left = steps_left * self._counts.batch_size / speed
+            fields.append('%s left' % describe_time(seconds_left))
             number = '{:,.0f}'.format(speed) if speed >= 10 else '{:.2g}'.format(speed)
             fields.append('%s %ss/s' % (number, self._unit))
             share = share_waited(marks[0], mark)
@@ -256,24 +263,25 @@ class ProgressHook(tf.train.SessionRunHook):
         return fields + ['epoch %.1f' % (self._clock.examples / self._counts.examples_per_epoch)]
 
 
-def _values_shown(values: typing.Dict[str, float]):
-    """List of texts for values by name; the first, the loss, keeps its width."""
-    shown: typing.List[str] = []
+def _value_texts(values: typing.Dict[str, float]) -> typing.List[str]:
+    """A text for each value, by name; the first, that of the loss, always has four digits."""
+    texts: typing.List[str] = []
     for name, value in values.items():
-        text = '%.4g' % value
-        if not shown:
-            text = ('%#.4g' % value).rstrip('.')
-        shown.append('%s %s' % (_SHORT.get(name, name), text))
-    return shown
+        number = '%.4g' % value
+        if not texts:
+            number = ('%#.4g' % value).rstrip('.')
+        texts.append('%s %s' % (_SHORT.get(name, name), number))
+    return texts
 
 
 class _Saves(tf.train.CheckpointSaverListener):
-    """Brings the log to the disk before each checkpoint, whose time it leaves out of the clock."""
+    """Writes the log to the disk before each checkpoint; tells the clock how long a save takes."""
 
     def __init__(self, clock: StepClock, log: MetricsLog):
+        """`clock` leaves the time of saves out, `log` is the log of the run."""
         self._clock = clock
         self._log = log
-        self._began = 0.  # the save, by the clock
+        self._began = 0.  # the time at which the save began
 
     def before_save(self, session: tf.Session, global_step_value: int):
         """Syncs the log, before the variables are read."""
@@ -290,21 +298,21 @@ class _Saves(tf.train.CheckpointSaverListener):
         self._log.write_csv()
 
 
-def _can_show_bar(stream: typing.Any):
+def _can_show_bar(stream: typing.Any) -> bool:
     """Whether a stream is a terminal of known size (in a container it may have 0 columns)."""
     if not stream.isatty() or os.environ.get('TERM') == 'dumb':
         return False
     try:
         return min(os.get_terminal_size(stream.fileno())) > 0
-    except (AttributeError, OSError):  # a program's own stream, which says that it is a terminal
+    except (AttributeError, OSError):  # no file, but `isatty` says that it is a terminal
         return True
 
 
 def describe_time(seconds: float) -> str:
-    """A time as text: `'0:34'`, `'1:02:03'`, or of a day and more `'3 d 04:05'`.
+    """A time as text: `'0:34'`, `'1:02:03'`, or from a day on `'3 d 04:05'`.
 
     Args:
-      seconds: of at least 0, which are rounded.
+      seconds: the time, at least 0; it is rounded to whole seconds.
     """
     minutes, seconds_left = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)

@@ -23,16 +23,21 @@ from trainer.pictures import check_can_write, new_axes, write_picture, write_tab
 
 LEAST = 1e-6
 MOST = 10.
-_SMOOTHING = .9  # share of the average before
-_DIVERGED = 4.  # times the smallest loss
-_LINES = 12  # of the curve on the screen
-_BAR = 40  # characters
+_SMOOTHING = .9  # the weight of the former average in the smoothed loss
+_DIVERGED = 4.  # a loss of so many times the smallest one has diverged
+_LINES = 12  # lines of the curve on the screen
+_BAR = 40  # characters of the longest bar
 
 
 class Trial(typing.NamedTuple):
-    """A step of the test."""
-    rate: float  # of the optimizer
-    loss: float  # smoothed
+    """A step of the test.
+
+    Attributes:
+      rate: the learning rate of the optimizer.
+      loss: the loss of the step; after `smoothed` the smoothed loss.
+    """
+    rate: float
+    loss: float
 
 
 def find_rate(setup: Setup) -> None:
@@ -61,7 +66,7 @@ def find_rate(setup: Setup) -> None:
 
 
 def rates(steps: int) -> typing.List[float]:
-    """The rates of a number of steps, from `LEAST` to `MOST`.
+    """The rates of so many steps, from `LEAST` to `MOST`.
 
         rate_t = LEAST (MOST / LEAST)^(t / (steps - 1)),    t = 0 … steps - 1
     """
@@ -69,11 +74,11 @@ def rates(steps: int) -> typing.List[float]:
     return [LEAST * factor ** step for step in range(steps)]
 
 
-def _losses(job: Job, rate: tf.Tensor):
-    """Yields a `Trial` with the loss of a step itself for each rate, until a loss is no number.
+def _losses(job: Job, rate: tf.Tensor) -> typing.Iterator[Trial]:
+    """Runs a step for each rate, and yields its `Trial`; stops at a loss that is no number.
 
     Args:
-      job: the training, whose variables are made anew.
+      job: the training, with newly initialized variables.
       rate: the placeholder of its learning rate.
     """
     with tf.Session(config=session_config(job.built)) as session:
@@ -98,23 +103,23 @@ def smoothed(trials: typing.Iterable[Trial]) -> typing.List[Trial]:
         average_t = 0.9 average_(t-1) + 0.1 loss_t,    smoothed_t = average_t / (1 - 0.9^t)
 
     Args:
-      trials: with the losses of the steps themselves, in order.
+      trials: the trials with the losses of the steps, in order.
 
     Returns:
-      List of trials with smoothed losses; the last one is the first that is more than four times
+      List of trials with smoothed losses; it ends with the first loss that is more than four times
       the smallest.
     """
-    found: typing.List[Trial] = []
+    smoothed_trials: typing.List[Trial] = []
     average = 0.
     least = math.inf
     for step, trial in enumerate(trials, 1):
         average = _SMOOTHING * average + (1 - _SMOOTHING) * trial.loss
         loss = average / (1 - _SMOOTHING ** step)
-        found.append(Trial(trial.rate, loss))
+        smoothed_trials.append(Trial(trial.rate, loss))
         least = min(least, loss)
         if loss > _DIVERGED * least:
             break
-    return found
+    return smoothed_trials
 
 
 def proposed_rate(trials: typing.List[Trial]) -> typing.Optional[float]:
@@ -123,10 +128,10 @@ def proposed_rate(trials: typing.List[Trial]) -> typing.Optional[float]:
     At that rate itself the loss is about to grow; a tenth of it is the usual choice.
 
     Args:
-      trials: with smoothed losses, in the order of their rates.
+      trials: the trials with smoothed losses, in the order of their rates.
 
     Returns:
-      The rate; None where the loss was the smallest at the first trial, or there is one alone.
+      The rate; None if the loss was the smallest at the first trial, or there is only one.
     """
     if len(trials) < 2:
         return None
@@ -137,7 +142,7 @@ def proposed_rate(trials: typing.List[Trial]) -> typing.Optional[float]:
 
 
 def describe_proposal(trials: typing.List[Trial]) -> str:
-    """The proposal of trials as a line, in the words of flags."""
+    """A line about the rate that the trials propose."""
     rate = proposed_rate(trials)
     if rate is None:
         return 'proposal       none: the loss never fell; is the data in order?'
@@ -146,28 +151,29 @@ def describe_proposal(trials: typing.List[Trial]) -> str:
 
 
 def curve(trials: typing.List[Trial]) -> str:
-    """The curve of trials as lines.
+    """The curve of the losses as text.
 
     Args:
-      trials: in the order of their rates.
+      trials: the trials, in the order of their rates.
 
     Returns:
-      A line for every nth trial, at most twelve: rate, loss, and a bar as long as the loss is high.
+      A line for every nth trial, at most twelve: the rate, the loss, and a bar whose length is
+      proportional to the loss.
     """
     if not trials:
         return 'no step had a loss that is a number'
     every = max(1, math.ceil(len(trials) / _LINES))
     shown = trials[::every]
-    most = max(trial.loss for trial in shown)
+    largest_loss = max(trial.loss for trial in shown)
     lines = ['learning rate  loss (smoothed)']
     for trial in shown:
-        width = max(0, round(_BAR * trial.loss / most)) if most > 0 else 0
+        width = max(0, round(_BAR * trial.loss / largest_loss)) if largest_loss > 0 else 0
         lines.append('  %-11.2e  %-9.4g %s' % (trial.rate, trial.loss, '#' * width))
     return '\n'.join(lines)
 
 
 def write_trials(trials: typing.List[Trial], path: str) -> None:
-    """Writes trials as a table to a path that ends in `.csv`, else as a picture."""
+    """Writes the trials as a table, if the path ends in `.csv`; else as a picture."""
     if path.endswith('.csv'):
         write_table([Trial._fields] + list(trials), path)
         return

@@ -1,7 +1,8 @@
-"""What train.py makes of the newest checkpoint: an evaluation, predictions, a SavedModel.
+"""Evaluation, predictions and a SavedModel from the newest checkpoint of a run.
 
 Each builds a graph of its own, restores the checkpoint into it, with the moving averages of the
-weights where the checkpoint has some, and writes only outside of the run's folder.
+weights if the checkpoint has them, and writes only outside of the run's folder. Its test is
+tests/trainer/test_trainer_results.py.
 """
 
 import contextlib
@@ -42,7 +43,8 @@ def evaluate_or_predict(setup: Setup) -> None:
     """
     check_classes(setup.dataset)
     if not FLAGS.plan_only:
-        check_can_write(FLAGS.confusion)  # before a network is built for nothing
+        # Checked before the network is built, which takes long.
+        check_can_write(FLAGS.confusion)
         newest_or_refuse()
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
@@ -63,28 +65,30 @@ def report(throughput: typing.Any, results: dict, setup: Setup) -> None:
 
     Args:
       throughput: the `Throughput` of the training; or None.
-      results: what `Evaluation.run` returned.
+      results: the dict that `Evaluation.run` returned.
       setup: the model and its data.
     """
     unit = setup.model.unit
-    said = setup.dataset.num_examples['test']
+    expected_examples = setup.dataset.num_examples['test']
     names = set(results) - {'examples', SINCE_BEST}
     if not is_own_model():
         names.discard('loss')
     for name in sorted(names):
         print('%-14s %s on %s' % (
             'test ' + name, _value_text(results[name]), counted(results['examples'], unit)))
-    if is_own() and results['examples'] < said:
+    if is_own() and results['examples'] < expected_examples:
         print('%-14s num_examples of %s says %d for test, and %d came' % (
-            'test %ss' % unit, FLAGS.dataset, said, results['examples']))
+            'test %ss' % unit, FLAGS.dataset, expected_examples, results['examples']))
     if throughput is not None:
         print('speed          {:,.0f} {}s/s'.format(
             throughput.examples / throughput.seconds, unit))
 
 
-def _value_text(value: float):
-    """A result as text: four decimals, or three digits of one that is 0 with these."""
-    return '%.4f' % value if value == 0 or abs(value) >= 0.001 else '%.3g' % value
+def _value_text(value: float) -> str:
+    """A result as text: with four decimals; a very small one with three digits."""
+    if value == 0 or abs(value) >= 0.001:
+        return '%.4f' % value
+    return '%.3g' % value
 
 
 def evaluate(evaluation: Evaluation, setup: Setup, prefix: typing.Optional[str] = None,
@@ -94,18 +98,18 @@ def evaluate(evaluation: Evaluation, setup: Setup, prefix: typing.Optional[str] 
     Args:
       evaluation: an evaluation of the model of `setup`.
       setup: the model and its data.
-      prefix: the checkpoint's prefix; None for the newest one.
-      with_confusion: whether to show, and to write, which classes were taken for which.
+      prefix: the prefix of the checkpoint; None for the newest one.
+      with_confusion: whether to show and write the confusion matrix, too.
     """
     with restored_session(evaluation.built, prefix) as session:
-        results: typing.Any = evaluation.run(session)  # not None: nothing stops it
+        results: typing.Any = evaluation.run(session)  # never None: nothing gives it up
         report(None, results, setup)
         if with_confusion:
             _report_confusion(evaluation, session, setup)
         return results
 
 
-def _report_confusion(evaluation: Evaluation, session: tf.Session, setup: Setup):
+def _report_confusion(evaluation: Evaluation, session: tf.Session, setup: Setup) -> None:
     """Prints the accuracies by class and the confusion matrix, and writes it to --confusion.
 
     The test set is read once more, for the predictions.
@@ -125,15 +129,17 @@ def _report_confusion(evaluation: Evaluation, session: tf.Session, setup: Setup)
 
 
 def predict(evaluation: Evaluation, setup: Setup) -> None:
-    """Writes --predictions: a row for each test example, with its number, its file if it has one,
-    its label, its predictions, and the name of the predicted class if it has one.
+    """Writes the file --predictions, with a row for each test example.
+
+    A row has the example's number, its file and its label if there are any, its predictions, and
+    the name of the predicted class if classes have names.
 
     Args:
       evaluation: an evaluation of the model of `setup`, which makes predictions.
       setup: the model and its data.
 
     Raises:
-      ModelFunctionError: predictions that are not one for each example.
+      ModelFunctionError: there is not one prediction for each example.
     """
     unit = setup.model.unit
     file_of = getattr(setup.dataset, 'where', None)
@@ -156,7 +162,7 @@ def predict(evaluation: Evaluation, setup: Setup) -> None:
     print('predictions    %s, %s' % (FLAGS.predictions, counted(count, unit)))
 
 
-def _columns(batch: typing.Any, setup: Setup):
+def _columns(batch: typing.Any, setup: Setup) -> typing.Dict[str, list]:
     """The columns of --predictions for a batch: labels, predictions, names of classes.
 
     Args:
@@ -164,14 +170,17 @@ def _columns(batch: typing.Any, setup: Setup):
       setup: the model and its data.
 
     Returns:
-      Dict from a column's name to the list of its values.
+      {name of a column: list of its values}.
 
     Raises:
-      ModelFunctionError: the predictions are not one for each example.
+      ModelFunctionError: there is not one prediction for each example.
     """
-    told, predictions = batch if isinstance(batch, list) else ({}, batch)
+    labels: typing.Any = {}
+    predictions = batch
+    if isinstance(batch, list):
+        labels, predictions = batch
     columns = {}
-    for name, values in named(told, 'label') + named(predictions, 'prediction'):
+    for name, values in named(labels, 'label') + named(predictions, 'prediction'):
         if not (FLAGS.unlabelled and name == 'label'):
             columns[name] = rows(values)
     classes = getattr(setup.dataset, 'classes', None)
@@ -185,29 +194,34 @@ def _columns(batch: typing.Any, setup: Setup):
     return columns
 
 
-def _cell(value: typing.Any):
-    """A prediction for the table: of floats six digits, of several numbers a JSON list."""
-    value = _plain(value.tolist() if hasattr(value, 'tolist') else value)
-    return json.dumps(value) if isinstance(value, list) else value
+def _cell(value: typing.Any) -> typing.Any:
+    """The cell of the table for a prediction, an array: a number, a text, or a JSON list."""
+    plain = _plain(value.tolist() if hasattr(value, 'tolist') else value)
+    if isinstance(plain, list):
+        return json.dumps(plain)
+    return plain
 
 
-def _plain(value: typing.Any):
-    """A prediction of Python's types: floats with six digits, bytes as text."""
+def _plain(value: typing.Any) -> typing.Any:
+    """A value, or a nest of lists, with floats rounded to six digits, and bytes as text."""
     if isinstance(value, list):
-        return [_plain(part) for part in value]
+        return [_plain(member) for member in value]
     if isinstance(value, bytes):
         return value.decode('utf-8', 'replace')
-    return float('%.6g' % value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float('%.6g' % value)
+    return value
 
 
 @contextlib.contextmanager
 def restored_session(built: towers.BuiltTowers,
                      prefix: typing.Optional[str] = None) -> typing.Iterator[tf.Session]:
-    """A session with the weights of a checkpoint, or with their moving averages if it has some.
+    """A context with a session that has the weights of a checkpoint; their moving averages, if the
+    checkpoint has them.
 
     Args:
-      built: towers of the same graph, by which the session is configured.
-      prefix: the checkpoint's prefix; None for the newest one.
+      built: towers of the same graph, for which the session is configured.
+      prefix: the prefix of the checkpoint; None for the newest one.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged or of another model.
@@ -224,10 +238,10 @@ def restored_session(built: towers.BuiltTowers,
 
 
 def newest_or_refuse() -> str:
-    """The prefix of the newest checkpoint of --train_dir, which is only read.
+    """The prefix of the newest checkpoint of --train_dir, a folder that is only read.
 
     Raises:
-      CheckpointError: there is none, or it is damaged.
+      CheckpointError: there is no checkpoint, or it is damaged.
     """
     newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
     if newest is None:
@@ -239,7 +253,7 @@ def newest_or_refuse() -> str:
 def export(model: typing.Any) -> None:
     """Writes the SavedModel of the newest checkpoint, without towers, to --export_dir.
 
-    `model` is that of a `Setup`.
+    `model` is a `Classifier` or an `OwnModel`.
     """
     print('SavedModel     %s' % export_saved_model(model.serving, newest_or_refuse(),
                                                    FLAGS.export_dir))

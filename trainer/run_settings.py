@@ -1,4 +1,5 @@
-"""The settings of a run, in a file beside its checkpoints, compared at each later start."""
+"""`RunSettings`: the settings of a run, in a file beside its checkpoints, which each later start
+compares with its own."""
 
 import collections
 import itertools
@@ -27,7 +28,7 @@ from trainer.flags import (
 FILE = 'settings.json'
 
 _CLASSES = 'names of classes'
-_MOST_BYTES = 2 ** 26  # of the file, which may name a million classes
+_MOST_BYTES = 2 ** 26  # a larger file is refused; this one may name a million classes
 
 
 class Difference(typing.NamedTuple):
@@ -37,9 +38,9 @@ class Difference(typing.NamedTuple):
       name: the setting's name.
       was: its value at the former start.
       now: its value at this start.
-      kind: `HARMLESS`: the numbers stay those of a run that was never stopped; `CHANGES`: they are
-        others from here on; or `STATE`: where the variables of graph and checkpoint differ, too,
-        this is said as the reason.
+      kind: `HARMLESS`: the run computes the same numbers as without the change; `CHANGES`: it
+        computes other numbers from here on; `STATE`: it may also have other variables than the
+        checkpoint, and an error about these names the setting as the reason.
     """
     name: str
     was: typing.Any
@@ -48,11 +49,12 @@ class Difference(typing.NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as `'--seed=2, was 1'`."""
+        """The setting with both values, such as `'--seed=2, was 1'`."""
         former = "''" if self.was == '' else _shown(self.was)
         return '%s, was %s' % (_given(self.name, self.now), former)
 
     def __str__(self):
+        """A line about the setting, both values, and the consequence."""
         consequence = 'changes the run from here on'
         if self.kind == HARMLESS:
             consequence = 'no change to the run'
@@ -60,20 +62,22 @@ class Difference(typing.NamedTuple):
 
 
 class RunSettings(tf.train.SessionRunHook):
-    """The values of the settings that a program was started with; a hook that writes them.
+    """The settings that a program was started with, and the hook that writes them to a file.
 
     The file `settings.json` in the directory of the checkpoints has the settings of the latest
-    start. It is written when the session has been made, and before the first checkpoint is saved:
-    so a start that fails earlier writes nothing. A run that goes on says each difference in a line.
+    start. It is written after the session is made, and before the first checkpoint is saved: so a
+    start that fails earlier writes nothing. A run that goes on says each difference in a line.
+
+    Attributes:
+      values: the settings, by name.
     """
 
     def __init__(self, values: dict, kinds: typing.Dict[str, str], directory: str):
         """
         Args:
-          values: {name of a setting: value}. The name is a flag's; or, of what is no flag, words
-            with a space, such as 'number of workers'.
-          kinds: {name of a setting: kind}, see `Difference.kind`; a setting without one is
-            `CHANGES`.
+          values: {name of a setting: value}. The name is that of a flag; for what is no flag it
+            has a space, such as 'number of workers'.
+          kinds: {name of a setting: kind}, see `Difference.kind`; the default is `CHANGES`.
           directory: the directory of the checkpoints.
         """
         self.values = values
@@ -84,8 +88,8 @@ class RunSettings(tf.train.SessionRunHook):
         self._is_written = False
 
     def compare(self) -> typing.Optional[typing.List[Difference]]:
-        """Compares these settings with those of the latest start; None where the file is missing.
-        """
+        """The differences between these settings and those of the latest start; None if the file
+        is missing."""
         former = _read(self._directory)
         if former is None:
             return None
@@ -98,7 +102,12 @@ class RunSettings(tf.train.SessionRunHook):
 
     def check(self, newest: typing.Any, missing: typing.Optional[str],
               dropped: typing.Optional[str]) -> typing.List[str]:
-        """Compares the settings of a run that goes on, see `training_session(check=…)`.
+        """Compares the settings of a run that goes on.
+
+        It is the `check` of `training_session`, which describes the arguments.
+
+        Returns:
+          A line for each difference.
 
         Raises:
           CheckpointError: the checkpoint has other variables than the graph, and the change of a
@@ -106,23 +115,28 @@ class RunSettings(tf.train.SessionRunHook):
         """
         self._goes_on = True
         differences = self.compare()
-        guilty = [each for each in differences or [] if each.kind == STATE]
-        if missing is not None and guilty:
-            raise self._error(guilty, missing)
+        changes_of_state = [each for each in differences or [] if each.kind == STATE]
+        if missing is not None and changes_of_state:
+            raise self._error(changes_of_state, missing)
         if missing is None and dropped is not None:
-            raise self._error(guilty, dropped)
+            raise self._error(changes_of_state, dropped)
         if differences is None:
             return ['%s is missing (an older run, perhaps): whether settings have changed cannot '
                     'be told' % self._path]
         return [str(each) for each in differences]
 
-    def _error(self, guilty: typing.List[Difference], text: str):
-        """The `CheckpointError` of a text, with the settings that are its reason, if any."""
+    def _error(self, changes_of_state: typing.List[Difference], text: str) -> CheckpointError:
+        """The error about variables that differ.
+
+        Args:
+          changes_of_state: the differences of settings that are the reason; or [].
+          text: what differs between graph and checkpoint.
+        """
         reasons = ''
         advice = ''
-        if guilty:
-            reasons = ', '.join(each.text for each in guilty) + ': '
-            former = ' '.join(_given(each.name, each.was) for each in guilty)
+        if changes_of_state:
+            reasons = ', '.join(each.text for each in changes_of_state) + ': '
+            former = ' '.join(_given(each.name, each.was) for each in changes_of_state)
             advice = 'Go on with %s. ' % former
         return CheckpointError(
             '%s%s. Nothing was changed. %sOr begin another run in another --train_dir, which '
@@ -130,13 +144,13 @@ class RunSettings(tf.train.SessionRunHook):
                 reasons, text, advice, self._directory))
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
-        """Writes the settings, once; of a new run, an older file is renamed."""
+        """Writes the settings, once; see `write`."""
         if not self._is_written:
             self._is_written = True
             self.write()
 
     def write(self) -> None:
-        """Writes the file."""
+        """Writes the file; a new run renames a file that is there already."""
         if os.path.lexists(self._path) and not self._goes_on:
             print('%s was that of an earlier run, whose checkpoints are gone: renamed to %s'
                   % (self._path, moved_aside(self._path)))
@@ -149,10 +163,10 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
     """The settings of the flags, and of a data set.
 
     Args:
-      batch_size: in the place of an 'auto'.
-      dataset: its number of examples, and its names of classes and files, are settings, too; or
-        None.
-      workers: how many there are.
+      batch_size: examples a step, since the flag may be 'auto'.
+      dataset: the data set, or None; its number of examples, and its names of classes and files,
+        are settings, too.
+      workers: the number of workers.
     """
     kinds = {name: setting.kind for name, setting in SETTINGS.items() if setting.kind != ONCE}
     values: dict = collections.OrderedDict((name, FLAGS[name].value) for name in kinds)
@@ -166,13 +180,13 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
     return RunSettings(values, kinds, train_dir())
 
 
-def _settings_of(dataset: typing.Any):
-    """What is compared of a data set, by name."""
+def _settings_of(dataset: typing.Any) -> typing.Dict[str, typing.Any]:
+    """The facts about a data set that are compared, by name."""
     values: dict = collections.OrderedDict()
-    if getattr(dataset, 'classes', None) is not None:  # which have names
+    if getattr(dataset, 'classes', None) is not None:
         values[_CLASSES] = '\n'.join(dataset.classes)
     values['number of training examples'] = int(dataset.num_examples['train'])
-    if hasattr(dataset, 'names_digest'):  # files, and they number the examples by their names
+    if hasattr(dataset, 'names_digest'):  # files, whose names say the order of the examples
         values['digest of the names of training files'] = dataset.names_digest('train')
     return values
 
@@ -183,35 +197,36 @@ def recorded_setting(name: str) -> typing.Any:
     return None if settings is None else settings.get(name)
 
 
-def _read(directory):
-    """The settings in the file of a directory, a dict; None without a file.
+def _read(directory: str) -> typing.Optional[dict]:
+    """The settings in the file in a directory; None if there is no file.
 
     Raises:
-      BadFileError: it holds something else, or cannot be read.
+      BadFileError: the file has something else, or cannot be read.
     """
-    values = {str: SCALAR + ([SCALAR],)}
-    found = read_json(os.path.join(directory, FILE), {'settings': values, str: [values]},
-                      'move it away, to go on without a look at what has changed', _MOST_BYTES)
-    return None if found is None else found['settings']
+    form_of_settings = {str: SCALAR + ([SCALAR],)}
+    form = {'settings': form_of_settings, str: [form_of_settings]}
+    content = read_json(os.path.join(directory, FILE), form,
+                        'move it away, to go on without a look at what has changed', _MOST_BYTES)
+    return None if content is None else content['settings']
 
 
-def _same(former, value):
-    """Whether a former value and a value are equal, or both are none in some way ('', 0, None).
+def _same(former: typing.Any, value: typing.Any) -> bool:
+    """Whether two values of a setting are the same.
 
-    1 and 1.0 are equal, 1 and True are not.
+    '', 0, None and [] are the same, and 1 and 1.0; 1 and True are not.
     """
     if not former and not value:
         return True
     return former == value and isinstance(former, bool) == isinstance(value, bool)
 
 
-def _shown(value):
-    """A value as it is shown."""
+def _shown(value: typing.Any) -> str:
+    """The first 300 characters of a value, as text that a terminal can show."""
     return shown('%.300s' % (value,))
 
 
-def _given(name, value):
-    """The setting of a name, and a value, as it is given: '--seed=1', 'keep=5 of --config'."""
+def _given(name: str, value: typing.Any) -> str:
+    """A setting as a user gives it: '--seed=1', 'keep=5 of --config'."""
     if ' ' in name:
         return '%s: %s' % (name, _shown(value))
     if name in OPTIONS_BY_NAME:
@@ -220,10 +235,10 @@ def _given(name, value):
 
 
 def check_classes(dataset: typing.Any) -> None:
-    """Raises `DatasetError` for classes that are not those which the run's network was trained on.
+    """Raises `DatasetError` if the classes are not those on which the run's network was trained.
 
-    A class folder that came, went or got another name moves the numbers of those after it, and
-    every label would mean another output of the network.
+    After a class folder is added, removed or renamed, the classes after it have other numbers, and
+    a label would mean another output of the network.
     """
     recorded = recorded_setting(_CLASSES)
     classes = getattr(dataset, 'classes', None)
@@ -232,19 +247,19 @@ def check_classes(dataset: typing.Any) -> None:
     if not isinstance(recorded, str):
         raise BadFileError('%s/settings.json is not as train.py wrote it: %s is %.80r. Move it '
                            'away.' % (train_dir(), _CLASSES, recorded))
-    # Both split, since a name may have a line break in it.
+    # Names may have line breaks in them, so both are joined and split in the same way.
     trained = recorded.split('\n')
-    found = '\n'.join(classes).split('\n')
-    for number, (now, was) in enumerate(itertools.zip_longest(found, trained)):
+    current = '\n'.join(classes).split('\n')
+    for number, (now, was) in enumerate(itertools.zip_longest(current, trained)):
         if now != was:
             raise datasets.DatasetError(
                 'the %d classes of --data_dir=%s are not the %d that the run in %s was trained on: '
                 'class %d is %s, and was %s. Give the folders their old names, or begin another '
                 'run in another --train_dir.' % (
-                    len(found), FLAGS.data_dir, len(trained), train_dir(), number,
+                    len(current), FLAGS.data_dir, len(trained), train_dir(), number,
                     _class_name(now), _class_name(was)))
 
 
-def _class_name(name):
-    """The name of a class as it is shown; 'none' for None."""
+def _class_name(name: typing.Optional[str]) -> str:
+    """The name of a class in quotes; 'none' for None."""
     return 'none' if name is None else repr(name)

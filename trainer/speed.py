@@ -3,8 +3,9 @@
     rate          (examples_2 - examples_1) / (seconds_2 - seconds_1)
     share waited  (waited_2 - waited_1) / (seconds_2 - seconds_1)
 
-between two marks of a run. Its seconds leave out the first two steps, in which TensorFlow builds
-kernels and optimises the graph, evaluations and checkpoints.
+between two marks of a run. The seconds leave out evaluations, checkpoints, and the first two steps,
+in which TensorFlow builds kernels and optimizes the graph. Tests are in
+tests/trainer/test_progress.py.
 """
 
 import time
@@ -14,40 +15,59 @@ import tensorflow.compat.v1 as tf
 
 
 class StepCounts(typing.NamedTuple):
-    """What a run counts by."""
+    """The counts of a run: its variables, and how much a step and an epoch are.
+
+    Attributes:
+      global_step: the variable that counts steps.
+      batch_size: examples of a step, over all machines.
+      examples_per_epoch: examples of one pass over the data.
+      last_step: the step at which training ends.
+      examples: the variable that counts the examples of all steps.
+    """
     global_step: tf.Variable
-    batch_size: int  # examples of a step, over all machines
-    examples_per_epoch: int  # of one pass over the data
-    last_step: int  # at which training ends
-    examples: tf.Variable  # that training was given so far
+    batch_size: int
+    examples_per_epoch: int
+    last_step: int
+    examples: tf.Variable
 
 
 class Mark(typing.NamedTuple):
-    """A point of a run."""
-    seconds: float  # of training so far
+    """A point in time of a run.
+
+    Attributes:
+      seconds: seconds of training so far.
+      examples: examples so far.
+      waited: seconds of waiting for input so far.
+    """
+    seconds: float
     examples: int
-    waited: float  # seconds of waiting for input
+    waited: float
 
 
 class StepClock:
-    """Counts the runs of a session as steps, and the seconds that they take.
+    """Counts each run of a session as a step, and measures the time of the steps.
 
-    Fetched with the update, the global step may be that before or after it: so a hook counts the
-    runs in `step` and `examples`, and reads them (`read`) only where it has something to show.
+    A global step that is fetched with the update may be the one before or after it. So a hook
+    counts runs, and reads the exact step (`read`) only when it has something to show.
+
+    Attributes:
+      step: the number of steps done.
+      examples: the number of examples of these steps.
     """
 
-    _UNTIMED_RUNS = 2  # which build kernels and optimise the graph
+    _UNTIMED_RUNS = 2  # in these TensorFlow builds kernels and optimizes the graph
 
     def __init__(self, counts: StepCounts):
+        """`counts` are the counts of the run."""
         self._counts = counts
         self.step = 0
         self.examples = 0
         self._runs = 0
-        self._start = 0.  # of the measurement, by the clock
-        self._latest = 0.  # the end of the latest run, by the clock
+        self._start = 0.  # the time at which the measurement began
+        self._latest = 0.  # the time at which the latest run ended
         self._waited = 0.  # seconds of waiting for input since the start
-        # Seconds since the start that marks leave out: evaluations, checkpoints; up to the latest
-        # run, and since that run.
+        # Seconds of evaluations and checkpoints, which marks leave out: from the start to the
+        # latest run, and since the latest run.
         self._away = 0.
         self._away_since = 0.
 
@@ -75,7 +95,7 @@ class StepClock:
 
     @property
     def mark(self) -> typing.Optional[Mark]:
-        """`Mark` at the end of the latest run; None until the end of the second one."""
+        """The `Mark` of the end of the latest run; None until the end of the second run."""
         if self._runs < self._UNTIMED_RUNS:
             return None
         return Mark(self._latest - self._start - self._away, self.examples, self._waited)
@@ -87,7 +107,7 @@ class StepClock:
         self.examples = int(examples)
 
     def away(self, seconds: float) -> None:
-        """Leaves seconds since the latest run out of the marks: an evaluation, a checkpoint."""
+        """Leaves the time of an evaluation or a checkpoint, in seconds, out of the marks."""
         self._away_since += seconds
 
 
@@ -123,33 +143,35 @@ def share_waited(begin: typing.Optional[Mark],
 
 
 class TimedBatch(typing.NamedTuple):
-    """A batch, and how long a step waits for it."""
-    batch: typing.Any  # nest of tensors
-    waited: typing.Optional[tf.Tensor]  # seconds, a float64 scalar
+    """A batch, and how long a step waits for it.
+
+    Attributes:
+      batch: a nest of tensors.
+      waited: the seconds, a float64 scalar; None if they are not measured.
+    """
+    batch: typing.Any
+    waited: typing.Optional[tf.Tensor]
 
 
 def timed_batch(iterator: typing.Any, is_timed: bool = True) -> TimedBatch:
     """Reads the next batch of an iterator, and measures how long a step waits for it.
 
     Args:
-      iterator: of `tf.data`, in graph mode.
-      is_timed: whether to measure; TensorFlow refuses to tell the time in a step whose operations
-        are deterministic.
-
-    Returns:
-      `TimedBatch`: the batch, and the seconds; None for the seconds unless `is_timed`.
+      iterator: an iterator of `tf.data`, in graph mode.
+      is_timed: whether to measure; with deterministic operations TensorFlow refuses to tell the
+        time in a step.
     """
     if not is_timed:
         return TimedBatch(iterator.get_next(), None)
-    asked = tf.timestamp(name='asked_for_input')
-    with tf.control_dependencies([asked]):
+    begin = tf.timestamp(name='asked_for_input')
+    with tf.control_dependencies([begin]):
         batch = iterator.get_next()
-    parts = tf.nest.flatten(batch, expand_composites=True)
-    with tf.control_dependencies(parts):
-        there = tf.timestamp(name='input_is_there')
-    # The towers take tensors that come after that: else their work, which takes all threads,
-    # could begin before it.
-    with tf.control_dependencies([there]):
-        passed = [tf.identity(part) for part in parts]
-    batch = tf.nest.pack_sequence_as(batch, passed, expand_composites=True)
-    return TimedBatch(batch, there - asked)
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    with tf.control_dependencies(leaves):
+        end = tf.timestamp(name='input_is_there')
+    # The towers get tensors that wait for the second time stamp. Without that their work, which
+    # takes all threads, could begin before it.
+    with tf.control_dependencies([end]):
+        leaves_after_end = [tf.identity(leaf) for leaf in leaves]
+    batch = tf.nest.pack_sequence_as(batch, leaves_after_end, expand_composites=True)
+    return TimedBatch(batch, end - begin)

@@ -4,10 +4,10 @@
 
 Each run is `train.py` in a process of its own with the other flags as given, and with a folder of
 its own, `runs/sweep/seed=1,base_learning_rate=0.01`. The same command goes on: runs that have ended
-are passed over, and one that was stopped goes on from its checkpoint. `sweep.csv` has a row a run:
-the values, the last step, and the last results of the test set.
+are passed over, and one that was stopped goes on from its checkpoint. `sweep.csv` has a row for
+each run: the values, the last step, and the last results of the test set.
 
-Without TensorFlow: the runs import it.
+This module does not import TensorFlow; the runs do.
 """
 
 import csv
@@ -23,20 +23,25 @@ from trainer.command_line import parse_flags, refuse
 from trainer.flags import FLAGS, FLAGS_BY_NAME, ONCE, SETTINGS, train_dir
 
 _TABLE = 'sweep.csv'
-# As `evaluator.END` and `run_settings.FILE`, which import TensorFlow.
+# The values of `evaluator.END` and `run_settings.FILE`, in modules that import TensorFlow.
 _ENDED = 'ended.json'
 _SETTINGS = 'settings.json'
 _NOT_SWEPT = ('sweep', 'train_dir', 'mode', 'config', 'plan_only', 'job_name')
 
 
 class SweptRun(typing.NamedTuple):
-    """One run of a sweep."""
-    values: typing.Dict[str, str]  # of the flags that the sweep changes, by name
+    """One run of a sweep.
+
+    Attributes:
+      values: the values of the flags that the sweep changes, by name.
+      folder: the folder of the run.
+    """
+    values: typing.Dict[str, str]
     folder: str
 
     @property
     def flags(self) -> typing.List[str]:
-        """The flags that this run is given after those of the command."""
+        """The flags that are added to those of the command for this run."""
         changed = ['--%s=%s' % item for item in self.values.items()]
         return changed + ['--train_dir=%s' % self.folder]
 
@@ -45,10 +50,10 @@ def swept_values(texts: typing.List[str]) -> typing.Dict[str, typing.List[str]]:
     """The values of each flag of --sweep.
 
     Args:
-      texts: one for each flag, such as `'seed=1,2,3'`.
+      texts: a text for each flag, such as `'seed=1,2,3'`.
 
     Returns:
-      Dict from a flag's name to the list of its values, as they are written.
+      {name of a flag: list of its values, as texts}.
 
     Raises:
       SystemExit: one of the texts is something else; a line says so.
@@ -71,11 +76,11 @@ def swept_values(texts: typing.List[str]) -> typing.Dict[str, typing.List[str]]:
 
 
 def swept_runs(texts: typing.List[str], folder: str) -> typing.List[SweptRun]:
-    """The runs of a sweep: the last flag changes first.
+    """The runs of a sweep, one for each combination; the value of the last flag changes first.
 
     Args:
-      texts: one for each flag, such as `'seed=1,2,3'`.
-      folder: of the sweep; each run has a folder in it.
+      texts: a text for each flag, such as `'seed=1,2,3'`.
+      folder: the folder of the sweep; each run has a folder in it.
     """
     values = swept_values(texts)
     runs = []
@@ -87,14 +92,14 @@ def swept_runs(texts: typing.List[str], folder: str) -> typing.List[SweptRun]:
 
 
 def without_sweep(argv: typing.List[str]) -> typing.List[str]:
-    """The command line of a run: that of the sweep without its --sweep and --train_dir.
+    """The command line of the runs: that of the sweep without its --sweep and --train_dir.
 
     Args:
-      argv: the command line of the sweep, the program first; a flag's value comes after `=`, or is
-        the next argument.
+      argv: the command line of the sweep, the program first; the value of a flag comes after `=`,
+        or is the next argument.
     """
     kept = []
-    is_value = False  # of the flag before, as in `--sweep seed=1,2`
+    is_value = False  # whether the argument is the value of a removed flag: `--sweep seed=1,2`
     for argument in argv:
         name, has_value, _ = argument.lstrip('-').partition('=')
         if is_value:
@@ -107,7 +112,7 @@ def without_sweep(argv: typing.List[str]) -> typing.List[str]:
 
 
 def sweep(argv: typing.List[str]) -> int:
-    """Runs the sweep of a command line that was parsed.
+    """Runs the sweep of a parsed command line.
 
     The flags of all runs are checked before the first one starts. The sweep ends with the first run
     that fails or is stopped by a signal.
@@ -147,11 +152,11 @@ def sweep(argv: typing.List[str]) -> int:
 
 
 def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
-    """Whether a run has ended, with the same settings: a longer one, say, goes on.
+    """Whether a run has ended, and its settings were the same; with others, it has to go on.
 
     Args:
-      folder: of the run.
-      settings: of the command, as `settings.json` has those of the latest start.
+      folder: the folder of the run.
+      settings: the settings of the command.
     """
     if not os.path.exists(os.path.join(folder, _ENDED)):
         return False
@@ -160,13 +165,14 @@ def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
             recorded = json.load(file)['settings']
         return all(recorded.get(name) == value for name, value in settings.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # the run itself says what is wrong
+        return False  # the run is started, and says what is wrong with the file
 
 
 def _run_process(command: typing.List[str]) -> int:
-    """Runs a command to its end; returns its exit status, 128 and more of a signal.
+    """Runs a command to its end; returns its exit status, 128 plus the number of a signal that
+    killed it.
 
-    Signals to this process go to that one: at Ctrl-C a terminal sends it to both.
+    Signals to this process are passed on, except SIGINT, which a terminal sends to both at Ctrl-C.
     """
     process = subprocess.Popen(command)
 
@@ -184,13 +190,10 @@ def _run_process(command: typing.List[str]) -> int:
 
 
 def _results_of(run: SweptRun) -> dict:
-    """A row of the table: the values of a run, its step, and its latest results.
+    """The row of the table for a run: its values, its last step, and its latest results.
 
-    The step is None of a run that has no line in its `metrics.jsonl`. A line that is no JSON is the
-    half of one, of a run that was killed.
-
-    Args:
-      run: of the sweep, begun or not.
+    The step is None for a run without a line in its `metrics.jsonl`. The file of a run that was
+    killed may end with half a line, which is no JSON.
     """
     row: dict = dict(run.values, step=None)
     path = os.path.join(run.folder, 'metrics.jsonl')
@@ -208,7 +211,7 @@ def _results_of(run: SweptRun) -> dict:
 
 
 def _columns(rows: typing.List[dict]) -> typing.List[str]:
-    """The names of all values of rows, in order."""
+    """The names of the columns: all names of values in the rows, in order."""
     names: typing.Dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row))
@@ -216,19 +219,23 @@ def _columns(rows: typing.List[dict]) -> typing.List[str]:
 
 
 def _show(rows: typing.List[dict]) -> None:
-    """Prints a table, with columns as wide as their texts."""
+    """Prints the table, with columns as wide as their texts."""
     columns = [name for name in _columns(rows) if name != 'test_examples']
-    table = [columns] + [[_text(row.get(name)) for name in columns] for row in rows]
-    widths = [max(len(line[at]) for line in table) for at in range(len(columns))]
-    for line in table:
-        _say('  '.join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
+    table = [columns]
+    for row in rows:
+        table.append([_text(row.get(name)) for name in columns])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for cells in table:
+        _say('  '.join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip())
 
 
 def _text(value: typing.Any) -> str:
-    """A value as it is shown."""
+    """The text of a value in the printed table."""
     if value is None:
         return '-'
-    return '%.4g' % value if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return '%.4g' % value
+    return str(value)
 
 
 def _write(rows: typing.List[dict], path: str) -> None:
@@ -243,4 +250,5 @@ def _write(rows: typing.List[dict], path: str) -> None:
 
 
 def _say(line: str) -> None:
+    """Prints a line at once."""
     print(line, flush=True)

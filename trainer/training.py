@@ -1,4 +1,7 @@
-"""The part of a process in a training: it trains and saves, is a worker, serves, or evaluates."""
+"""What a process does in a training: it trains and saves, works for a chief, serves, or evaluates.
+
+Tests are in tests/trainer/test_train.py, test_trainer_stops.py and test_trainer_kills.py.
+"""
 
 import signal
 import typing
@@ -20,19 +23,19 @@ from trainer.run_settings import run_settings
 
 
 def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
-    """Trains, evaluates, prints the results and exports, as the one process or a cluster's chief.
+    """Trains, evaluates, prints the results and exports, as the only process or a cluster's chief.
 
     Args:
       job: the `Job` of the process.
       cluster: the machines, or None.
 
     Returns:
-      The exit status: 0; or that of the signal that stopped the run, in a cluster the first one to
-      any worker.
+      The exit status: 0; or that of the signal that stopped the run, in a cluster the first signal
+      that any worker got.
 
     Raises:
       OwnDataError: the training data ended before the run, or the test set is at fault.
-      DatasetError, tf.errors.OpError: of the test set.
+      DatasetError, tf.errors.OpError: the test set cannot be read.
     """
     hooks = make_hooks(job, cluster)
     initial_values = None
@@ -52,7 +55,7 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
                 say_ended(train_dir(), None)
                 ended = run_steps(job, session)
             if ended is not None and cluster is not None:
-                raise ended  # here, so that the other workers hear of it at once
+                raise ended  # within `joined`, so that the other workers hear of it at once
     finally:
         hooks.progress.close()
         hooks.signals.restore()
@@ -76,7 +79,7 @@ def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
       Exception: `ended`, or the error of the evaluation of the best checkpoint.
     """
     stopped_by = hooks.signals.stopping_signal
-    newest: typing.Any = newest_prefix(train_dir())  # not None: the session has saved
+    newest: typing.Any = newest_prefix(train_dir())  # never None: the session has saved
     last_saved: typing.Any = step_of(newest)
     latest: typing.Any = hooks.evaluation.latest
     failure = ended or hooks.tested.failure
@@ -101,8 +104,8 @@ def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
     return status_of_signal(stopped_by)
 
 
-def _reason_to_stop(hooks: RunHooks):
-    """The setting by which a run has stopped before its last step."""
+def _reason_to_stop(hooks: RunHooks) -> str:
+    """The setting that has stopped a run before its last step, as text."""
     if hooks.minutes.is_over:
         return '--max_minutes'
     if FLAGS.stop_after:
@@ -110,8 +113,8 @@ def _reason_to_stop(hooks: RunHooks):
     return 'stop_at_accuracy of --config'
 
 
-def _say_stopped(hook: towers.StopTogetherHook):
-    """Says which worker got a signal, by the `StopTogetherHook` of this one, `hook`."""
+def _say_stopped(hook: towers.StopTogetherHook) -> None:
+    """Says which worker got a signal, if one did; `hook` is the hook of this worker."""
     rank, number = hook.stopped_by
     if number is not None:
         print('stopped: worker %s was told to stop (%s)' % (rank, signal.Signals(number).name),
@@ -119,15 +122,15 @@ def _say_stopped(hook: towers.StopTogetherHook):
 
 
 def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
-    """Runs steps until a hook stops the session: one of them at the last step of the job.
+    """Runs steps until a hook stops the session, at the last step of the job or before.
 
     Args:
       job: the `Job`.
       session: a `MonitoredSession`.
 
     Returns:
-      The `OwnDataError` of training data that ended before the run; or None. To be raised when the
-      session has saved.
+      The `OwnDataError` about training data that ended before the run, to be raised when the
+      session has saved; or None.
     """
     last = job.counts.last_step
 
@@ -141,21 +144,21 @@ def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
     try:
         while not session.should_stop():
             session.run(job.train_op)
-    except tf.errors.OutOfRangeError:  # ends the session without an error, so that it saves
+    except tf.errors.OutOfRangeError:  # not raised again, so that the session saves at its end
         end = session.run_step_fn(read_step)
         return data_ended('%d of %d steps' % (end, last), end == begin)
     return None
 
 
 def serve_or_evaluate(setup: Setup, cluster: typing.Optional[towers.Cluster]) -> int:
-    """Does the part of a process that builds no towers.
+    """Runs a process that builds no towers: a parameter server or an evaluator.
 
     A parameter server works until a signal ends it, and never returns. An evaluator evaluates the
     chief's checkpoints.
 
     Args:
       setup: the `Setup` of the job.
-      cluster: the machines, with the part of this one; None for an evaluator.
+      cluster: the machines, and which of them this process is; None for an evaluator.
 
     Returns:
       The exit status.
@@ -173,11 +176,11 @@ def work(cluster: towers.Cluster, job: Job) -> int:
     """Trains as a worker that saves nothing, until the chief stops or a signal comes.
 
     Args:
-      cluster: the machines, with the part of this one.
+      cluster: the machines, and which of them this process is.
       job: the `Job` of the process.
 
     Returns:
-      The exit status: of the signal, to whichever worker it was sent; or 0.
+      The exit status: 0; or that of the signal that any worker got.
 
     Raises:
       OwnDataError: the training data ended before the chief did.
@@ -195,10 +198,10 @@ def work(cluster: towers.Cluster, job: Job) -> int:
                 try:
                     while not session.should_stop():
                         session.run(job.train_op)
-                except tf.errors.OutOfRangeError:  # which ends the session without an error
+                except tf.errors.OutOfRangeError:  # not raised again, so that the session ends well
                     has_ended = True
-            if has_ended and not signals.is_told:  # the chief's end ends a step likewise
-                # Here, so that the others hear of it at once.
+            if has_ended and not signals.is_told:  # if told, the step ended since the chief did
+                # Within `joined`, so that the other workers hear of it at once.
                 raise data_ended('some steps, before the chief did')
     finally:
         signals.restore()

@@ -1,10 +1,12 @@
-"""What train.py finds out by running steps that train nothing: memory, and which side is slower.
+"""Steps that train nothing: --mode=memory, --batch_size=auto and --mode=diagnose.
 
 `--mode=diagnose` measures a training's two sides, each alone, and both together:
 
     pipeline   examples a second that the input pipeline delivers when nothing else runs
     towers     examples a second of the same steps on one batch over and over, from memory
     together   examples a second of the training itself
+
+Its test is tests/trainer/test_trainer_trials.py.
 """
 
 import contextlib
@@ -25,8 +27,8 @@ from trainer.job import Setup, build_job, parts_of_batch
 from trainer.run_settings import recorded_setting
 
 _BEHIND = .9  # a speed below this share of another one counts as slower
-_ROUNDS = 3  # of measuring the pipeline, the towers, and both together: their median counts
-_WARM_UP_STEPS = 3  # two prefetched batches, and the one in the making
+_ROUNDS = 3  # how often each speed is measured; the median counts
+_WARM_UP_STEPS = 3  # these use up two prefetched batches, and the one that is being made
 
 
 def show_memory(setup: Setup) -> None:
@@ -45,10 +47,10 @@ def show_memory(setup: Setup) -> None:
 
 
 def choose_batch_size(setup: Setup) -> int:
-    """The batch size for --batch_size=auto. Prints the choice.
+    """Chooses the batch size for --batch_size=auto, and prints it.
 
-    A run that is there already keeps the size that it was last started with, if that divides among
-    the towers; a new one gets the largest size that fits into memory.
+    A run that goes on keeps the size with which it was last started, if that divides among the
+    towers; a new run gets the largest size that fits into memory.
 
     Args:
       setup: the model and its data.
@@ -67,12 +69,10 @@ def choose_batch_size(setup: Setup) -> int:
                                      setup.dataset.num_examples['train']).batch_size
 
 
-def _measured(setup: Setup):
-    """The function of a batch size that `memory_report` and `fit_batch_size` build a step with.
-
-    It returns the `BuiltTowers`, and a list of what a session runs before the first step.
-    """
-    def build(batch_size: int):
+def _measured(setup: Setup) -> typing.Callable:
+    """The function with which `memory_report` and `fit_batch_size` build a step to be measured."""
+    def build(batch_size: int) -> typing.Tuple[towers.BuiltTowers, list]:
+        """Builds a step; returns the towers, and what a session runs before the first step."""
         tf.set_random_seed(FLAGS.seed)
         job = build_job(setup._replace(batch_size=batch_size))
         return job.built, [job.iterator.initializer]
@@ -85,24 +85,37 @@ _say = functools.partial(print, flush=True)
 # ---- Diagnosis -----------------------------------------------------------------------------------
 
 class Diagnosis(typing.NamedTuple):
-    """The measured speeds; `print(diagnosis)` shows them, with a verdict."""
-    pipeline: float  # examples a second of the input pipeline alone; so are the next two
+    """The measured speeds; `print(diagnosis)` shows them, with a verdict.
+
+    Attributes:
+      pipeline: examples a second of the input pipeline alone.
+      towers: examples a second of the towers alone.
+      together: examples a second of the training.
+      waiting: the share of the training's time that was waiting for input.
+      unit: the name of an example.
+    """
+    pipeline: float
     towers: float
     together: float
-    waiting: float  # share of the training's time that was waiting for input
-    unit: str  # the name of an example
+    waiting: float
+    unit: str
 
     @property
     def side(self) -> str:
-        """The slower side: `'towers'`, `'input'`, or `'both'`, which slow each other down: on the
-        same processors, or because they take turns."""
+        """The side that limits the run: `'towers'`, `'input'`, or `'both'`.
+
+        `'both'`: each is fast enough alone, but they slow each other down, since they share
+        processors or take turns.
+        """
         if self.together >= _BEHIND * self.towers:
             return 'towers'
-        return 'input' if self.pipeline < _BEHIND * self.towers else 'both'
+        if self.pipeline < _BEHIND * self.towers:
+            return 'input'
+        return 'both'
 
     @property
     def verdict(self) -> str:
-        """One sentence: which side limits the run, by how much, and what to change."""
+        """A sentence about which side limits the run, by how much, and what to change."""
         lost = 100 * (1 - self.together / self.towers)
         if self.side == 'towers':
             gain = max(0, 100 * (self.towers / self.together - 1))
@@ -119,6 +132,7 @@ class Diagnosis(typing.NamedTuple):
                 'make the input cheaper, or on other processors.' % lost)
 
     def __str__(self):
+        """A line for each speed, and the verdict."""
         share = 'waiting for input for %.0f %% of the time' % (100 * self.waiting)
         lines = [self._line('pipeline alone', self.pipeline, ''),
                  self._line('towers alone', self.towers, 'on a batch in memory'),
@@ -129,14 +143,14 @@ class Diagnosis(typing.NamedTuple):
                          'were too short: measure again, longer (diagnose_seconds of --config).')
         return '\n'.join(lines)
 
-    def _line(self, name: str, rate: float, note: str):
-        """The line of a rate, with a note."""
+    def _line(self, name: str, rate: float, note: str) -> str:
+        """The line about a speed, in examples a second, with a note."""
         number = '{:,.0f}'.format(rate) if rate >= 10 else '{:.2g}'.format(rate)
         return ('%-16s %10s %ss/s  %s' % (name, number, self.unit, note)).rstrip()
 
 
 def diagnose(setup: Setup) -> Diagnosis:
-    """Measures the pipeline, the towers, and both, with `diagnose_seconds` of --config for each.
+    """Measures the pipeline, the towers, and both, each for `diagnose_seconds` of --config.
 
     Args:
       setup: the model, its data, and a batch size.
@@ -150,31 +164,33 @@ def diagnose(setup: Setup) -> Diagnosis:
     seconds = FLAGS.diagnose_seconds
     _say('measuring      3 times %g s, with warm-ups about %.0f s, and the time to build the '
          'towers twice' % (seconds, 3.75 * seconds))
-    held = setup._replace(dataset=_OneBatch(setup.dataset))
-    builds = [lambda: _reading(setup), lambda: _training(held), lambda: _training(setup)]
+    on_one_batch = setup._replace(dataset=_OneBatch(setup.dataset))
+    builds = [lambda: _reading(setup), lambda: _training(on_one_batch), lambda: _training(setup)]
     with naming_failures():
         try:
             with contextlib.ExitStack() as sessions:
                 measures = [sessions.enter_context(_timed(build)) for build in builds]
                 rounds = []
-                for _ in range(_ROUNDS):  # in turns: other load on the machine slows all alike
+                for _ in range(_ROUNDS):  # in turns, so that other load slows all of them alike
                     rounds.append([measure(seconds / _ROUNDS) for measure in measures])
         except tf.errors.OpError as error:
             raise explained(error) or error from None
     medians = []
-    for speeds in zip(*rounds):  # of one build
+    for speeds in zip(*rounds):  # the speeds of one build in all rounds
         medians.append(statistics.median(speed.examples for speed in speeds))
     waiting = statistics.median(speeds[-1].waiting for speeds in rounds)
     return Diagnosis(medians[0], medians[1], medians[2], waiting, setup.model.unit)
 
 
 class _OneBatch:
-    """A data set whose training batches are all its first one, from memory."""
+    """A data set that gives its first training batch over and over, from memory."""
 
     def __init__(self, dataset: typing.Any):
+        """`dataset` is the data set with the batch."""
         self._dataset = dataset
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> typing.Any:
+        """Any other attribute, from the data set."""
         return getattr(self._dataset, name)
 
     def train_batches(self, **arguments) -> tf.data.Dataset:
@@ -183,22 +199,35 @@ class _OneBatch:
 
 
 class _Steps(typing.NamedTuple):
-    """Operations to be timed."""
+    """A step to be timed.
+
+    Attributes:
+      step: the operation of the step.
+      examples: the number of examples of the step, a scalar.
+      waited: the seconds that the step waits for its input, a scalar.
+      initializers: the operations that a session runs first, one after the other.
+      config: the config of the session; None for the default.
+    """
     step: tf.Operation
-    examples: typing.Any  # of the step: a scalar
-    waited: typing.Any  # seconds that the step waits for its input: a scalar
-    initializers: list  # what the session runs first, one after the other
-    config: typing.Optional[tf.ConfigProto]  # of the session
+    examples: typing.Any
+    waited: typing.Any
+    initializers: list
+    config: typing.Optional[tf.ConfigProto]
 
 
 class _Speed(typing.NamedTuple):
-    """What was measured of some steps."""
-    examples: float  # a second
-    waiting: float  # share of the time that was waiting for input
+    """The measured speed of some steps.
+
+    Attributes:
+      examples: examples a second.
+      waiting: the share of the time that was waiting for input.
+    """
+    examples: float
+    waiting: float
 
 
-def _training(setup: Setup):
-    """The `_Steps` of a training, without evaluation; their examples are those of all shards."""
+def _training(setup: Setup) -> _Steps:
+    """The step of a training, without evaluation."""
     tf.set_random_seed(FLAGS.seed)
     job = build_job(setup, with_evaluation=False)
     begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
@@ -207,8 +236,8 @@ def _training(setup: Setup):
     return _Steps(job.train_op, tf.add_n(sizes), job.input_wait, begin, session_config(job.built))
 
 
-def _reading(setup: Setup):
-    """The `_Steps` that read the batches of a training, and do nothing with them."""
+def _reading(setup: Setup) -> _Steps:
+    """A step that reads a batch of a training, and does nothing with it."""
     iterator = tf.data.make_initializable_iterator(setup.dataset.train_batches(
         batch_size=setup.batch_size, seed=FLAGS.seed, shift=FLAGS.augment_shift,
         remainder=FLAGS.remainder, **setup.model.image_format))
@@ -219,14 +248,14 @@ def _reading(setup: Setup):
 
 
 @contextlib.contextmanager
-def _timed(build: typing.Callable[[], _Steps]):
-    """A session of some steps, to be measured.
+def _timed(build: typing.Callable[[], _Steps]) -> typing.Iterator[typing.Callable]:
+    """A context with a session in which a step can be measured.
 
     Args:
       build: function that makes the `_Steps` in the default graph.
 
     Yields:
-      A function of seconds that runs the steps for so long, after a warm-up, and returns their
+      A function that runs the step for a number of seconds, after a warm-up, and returns its
       `_Speed`.
     """
     with tf.Graph().as_default() as graph:
@@ -237,21 +266,22 @@ def _timed(build: typing.Callable[[], _Steps]):
             session.run(initializer)
         step = session.make_callable(fetches + [steps.step])
 
-        def run(least: int, seconds: float):
-            """Runs steps for so many seconds, and at least so many of them."""
+        def run(least_steps: int, seconds: float) -> _Speed:
+            """Runs the step for so many seconds, and at least `least_steps` times."""
             begin = time.perf_counter()
             examples = 0
             waited = 0.
-            count = 0
-            while count < least or time.perf_counter() - begin < seconds:
-                of_step, seconds_of_step, _ = step()
-                examples += of_step
-                waited += seconds_of_step
-                count += 1
+            num_steps = 0
+            while num_steps < least_steps or time.perf_counter() - begin < seconds:
+                examples_of_step, waited_in_step, _ = step()
+                examples += examples_of_step
+                waited += waited_in_step
+                num_steps += 1
             passed = time.perf_counter() - begin
             return _Speed(examples / passed, min(1., waited / passed))
 
-        def measure(seconds: float):
-            run(_WARM_UP_STEPS, seconds / 4)  # takes the batches that were prefetched before
+        def measure(seconds: float) -> _Speed:
+            """Measures after a warm-up, which uses up the batches that were prefetched."""
+            run(_WARM_UP_STEPS, seconds / 4)
             return run(2, seconds)
         yield measure

@@ -1,11 +1,11 @@
 """Optimizers that decay the weights themselves, without an L2 loss: AdamW, LARS and LAMB.
 
-LARS and LAMB are momentum and Adam with a learning rate of its own for each layer: in large batches
-the gradients of some layers are large for their weights, and those of others are small. Both rules
-measure each variable's step by the norm of the variable.
+LARS and LAMB are momentum and Adam with a separate learning rate for each layer: in large batches
+the gradients of some layers are large compared with their weights, those of others small. Both
+scale each variable's step in proportion to the norm of the variable.
 
-A variable of one dimension (a bias, scale or offset of batch norm) is neither decayed nor measured.
-Each part of a partitioned variable counts as a variable.
+A variable of one dimension (a bias, a scale or offset of batch norm) is neither decayed, nor is its
+step scaled. Each part of a partitioned variable counts as a variable.
 """
 
 import typing
@@ -20,15 +20,16 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
 
         w <- w - learning_rate * weight_decay * w
 
-    and then the step of `tf.train.AdamOptimizer`; of one dimension, that step alone. The learning
-    rate is the paper's eta * alpha, as in PyTorch and Keras. All rows of a variable with a sparse
-    gradient are decayed.
+    and then the step of `tf.train.AdamOptimizer`. For a variable of one dimension there is only
+    that step. The learning rate is the paper's eta * alpha, as in PyTorch and Keras. All rows of a
+    variable with a sparse gradient are decayed.
     """
 
     def __init__(self, learning_rate: typing.Any = 0.001, weight_decay: float = 0.01,
                  beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
                  name: str = 'AdamW'):
-        """`weight_decay` is the paper's lambda; of the others see `tf.train.AdamOptimizer`."""
+        """`weight_decay` is the paper's lambda; the others are those of `tf.train.AdamOptimizer`.
+        """
         super(AdamWOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
 
@@ -48,12 +49,12 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         with self._after_decay(var, grad.values):
             return super(AdamWOptimizer, self)._apply_sparse(grad, var)
 
-    def _after_decay(self, variable: tf.Variable, gradient: tf.Tensor):
-        """A block whose operations come after the decay of a variable.
+    def _after_decay(self, variable: tf.Variable, gradient: tf.Tensor) -> typing.ContextManager:
+        """A context whose operations come after the decay of a variable.
 
-        The decay comes after the `gradient`, which is computed from the weights before it.
+        The decay comes after the `gradient`, which is computed from the weights before the decay.
         """
-        if not _is_measured(variable):
+        if not _is_decayed(variable):
             return tf.control_dependencies([])
         with tf.control_dependencies([gradient]):
             factor = tf.cast(self._lr_t, gradient.dtype) * self._weight_decay
@@ -62,11 +63,13 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
 
 
 class _Layerwise:
-    """Gives an optimizer of TensorFlow another update, `_update`, a function of gradient, variable
-    and slots. A sparse gradient is made dense: all rows are decayed, and count in the norms."""
+    """A mix-in that replaces the update of an optimizer of TensorFlow by `_update`.
+
+    A sparse gradient is made dense: all rows are decayed, and count in the norms.
+    """
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Operation:
-        """The operation that updates a variable, and its slots, by a dense gradient."""
+        """Makes the operation that updates a variable and its slots with a dense gradient."""
         raise NotImplementedError
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable):
@@ -83,7 +86,7 @@ class _Layerwise:
 
 
 class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
-    """Momentum by layer-wise adaptive rates (You et al. 2017, arXiv 1708.03888, algorithm 1).
+    """Momentum with layer-wise adaptive rates (You et al. 2017, arXiv 1708.03888, algorithm 1).
 
     For a variable w with the gradient g, of two dimensions or more:
 
@@ -91,9 +94,9 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
         v <- momentum * v + learning_rate * local * (g + weight_decay * w)
         w <- w - v
 
-    Of one dimension, local is 1 and there is no decay. Where |w| or |g| is 0 the paper says
-    nothing; local is 1 there, too, as in `tf.contrib.opt.LARSOptimizer`. The gradient has to be
-    that of the mean loss: that of a sum is decayed less.
+    For a variable of one dimension, local is 1 and there is no decay. Where |w| or |g| is 0 the
+    paper says nothing; local is 1 there, too, as in `tf.contrib.opt.LARSOptimizer`. The gradient
+    has to be that of the mean loss: with a sum over towers, the decay would count less.
     """
 
     def __init__(self, learning_rate: typing.Any, momentum: float = 0.9,
@@ -106,7 +109,7 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable):
         step = tf.cast(self._learning_rate_tensor, gradient.dtype) * gradient
-        if _is_measured(variable):
+        if _is_decayed(variable):
             value = variable.read_value()
             value_norm = _norm(value)
             gradient_norm = _norm(gradient)
@@ -122,7 +125,7 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
 
 
 class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
-    """Adam by layer-wise adaptive rates (You et al. 2019, arXiv 1904.00962, algorithm 2).
+    """Adam with layer-wise adaptive rates (You et al. 2019, arXiv 1904.00962, algorithm 2).
 
     For a variable w with the gradient g, at step t from 1, of two dimensions or more:
 
@@ -131,13 +134,13 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
         w <- w - learning_rate * |w| / |r + weight_decay * w| * (r + weight_decay * w)
 
-    Of one dimension, w <- w - learning_rate * r. Where one of the norms is 0 their ratio is 1, as
-    in the authors' program. The paper's function phi is the identity.
+    For a variable of one dimension, w <- w - learning_rate * r. Where one of the norms is 0 their
+    ratio is 1, as in the authors' program. The paper's function phi is the identity.
     """
 
     def __init__(self, learning_rate: typing.Any, beta1: float = 0.9, beta2: float = 0.999,
                  epsilon: float = 1e-6, weight_decay: float = 0.01, name: str = 'LAMB'):
-        """`weight_decay` is the paper's lambda; of the learning rate see `LARSOptimizer`."""
+        """`weight_decay` is the paper's lambda; the learning rate is as for `LARSOptimizer`."""
         super(LAMBOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
 
@@ -151,7 +154,7 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
         v = self._beta2 * v_slot.read_value() + (1 - self._beta2) * tf.square(gradient)
         step = m / bias1 / (tf.sqrt(v / bias2) + self._epsilon)
         rate = tf.cast(self._lr_t, gradient.dtype)
-        if _is_measured(variable):
+        if _is_decayed(variable):
             value = variable.read_value()
             step += self._weight_decay * value
             value_norm = _norm(value)
@@ -162,18 +165,21 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
                         tf.assign_sub(variable, rate * step))
 
 
-def _is_measured(variable: tf.Variable):
-    """Whether a variable is decayed, and its step measured by its norm."""
+def _is_decayed(variable: tf.Variable) -> bool:
+    """Whether a variable is decayed, and its step scaled: it has at least two dimensions."""
     return variable.shape.ndims > 1
 
 
-def _norm(tensor: tf.Tensor):
-    """The norm of all of a tensor; of 16-bit numbers, whose squares overflow, in float32."""
+def _norm(tensor: tf.Tensor) -> tf.Tensor:
+    """The square root of the sum of the squares of a tensor, a scalar.
+
+    For 16-bit numbers, whose squares overflow, it is a float32.
+    """
     if tensor.dtype.size < 4:
         tensor = tf.cast(tensor, tf.float32)
     return tf.sqrt(tf.reduce_sum(tf.square(tensor)))
 
 
-def _where_both(first: tf.Tensor, second: tf.Tensor, ratio: tf.Tensor):
-    """The ratio where both norms, `first` and `second`, are above 0; else 1."""
+def _where_both(first: tf.Tensor, second: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:
+    """The ratio of two norms if both, `first` and `second`, are above 0; else 1."""
     return tf.where(tf.logical_and(first > 0, second > 0), ratio, tf.ones_like(ratio))
