@@ -3,10 +3,11 @@
 >>> digits = datasets.get_dataset('digits')
 >>> batches = digits.train_batches(batch_size=100, seed=1)
 
-In comes a name and what it needs, a folder of files, say; out comes a data set, which gives batches
-for training (`train_batches`, from any example on) and for evaluation (`eval_batches`). A data set
-that fits in memory is an `ArraySet`, which needs a load function; one of image files an `ImageSet`,
-which needs a source like `FolderImages`; one of the user's own is an `Own`.
+In comes a name, and what the data set needs, such as a folder of files; out comes a data set, which
+gives batches for training (`train_batches`, from any example on) and for evaluation
+(`eval_batches`). A data set that fits in memory is an `ArraySet`, which needs a load function; one
+of image files an `ImageSet`, which needs a source like `FolderImages`; one of the user's own an
+`Own`.
 
 Read `epochs` (the order of examples), then `arrays`, `digits` and `keras_sets`; for image files
 `record_files`, `tfrecords`, `image_records`, `image_folder`, `preprocessing`, then `image_set`; for
@@ -34,27 +35,27 @@ from datasets.synthetic import Synthetic
 from towers.errors import InvalidArgumentError
 
 _IN_FOLDERS = ('folder', 'imagenet', 'tfrecords')
-_COUNTED = ('tfrecords', 'synthetic')  # those that have to be told how many classes there are
+_COUNTED = ('tfrecords', 'synthetic')  # data sets that do not know how many classes they have
 _IMAGENET_CLASSES = 1001  # labels are 1 .. 1000, and 0 is the background class
 _SYNTHETIC_CLASSES = 1000
 
 
 def get_dataset(name: str, data_dir: typing.Optional[str] = None, num_classes: int = 0,
                 background_class: bool = False, **options: typing.Any) -> typing.Any:
-    """The data set of that name.
+    """Makes the data set of this name.
 
     Args:
       name: 'digits', 'mnist', 'fashion_mnist', 'cifar10', 'cifar100', 'imagenet', 'tfrecords',
         'folder' or 'synthetic'; or 'module:function', see `own`.
       data_dir: folder of its files, for 'imagenet', 'tfrecords' and 'folder'.
-      num_classes: for 'tfrecords' and 'synthetic'; 0: as many as the labels.txt of the TFRecords
-        lists, and 1000 of 'synthetic'.
+      num_classes: for 'tfrecords' and 'synthetic'; 0 for as many as the labels.txt of the TFRecords
+        lists, and for 1000 with 'synthetic'.
       background_class: for 'tfrecords': labels begin at 1, and 0 is one class more.
-      **options: for those that are files: `augment` and `bad_list` of `ImageSet`.
+      **options: for data sets of files: `augment` and `bad_list` of `ImageSet`.
 
     Raises:
-      InvalidArgumentError: nobody knows the name (the text lists the names that exist); or it
-        needs a folder and none is given, or the other way round.
+      InvalidArgumentError: the name is not known (the text lists the names that exist); the data
+        set needs a folder and none is given, or the other way round.
       DatasetError: the folder is missing, or does not hold the data set.
     """
     if ':' in name:
@@ -76,7 +77,8 @@ def get_dataset(name: str, data_dir: typing.Optional[str] = None, num_classes: i
     return keras_set(name)
 
 
-def _check_name(name: str):
+def _check_name(name: str) -> None:
+    """Raises `InvalidArgumentError` for a name that is not known."""
     known = sorted(NAMES + ['digits', 'synthetic'] + list(_IN_FOLDERS))
     if name not in known:
         raise InvalidArgumentError('There is no data set %r; choose one of: %s; or module:function.'
@@ -101,13 +103,9 @@ def _check_arguments(name: str, data_dir: typing.Optional[str], num_classes: int
                                    % (name, place, data_dir))
 
 
-def _tfrecords(data_dir, num_classes, background_class, **options):
-    """The data set 'tfrecords'.
-
-    Args:
-      data_dir, background_class, options: as for `get_dataset`.
-      num_classes: likewise; 0 for as many as labels.txt lists.
-    """
+def _tfrecords(data_dir: typing.Any, num_classes: int, background_class: bool,
+               **options: typing.Any) -> ImageSet:
+    """Makes the data set 'tfrecords'; the arguments are those of `get_dataset`."""
     counted_in = None
     if not num_classes:
         counted_in = os.path.join(data_dir, 'labels.txt')

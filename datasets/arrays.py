@@ -16,7 +16,7 @@ class ArraySet(typing.NamedTuple):
     """A data set that fits in memory.
 
     Fields:
-      name: what `get_dataset` calls it.
+      name: the name for `get_dataset`.
       num_classes: labels are 0 .. num_classes - 1.
       image_shape: (height, width, channels) as stored.
       num_examples: a dict from split ('train', 'test') to its number of images.
@@ -41,11 +41,12 @@ class ArraySet(typing.NamedTuple):
           image_size: height and width in pixels; None keeps those of the images. Resized by
             bilinear interpolation with half-pixel centres.
           channels: None to keep them, or a count that gray images are repeated to.
-          first_example: where in the stream to start: 0, or how many examples a stopped run has
-            seen; an int, or a scalar integer tensor (then an initializable iterator is needed).
+          first_example: the place in the stream at which to start: 0, or the number of examples
+            that a stopped run has seen; an int, or a scalar integer tensor (then an initializable
+            iterator is needed).
           shift: pixels by which images are moved at random, at most, before they are resized; see
             `shifts_of_epoch`. What moves in from outside is 0.
-          remainder: of an epoch, see `epochs`.
+          remainder: the treatment of the last batch of an epoch, see `epochs`.
           share: `(w, W)`: the batches of worker w of W, see `Epochs.batches`.
 
         Returns:
@@ -75,8 +76,8 @@ class ArraySet(typing.NamedTuple):
 
     def eval_batches(self, batch_size: int, image_size: typing.Optional[int] = None,
                      channels: typing.Optional[int] = None) -> tf.data.Dataset:
-        """All test examples once, in order; the last batch is short when batch_size does not divide
-        n. As `train_batches`."""
+        """All test examples once, in order; the last batch is short if `batch_size` does not divide
+        their number. The arguments are those of `train_batches`."""
         images, labels = self._checked('test')
         with tf.device('/cpu:0'):
             # Where nothing is short there is nothing to drop, and the shape becomes static.
@@ -121,13 +122,16 @@ def shifts_of_epoch(num_examples: int, seed: int,
 
 
 def _examples(images, labels, batches, prepare, largest_shift=0):
-    """From batches of indices, or of (indices, shifts), to batches of (images, labels).
+    """The batches of images and labels for batches of indices.
 
     Args:
       images, labels: the arrays.
-      batches: `tf.data.Dataset` of indices [batch], or of these and of shifts [batch, 2].
+      batches: `tf.data.Dataset` of indices [batch], or of pairs of these and shifts [batch, 2].
       prepare: function from a batch of images to one of the wanted size and channels.
-      largest_shift: pixels.
+      largest_shift: the largest shift in pixels.
+
+    Returns:
+      `tf.data.Dataset` of `(images, labels)`.
     """
     def rows(indices: np.ndarray):
         return images[indices], labels[indices]
@@ -148,8 +152,13 @@ def _examples(images, labels, batches, prepare, largest_shift=0):
 
 
 def _shifted(images: tf.Tensor, shifts: tf.Tensor, largest: int):
-    """Images [batch, h, w, c] moved by `shifts`, pixels [batch, 2] down and to the right, `largest`
-    at most; what moves in is 0."""
+    """Moves images, and fills what is moved in with 0.
+
+    Args:
+      images: [batch, h, w, c].
+      shifts: pixels down and to the right, [batch, 2].
+      largest: the largest shift in pixels.
+    """
     height, width = images.shape.as_list()[1:3]
     padded = tf.pad(images, [[0, 0], [largest, largest], [largest, largest], [0, 0]])
     rows = largest - shifts[:, :1] + tf.range(height, dtype=tf.int64)
@@ -159,8 +168,13 @@ def _shifted(images: tf.Tensor, shifts: tf.Tensor, largest: int):
 
 
 def _preparation(shape, image_size, channels):
-    """The function that brings a batch of images of `shape` [n, h, w, c] to `image_size` and
-    `channels`, None for theirs."""
+    """A function that brings a batch of images to a size and a number of channels.
+
+    Args:
+      shape: the shape of the images, [n, h, w, c].
+      image_size: height and width; None for those of the images.
+      channels: the number of channels; None for that of the images.
+    """
     if channels is not None and shape[3] not in (1, channels):
         raise InvalidArgumentError(
             'Got channels=%d for images with %d channels. Only gray images (1 channel) can be '

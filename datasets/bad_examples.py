@@ -32,17 +32,28 @@ _LISTED = 20  # classes
 
 
 class _Found(typing.NamedTuple):
-    """What the examples of a split are."""
-    labels: typing.Counter[int]  # how many usable examples have each label
-    sizes: typing.Counter[typing.Tuple[int, int]]  # and each (height, width)
-    bad: typing.List[typing.Tuple[str, str]]  # a bad example's name in a list, and what is wrong
+    """The result of a look at the examples of a split.
+
+    Attributes:
+      labels: the number of usable examples of each label.
+      sizes: the number of usable examples of each (height, width).
+      bad: for each bad example its name in the list, and what is wrong with it.
+    """
+    labels: typing.Counter[int]
+    sizes: typing.Counter[typing.Tuple[int, int]]
+    bad: typing.List[typing.Tuple[str, str]]
 
 
 class _JpegHeader(typing.NamedTuple):
-    """What the segments before the compressed data of a JPEG say."""
-    height: int  # 0 where they do not say
+    """The segments before the compressed data of a JPEG.
+
+    Attributes:
+      height, width: the size in pixels; 0 where the segments do not say it.
+      end: the index of the first byte after them.
+    """
+    height: int
     width: int
-    end: int  # the place of the byte behind them
+    end: int
 
 
 def read_list(path: str) -> typing.Set[str]:
@@ -67,15 +78,15 @@ def check_data(dataset: typing.Any, say: typing.Callable[[str], None] = print,
     """Reads and decodes every example, and says what there is: classes, sizes, bad examples.
 
     Args:
-      dataset: as of `datasets.get_dataset`.
+      dataset: a data set of `datasets.get_dataset`.
       say: called with each line.
-      bad_list: path of the list of bad examples to write; None: none.
+      bad_list: path of the list of bad examples to write; None to write no list.
 
     Returns:
-      How many examples are bad.
+      The number of bad examples.
 
     Raises:
-      DatasetError: it is no set of files.
+      DatasetError: the data set has no files.
       LogFileError: the list cannot be written.
     """
     bad = []
@@ -96,8 +107,8 @@ def check_data(dataset: typing.Any, say: typing.Callable[[str], None] = print,
     return len(bad)
 
 
-def _examples_of(dataset: typing.Any, split: str):
-    """Looks at every example of a split: `_Found`."""
+def _examples_of(dataset: typing.Any, split: str) -> _Found:
+    """Looks at every example of a split."""
     if hasattr(dataset, 'look'):
         return _examples_in_files(dataset, split)
     if hasattr(dataset, 'load'):
@@ -105,7 +116,8 @@ def _examples_of(dataset: typing.Any, split: str):
     raise DatasetError('%s is no set of files that could be checked.' % dataset.name)
 
 
-def _examples_in_files(dataset: typing.Any, split: str):
+def _examples_in_files(dataset: typing.Any, split: str) -> _Found:
+    """Looks at every file or record of a split."""
     found = _Found(collections.Counter(), collections.Counter(), [])
     for number in range(len(dataset.sources[split])):
         try:
@@ -118,7 +130,8 @@ def _examples_in_files(dataset: typing.Any, split: str):
     return found
 
 
-def _examples_in_arrays(dataset: typing.Any, split: str):
+def _examples_in_arrays(dataset: typing.Any, split: str) -> _Found:
+    """Looks at every example of a split of a data set in memory."""
     images, labels = dataset.load(split)
     is_class = (labels >= 0) & (labels < dataset.num_classes)
     is_good = is_class & np.isfinite(images).all((1, 2, 3))
@@ -132,13 +145,13 @@ def _examples_in_arrays(dataset: typing.Any, split: str):
 
 
 def _report(split, found, num_classes, classes):
-    """The report on a split, line by line.
+    """Yields the lines of the report on a split.
 
     Args:
       split: 'train' or 'test'.
-      found: `_Found`.
+      found: the `_Found` of the split.
       num_classes: labels are 0 .. num_classes - 1.
-      classes: their names, or None.
+      classes: the names of the classes, or None.
     """
     count = sum(found.labels.values())
     yield '%-14s %s that can be used, %d bad' % (split, counted(count, 'image'), len(found.bad))
@@ -156,7 +169,12 @@ def _report(split, found, num_classes, classes):
 
 
 def _lines_of_classes(counts: typing.List[int], classes: typing.Optional[typing.List[str]]):
-    """A line a class, `counts` images each: of many classes the first ones that have images."""
+    """Yields a line for each class; of many classes only for the first ones that have images.
+
+    Args:
+      counts: the number of images of each class.
+      classes: the names of the classes, or None.
+    """
     present = [label for label, count in enumerate(counts) if count or len(counts) <= _LISTED]
     for label in present[:_LISTED]:
         name = shown(classes[label]) if classes else ''

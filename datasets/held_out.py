@@ -1,4 +1,4 @@
-"""Other examples to evaluate than the test set: part of the training set, or images of no label."""
+"""Other examples to evaluate than the test set: part of the training set, or unlabelled images."""
 
 import os
 import typing
@@ -17,8 +17,8 @@ def with_validation(dataset: typing.Any, part: float) -> typing.Any:
     They are the same in every run, and of all classes where files are in the order of classes.
 
     Args:
-      dataset: what `get_dataset` returned.
-      part: above 0 and at most 0.5.
+      dataset: a data set of `get_dataset`.
+      part: the part of the training examples, above 0 and at most 0.5.
 
     Raises:
       InvalidArgumentError: the data set has no examples of its own, or too few.

@@ -15,11 +15,11 @@ from towers.errors import InvalidArgumentError, TowersError
 def own_function(name: str, flag: str = 'dataset', kind: type = OwnDataError,
                  example: str = 'flowers:batches for the function batches of flowers.py'
                  ) -> typing.Callable:
-    """The function that `module:function` stands for.
+    """Imports the function that `module:function` names.
 
     Args:
-      name, flag, kind: as of `calling`.
-      example: of a name, for the error.
+      name, flag, kind: as for `calling`.
+      example: an example of a name, for the error.
 
     Raises:
       InvalidArgumentError: there is no such module or function.
@@ -37,11 +37,11 @@ def own_function(name: str, flag: str = 'dataset', kind: type = OwnDataError,
 
 
 def _module(name, module_name, flag, kind):
-    """The module, from the working directory or installed.
+    """Imports the module, from the working directory or an installed one.
 
     Args:
-      name, flag, kind: as of `calling`.
-      module_name: its part of `name`.
+      name, flag, kind: as for `calling`.
+      module_name: the part of `name` before the colon.
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -71,13 +71,13 @@ def takes(function: typing.Any, *arguments: typing.Any, **named: typing.Any) -> 
 @contextlib.contextmanager
 def calling(name: str, what: str, flag: str = 'dataset',
             kind: type = OwnDataError) -> typing.Iterator[None]:
-    """Within it, where code of the user's runs, its errors become one of that kind, by name.
+    """A context for code of the user's own: its errors become one that names the code.
 
     Args:
       name: `module:function`.
-      what: of it is called.
-      flag: that names it.
-      kind: of the error.
+      what: the error's text about which part of it runs.
+      flag: the flag that names it.
+      kind: the class of the error.
     """
     try:
         yield

@@ -71,10 +71,10 @@ def _check_whole(folder: str, matches: typing.List[typing.Match]):
     anew in another number of files would give examples twice.
 
     Args:
-      folder: of the files, for the error.
-      matches: of their names with `_COUNTED`.
+      folder: the folder of the files, for the error.
+      matches: the matches of their names with `_COUNTED`.
     """
-    sets = {}  # by the name before its number: by the name behind it: the `_Set`
+    sets = {}  # {the name before its number: {the name after its number: the `_Set`}}
     for match in matches:
         by_end = sets.setdefault(match.group('begin'), {})
         files = by_end.setdefault(match.group('end'), _Set({})).files

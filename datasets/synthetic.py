@@ -36,7 +36,10 @@ class Synthetic:
         return self._batch(batch_size, seed + worker, image_size, channels).repeat()
 
     def eval_batches(self, batch_size: int, image_size: int, channels: int = 3) -> tf.data.Dataset:
-        """As `train_batches`, as often as it takes for the test images or a few more."""
+        """One batch, repeated until it gives the number of test images, or a few more.
+
+        The arguments are those of `train_batches`.
+        """
         count = -(-NUM_EXAMPLES['test'] // batch_size)
         return self._batch(batch_size, 0, image_size, channels).repeat(count)
 
@@ -44,9 +47,9 @@ class Synthetic:
         """A data set of one batch.
 
         Args:
-          size: of the batch.
-          seed: of images and labels.
-          image_size, channels: of the images.
+          size: the number of examples in the batch.
+          seed: the seed of images and labels.
+          image_size, channels: height and width, and the number of channels, of the images.
         """
         with tf.device('/cpu:0'):
             images = tf.random.stateless_uniform([size, image_size, image_size, channels],
