@@ -26,7 +26,7 @@ _PREFETCHED = 2  # batches
 
 
 class _Read(typing.NamedTuple):
-    """What was read of some examples; of one example its tensors have no first dimension."""
+    """The examples that were read: n of them; or one, with tensors that have no dimension n."""
     encoded: tf.Tensor  # string [n]
     labels: tf.Tensor  # int64 [n]
     wrong: tf.Tensor  # string [n]: what is wrong with each, '' for nothing
@@ -174,11 +174,11 @@ class ImageSet:
         return self.sources[split].where(number)
 
     def look(self, split: str, number: int) -> typing.Tuple[typing.Tuple[int, int], int]:
-        """Reads and decodes one example: `((height, width), label)`.
+        """Reads and decodes one example; returns `((height, width), label)`.
 
         Args:
           split: 'train' or 'test'.
-          number: of the example.
+          number: the number of the example in its source.
 
         Raises:
           DatasetError: it is bad, or a record does not have its checksum, which training does not
@@ -207,7 +207,7 @@ class ImageSet:
         return encoded, label
 
     def _wrong_label(self, label: int):
-        """What is wrong with a label; '' for nothing."""
+        """Describes what is wrong with a label; '' if all is well."""
         if 0 <= label < self.num_classes:
             return ''
         text = 'has the label %d, which is not in 0 .. %d' % (label, self.num_classes - 1)
@@ -218,7 +218,8 @@ class ImageSet:
         return text
 
     def _example(self, augment: str, seed: int, image_size: int):
-        """Function from the epoch, the place in it and what was read to an image and its label."""
+        """Returns a function from the epoch, the place in it and the fields of a `_Read` example to
+        `(image, label)`."""
         def example(epoch: tf.Tensor, place: tf.Tensor, *read):
             encoded, label = _checked(_Read(*read))
             # Epochs of the order are counted up from 0: no seed pair serves both.
@@ -229,9 +230,10 @@ class ImageSet:
         return example
 
     def _read(self, split, places):
-        """What is `_Read` of the examples of a split at some places, int64 [n].
+        """Reads the examples of a split at some places, int64 [n]; returns a `_Read`.
 
-        An error would be that of all n examples.
+        It tells what is wrong with an example instead of raising an error, which would be an error
+        of all n examples.
         """
         source = self.sources[split]
         numbers = self.numbers[split]
@@ -256,7 +258,7 @@ class ImageSet:
 
 
 def _with_next_ones(good, count):
-    """For each of the numbers below `count` itself, or the next one that is among the `good`."""
+    """For each index below `count`, that index if it is among the `good`, else the next good one."""
     return good[np.searchsorted(good, np.arange(count)) % len(good)]
 
 

@@ -90,7 +90,7 @@ class Own:
         self._size = None  # height and width of the images, once they are known
 
     def _checked_counts(self, counts: typing.Any):
-        """How many examples each split has, a dict."""
+        """A dict from each split to its number of examples, from the user's `counts`."""
         check_instance('num_examples of %s' % self.name, counts, dict,
                        "a dict such as {'train': 3320, 'test': 350}, how many examples each has")
         checked = {}

@@ -29,7 +29,7 @@ class GradientsOfModel(abc.ABC):
 
     @abc.abstractmethod
     def weights(self, batch: typing.Any) -> typing.Optional[list]:
-        """What the losses of the towers are multiplied with; None where they are not.
+        """The factors with which the losses of the towers are multiplied; None if with none.
 
         `batch` is the `CutBatch` of the build.
         """
@@ -39,7 +39,7 @@ class GradientsOfModel(abc.ABC):
         """The context of the model function's call.
 
         Args:
-          weight: what the loss of the tower is multiplied with, a number or a scalar; or None.
+          weight: the factor of the tower's loss, a number or a scalar; or None.
           placement: the `Placement` of the variables.
         """
 

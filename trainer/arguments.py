@@ -77,8 +77,9 @@ def _decay_examples(examples_per_epoch: int, last_example: int) -> int:
 
 
 def _times_base_batch(batch_size: int, num_towers: int) -> int:
-    """How many times as large a machine's batch is as the one for which --base_learning_rate is
-    meant: `base_batch_size` of --config; without it, the micro-batch of one tower.
+    """The factor by which --base_learning_rate is multiplied: a machine's batch over the batch for
+    which that rate is meant. The latter is `base_batch_size` of --config; without that, the
+    micro-batch of one tower.
 
     Args:
       batch_size: examples a step on the machine.

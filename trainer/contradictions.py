@@ -34,18 +34,18 @@ def contradiction(given: typing.Set[str]) -> typing.Optional[str]:
     Returns:
       A line that says what is wrong; None if nothing is.
     """
-    for check in (_of_values, _of_paths, _of_the_length, _of_the_rate, _of_the_end, _of_the_mode,
-                  _of_what_is_written, _of_machines, _of_no_use):
-        text = check(given)
+    for problem_of in _CHECKS:
+        text = problem_of(given)
         if text is not None:
             return text
     return None
 
 
-# Each of the checks takes the names of the flags that were given, and returns a line or None.
+# Each of the functions `_problem_of_…` returns a line that says what is wrong, or None. Those in
+# `_CHECKS` take the names of the flags that were given.
 
-def _of_values(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about a flag's value, or about two flags for one thing; None if nothing is."""
+def _problem_of_values(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes a value that no flag may have, or two flags for one thing; None if all is well."""
     for name in SETTINGS:
         value = FLAGS[name].value
         if isinstance(value, float) and not math.isfinite(value):
@@ -65,22 +65,23 @@ def _of_values(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _of_paths(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about a path: it is no path, is of another machine, or cannot be written to;
-    None if nothing is."""
+def _problem_of_paths(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes a path that is no path, is of another machine, or cannot be written to; None if all
+    is well."""
     del given
     for name in PATHS:
         path = str(FLAGS[name].value)
-        text = _of_a_name(name, path)
+        text = _problem_of_characters(name, path)
         if text is None:
-            text = _of_a_remote_path(name, path) if '://' in path else _of_a_local_path(name, path)
+            check = _problem_of_remote_path if '://' in path else _problem_of_local_path
+            text = check(name, path)
         if text is not None:
             return text
     return None
 
 
-def _of_a_name(name: str, path: str) -> typing.Optional[str]:
-    """What is wrong about the characters of a path; None if nothing is.
+def _problem_of_characters(name: str, path: str) -> typing.Optional[str]:
+    """Describes the characters that a path must not have; None if all is well.
 
     Args:
       name: the name of the flag.
@@ -95,8 +96,9 @@ def _of_a_name(name: str, path: str) -> typing.Optional[str]:
     return None
 
 
-def _of_a_remote_path(name: str, path: str) -> typing.Optional[str]:
-    """What is wrong about a path `scheme://…`, which is not of this machine; None if nothing is.
+def _problem_of_remote_path(name: str, path: str) -> typing.Optional[str]:
+    """Describes what is wrong with a path `scheme://…`, which is not of this machine; None if all
+    is well.
 
     Args:
       name: the name of the flag; only --init_from and --export_dir take such paths.
@@ -117,8 +119,8 @@ def _of_a_remote_path(name: str, path: str) -> typing.Optional[str]:
     return None
 
 
-def _of_a_local_path(name: str, path: str) -> typing.Optional[str]:
-    """What is wrong about a path of this machine; None if nothing is.
+def _problem_of_local_path(name: str, path: str) -> typing.Optional[str]:
+    """Describes what is wrong with a path of this machine; None if all is well.
 
     Args:
       name: the name of the flag.
@@ -138,8 +140,8 @@ def _may_hold_files(folder: str) -> bool:
     return os.path.isdir(folder) and os.access(folder, os.W_OK)
 
 
-def _of_the_length(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about the length of the run; None if nothing is."""
+def _problem_of_length(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with the length of the run; None if all is well."""
     if {'train_steps', 'train_epochs'} <= given:
         return '--train_steps and --train_epochs both say how long to train: give one'
     if not FLAGS.train_steps and not FLAGS.train_epochs:
@@ -147,8 +149,8 @@ def _of_the_length(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _of_the_rate(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about the learning rate and averages; None if nothing is."""
+def _problem_of_rate(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with the learning rate or the averages; None if all is well."""
     del given
     if FLAGS.base_learning_rate <= 0:
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
@@ -163,9 +165,9 @@ def _of_the_rate(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _of_the_end(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about flags that end the run before its last step, or about the steps that it
-    profiles; None if nothing is."""
+def _problem_of_end(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with the flags that end the run before its last step, or with
+    --profile_steps; None if all is well."""
     del given
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
@@ -179,8 +181,9 @@ def _of_the_end(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _of_the_mode(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about a mode that does not train; None if nothing is."""
+def _problem_of_mode(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with flags for training in a mode that does not train; None if all
+    is well."""
     del given
     if FLAGS.batch_size == 'auto':
         flag = _flag_that_does_not_train()
@@ -196,8 +199,9 @@ def _of_the_mode(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-def _of_what_is_written(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about hooks, pictures and tables, or a sweep; None if nothing is."""
+def _problem_of_outputs(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with --hooks, --sweep, or the names of files to write; None if all
+    is well."""
     del given
     if FLAGS.hooks and ':' not in FLAGS.hooks:
         return '--hooks=%s: expected module:function' % FLAGS.hooks
@@ -222,8 +226,8 @@ def _flag_that_does_not_train() -> typing.Optional[str]:
     return None
 
 
-def _of_machines(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about --cluster, or TF_CONFIG; None if nothing is."""
+def _problem_of_cluster(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with --cluster or TF_CONFIG; None if all is well."""
     del given
     if FLAGS.job_name == 'evaluator':
         return None
@@ -275,9 +279,9 @@ _OF_NETWORKS_BY_NAME = {'weight_decay', 'aux_loss_weight', 'batch_norm_decay', '
                         'probabilities', 'confusion'}
 
 
-def _of_no_use(given: typing.Set[str]) -> typing.Optional[str]:
-    """What is wrong about a flag that was given, but has no effect with the value of another one;
-    None if nothing is."""
+def _problem_of_unused_flag(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes a flag that was given, but has no effect with the value of another one; None if
+    all is well."""
     for flag, other, values in _GOES_WITH:
         if flag in given and FLAGS[other].value not in values:
             return '--%s is of no use with --%s=%s: it goes with %s' % (
@@ -291,3 +295,8 @@ def _of_no_use(given: typing.Set[str]) -> typing.Optional[str]:
         return '--%s is of no use with --model=%s: it goes with a network by name' % (
             min(without_use), FLAGS.model)
     return None
+
+
+_CHECKS = [_problem_of_values, _problem_of_paths, _problem_of_length, _problem_of_rate,
+           _problem_of_end, _problem_of_mode, _problem_of_outputs, _problem_of_cluster,
+           _problem_of_unused_flag]  # in this order

@@ -83,11 +83,11 @@ class BatchTensors:
         batch = tower_set.batch
         missing = self._model.operations_beside(tensor, self._all_towers_have)
         self._check_beside(tensor, missing)
-        number = self._next_import()
+        import_index = self._next_import()
         with graph_walk.Recording(self._graph) as imported_into_first:
-            values = [self._in_tower(0, tensor, missing, number)]
+            values = [self._in_tower(0, tensor, missing, import_index)]
         for index in range(1, len(tower_set.towers)):
-            values.append(self._in_tower(index, tensor, missing, number))
+            values.append(self._in_tower(index, tensor, missing, import_index))
         recorded = tower_set.recorded
         proven = recorded.proven
         is_analysed = values[0].op.name in proven.analysis.analysed
@@ -101,34 +101,36 @@ class BatchTensors:
             merged = merged_tensor(
                 values, batch.weights, batch.sizes if batch.pads else None, proven)
         if merged is None:
+            why = self._why_not(values[0], proven.analysis, import_index)
             raise ModelFunctionError(
                 "the batch's value of %s, of shape %s, is not proven from those of the towers "
                 '(%s): compute it from built.of(…) of the rows that it is computed from, or pass '
                 "ModelOutput(loss, metrics={…}) to build_towers for the mean of the towers' values."
-                % (tensor.name, tensor.shape, self._why_not(values[0], proven.analysis, number)))
+                % (tensor.name, tensor.shape, why))
         return merged
 
-    def _why_not(self, of_first: tf.Tensor, analysis: Analysis, number: int) -> str:
+    def _why_not(self, of_first: tf.Tensor, analysis: Analysis, import_index: int) -> str:
         """Tells why a tensor of tower 0 has no value for the batch, in the program's own names.
 
         Args:
           of_first: the tensor of tower 0.
-          analysis: the analysis that has looked at it.
-          number: of the name scope of what was imported for it.
+          analysis: an analysis that includes the tensor.
+          import_index: the index in the name scope of the operations imported for the tensor.
         """
         why = why_not_merged(of_first, self._towers.recorded.proven._replace(analysis=analysis))
         scope = self._imported.scope
-        return why.replace("'%sof_program_%d/" % (scope, number), "'").replace("'" + scope, "'")
+        scope_of_imported = '%sof_program_%d/' % (scope, import_index)
+        return why.replace("'" + scope_of_imported, "'").replace("'" + scope, "'")
 
     def _next_import(self) -> int:
-        """Gives the number of a new name scope, for operations of the program."""
+        """Returns the index of a new name scope, for operations of the program."""
         self._num_imports += 1
         return self._num_imports - 1
 
     def _all_towers_have(self, op: tf.Operation) -> bool:
         """Whether every tower computes an operation of the program.
 
-        The copies leave out what only tower 0 needs, such as updates that tower 0 alone runs. Where
+        The copies leave out what only tower 0 needs, such as updates that only tower 0 runs. Where
         they leave out the `Exit` of a loop (v1), it is made from what they have of the loop.
         """
         if op.name not in self._imported.operations:
@@ -139,7 +141,7 @@ class BatchTensors:
         return all(copied(of_first) is not of_first for copied in self._towers.copies)
 
     def _in_tower(self, index: int, tensor: tf.Tensor, missing: typing.List[tf.Operation],
-                  number: int) -> tf.Tensor:
+                  import_index: int) -> tf.Tensor:
         """Gives the tensor of tower `index` for a tensor of the program.
 
         Args:
@@ -147,7 +149,7 @@ class BatchTensors:
           tensor: the tensor of the program.
           missing: the operations of the program, between what the towers compute and `tensor`, to
             be imported into the tower.
-          number: the number of the name scope in which they are imported.
+          import_index: the index in the name scope in which they are imported.
         """
         if not missing:
             return self._copied(index, tensor)
@@ -159,7 +161,7 @@ class BatchTensors:
                     substitutes[leaf.name] = self._copied(index, leaf)
         last_stage = stages_of(self._towers.towers[index].device)[-1]
         part = self._towers.request.split.parts[index]
-        scope = '%s/of_program_%d/' % (part.scope, number)
+        scope = '%s/of_program_%d/' % (part.scope, import_index)
         with only_device(TowerDevice(last_stage)), self._graph.name_scope(None):
             return import_again(missing, substitutes, scope).tensor(tensor)
 

@@ -230,14 +230,14 @@ def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without
 
 
 def _is_free(graph: tf.Graph, scope: str) -> bool:
-    """Whether the graph would give a name scope exactly this name, and no number behind it."""
+    """Whether the graph would give a name scope exactly this name, without a suffix such as `_1`."""
     current = graph.get_name_scope()
     full_name = '%s/%s' % (current, scope) if current else scope
     return graph.unique_name(scope, mark_as_used=False) == full_name
 
 
 def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[LossScale]:
-    """The `LossScale` of a build: as given, or the default one for fp16; None in an evaluation."""
+    """The given `LossScale`, or the default one for fp16; None without, and in an evaluation."""
     if not objectives:
         return None
     if numerics.loss_scale is None and numerics.precision == 'fp16':

@@ -19,7 +19,7 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
     Args:
       names: the names of the losses.
       accumulate: how many micro-batches each tower has.
-      numerics: with the loss scale and the precision.
+      numerics: the option that has the loss scale and the precision.
       cluster: `Cluster` or None.
     """
     if numerics.loss_scale is not None:
@@ -42,7 +42,7 @@ def _needs_one_loss(names: typing.List[str], option: str, reason: str) -> Invali
     Args:
       names: the names of the losses; there may be only one.
       option: the option, in words.
-      reason: where there are several losses: why the option needs one, or what to do.
+      reason: why the option needs one loss, or what to do; it is said if there are several losses.
     """
     if len(names) == 1:
         return InvalidArgumentError(

@@ -265,7 +265,8 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
 
 
 def _synchronized(tower_set: TowerSet) -> str:
-    """How many batch norms use the statistics of the whole batch; empty without `'sync'`."""
+    """The text about the batch norms that use the statistics of the whole batch; `''` without
+    `batch_norm='sync'`."""
     if tower_set.request.training.batch_norm != 'sync':
         return ''
     proven = tower_set.recorded.proven

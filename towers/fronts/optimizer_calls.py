@@ -112,7 +112,7 @@ class OptimizerCalls(GradientsOfModel):
             _CALLS.pop(self._graph, None)
 
     def weights(self, batch: CutBatch) -> typing.Optional[list]:
-        """What the losses of the towers are multiplied with; None where they are not."""
+        """The factors with which the losses of the towers are multiplied; None if with none."""
         if not self._is_sum:
             return batch.weights
         if batch.is_even:

@@ -91,8 +91,8 @@ SHARD_VARIANCE = 'a moving variance, under same_shards'
 
 def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
                   ) -> typing.List[LeftOut]:
-    """The variables that are not compared: those whose gradient is noise; and, where the batch
-    repeats one shard, moving variances.
+    """The variables that are not compared: those whose gradient is noise, and the moving variances
+    if the batch repeats one shard.
 
     Args:
       one: the numbers of one device.
