@@ -258,7 +258,8 @@ class ImageSet:
 
 
 def _with_next_ones(good, count):
-    """For each index below `count`, that index if it is among the `good`, else the next good one."""
+    """For each index below `count`: that index if it is among the `good`, else the next of those.
+    """
     return good[np.searchsorted(good, np.arange(count)) % len(good)]
 
 

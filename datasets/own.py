@@ -64,8 +64,8 @@ def own_set(name: str, data_dir: typing.Optional[str] = None) -> 'Own':
 class Own:
     """The data set that a user's function returned.
 
-    Attributes: as those of `ImageSet`; `num_classes` is None where the data are no images of
-    classes, and `image_shape` has None for what the user does not say.
+    It has the attributes of `ImageSet`. `num_classes` is None where the data are no images of
+    classes, and `image_shape` has None for a side that the user does not give.
     """
 
     def __init__(self, name: str, fields: dict):
@@ -108,7 +108,7 @@ class Own:
                 'name.' % (field, self.name, self._functions[field], ', '.join(taken)))
 
     def _taken(self, arguments):
-        """Those of the arguments, a dict, that the user's functions have."""
+        """Returns a dict of those of the `arguments`, a dict, that the user's functions have."""
         if self.num_classes is not None:
             return arguments
         return {name: value for name, value in arguments.items() if name not in _OF_IMAGES}
@@ -117,10 +117,10 @@ class Own:
                       channels: int = 3, first_example: typing.Any = 0, shift: int = 0,
                       remainder: str = 'carry',
                       share: typing.Tuple[int, int] = (0, 1)) -> tf.data.Dataset:
-        """The user's batches; of several workers, every Wth of them.
+        """The batches of the user's function; for each of W workers, every Wth of them.
 
         Raises:
-          InvalidArgumentError: `shift` or `remainder`, which are the user's function's own matter.
+          InvalidArgumentError: `shift` or `remainder` is given: the user's function decides these.
           OwnDataError: the user's function raised an error, or what it returned is no such data
             set.
         """
@@ -139,7 +139,7 @@ class Own:
 
     def eval_batches(self, batch_size: int, image_size: typing.Optional[int] = None,
                      channels: int = 3) -> tf.data.Dataset:
-        """The user's test batches; raises as `train_batches`.
+        """The batches of the user's function for the test; raises what `train_batches` raises.
 
         They fail where they are more than `num_examples` says: a pipeline whose end TensorFlow
         does not know would else be evaluated for ever.
@@ -160,13 +160,13 @@ class Own:
             return batches.apply(tf.data.experimental.scan(tf.constant(0, tf.int64), count))
 
     def _batches(self, function, batch_size, arguments):
-        """The data set of a user's function, whose batches fail where they are not what they have
-        to be.
+        """The data set that a user's function returns; a step fails on a batch that is not of the
+        form that it has to have.
 
         Args:
-          function: its name.
-          batch_size: that of every batch; None for any.
-          arguments: a dict, of which it takes those that it has.
+          function: the name of the function.
+          batch_size: the size that every batch has to have; None for any.
+          arguments: dict of arguments; the function is called with those that it has.
         """
         what = '%s of %s' % (function, self.name)
         dataset = self._called(function, arguments)
@@ -193,7 +193,11 @@ class Own:
         return dataset
 
     def _called(self, function: str, arguments: dict):
-        """What the user's function of a name returns, a data set of this graph; or raises."""
+        """Calls the user's function of a name; returns its data set, which is of this graph.
+
+        Raises:
+          OwnDataError: it raised an error, or returned something else.
+        """
         with calling(self.name, function):
             dataset = self._functions[function](**self._taken(arguments))
         what = '%s of %s' % (function, self.name)
@@ -207,9 +211,12 @@ class Own:
         return dataset
 
     def _check_images(self, what: str, dataset: tf.data.Dataset, channels: int):
-        """Raises `OwnDataError` for a data set of no images and labels by its static shapes.
+        """Raises `OwnDataError` for a data set whose static shapes are not those of images and labels.
 
-        `what` names the function that made it; the images are to have so many `channels`.
+        Args:
+          what: names the function that made the data set.
+          dataset: the data set.
+          channels: the number of channels that the images have to have.
         """
         shapes = tf.data.get_output_shapes(dataset)
         types = tf.data.get_output_types(dataset)
@@ -239,8 +246,9 @@ class Own:
 
 
 def _checked_shape(name: str, shape: typing.Any):
-    """`image_shape` of a user's dict, a tuple; raises `InvalidArgumentError`."""
-    called, expected = 'image_shape of %s' % name, 'height, width and channels, such as (32, 32, 3)'
+    """Returns the `image_shape` of a user's dict as a tuple; raises `InvalidArgumentError`."""
+    called = 'image_shape of %s' % name
+    expected = 'height, width and channels, such as (32, 32, 3)'
     check_instance(called, shape, (tuple, list), expected)
     if len(shape) != 3:
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (called, shape, expected))

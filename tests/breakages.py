@@ -96,7 +96,7 @@ BREAKAGES = [
      'roles/test_metric_counters.py roles/test_write_order.py'),
     ('towers/graph/order.py', 'if self._precedence.waits_for(awaited, held):', 'if False:',
      'roles/test_write_order.py roles/test_inline_updates.py'),
-    ('towers/roles/update_order.py', '_make_wait(reference_writes, [all_fetched]', '_make_wait([], [all_fetched]',
+    ('towers/roles/update_order.py', 'make_wait(reference_writes, [all_fetched]', 'make_wait([], [all_fetched]',
      'roles/test_update_order.py'),
     ('towers/reduce/micro_batches.py', ' and op.name in varying', '',
      'reduce/test_accumulation.py'),

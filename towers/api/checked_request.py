@@ -230,7 +230,7 @@ def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without
 
 
 def _is_free(graph: tf.Graph, scope: str) -> bool:
-    """Whether the graph would give a name scope exactly this name, without a suffix such as `_1`."""
+    """Whether the graph would give a name scope this name, without a suffix such as `_1`."""
     current = graph.get_name_scope()
     full_name = '%s/%s' % (current, scope) if current else scope
     return graph.unique_name(scope, mark_as_used=False) == full_name
