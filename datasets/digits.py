@@ -1,6 +1,8 @@
 """The UCI handwritten digits: 1,797 gray images of 8x8 pixels, stored beside this file.
 
 Source, licence (CC BY 4.0) and how the file was made: digits.LICENSE.md.
+
+Its test is tests/datasets/test_arrays.py.
 """
 
 import os

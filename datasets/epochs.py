@@ -16,6 +16,8 @@ The last batch of an epoch, whose examples do not fill it:
 
     'carry'   the next epoch's first examples fill it: each example once an epoch, each batch full
     'drop'    the last n mod B examples of each epoch's order are left out
+
+Its test is tests/datasets/test_arrays.py.
 """
 
 import typing

@@ -1,4 +1,7 @@
-"""The errors of a data set whose files cannot be used; folders that cannot be read."""
+"""The errors of a data set whose files cannot be used; folders that cannot be read.
+
+Its test is tests/datasets/test_sets.py.
+"""
 
 import os
 import typing

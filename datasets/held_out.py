@@ -1,4 +1,7 @@
-"""Other examples to evaluate than the test set: part of the training set, or unlabelled images."""
+"""Other examples to evaluate than the test set: part of the training set, or unlabelled images.
+
+Its test is tests/datasets/test_sets.py.
+"""
 
 import os
 import typing

@@ -3,6 +3,8 @@
 Classes are numbered from 0 in the order of their names, those of the training images for all.
 Without a folder `train`, the class folders stand in the folder itself, and every fifth image of
 each class, from the first on, is a test image.
+
+Its test is tests/datasets/test_sets.py.
 """
 
 import os

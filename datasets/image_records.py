@@ -3,6 +3,8 @@
 A folder holds train-* and validation-* (or test-*). Labels are 0 .. n - 1; or, as the conversion
 scripts of slim and TPU write ImageNet, 1 .. n, where 0 is a background class that the network
 counts as one more.
+
+Its test is tests/datasets/test_sets.py.
 """
 
 import os

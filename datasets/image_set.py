@@ -7,6 +7,8 @@ memory.
 
 Memory: `_PREFETCHED` batches that are ready, the one in the making, and 16 encoded images for each
 of TensorFlow's parallel calls, which are as many as there are processors.
+
+Its test is tests/datasets/test_sets.py.
 """
 
 import copy

@@ -1,6 +1,8 @@
 """MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 as `tf.keras.datasets` has them.
 
 Keras fetches a set once and keeps it in `~/.keras/datasets` (of Keras 3: below `KERAS_HOME`).
+
+Its test is tests/datasets/test_sets.py.
 """
 
 import functools

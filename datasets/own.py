@@ -211,7 +211,7 @@ class Own:
         return dataset
 
     def _check_images(self, what: str, dataset: tf.data.Dataset, channels: int):
-        """Raises `OwnDataError` for a data set whose static shapes are not those of images and labels.
+        """Raises `OwnDataError` for a data set whose static shapes are not of images and labels.
 
         Args:
           what: names the function that made the data set.
@@ -290,9 +290,11 @@ def _is_of_images(dataset: tf.data.Dataset, channels: int):
 
 
 def _check_batches(what, shapes):
-    """Raises `OwnDataError` for elements of these static shapes that are no batches.
+    """Raises `OwnDataError` if elements of these static shapes are no batches.
 
-    `what` names the function that made them.
+    Args:
+      what: names the function that made the elements.
+      shapes: nest of shapes.
     """
     has_scalars = any(shape.ndims == 0 for shape in tf.nest.flatten(shapes))
     has_many_parts = type(shapes) is tuple and len(shapes) > 2
@@ -304,12 +306,12 @@ def _check_batches(what, shapes):
 
 
 def _checked_batch(what, batch, batch_size):
-    """A batch, which fails where its parts have other numbers of examples than they are to have.
+    """Returns a batch with a check: a step fails if its parts differ in their number of examples.
 
     Args:
-      what: text that names the function that made it.
+      what: names the function that made the batch.
       batch: nest of tensors.
-      batch_size: examples of each part; None for as many in each, and at least one.
+      batch_size: the number of examples that each part has to have; None: at least one.
     """
     leaves = tf.nest.flatten(batch)
     counts = tf.stack([_rows(leaf) for leaf in leaves])
@@ -332,7 +334,10 @@ def _checked_batch(what, batch, batch_size):
 
 
 def _checked_labels(what: str, labels: tf.Tensor, num_classes: int):
-    """Labels, which fail where they are not from 0 to num_classes - 1; `what` made them."""
+    """Returns labels with a check: a step fails on one that is not from 0 to `num_classes` - 1.
+
+    `what` names the function that made them.
+    """
     outside = tf.boolean_mask(labels, tf.logical_or(labels < 0, labels >= num_classes))
     first_outside = tf.concat([outside, [0]], 0)[0]
     check = _expected(tf.equal(tf.size(outside), 0), [

@@ -1,4 +1,7 @@
-"""Code of the user's own: `module:function` of a flag, found, called, its errors named."""
+"""Code of the user's own: `module:function` of a flag, found, called, its errors named.
+
+Its test is tests/datasets/test_own.py.
+"""
 
 import contextlib
 import importlib

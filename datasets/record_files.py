@@ -3,6 +3,8 @@
 `train-00000-of-01024` (ImageNet), `flowers_train_00000-of-00005.tfrecord` (slim) and other names
 with `train`, `validation` or `test` right before a number and a count; or, where a folder has none
 of these, names that end in `.tfrecord` or `.tfrecords` with one of these words.
+
+Its test is tests/datasets/test_tfrecords.py.
 """
 
 import os

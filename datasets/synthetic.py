@@ -1,6 +1,8 @@
 """Images made of random numbers, to measure by: one batch over and over.
 
 Nothing is read or decoded; a step cuts the batch among the towers and copies it as any other batch.
+
+Its test is tests/datasets/test_sets.py.
 """
 
 import typing

@@ -1,4 +1,7 @@
-"""A small convolutional network for small images, such as 8 x 8 handwritten digits."""
+"""A small convolutional network for small images, such as 8 x 8 handwritten digits.
+
+Its test is tests/models/test_registry.py.
+"""
 
 import tensorflow.compat.v1 as tf
 import tf_slim as slim

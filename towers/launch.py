@@ -2,6 +2,8 @@
 
 Each process gets a `TF_CONFIG` of its own. When one process fails, all others are ended; with
 `--restarts`, all are then started again, since they meet only at the start.
+
+Its test is tests/cluster/test_launch.py.
 """
 
 import argparse

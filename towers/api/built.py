@@ -1,4 +1,7 @@
-"""The result of `build_towers`: `BuiltTowers`, and in it the `Plan`, which fits a screen."""
+"""The result of `build_towers`: `BuiltTowers`, and in it the `Plan`, which fits a screen.
+
+Its test is tests/api/test_plan.py.
+"""
 
 import collections
 import itertools

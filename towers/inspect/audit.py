@@ -212,8 +212,8 @@ def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
 
 
 def _touches_variable(op: tf.Operation, names: typing.Set[str], depth: int = 3) -> bool:
-    """Whether a variable itself, and not only its value, is an input of an operation, or of one that
-    it is colocated with.
+    """Whether a variable, and not only its value, is an input of an operation, or of one that it is
+    colocated with.
 
     Args:
       op: the operation.
