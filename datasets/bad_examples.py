@@ -252,7 +252,7 @@ def decoded_size(encoded: bytes) -> typing.Tuple[int, int]:
     """Height and width of an image, which is decoded whole.
 
     Raises:
-      DatasetError: it is damaged; the text goes on after the image's name.
+      DatasetError: it is damaged; the text begins with a verb, to follow the name of the image.
     """
     try:
         return tuple(_decoder()(encoded).tolist())

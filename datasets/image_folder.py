@@ -45,7 +45,8 @@ class FolderImages:
         """`(encoded, label)` of an image.
 
         Raises:
-          DatasetError: the file cannot be read; the text goes on after its place.
+          DatasetError: the file cannot be read; the text begins with a verb, to follow the name of
+            the file.
         """
         try:
             with open(self.paths[number], 'rb') as image:

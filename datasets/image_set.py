@@ -199,7 +199,8 @@ class ImageSet:
         """`(encoded, label)` of an example.
 
         Raises:
-          DatasetError: it cannot be used; the text goes on after its place.
+          DatasetError: it cannot be used; the text begins with a verb, to follow the name of the
+            file.
         """
         encoded, label = source.image(number)
         # The decoders might take what is wrong.

@@ -67,7 +67,8 @@ class Records:
         """The data of record `number`, with so many bytes that stand before and after it.
 
         Raises:
-          DatasetError: its file has gone, or has become shorter; the text goes on after its place.
+          DatasetError: its file has gone, or has become shorter; the text begins with a verb, to
+            follow the name of the file.
         """
         begin, length = (int(value) for value in self._places[number])
         try:

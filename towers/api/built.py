@@ -286,18 +286,18 @@ class BuiltTowers(typing.NamedTuple):
         Args:
           tensor: any tensor of the program. Of a loss, a prediction or a metric that was given to
             `build_towers` the value is the one of `built`; a tensor that does not depend on the
-            batch is returned itself; any other one is computed in each tower, from what the step
-            has computed there, and merged by what is proven of it, as a prediction is: rows of
-            examples are joined, a mean is averaged, a sum added up.
+            batch is returned itself. Any other tensor is computed in each tower, from the results
+            that the step has there. The towers' values are merged like those of a prediction, by
+            what is proven of the tensor: rows of examples are joined, a mean is averaged, a sum is
+            added up.
 
         Returns:
           A tensor of the shape of `tensor`, for the batch.
 
         Raises:
-          InvalidArgumentError: a build of a model function; a tensor that draws random numbers, or
-            reads variables that the step writes, where it is none of those given to
-            `build_towers`.
-          ModelFunctionError: nothing is proven of the tensor by which it could be merged.
+          InvalidArgumentError: the build called a model function; or a tensor that was not given to
+            `build_towers` draws random numbers, or reads variables that the step writes.
+          ModelFunctionError: it is not proven how to merge the tensor.
         """
         check_instance('tensor', tensor, tf.Tensor, 'a tensor of the program')
         if self.batch_tensors is None:

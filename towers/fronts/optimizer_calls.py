@@ -124,8 +124,7 @@ class OptimizerCalls(GradientsOfModel):
         """The context of the model function's call.
 
         Args:
-          weight: what the loss of the tower is multiplied with, a number or a float64 scalar; or
-            None.
+          weight: the factor of the tower's loss, a number or a float64 scalar; or None.
           placement: the placement of the variables, for the slots.
         """
         self._placement = placement

@@ -100,7 +100,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         has returned from a step.
 
         Raises:
-          InvalidArgumentError: it is no number of a signal.
+          InvalidArgumentError: `number` is not the number of a signal.
         """
         check_count('number', number, most=signal.NSIG - 1)
         if self.received is None:
