@@ -50,7 +50,7 @@ def get_dataset(name: str, data_dir: typing.Optional[str] = None, num_classes: i
       data_dir: folder of its files, for 'imagenet', 'tfrecords' and 'folder'.
       num_classes: for 'tfrecords' and 'synthetic'; 0 for as many as the labels.txt of the TFRecords
         lists, and for 1000 with 'synthetic'.
-      background_class: for 'tfrecords': labels begin at 1, and 0 is one class more.
+      background_class: whether labels begin at 1, for 'tfrecords'; 0 is then one class more.
       **options: for data sets of files: `augment` and `bad_list` of `ImageSet`.
 
     Raises:

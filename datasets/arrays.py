@@ -109,7 +109,7 @@ def shifts_of_epoch(num_examples: int, seed: int,
 
     Args:
       num_examples: n.
-      seed: as for `epoch_order`.
+      seed: the seed of `epoch_order`.
       largest: pixels.
     """
     def shifts(epoch: tf.Tensor):

@@ -37,7 +37,7 @@ class _Found(typing.NamedTuple):
     Attributes:
       labels: the number of usable examples of each label.
       sizes: the number of usable examples of each (height, width).
-      bad: for each bad example its name in the list, and what is wrong with it.
+      bad: list of `(name of a bad example in the list, text about what is wrong with it)`.
     """
     labels: typing.Counter[int]
     sizes: typing.Counter[typing.Tuple[int, int]]
@@ -188,7 +188,7 @@ def _range(name: str, sides: typing.Sequence[int]):
 
 
 def wrong_bytes(encoded: bytes) -> str:
-    """What is wrong with the bytes of an image by their beginning and end; '' for nothing.
+    """Describes what is wrong with the beginning or end of an image's bytes; '' if all is well.
 
     The decoders are no judges of it: that of PNGs takes a GIF of one picture as well, and that of a
     part of a JPEG does not come to its end. A file that was not copied to its end is the commonest

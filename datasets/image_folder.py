@@ -162,7 +162,7 @@ def _images(parent: str, folders: typing.List[str], classes: typing.List[str]):
 
 
 def is_image(path: str) -> bool:
-    """Whether a path is that of an image by its name. A pipe is none, since reading it would wait
+    """Whether a path has the name of an image. A pipe is none, since reading it would wait
     for ever; a link that leads nowhere is one that cannot be read."""
     if not path.lower().endswith(_ENDINGS):
         return False

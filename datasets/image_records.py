@@ -32,7 +32,7 @@ class RecordImages(Records):
 
         Raises:
           DatasetError: the record cannot be read, is no `tf.train.Example`, or lacks a feature; the
-            text goes on after its place.
+            text begins with a verb, to follow the name of the file.
         """
         data = self.read(number)
         example = tf.train.Example()

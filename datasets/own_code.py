@@ -74,12 +74,12 @@ def takes(function: typing.Any, *arguments: typing.Any, **named: typing.Any) -> 
 @contextlib.contextmanager
 def calling(name: str, what: str, flag: str = 'dataset',
             kind: type = OwnDataError) -> typing.Iterator[None]:
-    """A context for code of the user's own: its errors become one that names the code.
+    """A context for code of the user's own, whose errors become one error that names the code.
 
     Args:
       name: `module:function`.
-      what: the error's text about which part of it runs.
-      flag: the flag that names it.
+      what: names the part of the code that runs, for the error.
+      flag: the flag that names the code.
       kind: the class of the error.
     """
     try:

@@ -13,7 +13,7 @@ class Classifier:
     Attributes:
       image_format: dict with `image_size` (pixels) and `channels`, arguments of a data set's
         batches.
-      regularization: as for `build_towers`.
+      regularization: the argument of `build_towers` with which this model is built.
       unit: the name of an example.
     """
 

@@ -60,7 +60,7 @@ def digits_arg_scope(weight_decay=0.0005, use_batch_norm=True, batch_norm_decay=
         weight_decay: factor of the L2 loss of all weights; not of biases and betas.
         use_batch_norm: False gives the convolutions biases instead. Then a step on N towers is
             exactly a step on one device; batch norm sees one tower's shard at a time.
-        batch_norm_decay: of the moving averages; small, for runs of a few hundred steps.
+        batch_norm_decay: the decay of the moving averages; small, for runs of a few hundred steps.
 
     Returns:
         A slim arg_scope.

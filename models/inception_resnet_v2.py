@@ -70,9 +70,9 @@ def block35(net, scale=1.0, activation_fn=tf.nn.relu, scope=None, reuse=None):
 
     Args:
         net: a float tensor [batch, height, width, depth]; the depth is static.
-        scale: what the mixture is multiplied by before it is added (section 3.3 of the paper).
-        activation_fn: of the sum; None leaves it linear. With `tf.nn.relu6` what is added is
-            clipped to [-6, 6] as well, as slim does, so that quantised nets keep their range.
+        scale: the factor of the mixture (section 3.3 of the paper).
+        activation_fn: activation of the sum; None leaves it linear. With `tf.nn.relu6` the mixture
+            is clipped to [-6, 6], too, as in slim, so that quantised nets keep their range.
         scope: variable scope, 'Block35' (made unique) when None.
         reuse: whether the variables are shared with an earlier call; needs a scope.
 
@@ -98,7 +98,7 @@ def inception_resnet_v2_base(inputs, final_endpoint='Conv2d_7b_1x1', output_stri
 
     Args:
         inputs: float images [batch, height, width, channels]; only the channels must be static.
-        final_endpoint: where to stop; one of 'Conv2d_1a_3x3', 'Conv2d_2a_3x3', 'Conv2d_2b_3x3',
+        final_endpoint: the last one; one of 'Conv2d_1a_3x3', 'Conv2d_2a_3x3', 'Conv2d_2b_3x3',
             'MaxPool_3a_3x3', 'Conv2d_3b_1x1', 'Conv2d_4a_3x3', 'MaxPool_5a_3x3', 'Mixed_5b',
             'Mixed_6a', 'PreAuxLogits', 'Mixed_7a', 'Conv2d_7b_1x1'.
         output_stride: 16, or 8 to keep the maps from 'Mixed_6a' on at twice the resolution, with
@@ -106,7 +106,7 @@ def inception_resnet_v2_base(inputs, final_endpoint='Conv2d_7b_1x1', output_stri
         align_feature_maps: True pads every layer ('SAME'), so that maps of all strides have
             their centres in line and every image size works.
         scope: variable scope, 'InceptionResnetV2' (made unique) when None.
-        activation_fn: of the residual blocks. That of the other layers is their arg_scope's.
+        activation_fn: activation of the residual blocks. The arg_scope sets that of other layers.
 
     Returns:
         (net, end_points): the final endpoint's activation, and a dict of all up to it by name.
@@ -157,7 +157,7 @@ def inception_resnet_v2(inputs, num_classes=1001, is_training=True, dropout_keep
         reuse: whether the variables are shared with an earlier call; needs a scope.
         scope: variable scope, 'InceptionResnetV2' (made unique) when None.
         create_aux_logits: whether to add logits half-way, for an auxiliary loss.
-        activation_fn: of the residual blocks.
+        activation_fn: the activation of the residual blocks.
 
     Returns:
         (logits, end_points): logits [batch, num_classes], and a dict with the endpoints of
@@ -207,9 +207,9 @@ def inception_resnet_v2_arg_scope(weight_decay=0.00004, batch_norm_decay=0.9997,
 
     Args:
         weight_decay: factor of the L2 loss of all weights and biases.
-        batch_norm_decay: of the moving averages.
+        batch_norm_decay: the decay of the moving averages.
         batch_norm_epsilon: added to the variance.
-        activation_fn: of every convolution with batch norm.
+        activation_fn: the activation of every convolution with batch norm.
         batch_norm_updates_collections: where batch norm's update ops go; None runs them in place.
         batch_norm_scale: whether batch norm has a gamma too (published checkpoints have none).
 

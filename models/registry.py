@@ -61,9 +61,9 @@ class Network(collections.namedtuple('Network', [
             is_training: bool, or a bool scalar tensor: batch norm by the batch's statistics,
                 dropout.
             weight_decay: factor of the L2 loss; None for the arg_scope's default, 0 for none.
-            batch_norm_decay: of batch norm's moving averages, at least 0 and below 1; None for
-                the arg_scope's default: 0.9997 for the inceptions, which takes some 10,000 steps
-                to forget the initial values.
+            batch_norm_decay: decay of batch norm's moving averages, at least 0 and below 1; None
+                for the arg_scope's default: 0.9997 for the inceptions, which takes some 10,000
+                steps to forget the initial values.
             **options: passed on to `fn`, such as `dropout_keep_prob=1.0` or
                 `create_aux_logits=False`.
 
@@ -89,6 +89,7 @@ class Network(collections.namedtuple('Network', [
         return logits, end_points
 
     def _scope_arguments(self, weight_decay, batch_norm_decay):
+        """The arguments of the network's `arg_scope`, a dict; raises `InvalidArgumentError`."""
         arguments = {}
         if weight_decay is not None:
             check_number('weight_decay', weight_decay, least=0, most=1e30,
