@@ -162,23 +162,20 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
     noise = rounding.noise * largest
     left_out = not_compared(one, many, noise, ran.same_shards)
     differences = compare(one, many, noise, [variable.name for variable in left_out])
-    beyond_tolerance = []
-    with_not_finite = []
+    not_finite = None
+    first = None
     for difference in differences:
-        if not difference.relative <= tolerance:  # True for NaN, too
-            beyond_tolerance.append(difference)
-        if not (is_finite(one, difference) and is_finite(many, difference)):
-            with_not_finite.append(difference)
-    first = beyond_tolerance[0] if beyond_tolerance else None
-    not_finite = with_not_finite[0] if with_not_finite else None
+        is_beyond = not difference.relative <= tolerance  # True for NaN, too
+        if first is None and is_beyond:
+            first = difference
+        has_finite_values = is_finite(one, difference) and is_finite(many, difference)
+        if not_finite is None and not has_finite_values:
+            not_finite = difference
     cause = None
     if not_finite is not None:
         cause = _cause_of_not_finite(one, many, not_finite)
     elif first is not None:
-        cause = _likely_cause(first, one, many, traits, ran.parts)
-        if is_certain(proof) and not traits.random and first.what != INITIAL_VALUE:
-            cause += (' The plan says that equality is proven: this is an error of towers itself, '
-                      'please report it with the model.')
+        cause = _cause_of_difference(first, one, many, traits, ran, proof)
     return TowersReport(
         equal=first is None and not_finite is None,
         worst=max(differences, key=lambda difference: difference.relative),
@@ -193,6 +190,25 @@ def is_certain(proof: typing.Optional[str]) -> bool:
 
 
 # ---- causes --------------------------------------------------------------------------------------
+
+def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits: Traits,
+                         ran: CheckedRuns, proof: typing.Optional[str]) -> str:
+    """The text about the likely cause of a difference, with a request if the plan excludes it.
+
+    Args:
+      first: the first difference beyond the tolerance.
+      one: the numbers of one device.
+      many: the numbers of the towers.
+      traits: facts about the model.
+      ran: the runs.
+      proof: the plan's line `one device`; or None.
+    """
+    cause = _likely_cause(first, one, many, traits, ran.parts)
+    if is_certain(proof) and not traits.random and first.what != INITIAL_VALUE:
+        cause += (' The plan says that equality is proven: this is an error of towers itself, '
+                  'please report it with the model.')
+    return cause
+
 
 def _cause_of_not_finite(one: Numbers, many: Numbers, difference: Difference) -> str:
     """The cause that a report gives for a NaN or an infinity."""
