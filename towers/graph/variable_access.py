@@ -315,8 +315,8 @@ def _with_followers(names: typing.Iterable[str], function: typing.Any,
     """Finds all nodes of a function that follow from some nodes or arguments.
 
     Args:
-      function: `FunctionDef`, whose nodes are in any order.
       names: names of the nodes or arguments.
+      function: `FunctionDef`, whose nodes are in any order.
       inputs_of_node: function from a node to those of its inputs that count.
 
     Returns:
