@@ -63,8 +63,10 @@ def _reduction(request: Request) -> str:
 
 def _named_optimizers(objectives: Objectives
                       ) -> typing.List[typing.Tuple[typing.Optional[str], typing.Any]]:
-    """`[(name of the loss or None, its optimizer)]`; with the optimizers that the model function
-    itself uses, if it does."""
+    """`[(name of the loss or None, its optimizer)]`.
+
+    The model function of an Estimator calls optimizers itself: then these, without names.
+    """
     optimizer_calls = objectives.optimizer_calls
     if optimizer_calls is not None:
         return [(None, optimizer) for optimizer in optimizer_calls.optimizers()]
@@ -90,12 +92,14 @@ def _optimizers(request: Request, update: Update) -> str:
 def _learning_rates(request: Request) -> str:
     """The text after `learning rate`: the rates, and by which factor a sum over towers changes
     them."""
-    num_summed = _num_towers_of_update(request)
-    if request.training.reduction == 'mean' or losses_are_sums(request):
-        num_summed = 1
+    factor = _num_towers_of_update(request)
+    if request.training.reduction == 'mean':
+        factor = 1
+    if losses_are_sums(request):
+        factor = 1  # the sum is over examples, as on one device: towers add no factor
     texts = []
     for name, optimizer in _named_optimizers(request.training.objectives):
-        text = describe_learning_rate(optimizer, num_summed)
+        text = describe_learning_rate(optimizer, factor)
         if name is not None:
             text = '%s: %s' % (name, text)
         if text not in texts:
