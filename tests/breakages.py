@@ -183,7 +183,7 @@ BREAKAGES = [
      'memory/test_simulation.py'),
     ('towers/memory/kernels.py', '* images * places * patch', '* places * patch',
      'memory/test_kernels.py'),
-    ('towers/fronts/keras_towers.py', 'weighted_mean(terms, weights)', 'terms[0]',
+    ('towers/fronts/keras_towers.py', 'weighted_sum(terms, weights)', 'terms[0]',
      'fronts/test_keras_model.py'),
     ('towers/fronts/optimizer_calls.py', 'return loss * weight',
      'return loss', 'fronts/test_optimizer_calls.py'),

@@ -100,6 +100,7 @@ def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     if isinstance(error, tf.errors.OutOfRangeError):
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
                                      'batches without end: add .repeat()' % FLAGS.dataset)
+    # The check of the data set itself, whose text names the data set.
     found = re.search(r'assertion failed: \[(.*? of %s .*?)\]' % re.escape(FLAGS.dataset), text)
     if found:
         return datasets.OwnDataError(found.group(1))

@@ -62,7 +62,7 @@ class MetricsLog:
         content = _read(self.path)
         if is_new and _has_steps(content):
             aside = moved_aside(self.path)
-            self._append(b'')
+            self._append(b'')  # makes the file, and fails here if it cannot be written
             return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
                 self.path, aside)
         kept_lines = []
@@ -75,7 +75,7 @@ class MetricsLog:
                 cut_steps.append(entry['step'])
         with _explained(self.path):
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        self._append(b'')
+        self._append(b'')  # fails here, and not at the first step, if it cannot be written
         kept = b''.join(kept_lines)
         if kept != content:
             with written_whole(self.path, 'wb') as log:

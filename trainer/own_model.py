@@ -81,8 +81,12 @@ class OwnModel:
 
     def model_fn(self, mode: str) -> typing.Callable:
         """The model function of a mode: a function of the features and labels of a shard; without
-        labels where the data set has none."""
-        def model_fn(features: typing.Any, labels: typing.Any = None):
+        labels where the data set has none.
+
+        For 'infer' its predictions are `[labels, predictions]`: the user's function gets no labels
+        there, and the table of predictions shows them nevertheless.
+        """
+        def of_shard(features: typing.Any, labels: typing.Any = None):
             if mode != 'infer':
                 return self._called(features, labels, mode)
             output = to_model_output(self._called(features, None, mode), needs_loss=False)
@@ -92,7 +96,7 @@ class OwnModel:
                     "tensors [batch, …], as in {'predictions': {'class': classes}}." % self._name)
             label = {} if labels is None else {'label': labels}
             return towers.ModelOutput(predictions=[label, output.predictions])
-        return model_fn
+        return of_shard
 
     def serving(self) -> typing.Tuple[dict, dict]:
         """Builds the model for a SavedModel.

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import ModelOutput, session_config
 from towers.errors import ModelFunctionError
-from towers.model.outputs import call_model_fn, merge_metrics, to_model_output, weighted_mean
+from towers.model.outputs import call_model_fn, merge_metrics, to_model_output, weighted_sum
 
 Pair = collections.namedtuple('Pair', 'features labels')
 
@@ -110,20 +110,20 @@ def test_a_pair_computed_from_counters_is_that_of_the_batch():
         assert session.run(built.metrics['f1'][0]) == pytest.approx(0.8)
 
 
-# ---- weighted_mean ------------------------------------------------------------------------------
+# ---- weighted_sum ------------------------------------------------------------------------------
 
-def test_weighted_mean():
+def test_weighted_sum():
     values = [tf.constant(1.), tf.constant(3.), tf.constant(10.)]
-    assert run(weighted_mean(values, [0.5, 0.25, 0.25])) == 3.75
-    assert run(weighted_mean(values[:1], [1.])) == 1.
-    mean = weighted_mean([tf.constant(1., tf.float64), tf.constant(2., tf.float64)], [0.5, 0.5])
+    assert run(weighted_sum(values, [0.5, 0.25, 0.25])) == 3.75
+    assert run(weighted_sum(values[:1], [1.])) == 1.
+    mean = weighted_sum([tf.constant(1., tf.float64), tf.constant(2., tf.float64)], [0.5, 0.5])
     assert mean.dtype == tf.float64
-    assert run(weighted_mean([tf.constant(1), tf.constant(2)], [0.5, 0.5])) == 1.5
+    assert run(weighted_sum([tf.constant(1), tf.constant(2)], [0.5, 0.5])) == 1.5
 
 
     nothing = [tf.constant(2.), tf.constant(float('nan'))]  # has no weight, counts nothing
     for weights in [1., 0.], [tf.constant(each, tf.float64) for each in (1., 0.)]:
-        assert run(weighted_mean(nothing, weights)) == 2.
+        assert run(weighted_sum(nothing, weights)) == 2.
 
 
 @pytest.mark.parametrize('returned, text', [

@@ -21,7 +21,7 @@ from towers.graph.graph_walk import operation_names
 from towers.graph.order import Wait
 from towers.model.build_context import BuildCollections, check_not_nested
 from towers.model.objectives import map_shaped, naming_loss
-from towers.model.outputs import ModelOutput, merge_metrics, weighted_mean
+from towers.model.outputs import ModelOutput, merge_metrics, weighted_sum
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
@@ -208,6 +208,7 @@ def check_inputs(request: Request, inputs: typing.Any) -> None:
     num_parts = len(request.split.parts)
     is_pipeline = request.memory.schedule is not None
     if is_pipeline and size is not None and size < num_parts:
+        # `checked_size` would name the towers' shares; here micro_batches= is to blame.
         raise InputError('%d examples are fewer than the %d micro-batches of %s: pass a '
                          'smaller micro_batches=.' % (
                              size, num_parts, counted(len(request.devices), 'tower')))
@@ -267,8 +268,11 @@ class _MergedOutputs(typing.NamedTuple):
 def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
     """Merges losses, predictions and metrics of the towers into those of the batch.
 
+    Counters of metrics, which all towers share, are made to count one tower after the other.
+
     Returns:
-      `ModelOutput` of the batch, whose loss is a dict where losses have names; and the waits.
+      `_MergedOutputs`: the outputs of the batch, whose loss is a dict where losses have names, and
+      the waits that were made.
     """
     request = tower_set.request
     batch = tower_set.batch
@@ -278,12 +282,14 @@ def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
         if towers[0].data_loss is not None:
             losses = [tower.data_loss for tower in towers]
             loss = map_shaped(
-                lambda *losses_of_towers: weighted_mean(losses_of_towers, batch.weights), *losses)
+                lambda *losses_of_towers: weighted_sum(losses_of_towers, batch.weights), *losses)
         metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
         waits = join_counters(towers, batch.weights, tower_set.roles)
-        predictions = merge_predictions(
-            [tower.predictions for tower in towers], batch.weights,
-            batch.sizes if batch.pads else None, tower_set.recorded.proven)
+        sizes = None
+        if batch.pads:  # a shard without examples holds padding, whose rows are left out
+            sizes = batch.sizes
+        predictions = merge_predictions([tower.predictions for tower in towers], batch.weights,
+                                        sizes, tower_set.recorded.proven)
         return _MergedOutputs(ModelOutput(loss, predictions, metrics), waits)
 
 

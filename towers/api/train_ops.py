@@ -208,7 +208,7 @@ def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.
     """
     request = tower_set.request
     objectives = request.training.objectives
-    num_updates = len(collections_before.new_updates())
+    num_updates = len(collections_before.new_updates())  # of the model; an optimizer may add some
     with graph_walk.Recording(tf.get_default_graph()) as made:
         optimizer_pairs = []
         for objective in objectives:
@@ -224,6 +224,7 @@ def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.
             losses.append(_LossGradients(
                 objective, objectives.of(objective, outputs.loss),
                 objectives.of(objective, combined), safe_to_fetch(transformed)))
+    # A transformation may have used the loss of tower 0, as its program has it at hand.
     applied_gradients = []
     for each in losses:
         applied_gradients += tensors_of(each.transformed)

@@ -19,7 +19,7 @@ from towers.graph.graph_walk import operation_names
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_access import Writes
 from towers.model.objectives import flat
-from towers.model.outputs import weighted_mean
+from towers.model.outputs import weighted_sum
 from towers.placement.variable_device import only_device
 
 
@@ -84,7 +84,7 @@ class ClosureTensors:
             losses = [tower.loss if name is None else tower.loss[name] for tower in self._towers]
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
                     tf.name_scope(self._request.split.name + 's'):
-                self._means[name] = weighted_mean(losses, self._weights)
+                self._means[name] = weighted_sum(losses, self._weights)
         return self._means[name]
 
     # ---- what is of one tower --------------------------------------------------------------------

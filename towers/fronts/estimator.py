@@ -14,7 +14,7 @@ from towers.arguments import check_choice, check_function
 from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
 from towers.fronts.optimizer_calls import OptimizerCalls, calls_of
 from towers.fronts.stand_ins import share_of_sum
-from towers.model.outputs import weighted_mean
+from towers.model.outputs import weighted_sum
 from towers.optimizers import OptimizerAround, check_optimizer, has_own_minimize
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.variable_device import only_device
@@ -229,7 +229,7 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
     loss = built.loss
     if loss is not None and is_sum:
         with only_device(built.placement.main):
-            loss = weighted_mean([tower.loss for tower in built.towers],
+            loss = weighted_sum([tower.loss for tower in built.towers],
                                  [share_of_sum(tower.size) for tower in built.towers])
     merged = built.predictions.rows
     fields = {'loss': loss}

@@ -11,7 +11,7 @@ from towers import compat
 from towers.api.build import build_towers
 from towers.api.built import BuiltTowers
 from towers.model.keras_calls import record_keras_calls
-from towers.model.outputs import weighted_mean
+from towers.model.outputs import weighted_sum
 from towers.placement.devices import Devices
 from towers.placement.variable_device import only_device
 from towers.whole_batch.predictions import RowsOfExamples
@@ -119,7 +119,7 @@ def _mean_losses(records: typing.List[typing.Any], built: BuiltTowers) -> typing
     num_examples = tf.cast(sum(sizes), tf.float64)
     weights = [tf.cast(size, tf.float64) / num_examples for size in sizes]
     losses_of_towers = [record.activity_losses(on_keras_input=True) for record in records]
-    return [weighted_mean(terms, weights) for terms in zip(*losses_of_towers)]
+    return [weighted_sum(terms, weights) for terms in zip(*losses_of_towers)]
 
 
 def _call(model: typing.Any, inputs: list, masks: list, training: typing.Any) -> list:

@@ -252,7 +252,7 @@ def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
                 _check_counts(name, first[0], inputs)
             merged[name] = _merged_pair(values, weights)
         elif _is_scalar_number(first):
-            merged[name] = weighted_mean(values, weights)
+            merged[name] = weighted_sum(values, weights)
         else:
             raise ModelFunctionError(
                 'metric %r is %.80r: expected a scalar number (the mean over the shard) or the '
@@ -296,7 +296,7 @@ def _is_scalar_number(value: typing.Any) -> bool:
     return dtype.is_floating or dtype.is_integer or dtype.is_bool
 
 
-def weighted_mean(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:
+def weighted_sum(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:
     """`sum_k weight_k * value_k` of scalars; a value of weight 0 is left out, even if it is NaN."""
     if len(values) == 1:
         return tf.identity(values[0])

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ModelFunctionError
-from towers.model.outputs import weighted_mean
+from towers.model.outputs import weighted_sum
 from towers.proof.states import Kind, State
 from towers.shards.cut_batch import Size, zero_if_empty
 
@@ -145,7 +145,7 @@ def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State, weights: lis
     if is_along_examples:
         return _joined(tensors, state.axis, padded)
     if state.kind is Kind.MEAN:
-        return weighted_mean(tensors, weights)
+        return weighted_sum(tensors, weights)
     is_sum = state.is_count or state.kind is Kind.SUM and not state.has_offset
     if is_sum:
         return tf.add_n(list(map(zero_if_empty, tensors, weights)))
