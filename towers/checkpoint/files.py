@@ -39,7 +39,7 @@ class Damaged(typing.NamedTuple):
     Attributes:
       prefix: the checkpoint's prefix, or the path of the state file.
       step: the checkpoint's step; None where it is not known, and for the state file.
-      reason: what is wrong with it, as it goes on after its name.
+      reason: what is wrong with it, such as `'is missing'`: a sentence that begins with the prefix.
     """
     prefix: str
     step: typing.Optional[int]
@@ -63,22 +63,22 @@ class Newest(typing.NamedTuple):
 
 
 class State(typing.NamedTuple):
-    """What the state file of a directory says.
+    """The content of the state file of a directory.
 
     Attributes:
-      content: its `CheckpointState`; None where the file is missing or damaged.
-      fault: what is wrong with it; None where it is fine or missing.
+      content: the `CheckpointState` in it; None where the file is missing or damaged.
+      fault: what is wrong with the file, in words; None where it is fine or missing.
     """
     content: typing.Any
     fault: typing.Optional[str]
 
 
 class NewestNamed(typing.NamedTuple):
-    """Which checkpoint of a directory is the newest by its state file.
+    """The newest checkpoint of a directory, according to its state file.
 
     Attributes:
       prefix: the checkpoint's prefix; None where it is not known, or there is none.
-      fault: what is wrong with the state file; None where that is nothing.
+      fault: what is wrong with the state file, in words; None where it is fine.
     """
     prefix: typing.Optional[str]
     fault: typing.Optional[str]
@@ -112,16 +112,14 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     check_flag('recover', recover)
     checkpoints = list_checkpoints(directory)
     named = newest_named(directory, checkpoints)
-    if named.prefix is not None:
-        older = checkpoints[:checkpoints.index(named.prefix)]
-        candidates = [prefix for prefix in older if same_series(prefix, named.prefix)]
-        candidates.append(named.prefix)
-        skipped = []
-    elif named.fault is not None:
-        candidates = checkpoints
-        skipped = [Damaged(os.path.join(directory, STATE_FILE), None, named.fault)]
-    else:
+    if named.prefix is None and named.fault is None:
         return None
+    skipped = []
+    if named.prefix is not None:
+        candidates = with_older(named.prefix, checkpoints)
+    else:
+        candidates = checkpoints
+        skipped.append(Damaged(os.path.join(directory, STATE_FILE), None, str(named.fault)))
     whole = None
     for prefix in reversed(candidates):
         reason = damage(prefix)
@@ -140,8 +138,24 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
         'so. Or bring the files back from a copy.' % (faults, whole.prefix, whole.step))
 
 
+def with_older(prefix: str, checkpoints: typing.List[str]) -> typing.List[str]:
+    """List of the checkpoints up to one of them, which have the same name but for the step.
+
+    Args:
+      prefix: the prefix of that checkpoint, which is the last one of the list.
+      checkpoints: the prefixes of all checkpoints, by step.
+    """
+    older = checkpoints[:checkpoints.index(prefix)]
+    return [each for each in older if same_series(each, prefix)] + [prefix]
+
+
 def newest_named(directory: str, checkpoints: typing.List[str]) -> NewestNamed:
-    """The newest of the checkpoints of a directory by the state file; itself it is not read."""
+    """Finds the newest checkpoint of a directory by its state file, without reading the checkpoint.
+
+    Args:
+      directory: the directory.
+      checkpoints: the prefixes of the checkpoints in it.
+    """
     state = read_state(directory)
     if state.fault is not None:
         return NewestNamed(None, state.fault)
@@ -158,12 +172,13 @@ def newest_named(directory: str, checkpoints: typing.List[str]) -> NewestNamed:
 
 
 def newest_prefix(directory: str) -> typing.Optional[str]:
-    """The prefix of the newest checkpoint by the state file, itself not read; None if unknown."""
+    """The prefix of the newest checkpoint of a directory, according to the state file; None if it
+    is not known. The checkpoint itself is not read."""
     return newest_named(directory, list_checkpoints(directory)).prefix
 
 
 def describe_safe(directory: str) -> str:
-    """A sentence for errors about writing: which checkpoint of a directory is whole."""
+    """The sentence for errors about writing that says which checkpoint of a directory is whole."""
     newest = None
     try:
         if tf.io.gfile.isdir(directory):
@@ -178,7 +193,11 @@ def describe_safe(directory: str) -> str:
 # ---- the content of a checkpoint -----------------------------------------------------------------
 
 def damage(prefix: str) -> typing.Optional[str]:
-    """Reads every tensor of a checkpoint, V1 or V2: None if all is well, else 'is damaged: …'."""
+    """Reads every tensor of a checkpoint, V1 or V2, to see whether it is whole.
+
+    Returns:
+      None if it is; else what is wrong: `'is damaged: …'`, with the name of the file.
+    """
     try:
         reader = reader_of(prefix)
         names = sorted(reader.get_variable_to_shape_map())
@@ -194,8 +213,17 @@ def damage(prefix: str) -> typing.Optional[str]:
     return None
 
 
-def _read_error(reader: typing.Any, prefix: str, name: str):
-    """The error with which a tensor cannot be read, one of `READ_ERRORS`; else None."""
+def _read_error(reader: typing.Any, prefix: str, name: str) -> typing.Optional[Exception]:
+    """Reads a tensor of a checkpoint.
+
+    Args:
+      reader: TensorFlow's reader of the checkpoint.
+      prefix: the checkpoint's prefix.
+      name: the name of the tensor.
+
+    Returns:
+      The error with which it cannot be read, one of `READ_ERRORS`; None if it can.
+    """
     try:
         reader.get_tensor(name)
         if name == 'global_step':
@@ -207,15 +235,19 @@ def _read_error(reader: typing.Any, prefix: str, name: str):
     return None
 
 
-def _data_files(prefix: str):
-    """The names of a checkpoint's data files, as a text."""
+def _data_files(prefix: str) -> str:
+    """The names of a checkpoint's data files, as text."""
     names = [os.path.basename(path) for path in files_of(prefix) if '.data-' in path]
     return ', '.join(names) or 'no data file'
 
 
 def reader_of(prefix: str) -> typing.Any:
-    """TensorFlow's reader of a checkpoint. Raises `READ_ERRORS`; and `BadFileError` for a pipe or
-    the like in the place of a file, which would be waited for."""
+    """Opens a checkpoint, and returns TensorFlow's `CheckpointReader` of it.
+
+    Raises:
+      READ_ERRORS: it cannot be read.
+      BadFileError: one of its files is a pipe or the like, for which TensorFlow would wait.
+    """
     for path in files_of(prefix):
         if os.path.exists(path):  # on a file system of Python's
             check_regular(path, os.stat(path).st_mode)
@@ -223,7 +255,11 @@ def reader_of(prefix: str) -> typing.Any:
 
 
 def counter_in(prefix: str, name: str) -> int:
-    """A counter in a checkpoint, such as `global_step`.
+    """Reads a counter in a checkpoint, such as `global_step`.
+
+    Args:
+      prefix: the checkpoint's prefix.
+      name: the name of the counter.
 
     Raises:
       BadFileError: it is no whole number from 0 to `MOST_STEPS`.
@@ -255,25 +291,26 @@ def step_of(prefix: str) -> typing.Optional[int]:
 
 
 def same_series(prefix: str, other: str) -> bool:
-    """Whether two prefixes differ in the step only."""
+    """Whether the names of two checkpoints differ in the step only."""
     return _name_without_step(prefix) == _name_without_step(other)
 
 
-def _name_without_step(prefix: str):
+def _name_without_step(prefix: str) -> str:
+    """The name of a checkpoint without its step: `'model.ckpt'` for `'/run/model.ckpt-500'`."""
     return _STEP.sub('', os.path.basename(prefix))
 
 
 # ---- the files of a directory --------------------------------------------------------------------
 
 def list_checkpoints(directory: str) -> typing.List[str]:
-    """Prefixes of the checkpoints in a directory, V1 or V2, by step, then by age.
+    """List of the prefixes of the checkpoints in a directory, V1 or V2, by step, then by age.
 
     Raises:
       CheckpointError: `directory` is something other than a directory, cannot be read, or has a
         name that TF takes for a pattern: its `Saver` writes there, but finds nothing again.
     """
     _check_no_pattern(directory)
-    keys = {}
+    keys = {}  # {prefix: (step, time)}, to sort by
     for name in names_in(directory):
         path = os.path.join(directory, name)
         if shown(name) != name:  # no name of a checkpoint
@@ -290,8 +327,9 @@ def list_checkpoints(directory: str) -> typing.List[str]:
     return sorted(keys, key=lambda prefix: keys[prefix])
 
 
-def _check_no_pattern(directory):
-    """Raises `CheckpointError` for a directory that TF takes for a pattern of another name."""
+def _check_no_pattern(directory: str) -> None:
+    """Raises `CheckpointError` for a directory whose name TensorFlow takes for a pattern that does
+    not match the directory."""
     if not re.search(r'[\[\\]', directory) or not tf.io.gfile.exists(directory):
         return
     if not tf.io.gfile.glob(directory.rstrip('/')):
@@ -302,7 +340,10 @@ def _check_no_pattern(directory):
 
 
 def names_in(directory: str) -> typing.List[str]:
-    """Names in a directory, sorted; none if it is missing. Raises CheckpointError."""
+    """Sorted list of the names in a directory; [] if it is missing.
+
+    Raises `CheckpointError` for a file, and for a directory that cannot be read.
+    """
     if not tf.io.gfile.exists(directory):
         return []
     if not tf.io.gfile.isdir(directory):
@@ -315,7 +356,8 @@ def names_in(directory: str) -> typing.List[str]:
 
 
 def files_of(prefix: str) -> typing.List[str]:
-    """Paths of the files of a checkpoint, in the order in which TF deletes them: data last."""
+    """List of the paths of a checkpoint's files, in the order in which TF deletes them: data last.
+    """
     single_files = [prefix + '.meta', prefix + '.index', prefix]
     data_files = sorted(tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
     return [path for path in single_files if tf.io.gfile.exists(path)] + data_files
@@ -348,8 +390,12 @@ def read_state(directory: str) -> State:
 
 
 def state_checkpoints(directory: str, checkpoints: typing.List[str]) -> typing.List[str]:
-    """Those of `checkpoints` (prefixes in `directory`) that its state file names, in its order:
-    oldest first."""
+    """Lists the checkpoints that the state file of a directory names, the oldest first.
+
+    Args:
+      directory: the directory.
+      checkpoints: the prefixes of the checkpoints in it; others are left out.
+    """
     state = read_state(directory).content
     if state is None:
         return []
@@ -358,5 +404,6 @@ def state_checkpoints(directory: str, checkpoints: typing.List[str]) -> typing.L
 
 
 def inside(directory: str, path: str) -> str:
-    """A path of the state file as one in `directory`, where the state file is now."""
+    """The path in `directory` of a checkpoint that its state file names by another path, since the
+    directory may have been moved."""
     return os.path.join(directory, os.path.basename(path))

@@ -29,10 +29,10 @@ _SHOWN = 4  # of many names
 
 
 class _Wanted(typing.NamedTuple):
-    """What a checkpoint is to have under a name."""
+    """What a checkpoint has to have under a name, for a variable of the graph."""
     shape: tf.TensorShape
     dtype: tf.DType
-    parts: typing.List[tf.Variable]  # the variable; several of a partitioned one
+    parts: typing.List[tf.Variable]  # the variable itself; or the parts of a partitioned one
 
 
 class _Contents(typing.NamedTuple):
@@ -42,11 +42,11 @@ class _Contents(typing.NamedTuple):
 
 
 class Comparison(typing.NamedTuple):
-    """A checkpoint beside the variables of a graph.
+    """The differences of a checkpoint and the variables of a graph.
 
     Attributes:
-      text: what differs, without its full stop; None where all variables are in the checkpoint.
-      only_there: sorted names that are in the checkpoint only.
+      text: what differs, in words; None where all variables are in the checkpoint.
+      only_there: sorted list of the names that are in the checkpoint only.
     """
     text: typing.Optional[str]
     only_there: typing.List[str]
@@ -58,7 +58,8 @@ def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
     Only names, shapes and types are read, from the index of the checkpoint.
 
     Args:
-      prefix: as `Saver.restore` takes it; V1 or V2 format, of any TF version.
+      prefix: the prefix of the checkpoint, which `Saver.restore` takes; V1 or V2 format, of any TF
+        version.
       variables: list of variables, parts of partitioned ones included; or dict from their names in
         the checkpoint, as for `Saver`. None for all global variables.
 
@@ -116,6 +117,8 @@ class InitialValues:
 
     def __init__(self, prefix: str, taken: typing.Iterable[str], left: typing.Iterable[tuple],
                  unused: typing.Iterable[str], var_list: typing.Any):
+        """`var_list` has the variables that are taken, as `tf.train.Saver` takes it; the other
+        arguments are the attributes."""
         self.prefix = prefix
         self.taken = sorted(taken)
         self.left = sorted(left)
@@ -123,7 +126,8 @@ class InitialValues:
         self._saver = tf.train.Saver(var_list, name='init_from')
 
     def restore(self, session: tf.Session) -> None:
-        """Gives the variables that are taken their values; run the initializers before."""
+        """Sets the variables that are taken to their values in the checkpoint; run the initializers
+        of all variables before."""
         self._saver.restore(session, self.prefix)
 
     def __str__(self):
@@ -174,7 +178,7 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     if reason:
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, reason))
     contents = _contents(prefix)
-    own_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
+    graph_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
     left = []
     taken = collections.OrderedDict()
     for name, variable in wanted.items():
@@ -182,7 +186,7 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
         if any(_is_under(name, scope) for scope in exclude):
             reason = 'excluded'
         elif not optimizer_state:
-            reason = _kind_of_state(variable.parts[0], own_names)
+            reason = _kind_of_state(variable.parts[0], graph_names)
         reason = reason or _mismatch(name, variable, contents)
         if reason is None:
             taken[name] = variable.parts
@@ -201,8 +205,9 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     return InitialValues(prefix, taken, left, set(contents.shapes) - set(wanted), var_list)
 
 
-def _contents(prefix: str):
-    """The `_Contents` of a checkpoint; raises `CheckpointError` where it cannot be read."""
+def _contents(prefix: str) -> _Contents:
+    """Reads the names, shapes and types in a checkpoint; raises `CheckpointError` if it cannot be
+    read."""
     try:
         reader = reader_of(prefix)
         return _Contents(reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map())
@@ -211,10 +216,13 @@ def _contents(prefix: str):
                               'without .index or .data at the end.' % (prefix, first_line(error)))
 
 
-def _wanted(variables):
-    """What a checkpoint is to have for `variables`: `{name in the checkpoint: _Wanted}`, in order.
+def _wanted(variables: typing.Any) -> typing.Dict[str, _Wanted]:
+    """What a checkpoint has to have: {name in the checkpoint: `_Wanted`}.
+
+    Args:
+      variables: the argument of `check_fits`.
     """
-    wanted = collections.OrderedDict()
+    wanted: typing.Dict[str, _Wanted] = collections.OrderedDict()
     for name, variable in _named_variables(variables):
         check_instance('a variable among variables', variable, compat.VARIABLE_TYPES,
                        'a tf.Variable')
@@ -223,7 +231,7 @@ def _wanted(variables):
             raise InvalidArgumentError('variables holds %r, which belongs to another graph.'
                                        % variable.name.partition(':')[0])
         if name is None:
-            name, shape = compat.saved_as(variable)  # of the whole, where it is a part
+            name, shape = compat.saved_as(variable)  # for a part, those of the whole variable
         else:
             shape = variable.shape
         entry = wanted.setdefault(name, _Wanted(shape, variable.dtype.base_dtype, []))
@@ -231,8 +239,13 @@ def _wanted(variables):
     return wanted
 
 
-def _named_variables(variables: typing.Any):
-    """`[(name in the checkpoint, or None for the variable's own, variable)]` of the argument."""
+def _named_variables(variables: typing.Any
+                     ) -> typing.List[typing.Tuple[typing.Optional[str], tf.Variable]]:
+    """List of `(name in the checkpoint, variable)`; the name is None for the variable's own.
+
+    Args:
+      variables: the argument of `check_fits`.
+    """
     if variables is None:
         return [(None, variable) for variable in tf.global_variables()]
     if hasattr(variables, 'items'):
@@ -241,7 +254,7 @@ def _named_variables(variables: typing.Any):
         return list(variables.items())
     listed = None
     if not isinstance(variables, (str, bytes, type)):
-        with contextlib.suppress(TypeError):  # of one tensor or variable, too
+        with contextlib.suppress(TypeError):  # one tensor, or one variable, is no list either
             listed = list(variables)
     if listed is None:
         raise InvalidArgumentError('variables=%.80r: expected a list of variables, or a dict from '
@@ -249,13 +262,16 @@ def _named_variables(variables: typing.Any):
     return [(None, variable) for variable in listed]
 
 
-def _mismatch(name, wanted, contents):
-    """Why a variable cannot be restored, as 'kind' or 'kind: details', or None.
+def _mismatch(name: str, wanted: _Wanted, contents: _Contents) -> typing.Optional[str]:
+    """Why a variable cannot be restored from a checkpoint.
 
     Args:
-      name: of the variable in the checkpoint.
-      wanted: the `_Wanted` of that name.
-      contents: the `_Contents` of the checkpoint.
+      name: the name of the variable in the checkpoint.
+      wanted: what the checkpoint has to have under this name.
+      contents: what it has.
+
+    Returns:
+      The reason, `'kind'` or `'kind: details'`; None if the variable can be restored.
     """
     if name not in contents.shapes:
         return 'not in the checkpoint'
@@ -268,8 +284,15 @@ def _mismatch(name, wanted, contents):
     return None
 
 
-def _by_kind(reasons: typing.Iterable[typing.Tuple[str, str]]):
-    """Texts, one a kind of reason, each with a count and some names: from (name, reason) pairs."""
+def _by_kind(reasons: typing.Iterable[typing.Tuple[str, str]]) -> typing.List[str]:
+    """Groups names by the kind of their reason, for texts.
+
+    Args:
+      reasons: pairs `(name, reason)`, see `_mismatch`.
+
+    Returns:
+      List of texts such as `'another shape: w ([2] there, [3] here), v (…)'`, one for each kind.
+    """
     names_by_kind = collections.defaultdict(list)
     for name, reason in reasons:
         kind, _, details = reason.partition(': ')
@@ -278,14 +301,15 @@ def _by_kind(reasons: typing.Iterable[typing.Tuple[str, str]]):
 
 
 def some(names: typing.List[str]) -> str:
-    """A list of names for people, the first ones only where there are many."""
+    """Names as text: `'a, b, c'`; of many names only the first: `'a, b, c, d and 7 more'`."""
     if len(names) <= _SHOWN + 1:
         return ', '.join(names)
     return '%s and %d more' % (', '.join(names[:_SHOWN]), len(names) - _SHOWN)
 
 
-def _check_exclude(exclude, wanted):
-    """Raises `InvalidArgumentError` for an `exclude` that is no list of names in `wanted`."""
+def _check_exclude(exclude: typing.Any, wanted: typing.Iterable[str]) -> None:
+    """Raises `InvalidArgumentError` unless the argument `exclude` is a list of names or scopes that
+    some of the `wanted` names have."""
     is_list = isinstance(exclude, (list, tuple, set))
     if not is_list or not all(isinstance(each, str) for each in exclude):
         raise InvalidArgumentError('exclude=%.80r: expected a list of names.' % (exclude,))
@@ -296,16 +320,22 @@ def _check_exclude(exclude, wanted):
                 % (scope, some(sorted(wanted))))
 
 
-def _is_under(name, scope):
-    """Whether a name is a scope, or in it."""
+def _is_under(name: str, scope: str) -> bool:
+    """Whether a name is that of a scope, or of something in the scope."""
     return (name + '/').startswith(scope.rstrip('/') + '/')
 
 
-def _kind_of_state(variable, own_names):
-    """What a variable is that training alone needs, or None for a weight.
+def _kind_of_state(variable: tf.Variable,
+                   graph_names: typing.AbstractSet[str]) -> typing.Optional[str]:
+    """Tells variables that only training needs from weights.
 
-    'counter' (the global step, examples seen, epochs), or 'optimizer state', whose name is below
-    that of another variable: one of `own_names`, of all variables.
+    Args:
+      variable: the variable.
+      graph_names: the names of all variables of the graph.
+
+    Returns:
+      `'counter'` for a single integer, such as the global step; `'optimizer state'` for a variable
+      whose name is below another variable's, such as `w/Momentum`; None for a weight.
     """
     if variable.trainable:
         return None
@@ -315,11 +345,15 @@ def _kind_of_state(variable, own_names):
     if _BETA_POWER.search(name):
         return 'optimizer state'
     scopes = [name[:slash.start()] for slash in re.finditer('/', name)]
-    return None if own_names.isdisjoint(scopes) else 'optimizer state'
+    is_below_variable = not graph_names.isdisjoint(scopes)
+    return 'optimizer state' if is_below_variable else None
 
 
-def _find(path):
-    """The prefix of the checkpoint that a path means."""
+def _find(path: str) -> str:
+    """The prefix of the checkpoint that a path means: its prefix, one of its files, or a directory.
+
+    Raises `CheckpointError` if there is none.
+    """
     if tf.io.gfile.isdir(path):
         newest = newest_checkpoint(path)
         if newest is not None:

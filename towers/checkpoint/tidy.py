@@ -1,4 +1,7 @@
-"""Puts a directory of checkpoints in order, under `hold_directory`, as no other process writes."""
+"""Puts a directory of checkpoints in order before a run writes into it.
+
+The caller has to hold the directory (`hold_directory`), so that no other process writes there.
+"""
 
 import os
 import re
@@ -17,7 +20,7 @@ from towers.checkpoint.files import (
     list_checkpoints,
     names_in,
     read_state,
-    same_series,
+    with_older,
 )
 from towers.errors import CheckpointError
 from towers.safe_files import UNFINISHED
@@ -57,8 +60,8 @@ def tidy_directory(directory: str, newest: typing.Optional[Newest]) -> typing.Li
             directory, first_line(error), describe_safe(directory)))
 
 
-def _tidied(directory: str, newest: typing.Optional[Newest]):
-    """Tidies a directory for the checkpoint `newest`; returns the lines that say what was done."""
+def _tidied(directory: str, newest: typing.Optional[Newest]) -> typing.List[str]:
+    """Tidies a directory; the arguments and the result are those of `tidy_directory`."""
     done = []
     for name in remove_leftovers(directory):
         done.append('removed %s, left by a killed writer' % os.path.join(directory, name))
@@ -99,16 +102,17 @@ def remove_leftovers(directory: str) -> typing.List[str]:
     return removed
 
 
-def _is_leftover_data(name, names, known):
-    """Whether a file is the data of a checkpoint whose writing, or deletion, a kill interrupted.
+def _is_leftover_data(name: str, names: typing.Container[str],
+                      known: typing.Optional[typing.Container[str]]) -> bool:
+    """Whether a file is the data of a checkpoint that a killed process was writing or deleting.
 
     That is data without an index: TF writes the data first and deletes it last. If the state file
-    has the checkpoint, or may have had it, the index was lost in another way.
+    names the checkpoint, or is missing and so may have named it, the index was lost in another way.
 
     Args:
-      name: of the file.
-      names: of all files of the directory.
-      known: names of the checkpoints that the state file has; None where there is no state file.
+      name: the name of the file.
+      names: the names of all files of the directory.
+      known: the names of the checkpoints in the state file; None where there is no state file.
     """
     data = _DATA_FILE.match(name)
     if data is None or known is None:
@@ -117,13 +121,15 @@ def _is_leftover_data(name, names, known):
     return checkpoint not in known and checkpoint + '.index' not in names
 
 
-def _write_state(directory, newest):
-    """Writes the state file of a directory as `Saver` does: another name, then renamed; paths are
-    relative. The checkpoint `newest` is the newest one in it."""
-    checkpoints = list_checkpoints(directory)
-    older = checkpoints[:checkpoints.index(newest)]
-    paths = [prefix for prefix in older if same_series(prefix, newest)] + [newest]
+def _write_state(directory: str, newest: str) -> None:
+    """Writes the state file of a directory, as `Saver` does: under another name, then renamed.
+
+    Args:
+      directory: the directory.
+      newest: the prefix of the checkpoint that the state file is to name as the newest.
+    """
+    paths = with_older(newest, list_checkpoints(directory))
     if os.path.isabs(directory):
-        # Paths in a directory that is relative itself TF makes relative to it.
+        # If the directory is a relative path, TF makes the paths relative to it by itself.
         paths = [os.path.basename(path) for path in paths]
     tf.train.update_checkpoint_state(directory, paths[-1], paths)

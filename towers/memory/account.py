@@ -9,9 +9,9 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance
 from towers.graph import graph_walk
 from towers.memory.kernels import passes_on
+from towers.memory.node import Node
 from towers.memory.simulation import FED, NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer, Run
 from towers.memory.step_graph import (
-    Node,
     StepGraph,
     forward_pass,
     gradients_in,
@@ -141,7 +141,8 @@ class MemoryAccount(typing.NamedTuple):
         return '\n'.join(lines)
 
     def _rows_of_kinds(self) -> typing.List[str]:
-        """The lines of the table: a column a device, a row a kind of memory, the peaks below."""
+        """The lines of the table: a column for each device, a row for each kind of memory, and the
+        peaks as the last row."""
         columns = list(self.devices)
         if len(self.devices) > 1:
             columns.append(self.together)
@@ -161,12 +162,12 @@ class MemoryAccount(typing.NamedTuple):
 
 
 def _row(title: str, cells: typing.Iterable[str]) -> str:
-    """A line of a table."""
+    """A line of the table, with a title at its left."""
     return '  %-16s' % title + ''.join(cells)
 
 
 def _as_megabytes(size: int) -> str:
-    """A cell of a table with a number of bytes."""
+    """A cell of the table: bytes as megabytes, `'         12.5'`."""
     return '%13.1f' % (size / 1e6)
 
 
@@ -206,9 +207,9 @@ def account_of_run(built: BuiltTowers, step: StepGraph, run: Run,
 
     Args:
       built: the towers.
-      step: a step of them.
-      run: what it does.
-      batch_size: as for `memory_account`.
+      step: the operations of a step of these towers.
+      run: the simulation of this step.
+      batch_size: the argument of `memory_account`.
     """
     reader = _Reader(built, step)
     kept = _kept_constants(step) + _kept_initial_values(built)
@@ -222,16 +223,16 @@ def account_of_run(built: BuiltTowers, step: StepGraph, run: Run,
 
 
 def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.List[str]:
-    """The devices as a list: those of the towers in their order, then others by their names."""
-    towers = [device for device in built.devices if device in devices]
-    others = sorted(devices - set(towers))
-    return list(dict.fromkeys(towers)) + others
+    """List of devices: those of the towers in the towers' order, then others by their names."""
+    tower_devices = [device for device in built.devices if device in devices]
+    others = sorted(devices - set(tower_devices))
+    return list(dict.fromkeys(tower_devices)) + others
 
 
 # ---- constants that stay in memory ---------------------------------------------------------------
 
 def _kept_constants(step: StepGraph) -> typing.List[HeldTensor]:
-    """The constants that operations of a step take: list of `HeldTensor`."""
+    """List of the constants that operations of a step take; they are in memory all the time."""
     used = {}
     for node in step.nodes:
         if node.folded:
@@ -244,9 +245,10 @@ def _kept_constants(step: StepGraph) -> typing.List[HeldTensor]:
 
 
 def _kept_initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
-    """The constants that resource variables take their first values from: list of `HeldTensor`.
+    """List of the constants that resource variables take their first values from.
 
-    They share memory until the variable's first update; the session keeps the constant.
+    A variable shares the constant's memory until its first update. From then on the variable has
+    memory of its own, and the session still keeps the constant.
     """
     values = _initial_values(built)
     if not values:
@@ -262,7 +264,7 @@ def _kept_initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
 
 
 def _initial_values(built: BuiltTowers) -> dict:
-    """The initial values of resource variables: `{operation of the variable: tensor}`."""
+    """`{operation of a resource variable: tensor of its initial value}`."""
     values = {}
     for variable in list(built.variables) + list(built.slots):
         if variable.op.type != 'VarHandleOp':
@@ -276,29 +278,34 @@ def _initial_values(built: BuiltTowers) -> dict:
 # ---- what memory is for --------------------------------------------------------------------------
 
 class _Reader:
-    """Finds out what the memory of a simulated step is for."""
+    """Finds out what the memory of a simulated step is used for."""
 
     def __init__(self, built: BuiltTowers, step: StepGraph):
-        """Looks at the towers, and at their step."""
+        """
+        Args:
+          built: the towers.
+          step: the operations of a step of these towers.
+        """
         self._parameters = graph_walk.operation_names(built.variables)
         self._slots = graph_walk.operation_names(built.slots)
         self._input = graph_walk.names_of(graph_walk.step_operations(shard_operations(built)))
         self._forward = forward_pass(built)
         self._gradients = gradients_in(step, built, self._forward)
-        self._takers = collections.defaultdict(list)  # number of a node: those that take an output
+        # {number of a node: the nodes that take one of its outputs}
+        self._takers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
         for node in step.nodes:
             for source, _ in node.inputs:
                 self._takers[source.number].append(node)
-        # Number of a node: whether the backward pass takes its outputs.
+        # {number of a node: whether the backward pass takes one of its outputs}
         self._kept: typing.Dict[int, bool] = {}
 
     def account(self, run: Run, device: typing.Optional[str],
                 kept: typing.List[HeldTensor]) -> DeviceAccount:
-        """The worst moment of a device.
+        """The account of a device at its worst moment.
 
         Args:
           run: the simulated step.
-          device: its name; None for all devices together.
+          device: the name of the device; None for all devices together.
           kept: the constants that are in memory all the time.
         """
         peak = run.peaks.get(device, NO_PEAK)
@@ -318,12 +325,12 @@ class _Reader:
         return DeviceAccount(device or '', shown_kinds, moment, tensors)
 
     def _kind(self, buffer: Buffer, owner: Node, output: int) -> str:
-        """Which of the `KINDS` a buffer is.
+        """The one of `KINDS` that a buffer is used for.
 
         Args:
-          buffer: in memory at the worst moment.
-          owner: the operation whose result it holds, or the variable.
-          output: the number of that operation's output.
+          buffer: a buffer in memory at the worst moment.
+          owner: the operation whose result it holds then, or the variable.
+          output: the index of that operation's output.
         """
         if buffer.variable is not None:
             return self._kind_of_variable(buffer, owner)
@@ -340,7 +347,7 @@ class _Reader:
         return 'activations' if self._is_kept(owner) else 'forward'
 
     def _kind_of_variable(self, buffer: Buffer, variable: Node) -> str:
-        """Which of the `KINDS` the buffer of a variable is."""
+        """The one of `KINDS` that the buffer of a variable is used for."""
         if buffer.what == UPDATE:
             return 'updates'
         if variable.name in self._parameters:
@@ -350,7 +357,8 @@ class _Reader:
         return 'other variables'
 
     def _is_kept(self, node: Node) -> bool:
-        """Whether an operation of the backward pass takes an output of this forward operation."""
+        """Whether the backward pass takes an output of this forward operation, so that it is kept
+        for it."""
         if node.number not in self._kept:
             takers = [taker for taker in self._takers[node.number]
                       if not _is_back_edge(node, taker)]
@@ -358,21 +366,25 @@ class _Reader:
         return self._kept[node.number]
 
     def _leads_backward(self, taker: Node) -> bool:
-        """Whether the backward pass gets what an operation takes: itself, or through others."""
-        return self._is_backward(taker) or passes_on(taker) and self._is_kept(taker)
+        """Whether the backward pass takes what this operation takes: the operation is one of the
+        backward pass, or passes the memory on to one."""
+        if self._is_backward(taker):
+            return True
+        return passes_on(taker) and self._is_kept(taker)
 
     def _is_backward(self, node: Node) -> bool:
-        """Whether an operation is of the backward pass, and run in a step."""
+        """Whether an operation belongs to the backward pass, and is not computed beforehand."""
         return node.name not in self._forward and not node.folded
 
 
 def _has_best_fit_allocator(device: typing.Optional[str]) -> bool:
-    """Whether TensorFlow's best-fit allocator serves a device; None: all devices together."""
+    """Whether TensorFlow's best-fit allocator serves a device; None for all devices together."""
     if is_gpu(device or ''):
         return True
     return os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
 
 
 def _is_back_edge(node: Node, taker: Node) -> bool:
-    """Whether a node is taken by one that was made before it, at the beginning of a loop."""
+    """Whether the edge between two nodes leads back to the beginning of a loop: the taker was made
+    before."""
     return taker.number <= node.number and taker.type in ('Merge', 'NextIteration')

@@ -83,14 +83,17 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = Non
 
 
 def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -> FittedBatch:
-    """Finds the `largest_batch` of checked arguments: by doubling, then by halves, to 1/64 of it.
+    """Finds the largest batch that fits: by doubling, then by bisection, to 1/64 of its size.
 
     Args:
       built: the towers.
-      limit: bytes.
-      most: as for `largest_batch`.
+      limit: bytes that a step may take.
+      most: the argument of `largest_batch`.
+
+    Raises:
+      OutOfMemoryError, InvalidArgumentError: see `largest_batch`.
     """
-    # The examples of a step in which the least shard, or micro-batch, has one.
+    # The examples of a step in which the smallest shard, or micro-batch, has one.
     examples_of_one = sum(built.plan.shares)
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     place = 'tower' if micro_batches == 1 else 'micro-batch'
@@ -106,7 +109,7 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
             'are %.1f MB. The largest: %s.' % (
                 place, examples_of_one, account.peak / 1e6, limit / 1e6, account.largest()))
-    fitting = 1  # examples of the least shard
+    fitting = 1  # examples of the smallest shard
     too_many = end + 1
     while too_many - fitting > max(1, fitting // 64):
         guess = min(2 * fitting, (fitting + too_many) // 2)
@@ -185,7 +188,14 @@ def fit_batch_size(build: typing.Callable, first: int,
 
 def _run(build: typing.Callable, batch_size: int, config: typing.Optional[typing.Callable]
          ) -> typing.Optional[MeasuredMemory]:
-    """The `MeasuredMemory` of a step of `build(batch_size)`; None where TensorFlow does not count.
+    """Runs a step of `build(batch_size)`, and measures its memory.
+
+    Args:
+      build, config: the arguments of `fit_batch_size`.
+      batch_size: examples of the step.
+
+    Returns:
+      `MeasuredMemory`; None where TensorFlow does not count memory.
     """
     with tf.Graph().as_default():
         built, start = called_build(build, batch_size)

@@ -9,8 +9,9 @@ import typing
 
 from towers import compat
 from towers.graph.op_types import HAND_ON, RESHAPES
+from towers.memory.node import Node
 
-# The output of these is the input's memory.
+# Their output is the input's memory.
 _PASSES_ON = HAND_ON | RESHAPES | {
     'CheckNumericsV2', 'Snapshot', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast', 'LoopCond',
     'TensorArrayWriteV3', 'StackPushV2', 'StackPush'}
@@ -32,7 +33,7 @@ _BINARY = ['Add', 'AddV2', 'Atan2', 'BitwiseAnd', 'BitwiseOr', 'Div', 'DivNoNan'
            'RsqrtGrad', 'SeluGrad', 'SigmoidGrad', 'SoftplusGrad', 'SoftsignGrad', 'SqrtGrad',
            'TanhGrad']
 _ANY_INPUT = tuple(range(10000))
-# Type: {number of an output: numbers of the inputs that it may be written into}.
+# {type: {index of an output: indices of the inputs that it may be written into}}
 REUSES: typing.Dict[str, typing.Dict[int, typing.Tuple[int, ...]]] = {}
 REUSES.update(dict.fromkeys(_UNARY, {0: (0,)}))
 REUSES.update(dict.fromkeys(_BINARY, {0: (0, 1)}))
@@ -44,36 +45,43 @@ REUSES.update({
 
 _FLOAT_BYTES = 4
 _INT64_BYTES = 8
-# A convolution's gradient works on so many floats at a time.
+# The floats on which a convolution's gradient works at a time.
 _CACHE_FLOATS = (30 << 20) // _FLOAT_BYTES
-# From so many floats a core on, its gradient of the images works on one image at a time.
+# With more floats a core, the gradient of the images works on one image at a time.
 _FLOATS_A_CORE = (256 << 10) // _FLOAT_BYTES
 
 
-def passes_on(node) -> bool:
-    """Whether a node's outputs are memory of its input."""
+def passes_on(node: Node) -> bool:
+    """Whether a node's outputs are the memory of its input, so that they need none themselves."""
     if node.type in _PASSES_ON or _has_reference(node):
         return True
     return node.type in CUTS and _cuts_along_rows(node)
 
 
-def _has_reference(node) -> bool:
-    """Whether an output of a node is a reference variable, which is written in place."""
+def _has_reference(node: Node) -> bool:
+    """Whether an output of a node is a reference to a variable, which is written in place."""
     return any(tensor.dtype != tensor.dtype.base_dtype for tensor in node.op.outputs)
 
 
-def _cuts_along_rows(node) -> bool:
-    """Whether each output of a node in `CUTS` is a run of rows of the input, or all of its rows."""
+def _cuts_along_rows(node: Node) -> bool:
+    """Whether each output of a node of a type in `CUTS` is some whole rows of the input, one after
+    the other, so that it can be the input's memory."""
     whole = _input_shape(node, 1 if node.type == 'Split' else 0)
-    if not whole or None in node.shapes:
+    if not whole:
         return False
     if node.type == 'Unpack':
-        return node.op.get_attr('axis') == 0
-    return all(len(shape) == len(whole) and shape[1:] == whole[1:] for shape in node.shapes)
+        return None not in node.shapes and node.op.get_attr('axis') == 0
+    for shape in node.shapes:
+        if shape is None or len(shape) != len(whole) or shape[1:] != whole[1:]:
+            return False
+    return True
 
 
-def scratch(node) -> int:
-    """Bytes that a kernel on a CPU takes for itself while it runs; with oneDNN next to nothing."""
+def scratch(node: Node) -> int:
+    """Bytes that a node's kernel takes for itself while it runs.
+
+    Known for max pooling and convolutions on CPUs; with oneDNN convolutions take next to nothing.
+    """
     if 'CPU' not in node.device:
         return 0
     if node.type == 'MaxPoolGrad' and node.sizes:
@@ -83,20 +91,23 @@ def scratch(node) -> int:
     return 0
 
 
-def _places_of_maxima(node) -> int:
-    """Bytes of the places of all maxima, for which the gradient of a maximum pooling looks again.
+def _places_of_maxima(node: Node) -> int:
+    """Bytes of the positions of all maxima, which the gradient of a max pooling finds once more.
 
-    The maxima themselves go where the output was (`maxpooling_op.cc`).
+    The maxima themselves are written where the output was (`maxpooling_op.cc`).
     """
     pooled, index = node.inputs[1]
     return _INT64_BYTES * (pooled.sizes[index] // _FLOAT_BYTES)
 
 
-def _patches(node) -> int:
-    """Bytes of the patches of images that a convolution's gradient lays out.
+def _patches(node: Node) -> int:
+    """Bytes of the patches of images that a convolution's gradient lays out as a matrix (im2col).
 
-    It takes some images at a time, as many as fill 30 MB together with the other factors
-    (`conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`).
+    For some images at a time, as many as fill 30 MB together with the other factors of the product:
+
+        bytes = 4 * images * (height * width) * (kernel height * kernel width * channels)
+
+    Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`. 0 where a shape is not known.
     """
     is_of_weights = node.type == 'Conv2DBackpropFilter'
     gradient = _input_shape(node, 2)
@@ -106,8 +117,8 @@ def _patches(node) -> int:
     batch, height, width, _ = gradient
     places = height * width
     patch = weights[0] * weights[1] * weights[2]
-    depth = weights[3]
-    floats_an_image = places * depth + patch * depth + places * patch
+    filters = weights[3]
+    floats_an_image = places * filters + patch * filters + places * patch
     if not floats_an_image:
         return 0
     images = -(-_CACHE_FLOATS // floats_an_image)
@@ -118,7 +129,7 @@ def _patches(node) -> int:
     return _FLOAT_BYTES * images * places * patch
 
 
-def _input_shape(node, number) -> typing.Optional[tuple]:
-    """The static shape of an input, a tuple; None where a dimension is not known."""
-    source, index = node.inputs[number]
-    return source.shapes[index]
+def _input_shape(node: Node, index: int) -> typing.Optional[tuple]:
+    """The static shape of the input at an index, a tuple; None where a dimension is not known."""
+    source, output = node.inputs[index]
+    return source.shapes[output]

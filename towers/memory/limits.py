@@ -16,7 +16,13 @@ _CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_
 
 
 def checked_limit(memory_limit: typing.Optional[float]) -> typing.Optional[int]:
-    """`memory_limit` in bytes; None for None. A float such as `50e6` may be whole, too.
+    """The argument `memory_limit` as an int.
+
+    Args:
+      memory_limit: bytes: an int, or a float with a whole value, such as `50e6`; None for no limit.
+
+    Returns:
+      Bytes; None for None.
 
     Raises:
       InvalidArgumentError: it is no number of bytes.
@@ -35,9 +41,12 @@ def checked_limit(memory_limit: typing.Optional[float]) -> typing.Optional[int]:
 
 def device_limit(devices: typing.Sequence[str],
                  config: typing.Optional[tf.ConfigProto] = None) -> int:
-    """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
+    """Bytes that TensorFlow may use on the device with the least memory.
 
-    GPUs are initialised by a session with this `config`; None for `session_config`'s.
+    Args:
+      devices: the devices of the towers. All CPUs share one memory.
+      config: `tf.ConfigProto` of the session that initialises the GPUs, in order to ask them; None
+        for `session_config`'s.
     """
     limits = []
     gpus = [device for device in devices if is_gpu(device)]
@@ -52,7 +61,7 @@ def device_limit(devices: typing.Sequence[str],
 
 
 def _limit_of_cpus() -> int:
-    """The memory of the machine, or what its control group leaves of it to the process."""
+    """Bytes of the machine's memory, or of the process's control group if that has less."""
     limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
     for path in _CGROUPS:
         try:

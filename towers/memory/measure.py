@@ -54,9 +54,9 @@ class MeasuredMemory(typing.NamedTuple):
 
 
 class _Peak(typing.NamedTuple):
-    """The worst moment that an allocator had."""
+    """The worst moment of an allocator."""
     bytes: int
-    operation: str  # the name of the one that ran then
+    operation: str  # name of the operation that ran then
 
 
 def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, *,
@@ -105,13 +105,17 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
         batch_size=built.plan.batch_size)
 
 
-def _peaks_of_steps(session, step, feed_dict) -> typing.Dict[str, _Peak]:
-    """Runs some steps: `{device, '' for all CPUs: _Peak}`; {} where TensorFlow does not count.
+def _peaks_of_steps(session: tf.Session, step: typing.Any,
+                    feed_dict: typing.Optional[dict]) -> typing.Dict[str, _Peak]:
+    """Runs some steps, and finds the worst moment of each allocator.
 
     Args:
       session: an initialized session.
-      step: what `session.run` runs in a step.
-      feed_dict: for it.
+      step: the operation or tensor that `session.run` runs in a step.
+      feed_dict: what `session.run` is fed.
+
+    Returns:
+      {device, '' for all CPUs: `_Peak`}; {} where TensorFlow does not count memory.
     """
     for _ in range(_UNTRACED_STEPS):
         session.run(step, feed_dict)
@@ -126,7 +130,7 @@ def _peaks_of_steps(session, step, feed_dict) -> typing.Dict[str, _Peak]:
 
 
 def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak) -> None:
-    """Keeps the `_Peak` of a device in a dict, where it is above that which is there."""
+    """Puts the peak of a device into `peaks`, unless these have a higher one of it."""
     if device not in peaks or peak.bytes > peaks[device].bytes:
         peaks[device] = peak
 
@@ -135,7 +139,8 @@ def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak) -> None
 def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
                          first_operations: typing.List[tf.Operation]
                          ) -> typing.Iterator[tf.Session]:
-    """A session that has run the initializers, then `first_operations`; its queues are filled."""
+    """The context of a session that has run the initializers, then `first_operations`, and whose
+    queues are being filled."""
     with tf.Session(graph=graph, config=config) as session:
         with graph.as_default():
             initializers = [tf.global_variables_initializer(), tf.local_variables_initializer(),
@@ -155,8 +160,9 @@ def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
                 thread.join(_SECONDS_TO_STOP)
 
 
-def _checked_start(name, start):
-    """`start`, the argument of a `name`, as a list of operations; or raises."""
+def _checked_start(name: str, start: typing.Any) -> typing.List[tf.Operation]:
+    """The argument `start` as a list; raises `InvalidArgumentError`, in which it is called `name`,
+    if it is no list of operations."""
     is_list = isinstance(start, (list, tuple))
     if not is_list or not all(isinstance(each, (tf.Operation, tf.Tensor)) for each in start):
         raise InvalidArgumentError('%s=%.80r of type %s: expected a list of operations, even for '
@@ -166,11 +172,8 @@ def _checked_start(name, start):
 
 
 def peaks_of(metadata: tf.RunMetadata) -> typing.Dict[str, _Peak]:
-    """The worst moments in a FULL_TRACE run: `{device, '' for all CPUs: _Peak}`.
-
-    An operation's record has the bytes in use at its end. While the operation ran, its scratch
-    memory was in use, too: the difference of its own peak and the bytes that it left.
-    """
+    """Finds the worst moments in the metadata of a FULL_TRACE run: {device, '' for all CPUs:
+    `_Peak`}."""
     peaks: typing.Dict[str, _Peak] = {}
     for use in uses_of(metadata):
         _note_peak(peaks, use.device, _Peak(use.bytes, use.operation))
@@ -193,7 +196,11 @@ class MemoryUse(typing.NamedTuple):
 
 
 def uses_of(metadata: tf.RunMetadata) -> typing.Iterator[MemoryUse]:
-    """Yields the memory in use in a FULL_TRACE run, see `peaks_of`, in no order."""
+    """Yields the memory in use while each operation of a FULL_TRACE run ran, in no order.
+
+    TensorFlow's record of an operation has the bytes in use at its end. While it ran, its scratch
+    memory was in use, too: the difference of its own peak and the bytes that it left.
+    """
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
             for memory in node.memory:
@@ -206,14 +213,22 @@ def uses_of(metadata: tf.RunMetadata) -> typing.Iterator[MemoryUse]:
                 yield MemoryUse(name, in_use + scratch, node.node_name, end)
 
 
-def _device_of(allocator_name: str, device: str):
-    """The device whose memory an allocator hands out: the one that a record is of, or CPUs, ''."""
+def _device_of(allocator_name: str, device: str) -> str:
+    """The device whose memory an allocator hands out; '' for the memory of the CPUs.
+
+    Args:
+      allocator_name: the name of the allocator in a record.
+      device: the device of the operation that the record is of. On a GPU it may have used memory
+        of the CPUs, too.
+    """
     short = _short(device)
-    return short if 'gpu' in allocator_name.lower() and is_gpu(short) else ''
+    is_of_gpu = 'gpu' in allocator_name.lower() and is_gpu(short)
+    return short if is_of_gpu else ''
 
 
-def _short(device):
-    """'/job:localhost/replica:0/task:0/device:GPU:0' and its streams as '/device:GPU:0'."""
+def _short(device: str) -> str:
+    """The device without its job and stream: `'/device:GPU:0'` for
+    `'/job:localhost/replica:0/task:0/device:GPU:0/stream:all'`."""
     found = re.search(r'/device:(\w+):(\d+)', device, re.IGNORECASE)
     if found is None:
         return '/device:CPU:0'
@@ -231,7 +246,18 @@ def check_build(build: typing.Any, config: typing.Any) -> None:
 
 def called_build(build: typing.Callable,
                  batch_size: int) -> typing.Tuple[BuiltTowers, typing.List[tf.Operation]]:
-    """What a `build` function as `fit_batch_size` takes it makes: `(built, start)`; or raises."""
+    """Calls the function `build` of `fit_batch_size`.
+
+    Args:
+      build: the function.
+      batch_size: its argument.
+
+    Returns:
+      `(built, start)`: the `BuiltTowers`, and a list of operations to run once.
+
+    Raises:
+      InvalidArgumentError: it returned something else.
+    """
     made = build(batch_size)
     is_pair = type(made) in (list, tuple) and len(made) == 2
     if not is_pair or not isinstance(made[0], BuiltTowers):
@@ -244,7 +270,8 @@ def called_build(build: typing.Callable,
 
 def config_of(built: BuiltTowers,
               config: typing.Optional[typing.Callable]) -> typing.Optional[tf.ConfigProto]:
-    """What the function `config` makes for towers; None where there is none."""
+    """The `tf.ConfigProto` that the caller's function `config` makes for towers; None without such
+    a function."""
     return None if config is None else config(built)
 
 

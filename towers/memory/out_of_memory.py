@@ -28,7 +28,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
 
     Args:
       built: the result of `build_towers`.
-      directory: of the run's checkpoints, or None.
+      directory: the directory of the run's checkpoints, or None.
       memory_limit: bytes of each memory; None: all that the devices have.
       batch_size: examples of the step, needed where the batch has no static size.
 
@@ -58,7 +58,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
 
 
 def _request(error: tf.errors.OpError, built: BuiltTowers) -> str:
-    """A sentence: where memory ran out, and what TensorFlow's error says of it."""
+    """The sentence that says where memory ran out, with the first line of TensorFlow's error."""
     message = ' '.join(str(error.message).split('\n')[0].split())
     name = _operation_in(error)
     who = 'The step'
@@ -71,7 +71,7 @@ def _request(error: tf.errors.OpError, built: BuiltTowers) -> str:
 
 
 def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
-    """The name of the operation that an error of TensorFlow is of; None where it does not say."""
+    """The name of the operation at which an error of TensorFlow was raised; None if it has none."""
     name = getattr(getattr(error, 'op', None), 'name', None)
     if name:
         return name
@@ -83,12 +83,12 @@ def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
 
 def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
             ) -> typing.List[str]:
-    """Sentences: what a step takes, the largest batch that should fit, and what to do: a list.
+    """List of sentences: what a step takes, the largest batch that should fit, and what to do.
 
     Args:
       built: the towers.
       batch_size: examples of the step; None for the static size.
-      limit: bytes that there are.
+      limit: bytes of memory that a step may take.
     """
     try:
         account = memory_account(built, batch_size)

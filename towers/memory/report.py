@@ -19,9 +19,9 @@ class _Point(typing.NamedTuple):
     """A step at one batch size.
 
     Attributes:
-      account: of its memory.
-      measured: bytes; None where the step was not run, or did not fit.
-      text: a line about both.
+      account: the account of its memory.
+      measured: the measured peak in bytes; None where the step was not run, or did not fit.
+      text: the report's line about both.
     """
 
     account: MemoryAccount
@@ -36,8 +36,8 @@ def memory_report(build: typing.Callable, batch_size: int,
     """Predicts and measures a step's memory at 1/4, 1/2, 1 and 2 times a batch size.
 
     Args:
-      build: as for `fit_batch_size`.
-      batch_size: examples.
+      build: the function that `fit_batch_size` takes.
+      batch_size: examples of a step.
       memory_limit: bytes that a step may take; None: all that the devices have.
       path: name of the PNG to write, or None.
       config: function from `built` to the `tf.ConfigProto` of a session; None for
@@ -74,7 +74,12 @@ def memory_report(build: typing.Callable, batch_size: int,
 
 
 def _batch_sizes(batch_size: int, unit: int) -> typing.List[int]:
-    """The batch sizes of a report about one, in order: multiples of `unit` examples."""
+    """Sorted list of the batch sizes of a report.
+
+    Args:
+      batch_size: the batch size that the report is about.
+      unit: the batch sizes are multiples of it, so that they divide among the towers.
+    """
     sizes = set()
     for share in _SHARES_OF_BATCH:
         num_units = max(1, int(batch_size * share) // unit)
@@ -84,13 +89,13 @@ def _batch_sizes(batch_size: int, unit: int) -> typing.List[int]:
 
 def _point(build: typing.Callable, size: int, limit: float,
            config: typing.Optional[typing.Callable]) -> _Point:
-    """Predicts a step at a batch size, and runs it where the account says that it fits.
+    """Predicts the memory of a step at a batch size, and runs the step if the account says that it
+    fits.
 
     Args:
-      build: as for `fit_batch_size`.
+      build, config: the functions that `fit_batch_size` takes.
       size: examples of a step.
       limit: bytes that it may take.
-      config: as for `fit_batch_size`.
     """
     with tf.Graph().as_default():
         built, start = called_build(build, size)
@@ -116,10 +121,10 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
     """Writes a PNG: the kinds of memory stacked, measured peaks as points, the limit as a line.
 
     Args:
-      points: by their batch sizes.
-      path: where it goes.
+      points: the steps, in the order of their batch sizes.
+      path: name of the file.
       limit: bytes that a step may take.
-      title: of the picture.
+      title: title of the picture.
     """
     figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
     axes = figure.add_subplot(111)
@@ -148,9 +153,9 @@ def _draw_points(axes: typing.Any, points: typing.List[_Point], unit: float) -> 
     """Draws what was predicted and measured over the batch sizes.
 
     Args:
-      axes: matplotlib's.
-      points: by their batch sizes.
-      unit: bytes of the vertical axis.
+      axes: matplotlib's axes.
+      points: the steps, in the order of their batch sizes.
+      unit: bytes of one unit of the vertical axis.
     """
     batches = [point.account.batch_size for point in points]
     fullest = [point.account.fullest() for point in points]

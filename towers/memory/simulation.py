@@ -13,7 +13,8 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.memory.kernels import REUSES, passes_on, scratch
-from towers.memory.step_graph import Node, StepGraph
+from towers.memory.node import Node
+from towers.memory.step_graph import StepGraph
 
 # These write a resource variable in place. (With `AssignVariableOp` it takes the value's memory.)
 _UPDATES = ('ResourceApply', 'AssignAddVariableOp', 'AssignSubVariableOp', 'ResourceScatter',
@@ -35,17 +36,17 @@ _HELD_FROM_THE_START = (SCRATCH, VARIABLE, UPDATE)
 # ---- memory --------------------------------------------------------------------------------------
 
 class _Owner(typing.NamedTuple):
-    """Whose output a buffer holds."""
-    event: int  # from which on it does
+    """The node whose output a buffer holds from an event on."""
+    event: int
     node: Node
-    output: int  # the number of the node's output
+    output: int  # index of the node's output
 
 
 class Peak(typing.NamedTuple):
     """The worst moment of a device."""
-    bytes: int  # in use then
-    event: int  # the allocation that it came with
-    node: typing.Optional[Node]  # the operation that began then
+    bytes: int  # in use at that moment
+    event: int  # the allocation that made it the worst
+    node: typing.Optional[Node]  # the operation that began at that moment
 
 
 NO_PEAK = Peak(bytes=0, event=0, node=None)
@@ -60,7 +61,7 @@ class Buffer:
       what: `VARIABLE`, `OUTPUT`, `SCRATCH`, `TRANSFER` or `UPDATE`.
       variable: the `Node` of the variable that it holds or held; None for anything else.
       since, until: the events between which it is there; `until` is None at the end.
-      references: how many operations, or variables, still hold it.
+      references: how many operations, or variables, still need it.
     """
     __slots__ = ('size', 'device', 'what', 'variable', 'since', 'until', 'references', '_owners')
 
@@ -81,8 +82,8 @@ class Buffer:
         self._owners.append(owner)
 
     def owner(self, event: int) -> typing.Tuple[Node, int]:
-        """The node, and the number of its output, that the buffer holds at an event; or its
-        variable."""
+        """`(node, index of its output)`: the output that the buffer holds at an event; the node of
+        the variable, 0, if it holds one."""
         if self.variable is not None:
             return self.variable, 0
         owner = [each for each in self._owners if each.event <= event][-1]
@@ -90,7 +91,8 @@ class Buffer:
 
     def is_there(self, event: int) -> bool:
         """Whether the buffer is in memory right after an event."""
-        return self.since <= event and (self.until is None or self.until > event)
+        is_freed = self.until is not None and self.until <= event
+        return self.since <= event and not is_freed
 
 
 class _Memory:
@@ -99,21 +101,21 @@ class _Memory:
     def __init__(self) -> None:
         """Begins with nothing in use."""
         self.buffers: typing.List[Buffer] = []
-        # Of each device, and of all together under None.
+        # {device: its peak}; that of all devices together under None
         self.peaks: typing.Dict[typing.Optional[str], Peak] = {}
         self.last_event = 0
-        # Bytes, under the same keys.
+        # {device: bytes}; those of all devices together under None
         self._in_use: typing.Counter[typing.Optional[str]] = collections.Counter()
 
     def allocate(self, size: int, device: str, node: Node, output: int = 0,
                  what: str = OUTPUT) -> typing.Optional[Buffer]:
-        """A new `Buffer`; None for no bytes.
+        """Allocates a `Buffer`, and returns it; None for no bytes.
 
         Args:
-          size: bytes.
-          device: where they are.
-          node: the operation that begins.
-          output: the number of its output that the buffer holds.
+          size: its bytes.
+          device: where it is.
+          node: the operation that begins, for which it is.
+          output: the index of the operation's output that the buffer holds.
           what: the buffer's use.
         """
         if not size:
@@ -122,24 +124,24 @@ class _Memory:
 
     def allocate_variable(self, variable: Node, size: int, node: Node,
                           what: str = VARIABLE) -> Buffer:
-        """A new `Buffer` of a variable, also of one that has no bytes.
+        """Allocates a `Buffer` for a variable, and returns it, even if it has no bytes.
 
         Args:
-          variable: its operation.
-          size: bytes.
-          node: the operation that begins.
+          variable: the operation of the variable.
+          size: bytes of the variable.
+          node: the operation that begins, for which it is.
           what: the buffer's use.
         """
         owner = self._next_owner(node, 0)
         return self._add(Buffer(size, variable.device, what, variable, owner), node)
 
     def _next_owner(self, node: Node, output: int) -> _Owner:
-        """The owner of a buffer that is allocated now, which is an event."""
+        """Counts an event, the allocation of a buffer; returns the owner of that buffer."""
         self.last_event += 1
         return _Owner(self.last_event, node, output)
 
     def _add(self, buffer: Buffer, node: Node) -> Buffer:
-        """Counts the bytes of a new buffer, which an operation begins with; returns the buffer."""
+        """Counts the bytes of a buffer that is allocated for an operation; returns the buffer."""
         self.buffers.append(buffer)
         for key in (buffer.device, None):  # of the device, and of all devices together
             self._in_use[key] += buffer.size
@@ -148,7 +150,8 @@ class _Memory:
         return buffer
 
     def release(self, buffer: typing.Optional[Buffer]) -> None:
-        """Lets go of a buffer, or of None, once. It is freed when nobody holds it any more."""
+        """Takes one reference away from a buffer, and frees it if that was the last; does nothing
+        for None."""
         if buffer is None:
             return
         buffer.references -= 1
@@ -162,7 +165,7 @@ class _Memory:
 # ---- the run of a step ---------------------------------------------------------------------------
 
 class Run:
-    """What a step does; nothing is computed.
+    """The simulation of a step: which memory is in use when. Nothing is computed.
 
     Attributes:
       buffers: list of `Buffer`, in order of allocation, without constants.
@@ -170,18 +173,22 @@ class Run:
     """
 
     def __init__(self, step: StepGraph):
-        """Runs the step."""
+        """Simulates the step."""
         self._memory = _Memory()
         self.buffers = self._memory.buffers
         self.peaks = self._memory.peaks
-        # Nodes and variables are named by their numbers here, outputs by (node, output).
-        self._waits: typing.Dict[int, int] = {}  # node: how many others it waits for
-        self._takers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
+        # {number of a node: how many nodes it still waits for}
+        self._num_awaited: typing.Dict[int, int] = {}
+        # {number of a node: the nodes that wait for it}
+        self._followers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
+        # {(number of a node, index of its output): devices of the nodes that take the output}
         self._uses: typing.Dict[typing.Tuple[int, int], typing.List[str]] = (
-            collections.defaultdict(list))  # output: devices of its takers
-        # (node, output, device, or None for the node's own): the buffer of the output there.
+            collections.defaultdict(list))
+        # {(number of a node, index of its output, device): buffer of the output there}; the device
+        # is None for the node's own
         self._held: typing.Dict[typing.Tuple[int, int, typing.Optional[str]], Buffer] = {}
-        self._variables: typing.Dict[int, Buffer] = {}  # what holds each of them now
+        # {number of a variable's node: the buffer that holds the variable now}
+        self._variables: typing.Dict[int, Buffer] = {}
         nodes = [node for node in step.nodes if not node.folded]
         for node in nodes:
             self._connect(node)
@@ -191,9 +198,14 @@ class Run:
         self._run(nodes)
 
     def alive(self, event: int, device: typing.Optional[str] = None) -> typing.List[Buffer]:
-        """The buffers of a device (None: of all) that are there right after an event."""
-        return [buffer for buffer in self.buffers if buffer.size and buffer.is_there(event)
-                and device in (None, buffer.device)]
+        """List of the buffers that are in memory right after an event, on a device; None for all
+        devices."""
+        alive = []
+        for buffer in self.buffers:
+            is_on_device = device is None or device == buffer.device
+            if is_on_device and buffer.size and buffer.is_there(event):
+                alive.append(buffer)
+        return alive
 
     def _connect(self, node: Node) -> None:
         """Notes what a node waits for, and which outputs it takes."""
@@ -201,39 +213,54 @@ class Run:
         for source, index in _computed_inputs(node):
             sources.add(source.number)
             self._uses[source.number, index].append(node.device)
-        # A merge begins with the first of its inputs.
-        self._waits[node.number] = min(1, len(sources)) if node.type in _MERGES else len(sources)
+        self._num_awaited[node.number] = len(sources)
+        if node.type in _MERGES and sources:
+            self._num_awaited[node.number] = 1  # it begins with the first of its inputs
         for number in sources:
-            self._takers[number].append(node)
+            self._followers[number].append(node)
 
     def _run(self, nodes: typing.List[Node]) -> None:
         """Runs the nodes, each when all that it waits for has ended."""
-        ready = collections.deque(node for node in nodes if not self._waits[node.number])
+        ready = collections.deque(node for node in nodes if not self._num_awaited[node.number])
         started = {node.number for node in ready}
         scratch_buffer = None
         while ready:
             node = ready.popleft()
             scratch_buffer = self._begin(node, scratch_buffer)
-            for taker in self._takers[node.number]:
-                self._waits[taker.number] -= 1
-                if self._waits[taker.number] <= 0 and taker.number not in started:
-                    started.add(taker.number)
-                    ready.append(taker)
+            for follower in self._followers[node.number]:
+                self._num_awaited[follower.number] -= 1
+                is_ready = self._num_awaited[follower.number] <= 0
+                if is_ready and follower.number not in started:
+                    started.add(follower.number)
+                    ready.append(follower)
             self._end(node)
         self._memory.release(scratch_buffer)
 
     def _input(self, source: Node, index: int, device: str) -> typing.Optional[Buffer]:
-        """The `Buffer` of an input on a device; None where it takes no memory."""
-        its_own = self._held.get((source.number, index, None))
-        return self._held.get((source.number, index, device), its_own)
+        """The `Buffer` of an input on a device: the copy there, else the output itself; None where
+        it takes no memory.
+
+        Args:
+          source: the node whose output is the input.
+          index: the index of that output.
+          device: the device of the operation that takes it.
+        """
+        original = self._held.get((source.number, index, None))
+        return self._held.get((source.number, index, device), original)
 
     # ---- the beginning of an operation
 
     def _begin(self, node: Node, scratch_before: typing.Optional[Buffer]
                ) -> typing.Optional[Buffer]:
-        """Allocates an operation's outputs and scratch, and frees the scratch of the one before.
+        """Allocates an operation's outputs and scratch, and frees the scratch of the operation that
+        began before it.
 
-        Returns the `Buffer` of the scratch, or None.
+        Args:
+          node: the operation.
+          scratch_before: the scratch to free; or None.
+
+        Returns:
+          The `Buffer` of the operation's scratch; None if it takes none.
         """
         if node.type.startswith(_UPDATES):
             self._move_variables_that_are_read(node)
@@ -247,7 +274,7 @@ class Run:
         return scratch_buffer
 
     def _move_variables_that_are_read(self, node: Node) -> None:
-        """Gives the variables of an update new memory where their old one is still being read."""
+        """Gives the variables of an update new memory, if others still read their old memory."""
         for tensor, (source, _) in zip(node.op.inputs, node.inputs):
             if tensor.dtype != tf.resource:
                 continue
@@ -258,7 +285,8 @@ class Run:
                 self._memory.release(old)
 
     def _outputs(self, node: Node) -> typing.List[typing.Optional[Buffer]]:
-        """The `Buffer` of each output of an operation, or None: a list."""
+        """List of the `Buffer` of each output of an operation; None for an output that takes no
+        memory. An output may be an input's buffer, passed on or written over."""
         if node.type in _VARIABLES:
             return [self._variables[node.number] if size else None for size in node.sizes]
         if node.type == 'ReadVariableOp':
@@ -282,7 +310,8 @@ class Run:
     # ---- its end
 
     def _end(self, node: Node) -> None:
-        """Hands the outputs to those that take them, on their devices; lets go of the inputs."""
+        """Ends an operation: its outputs go to the operations that take them, on their devices, and
+        its references to its inputs are taken away."""
         outputs = []
         for index in range(len(node.sizes)):
             buffer = self._held.get((node.number, index, None))
@@ -296,8 +325,14 @@ class Run:
                 self._memory.release(buffer)
 
     def _hand_out(self, node: Node, index: int, buffer: Buffer) -> None:
-        """Counts the takers of an output, and copies it to the devices with another memory."""
-        elsewhere: typing.Counter[str] = collections.Counter()  # device: how many take it there
+        """Counts the operations that take an output, and copies it to devices with other memory.
+
+        Args:
+          node: the operation.
+          index: the index of its output.
+          buffer: what holds the output.
+        """
+        elsewhere: typing.Counter[str] = collections.Counter()  # {device: how many take it there}
         for device in self._uses.get((node.number, index), ()):
             if _memory_of(device) == _memory_of(node.device):
                 buffer.references += 1
@@ -311,7 +346,8 @@ class Run:
 
 
 def _computed_inputs(node: Node) -> typing.List[typing.Tuple[Node, int]]:
-    """The inputs that a step computes, without the back edges of loops: a loop is run once."""
+    """List of `(node, index of its output)`: the inputs of a node that a step computes, without the
+    back edges of loops, since one turn of a loop is run."""
     inputs = []
     for source, index in node.inputs:
         is_back_edge = node.type in _MERGES and source.type.endswith('NextIteration')
@@ -322,7 +358,12 @@ def _computed_inputs(node: Node) -> typing.List[typing.Tuple[Node, int]]:
 
 def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
                ) -> typing.List[typing.Optional[Buffer]]:
-    """The buffers of the outputs of a node that are memory of its inputs' buffers: a list."""
+    """List of the buffers of a node's outputs, which are the memory of its inputs.
+
+    Args:
+      node: the node.
+      inputs: the buffer of each input, or None.
+    """
     if node.type == 'IdentityN':
         sources = inputs
     else:
@@ -334,20 +375,21 @@ def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
 def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Optional[Buffer]],
                           outputs: typing.List[typing.Optional[Buffer]]
                           ) -> typing.Optional[Buffer]:
-    """The input that a kernel writes an output into, since no other operation needs it any more.
+    """Finds the input into whose memory a kernel writes an output, since no other operation needs
+    the input any more.
 
     Args:
       node: the operation.
-      index: the number of the output.
+      index: the index of the output.
       inputs: the `Buffer` of each input, or None.
-      outputs: those of the outputs before.
+      outputs: the buffers of the outputs before.
 
     Returns:
-      `Buffer`, or None where the output needs memory of its own.
+      The `Buffer` of the input; None if the output needs memory of its own.
     """
-    places = REUSES.get(node.type, {}).get(index, ())
-    for place in places[:len(inputs)]:
-        buffer = inputs[place]
+    reusable = REUSES.get(node.type, {}).get(index, ())  # indices of inputs
+    for input_index in reusable[:len(inputs)]:
+        buffer = inputs[input_index]
         if buffer is None or buffer in outputs:
             continue
         is_needed_by_no_other = buffer.references == 1 and buffer.what != VARIABLE
@@ -357,18 +399,19 @@ def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Opt
 
 
 def _variable_bytes(node: Node) -> int:
-    """Bytes of the variable that an operation is; 0 where its shape is not known."""
+    """Bytes of the variable of an operation; 0 where its shape is not known."""
     elements = tf.TensorShape(node.op.get_attr('shape')).num_elements()
     return (elements or 0) * tf.as_dtype(node.op.get_attr('dtype')).size
 
 
-def _variable_of(node: Node):
-    """The number of a handle's variable; nodes that pass the handle on are skipped."""
+def _variable_of(node: Node) -> int:
+    """The number of the variable's node whose handle a node takes or hands on."""
     while node.inputs and node.type not in _VARIABLES:
         node = node.inputs[0][0]
     return node.number
 
 
 def _memory_of(device: str) -> str:
-    """The name of a device's memory, which the CPUs of a process share."""
+    """The name of a device's memory: the device, or, since they share one, `'/device:CPU'` for all
+    CPUs of a process."""
     return device.rsplit(':', 1)[0] if 'CPU' in device else device

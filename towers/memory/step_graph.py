@@ -15,6 +15,7 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
 from towers.memory.kernels import REUSES, passes_on
+from towers.memory.node import Node
 from towers.model.objectives import all_pairs
 from towers.shards.cut_batch import sizes_of_shards
 
@@ -23,41 +24,12 @@ _NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS | VARIABLE_OPS | {
 _STRING_BYTES = 16  # of the object; its text is elsewhere
 
 
-class Node:
-    """One operation of a step.
-
-    Attributes:
-      op, name, type, device: the `tf.Operation`, and what it says.
-      number: the node's place in `StepGraph.nodes`.
-      inputs: list of `(Node, output number)`.
-      controls: list of `Node`s that the operation only waits for.
-      sizes: bytes of each output.
-      shapes: static shape of each output, a tuple, or None where a dimension is not known.
-      folded: whether it is a constant before the step begins.
-    """
-    __slots__ = ('name', 'type', 'device', 'op', 'inputs', 'controls', 'sizes', 'shapes', 'folded',
-                 'number')
-
-    def __init__(self, op: tf.Operation, number: int):
-        """Begins without inputs and sizes, which `StepGraph` fills in."""
-        self.op = op
-        self.name = op.name
-        self.type = op.type
-        self.device = op.device or '/device:CPU:0'
-        self.number = number
-        self.inputs: typing.List[typing.Tuple['Node', int]] = []
-        self.controls: typing.List['Node'] = []
-        self.sizes: typing.List[int] = []
-        self.shapes: typing.List[typing.Optional[tuple]] = []
-        self.folded = False
-
-
 class StepGraph:
     """The operations that one run of some fetches executes.
 
     Attributes:
-      nodes: list of `Node`s; each comes after its inputs, but for the back edges of loops.
-      by_name: dict from names to `Node`s.
+      nodes: list of the `Node`s, in the order in which their operations were made.
+      by_name: {name: `Node`}.
       unknown: names of the operations with an output of unknown size; the size of their largest
         input is counted, which is a bound for operations that select a part of an input.
     """
@@ -66,12 +38,13 @@ class StepGraph:
         """
         Args:
           fetches: operations or tensors of one graph.
-          elements_of: function from a tensor to its number of elements, or None; None to count the
-            elements of static shapes.
+          elements_of: function from a tensor to its number of elements, or to None if that is not
+            known. Without such a function, static shapes say it.
         """
         ops = graph_walk.step_operations(fetches)
-        places = {op.name: place for place, op in enumerate(ops[0].graph.get_operations())}
-        ops.sort(key=lambda op: places[op.name])
+        all_operations = ops[0].graph.get_operations()
+        index_by_name = {op.name: index for index, op in enumerate(all_operations)}
+        ops.sort(key=lambda op: index_by_name[op.name])
         self.nodes = [Node(op, number) for number, op in enumerate(ops)]
         self.by_name = {node.name: node for node in self.nodes}
         self.unknown: typing.List[str] = []
@@ -80,30 +53,33 @@ class StepGraph:
         nodes_in_order = self._in_order()
         for node in nodes_in_order:
             self._measure(node, elements_of or _static_elements)
-        # In a loop a size may come after the operation that asks for it.
+        # After all sizes: in a loop, a size may come after the operation that asks for it.
         for node in nodes_in_order:
             node.folded = _is_folded(node)
         _keep_order_of_folded(nodes_in_order)
 
     def _connect(self, node: Node) -> None:
-        """Notes the nodes that a node takes, and those that it waits for."""
+        """Notes the nodes whose outputs a node takes, and those that it only waits for."""
         for tensor in node.op.inputs:
             node.inputs.append((self.by_name[tensor.op.name], tensor.value_index))
         for source in node.op.control_inputs:
             node.controls.append(self.by_name[source.name])
 
     def _in_order(self) -> typing.List[Node]:
-        """The nodes, inputs first; in a loop, in the order in which the operations were made."""
+        """List of the nodes, each after its inputs; in a loop, in the order in which the operations
+        were made. A search depth first, without recursion."""
         seen = set()
         in_order = []
         for start in self.nodes:
             if start.number in seen:
                 continue
             seen.add(start.number)
-            path = [(start, iter(start.inputs))]  # each node is an input of the one before it
+            # Nodes with what is left of their inputs; each node is an input of the one before it.
+            path = [(start, iter(start.inputs))]
             while path:
                 node, inputs_left = path[-1]
-                source = next((each for each, _ in inputs_left if each.number not in seen), None)
+                unseen = (source for source, _ in inputs_left if source.number not in seen)
+                source = next(unseen, None)
                 if source is None:
                     in_order.append(node)
                     path.pop()
@@ -132,21 +108,23 @@ def _static_elements(tensor: tf.Tensor) -> typing.Optional[int]:
     return tensor.shape.num_elements()
 
 
-def _takes_no_memory(tensor) -> bool:
-    """Whether a tensor is a handle, or `reserve_space_3`, which takes some memory on GPUs only."""
+def _takes_no_memory(tensor: tf.Tensor) -> bool:
+    """Whether a tensor takes no memory: a handle; or a batch norm's `reserve_space_3`, which takes
+    some on GPUs only."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant):
         return True
     return tensor.op.type == 'FusedBatchNormV3' and tensor.value_index == 5
 
 
-def _bytes_of_largest_input(node) -> int:
-    """Bytes of the largest input of a node, of those that have been measured."""
+def _bytes_of_largest_input(node: Node) -> int:
+    """Bytes of the largest input of a node, among those that have been measured."""
     sizes = [source.sizes[index] for source, index in node.inputs if index < len(source.sizes)]
     return max(sizes, default=0)
 
 
-def _is_folded(node) -> bool:
-    """Whether TensorFlow computes a node once, before the step, since its inputs are constants."""
+def _is_folded(node: Node) -> bool:
+    """Whether TensorFlow computes a node once, before the step (constant folding): its inputs are
+    constants, or it needs only the shape of inputs whose shape is static."""
     if node.type == 'Const':
         return True
     if not node.inputs:
@@ -159,28 +137,34 @@ def _is_folded(node) -> bool:
 
 
 def _keep_order_of_folded(nodes: typing.List[Node]) -> None:
-    """Moves control inputs of folded constants to the operations that take the constants."""
-    # Number of a folded node: {number: Node} that it waits for.
-    waits: typing.Dict[int, typing.Dict[int, Node]] = {}
+    """Makes the nodes that take folded constants wait for what the constants would wait for.
+
+    A constant that is computed before the step waits for nothing in it.
+
+    Args:
+      nodes: all nodes, each after its inputs; their `controls` are changed.
+    """
+    # {number of a folded node: {number of a node that it waits for: this node}}
+    awaited_by_folded: typing.Dict[int, typing.Dict[int, Node]] = {}
     for node in nodes:
-        found: typing.Dict[int, Node] = {}
+        awaited: typing.Dict[int, Node] = {}
         for source, _ in node.inputs:
-            found.update(waits.get(source.number, {}))
+            awaited.update(awaited_by_folded.get(source.number, {}))
         for source in node.controls:
             if source.folded:
-                found.update(waits.get(source.number, {}))
+                awaited.update(awaited_by_folded.get(source.number, {}))
             else:
-                found[source.number] = source
+                awaited[source.number] = source
         if node.folded:
-            waits[node.number] = found
+            awaited_by_folded[node.number] = awaited
         else:
-            node.controls = list(found.values())
+            node.controls = list(awaited.values())
 
 
 # ---- a step of some towers -----------------------------------------------------------------------
 
 def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
-    """The number of examples of each tower, or micro-batch, for a batch of `batch_size`.
+    """List of the number of examples of each tower, or micro-batch, for a batch of `batch_size`.
 
     Raises:
       InvalidArgumentError: the batch does not divide among the towers.
@@ -199,16 +183,21 @@ def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
 
 
 def shard_operations(built: BuiltTowers) -> typing.List[tf.Operation]:
-    """The operations that towers take their shards from: a list."""
+    """List of the operations whose outputs are the towers' shards."""
     leaves = leaves_of([tower.inputs for tower in built.towers])
     return [tensor.op for tensor in leaves]
 
 
 def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
-    """The `StepGraph` of a step at a batch size; None for the static one.
+    """The `StepGraph` of a step of some towers.
+
+    Args:
+      built: the towers.
+      batch_size: examples of the step; None for the static batch size of the towers.
 
     Raises:
-      InvalidArgumentError: there is no static one; the batch is sparse, and of unknown size.
+      InvalidArgumentError: None, and the towers have no static batch size; the batch is sparse, and
+        of unknown size.
     """
     if built.train_op is not None:
         fetches = [built.train_op]
@@ -227,12 +216,12 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
 
 
 def _tensors_in(nest: typing.Any) -> typing.List[tf.Tensor]:
-    """The tensors of a nest, without what else is in it."""
+    """List of the tensors in a nest; anything else in it is left out."""
     return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.Tensor)]
 
 
 def forward_pass(built: BuiltTowers) -> typing.Set[str]:
-    """Names of the operations of all towers' forward passes."""
+    """Set of the names of the operations of all towers' forward passes."""
     results = [[tower.data_loss, tower.loss, tower.predictions] for tower in built.towers]
     return graph_walk.ancestors(_tensors_in(results))
 
@@ -241,12 +230,15 @@ def forward_pass(built: BuiltTowers) -> typing.Set[str]:
 
 def gradients_in(step: StepGraph, built: BuiltTowers,
                  forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
-    """The gradients of parameters in a step, their parts and sums: set of `(name, output)`.
+    """Finds the outputs in a step that are gradients of variables, their parts or their sums.
 
     Args:
       step: a step of the towers.
       built: the towers.
       forward: names of the operations of the forward passes, see `forward_pass`.
+
+    Returns:
+      Set of `(name of an operation, index of its output)`.
     """
     ends = []
     for gradient in _all_gradients(built):
@@ -256,7 +248,7 @@ def gradients_in(step: StepGraph, built: BuiltTowers,
 
 
 def _all_gradients(built: BuiltTowers) -> typing.List[tf.Tensor]:
-    """The gradients of all towers and their combinations: a list; of sparse ones the values."""
+    """List of the gradients of all towers and their combinations; for a sparse one, its values."""
     pairs = []
     for tower in built.towers:
         pairs += tower.pairs
@@ -268,9 +260,14 @@ def _all_gradients(built: BuiltTowers) -> typing.List[tf.Tensor]:
 
 def _in_the_memory_of(ends: typing.List[typing.Tuple[Node, int]], forward: typing.Set[str]
                       ) -> typing.Set[typing.Tuple[str, int]]:
-    """The outputs, `(name, output)`, that gradients are made in: the same memory, or as large.
+    """Finds the outputs upstream of gradients that are in the same memory, or may be.
 
-    `ends` are the gradients, pairs of a `Node` and the number of its output.
+    Args:
+      ends: the gradients, as `(node, index of its output)`.
+      forward: names of the operations of the forward passes, at which the search ends.
+
+    Returns:
+      Set of `(name of an operation, index of its output)`, with the gradients themselves.
     """
     found = set()
     stack = list(ends)
@@ -288,7 +285,16 @@ def _in_the_memory_of(ends: typing.List[typing.Tuple[Node, int]], forward: typin
 
 def _made_from(ends: typing.List[typing.Tuple[Node, int]], step: StepGraph,
                forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
-    """The outputs, `(name, output)`, of the combination and of what is done with gradients."""
+    """Finds the outputs downstream of gradients: their combination, and what is done with that.
+
+    Args:
+      ends: the gradients, as `(node, index of its output)`.
+      step: the step.
+      forward: names of the operations of the forward passes, which do not count.
+
+    Returns:
+      Set of `(name of an operation, index of its output)`.
+    """
     gradients = {(node.number, output) for node, output in ends}
     takers = []
     for node in step.nodes:
@@ -304,13 +310,20 @@ def _made_from(ends: typing.List[typing.Tuple[Node, int]], step: StepGraph,
 # ---- a step at another batch size than the static one
 
 def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
-    """The `StepGraph` of the fetches, whose tensors are scaled from the static batch size."""
+    """The `StepGraph` of the fetches at another batch size than the static one: the sizes of what
+    is computed from the batch are scaled, but for the gradients of variables.
+
+    Args:
+      built: the towers.
+      fetches: the operations that a step runs.
+      batch_size: examples of the step.
+    """
     static_size = built.plan.batch_size
     step = StepGraph(fetches)
     gradients = gradients_in(step, built, forward_pass(built))
     from_batch = _computed_from_batch(step, built)
 
-    def elements_of(tensor: tf.Tensor):
+    def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
         count = tensor.shape.num_elements()
         is_gradient = (tensor.op.name, tensor.value_index) in gradients
         if not count or is_gradient or tensor.op.name not in from_batch:
@@ -320,7 +333,7 @@ def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
 
 
 def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]:
-    """Names of the operations whose results grow with the batch: a set."""
+    """Set of the names of the operations whose results grow with the batch."""
     shards = shard_operations(built)
     names = graph_walk.reachable_from(shards, [node.op for node in step.nodes])
     names |= graph_walk.names_of(graph_walk.step_operations(shards))
@@ -335,13 +348,20 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]
 
 
 def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
-    """The `StepGraph` of the fetches in a copy of the graph whose batch has a static size."""
+    """The `StepGraph` of the fetches for a batch of unknown size, from a copy of the graph in which
+    the batch has a static size.
+
+    Args:
+      built: the towers.
+      fetches: the operations that a step runs.
+      batch_size: examples of the step.
+    """
     leaves = tf.nest.flatten([tower.inputs for tower in built.towers])
     if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         raise InvalidArgumentError(
             'the batch is sparse, and of no static size: the memory of a step depends on its '
             'values. Use measure_memory, or inputs of a static batch size.')
-    sizes = {}  # name of an operation that a tower takes its shard from: examples
+    sizes = {}  # {name of an operation whose output is a shard: examples of the shard}
     for tower, size in zip(built.towers, shard_sizes(built, batch_size)):
         for tensor in leaves_of(tower.inputs):
             sizes[tensor.op.name] = size
@@ -349,13 +369,14 @@ def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
     _set_batch_size(graph_def, built, sizes, batch_size)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name='')
-    cut_elements = {}  # of the parts that the batch is cut into, which no inference can know
+    # {name of a part that the batch is cut into: its elements}, which no shape inference can know
+    cut_elements = {}
     for name in sizes:
         op = graph.get_operation_by_name(name)
         if op.type == 'PlaceholderWithDefault':
             cut_elements[op.inputs[0].name] = op.outputs[0].shape.num_elements()
 
-    def elements_of(tensor: tf.Tensor):
+    def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
         return cut_elements.get(tensor.name, tensor.shape.num_elements())
     return StepGraph([graph.get_operation_by_name(fetch.name) for fetch in fetches], elements_of)
 
@@ -365,9 +386,9 @@ def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Di
     """Writes the size of the batch, and of its shards, into the shapes of a `GraphDef`.
 
     Args:
-      graph_def: of the graph of the towers.
+      graph_def: the graph of the towers, which is changed.
       built: the towers.
-      sizes: dict from the names of the operations that the shards come from to their examples.
+      sizes: {name of an operation whose output is a shard: examples of the shard}.
       batch_size: examples of the whole batch.
     """
     before_shards = graph_walk.ancestors(leaves_of([tower.inputs for tower in built.towers]))
@@ -387,6 +408,6 @@ def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Di
 
 
 def _set_first(shape: typing.Any, size: int) -> None:
-    """Gives the first dimension of a `TensorShapeProto` a size, where it has none."""
+    """Gives the first dimension of a `TensorShapeProto` a size, if its size is unknown."""
     if not shape.unknown_rank and shape.dim and shape.dim[0].size == -1:
         shape.dim[0].size = size

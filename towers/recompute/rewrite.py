@@ -1,9 +1,14 @@
 """Makes a finished backward pass recompute tensors of the forward pass instead of keeping them.
 
-The operations of each segment of the forward pass are made a second time, from the kept tensors,
-and the backward pass takes the recomputed tensors. Recomputed operations wait for the gradient that
-comes into their segment: so they run when their results are wanted, and TensorFlow cannot merge
-them with the original operations. Operations that draw random numbers, write or count run once.
+The operations of each segment of the forward pass are copied. The copies compute from the tensors
+that are kept, and the backward pass takes their results:
+
+    forward     x -> a -> b -> c (kept) -> d -> e -> loss
+    recomputed  x -> a' -> b',  after the gradient of c; the gradients of a and b take a' and b'
+
+The copies wait for the gradient that comes into their segment: so they run when their results are
+wanted, and TensorFlow cannot merge them with the original operations. Operations that draw random
+numbers, write or count run once.
 """
 
 import collections
@@ -31,9 +36,9 @@ class Recomputed(typing.NamedTuple):
 
     Attributes:
       segments: the number of segments.
-      operations: the operations that run the ones in them again.
-      reads_references: whether these read reference variables again, which the update has to wait
-        for.
+      operations: the copies that compute the segments' operations again.
+      reads_references: whether these read reference variables again: the update then has to wait
+        for them.
     """
     segments: int
     operations: typing.List[tf.Operation]
@@ -49,13 +54,16 @@ class _Use(typing.NamedTuple):
 def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
             forward: typing.List[tf.Operation], backward: typing.List[tf.Operation],
             root: str) -> Recomputed:
-    """Rewrites the backward pass of one tower.
+    """Rewrites the backward pass of one tower, so that it recomputes what is not kept.
 
     Args:
-      keep: which results to keep, as of `Memory.recompute`.
-      forward: the operations of the forward pass, in the order of making.
-      backward: those of the backward pass.
+      keep: which results to keep: the value of `Memory.recompute`.
+      forward: the operations of the forward pass, in the order in which they were made.
+      backward: the operations of the backward pass, in that order.
       root: the tower's name scope, with a slash at its end; or ''.
+
+    Returns:
+      `Recomputed`, of no segments if nothing is worth it.
 
     Raises:
       InvalidArgumentError: `keep` has a name that is not in the model; or the model writes a
@@ -77,24 +85,27 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
     rewriter = _Rewriter(backward, uses, kept, root, stages)
     scope = graph.unique_name('recompute')  # within the tower's scope
     recomputed: typing.List[tf.Operation] = []
-    for number, segment in enumerate(segments):
-        recomputed += rewriter.recompute(segment, '%s/segment_%d/' % (scope, number))
+    for index, segment in enumerate(segments):
+        recomputed += rewriter.recompute(segment, '%s/segment_%d/' % (scope, index))
     return Recomputed(len(segments), recomputed, bool(trained_references(forward)))
 
 
 def _uses_of_forward(backward: typing.List[tf.Operation], forward_names: typing.Set[str]
                      ) -> typing.Dict[str, typing.List[_Use]]:
-    """The uses of each tensor of the forward pass in the backward pass: `{name: [_Use]}`.
+    """Finds where the backward pass takes tensors of the forward pass.
 
-    Operations that wait for no gradient do not count: they run with the forward pass. Neither do
-    those that take the size of a tensor alone: they run as soon as the tensor is there.
+    Operations that wait for no gradient do not count: they run with the forward pass. Nor do
+    operations that only take the size of a tensor: they run as soon as the tensor is there.
+
+    Returns:
+      {name of a tensor of the forward pass: its uses}.
     """
     backward_names = names_of(backward)
     uses: typing.Dict[str, typing.List[_Use]] = collections.defaultdict(list)
     for op in backward:
         if op.type in SIZES or compat.in_control_flow(op):
             continue
-        waits_for_gradient = not backward_names.isdisjoint(_sources(op))
+        waits_for_gradient = not backward_names.isdisjoint(_awaited_names(op))
         if not waits_for_gradient:
             continue
         for position, tensor in enumerate(op.inputs):
@@ -105,13 +116,16 @@ def _uses_of_forward(backward: typing.List[tf.Operation], forward_names: typing.
 
 def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation],
                 forward: typing.List[tf.Operation], root: str) -> typing.List[int]:
-    """The cuts that keep the results of some names: after the last operation of each.
+    """The cuts of `Memory(recompute=[names])`: one after the last operation of each name.
 
     Args:
       keep: names of operations or scopes of the model.
-      operations: the operations that may be computed again; the cuts are places in this list.
+      operations: the operations that may be computed again.
       forward: all operations of the forward pass.
       root: the tower's name scope, with a slash at its end; or ''.
+
+    Returns:
+      Sorted list of cuts: indices of `operations`, after which a segment ends.
 
     Raises:
       InvalidArgumentError: the model has no operation or scope of a name.
@@ -124,71 +138,74 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
                 'expected names as in the graph, such as %s.' % (
                     keep, name, _some_names(operations or forward, root)))
-        places = [place for place, op in enumerate(operations) if op.name in named]
-        if places:
-            cuts.add(places[-1])
-    end = len(operations) - 1  # nothing is behind it
-    return sorted(cuts - {end})
+        indices = [index for index, op in enumerate(operations) if op.name in named]
+        if indices:
+            cuts.add(indices[-1])
+    last_index = len(operations) - 1  # the last segment ends there without a cut
+    return sorted(cuts - {last_index})
 
 
 def _names_below(name: str, operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
-    """The names of those operations that have a name, or are in the scope of that name."""
-    in_scope = {op.name for op in operations if op.name.startswith(name + '/')}
-    return in_scope | {op.name for op in operations if op.name == name}
+    """Set of the names of the operations that have this name, or are in the scope of this name."""
+    return {op.name for op in operations if (op.name + '/').startswith(name + '/')}
 
 
 def _some_names(operations: typing.List[tf.Operation], root: str) -> str:
-    """A text with the first names, within the scope `root`, of some operations or their scopes."""
+    """The names of the first operations, or of their scopes, within the scope `root`, as text."""
     names = [op.name[len(root):].split('/')[0] for op in operations if op.name.startswith(root)]
     different = list(dict.fromkeys(names))
     return ', '.join(repr(name) for name in different[:_EXAMPLES])
 
 
-def _sources(op: tf.Operation) -> typing.Set[str]:
-    """The names of the operations that an operation waits for: a set."""
+def _awaited_names(op: tf.Operation) -> typing.Set[str]:
+    """Set of the names of the operations that an operation waits for."""
     return names_of(inputs_of(op))
 
 
 class _Order:
-    """Which operations of a backward pass wait for which, also through what is recomputed."""
+    """Which operations of a backward pass wait for which, also through recomputed operations."""
 
     def __init__(self, backward: typing.List[tf.Operation]):
         """Looks at what the operations of a backward pass wait for."""
         self._operations = {op.name: op for op in backward}
-        # From the name of an operation to the names of those that wait for it.
+        # {name of an operation: names of the operations that wait for it}
         self._followers: typing.Dict[str, typing.Set[str]] = collections.defaultdict(set)
         for op in backward:
-            for source in self._sources_within(op):
-                self._followers[source].add(op.name)
+            for name in self._awaited_in_backward(op):
+                self._followers[name].add(op.name)
 
-    def _sources_within(self, op: tf.Operation) -> typing.Set[str]:
-        """The names of the operations of the backward pass that an operation waits for."""
-        return _sources(op) & self._operations.keys()
+    def _awaited_in_backward(self, op: tf.Operation) -> typing.Set[str]:
+        """Set of the names of the operations of the backward pass that an operation waits for."""
+        return _awaited_names(op) & self._operations.keys()
 
-    def make_wait(self, users: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
-        """The gradients that come into a segment, for which all its users are to wait from now on.
+    def gradients_into(self, users: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
+        """Finds the gradients that come into a segment, after which it is to be recomputed.
 
-        These are what the first of the users wait for. A first one waits for no other of them, also
-        not through what is recomputed for another segment: else two segments would wait for each
-        other for ever.
+        These are the operations that the first users of the segment wait for. A user is a first one
+        if it waits for no other user, also not through what is recomputed for another segment: else
+        two segments would wait for each other for ever. The order notes that from now on all users,
+        which will take recomputed tensors, wait for these gradients.
 
         Args:
           users: the operations of the backward pass that take tensors of the segment.
+
+        Returns:
+          List of the operations that compute the gradients.
         """
         user_names = names_of(users)
         users_and_followers = user_names | self._all_followers(user_names)
-        gradients = set()
+        gradient_names = set()
         for op in users:
-            sources = self._sources_within(op)
-            is_first = users_and_followers.isdisjoint(sources)
+            awaited = self._awaited_in_backward(op)
+            is_first = users_and_followers.isdisjoint(awaited)
             if is_first:
-                gradients |= sources
-        for name in gradients:
+                gradient_names |= awaited
+        for name in gradient_names:
             self._followers[name] |= user_names
-        return [self._operations[name] for name in sorted(gradients)]
+        return [self._operations[name] for name in sorted(gradient_names)]
 
     def _all_followers(self, names: typing.Iterable[str]) -> typing.Set[str]:
-        """The names of the operations that wait for any of some, directly or not: a set."""
+        """Set of the names of the operations that wait for any of some, directly or not."""
         stack = list(names)
         found: typing.Set[str] = set()
         while stack:
@@ -207,8 +224,8 @@ class _Rewriter:
         """
         Args:
           backward: the operations of the backward pass.
-          uses: for the name of a tensor, where the backward pass takes it.
-          kept: names of the tensors that segments take from other ones.
+          uses: {name of a tensor of the forward pass: where the backward pass takes it}.
+          kept: names of the tensors that a segment takes from another one.
           root: the tower's name scope, with a slash at its end; or ''.
           stages: the devices of the tower's stages; () without stages.
         """
@@ -232,13 +249,13 @@ class _Rewriter:
         wanted = self._wanted_of(segment)
         if not wanted:
             return []
-        gradients = self._order.make_wait(self._users_of(wanted))
+        gradients = self._order.gradients_into(self._users_of(wanted))
         copies = self._copies_of(self._needed_for(wanted, segment), scope)
         copy_names = names_of(copies.values())
-        for op in copies.values():
-            begins = copy_names.isdisjoint(names_of(producers_of(op)))
-            if begins:
-                compat.add_control_inputs(op, gradients)
+        for copy in copies.values():
+            is_first = copy_names.isdisjoint(names_of(producers_of(copy)))
+            if is_first:
+                compat.add_control_inputs(copy, gradients)
         for tensor in wanted:
             recomputed = copies[tensor.op.name].outputs[tensor.value_index]
             for use in self._uses[tensor.name]:
@@ -246,7 +263,7 @@ class _Rewriter:
         return list(copies.values())
 
     def _users_of(self, tensors: typing.List[tf.Tensor]) -> typing.List[tf.Operation]:
-        """The operations of the backward pass that take any of some tensors, each once."""
+        """List of the operations of the backward pass that take any of some tensors, each once."""
         users: typing.Dict[str, tf.Operation] = {}
         for tensor in tensors:
             for use in self._uses[tensor.name]:
@@ -254,7 +271,7 @@ class _Rewriter:
         return list(users.values())
 
     def _wanted_of(self, segment: typing.List[tf.Operation]) -> typing.List[tf.Tensor]:
-        """The tensors of a segment that the backward pass takes and that are not kept: a list."""
+        """List of the tensors of a segment that the backward pass takes and that are not kept."""
         wanted = []
         for op in segment:
             for tensor in op.outputs:
@@ -264,7 +281,8 @@ class _Rewriter:
 
     def _needed_for(self, wanted: typing.List[tf.Tensor], segment: typing.List[tf.Operation]
                     ) -> typing.List[tf.Operation]:
-        """The operations of a segment that compute tensors from the kept ones, in their order."""
+        """List of the operations of a segment that compute the wanted tensors from kept ones, in
+        the segment's order."""
         needed_tensors = names_of(wanted)
         needed: typing.Deque[tf.Operation] = collections.deque()
         for op in reversed(segment):
@@ -276,19 +294,24 @@ class _Rewriter:
 
     def _copies_of(self, operations: typing.List[tf.Operation],
                    scope: str) -> typing.Dict[str, tf.Operation]:
-        """Copies of operations of a segment, each on its stage: `{operation's name: copy}`.
+        """Copies operations of a segment, each on its stage.
 
-        A copy takes the copies' results, but for kept tensors and those from outside of the
-        segment, which it takes themselves.
+        A copy takes the results of other copies. Kept tensors, and tensors from outside of the
+        segment, it takes as the original does.
+
+        Args:
+          operations: the operations, in the order in which they were made.
+          scope: the name scope of the copies, with a slash at its end.
+
+        Returns:
+          {name of an operation: its copy}, in that order.
         """
         graph = operations[0].graph
         names = {op.name: self._name_in_scope(op) for op in operations}
         graph_def = tf.GraphDef()
         graph_def.versions.CopyFrom(graph.graph_def_versions)
-        # From the name of a tensor from outside to what it is called in `graph_def`, and from that
-        # to the tensor.
-        outside_keys: typing.Dict[str, str] = {}
-        outside_tensors: typing.Dict[str, tf.Tensor] = {}
+        outside_keys: typing.Dict[str, str] = {}  # {name of a tensor: its name in `graph_def`}
+        outside_tensors: typing.Dict[str, tf.Tensor] = {}  # {name in `graph_def`: tensor}
         for op in operations:
             inputs = []
             for tensor in op.inputs:
@@ -309,13 +332,14 @@ class _Rewriter:
         return copies
 
     def _name_in_scope(self, op: tf.Operation) -> str:
-        """The name of an operation's copy, below the scope of its segment."""
+        """The name of an operation's copy, relative to the scope of its segment."""
         if op.name.startswith(self._root):
             return op.name[len(self._root):]
         return 'outside/' + op.name  # a model may leave its scope, by tf.name_scope(None)
 
     def _finish_copy(self, op: tf.Operation, copy: tf.Operation) -> None:
-        """Gives a copy the static shapes of an operation, and its stage."""
+        """Gives a copy what its import did not: the static shapes of the original, and its stage.
+        """
         for old, new in zip(op.outputs, copy.outputs):
             new.set_shape(old.shape)
         if op.device in self._stages:
@@ -325,9 +349,15 @@ class _Rewriter:
 
 def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
                      inputs: typing.List[str]) -> None:
-    """Adds an operation to a `GraphDef` under a name, with inputs, free to be on any device.
+    """Adds the node of an operation's copy to a `GraphDef`, colocated with nothing.
 
-    It keeps its device only where the model has put it there, whichever tower it is in.
+    It keeps the device only if the program, and not the tower, has put the operation there.
+
+    Args:
+      graph_def: what the node is added to.
+      op: the operation.
+      name: the name of the copy.
+      inputs: names of its inputs.
     """
     node = graph_def.node.add()
     node.CopyFrom(op.node_def)

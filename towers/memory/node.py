@@ -1,0 +1,38 @@
+"""One operation of a step as plain data, with the sizes of its outputs.
+
+Its test is `tests/memory/test_step_graph.py`.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+
+class Node:
+    """One operation of a step.
+
+    Attributes:
+      op: the `tf.Operation`.
+      name, type, device: of the operation; one that asks for no device is on the CPU.
+      number: the index of the node in `StepGraph.nodes`.
+      inputs: list of `(node, index of its output)`.
+      controls: list of the nodes that the operation only waits for.
+      sizes: bytes of each output.
+      shapes: static shape of each output, a tuple, or None where a dimension is not known.
+      folded: whether TensorFlow computes it once, before the step, as it does with constants.
+    """
+    __slots__ = ('name', 'type', 'device', 'op', 'inputs', 'controls', 'sizes', 'shapes', 'folded',
+                 'number')
+
+    def __init__(self, op: tf.Operation, number: int):
+        """Makes a node without inputs and sizes, which `StepGraph` adds."""
+        self.op = op
+        self.name = op.name
+        self.type = op.type
+        self.device = op.device or '/device:CPU:0'
+        self.number = number
+        self.inputs: typing.List[typing.Tuple['Node', int]] = []
+        self.controls: typing.List['Node'] = []
+        self.sizes: typing.List[int] = []
+        self.shapes: typing.List[typing.Optional[tuple]] = []
+        self.folded = False
