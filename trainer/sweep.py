@@ -152,7 +152,9 @@ def sweep(argv: typing.List[str]) -> int:
 
 
 def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
-    """Whether a run has ended, and its settings were the same; with others, it has to go on.
+    """Whether a run has ended with these settings.
+
+    A run that has ended with other settings is started again, and goes on.
 
     Args:
       folder: the folder of the run.
@@ -165,7 +167,7 @@ def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
             recorded = json.load(file)['settings']
         return all(recorded.get(name) == value for name, value in settings.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # the run is started, and says what is wrong with the file
+        return False  # so the sweep starts the run, whose error says what is wrong with the file
 
 
 def _run_process(command: typing.List[str]) -> int:

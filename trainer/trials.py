@@ -138,9 +138,11 @@ class Diagnosis(typing.NamedTuple):
                  self._line('towers alone', self.towers, 'on a batch in memory'),
                  self._line('together', self.together, share),
                  self.verdict]
+        # Both together cannot be faster than either alone: then the measurements disagree.
         if self.together * _BEHIND > min(self.pipeline, self.towers):
-            lines.append('The numbers are rough, since something else used the processors, or they '
-                         'were too short: measure again, longer (diagnose_seconds of --config).')
+            lines.append('The measurements contradict each other: something else used the '
+                         'processors, or they took too little time. Measure again, longer '
+                         '(diagnose_seconds of --config).')
         return '\n'.join(lines)
 
     def _line(self, name: str, rate: float, note: str) -> str:

@@ -170,7 +170,7 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
         earlier_placement = earlier.placement
     placement = Placement(device, devices, trains, alone=trains and cluster is None,
                           earlier=earlier_placement)
-    if devices.checked and not placement.is_earlier_builds:
+    if devices.checked and not placement.is_of_earlier_build:
         for variable_device in placement.devices():
             check_variable_device(variable_device, devices)
     if placement.has_replicas and earlier is not None:
@@ -223,7 +223,8 @@ def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without
                 if micro_batch:
                     scope += '_micro_%d' % micro_batch
                 parts.append(Part(tower, micro_batch, device, scope))
-        used_scopes = [part.scope for part in parts[num_without_scope:]] + [name + 's']
+        used_scopes = [part.scope for part in parts[num_without_scope:]]
+        used_scopes.append(name + 's')  # of what is made for the whole batch, such as its loss
         if all(_is_free(graph, scope) for scope in used_scopes):
             break
     return name, parts

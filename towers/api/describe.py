@@ -163,12 +163,13 @@ def _placed(request: Request, recorded: Recorded) -> str:
         return 'the parameter servers, by size, once there is a session'
     made = operation_names(recorded.created)
     devices_before = set()
-    if not request.placement.is_earlier_builds:
+    # With the placement of an earlier build, its description says where all variables are.
+    if not request.placement.is_of_earlier_build:
         for variable in recorded.variables:
             if variable.op.name not in made:
                 devices_before.add(short_name(variable.device))
     texts = []
-    if made or not devices_before:
+    if made or not devices_before:  # not if all variables are from before the build
         texts.append(request.placement.describe())
     named = sorted(devices_before - {''})
     if named:

@@ -194,7 +194,10 @@ def _with_gradient(pairs: Pairs) -> Pairs:
 def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
                     collections_before: BuildCollections, closures: ClosureTensors
                     ) -> typing.Tuple[typing.List[_LossGradients], list]:
-    """Makes the pairs that each optimizer applies, by the optimizer and `transform_gradients`.
+    """Lets each optimizer, and then `transform_gradients`, change the combined gradients.
+
+    An optimizer with a `compute_gradients` of its own makes pairs of them. With any other, each
+    trained variable gets a pair, with None where it has no gradient.
 
     Args:
       tower_set: the towers.
@@ -245,6 +248,7 @@ class _Steps:
         """Notes what the steps have in common; the arguments are those of `update_variables`."""
         self._tower_set = tower_set
         self._exchange = exchange
+        # Whether this process makes the update: with parameter servers the chief alone does.
         self._updates_here = exchange is None or exchange.updates_here
         # What every write of a step waits for.
         self._conditions = [] if exchange is None else exchange.conditions

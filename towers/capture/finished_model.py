@@ -199,6 +199,7 @@ class FinishedModel:
           has: function of an operation: whether all towers have it.
         """
         def is_end(op: tf.Operation) -> bool:
+            """Whether the search ends at an operation: all towers have it, or share it."""
             if self._is_shared(op):
                 return True
             contexts = compat.contexts_around(op)
@@ -305,6 +306,7 @@ class FinishedModel:
         ends = is_end or self._is_shared
 
         def needs(op: tf.Operation) -> typing.List[tf.Operation]:
+            """What one operation needs directly, with what makes the loops around it."""
             if ends(op):
                 return []
             needed = [tensor.op for tensor in op.inputs if tensor.name not in self._input_names]

@@ -106,7 +106,9 @@ def replicate_model_fn(model_fn: typing.Callable,
         specs = []
 
         def outputs_of_tower(inputs: dict) -> dict:
-            # Each call gets its own copy of the parameters, as a model function may remove entries.
+            """The model function for `build_towers`: keeps its `EstimatorSpec` in `specs`."""
+            # A copy of the parameters: the model function may remove entries, and a program may
+            # call the replicated function again with the same dict.
             spec = model.spec(inputs['features'], inputs['labels'], mode, copy.copy(params), config)
             specs.append(spec)
             if trains:

@@ -282,17 +282,17 @@ class OptimizerCalls(GradientsOfModel):
         Returns:
           The operation that runs the updates of all calls.
         """
-        ready = tf.no_op('before_update')
-        first_gradients = {variable.op.name: gradient for gradient, variable in pairs}
-        combined = [self._combined(index, first_gradients, copies)
+        before_updates = tf.no_op('before_update')  # waits for what the caller's scopes wait for
+        gradients_of_first_calls = {variable.op.name: gradient for gradient, variable in pairs}
+        combined = [self._combined(index, gradients_of_first_calls, copies)
                     for index in range(len(self._calls))]
         for index, call in enumerate(self._calls):
-            predecessors = [ready] + self._old_gradients(index, combined)
+            predecessors = [before_updates] + self._gradients_to_take_before(index, combined)
             for stand_in, variable in call.stand_ins:
                 gradient = combined[index][variable.op.name]
-                for hands_on, component in zip(components(stand_in), components(gradient)):
-                    compat.replace_input(hands_on.op, 0, component)
-                    compat.add_control_inputs(hands_on.op, predecessors)
+                for placeholder, component in zip(components(stand_in), components(gradient)):
+                    compat.replace_input(placeholder.op, 0, component)
+                    compat.add_control_inputs(placeholder.op, predecessors)
         return tf.group(*[call.update for call in self._calls])
 
     def _combined(self, index: int, first_gradients: typing.Dict[str, typing.Any],
@@ -328,8 +328,9 @@ class OptimizerCalls(GradientsOfModel):
                 combined[variable.op.name] = gradient
         return combined
 
-    def _old_gradients(self, index: int, combined: typing.List[typing.Dict[str, typing.Any]]
-                       ) -> typing.List[tf.Operation]:
+    def _gradients_to_take_before(self, index: int,
+                                  combined: typing.List[typing.Dict[str, typing.Any]]
+                                  ) -> typing.List[tf.Operation]:
         """The gradients that must be computed before the update of a call changes the weights.
 
         These are the gradients of all calls that the train op runs together; except of a call that

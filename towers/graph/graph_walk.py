@@ -297,6 +297,7 @@ def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
       A nest of the same structure, with what the function has returned.
     """
     def on_leaf(leaf):
+        """The function's result for a leaf; for sparse and ragged ones, of their tensors."""
         if leaf is None:
             return None
         if isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):

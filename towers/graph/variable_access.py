@@ -76,6 +76,8 @@ def variables_read(
     """
     made = names_of(operations)
     read = set()
+    # A value that one of the operations has made adds nothing: that operation's own inputs count.
+    # The operations in `owned` are passed over, so what they give counts here.
     for op in operations:
         if op.name in owned:
             continue

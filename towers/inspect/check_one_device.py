@@ -210,6 +210,8 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
                 global_step if is_last else None, factor)
         new_variables = [variable for variable in tf.global_variables()
                          if variable.op.name not in names_before]
+        # Slots are made under the control dependencies, too; their initial values must not wait
+        # for a batch.
         free_initial_values(new_variables, made.operations, predecessors)
         predecessors = [train_op]
     return train_op

@@ -306,5 +306,8 @@ def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any
     if original is None or follows_tower(original):
         return False
     original_device = operation_device(original)
-    return operation_device(op) in (
-        original_device, device_in_other_tower(original_device, first.device, tower.device))
+    # A device that the program names is the same in every tower. An operation that is colocated
+    # with one of its tower is on its own tower's device. On any other device something else has
+    # put it.
+    device_in_this_tower = device_in_other_tower(original_device, first.device, tower.device)
+    return operation_device(op) in (original_device, device_in_this_tower)

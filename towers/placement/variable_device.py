@@ -30,8 +30,8 @@ class Placement:
       by_stage: whether each variable is on the device of the stage that makes it.
       leaves_servers: whether to refuse a variable that the program puts on a parameter server,
         since this process trains without one.
-      is_earlier_builds: whether the variables are those of an earlier build, which stay where that
-        build has put them.
+      is_of_earlier_build: whether the variables are of an earlier build, and stay where that build
+        has put them.
     """
 
     def __init__(self, device: typing.Optional[str], devices: typing.Sequence[str],
@@ -52,7 +52,7 @@ class Placement:
         self._devices = devices
         self._earlier = earlier
         self._replicated = device == REPLICATED
-        self.is_earlier_builds = earlier is not None
+        self.is_of_earlier_build = earlier is not None
         has_stages = len(stages_of(devices[0])) > 1
         if self._replicated and has_stages:
             raise InvalidArgumentError(

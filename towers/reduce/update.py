@@ -74,6 +74,8 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(tf.get_default_graph()) as recording:
             applied = _apply(optimizer, pairs, global_step, scaled_losses)
+        # Slots are made under the control dependencies, too; their initial values must not wait
+        # for a batch.
         free_initial_values(all_slots, recording.operations, after)
         if replicas is not None and not updates_replicas:
             written = _names_written(recording.operations, pairs)

@@ -52,7 +52,8 @@ class CheckpointHook(tf.train.SessionRunHook):
           directory: the directory of the checkpoints; made if it is missing.
           global_step: the variable that counts steps.
           save_steps: saves at the multiples of so many steps, the same ones whether or not the run
-            was interrupted. Where one `session.run` does several steps, it may save a run later.
+            was interrupted. Where one `session.run` does several steps, the checkpoint may come
+            one `session.run` later.
           keep: how many of the newest checkpoints to keep, earlier runs' included; None
             keeps all. It is set in the saver's `saver_def`.
           saver: a `tf.train.Saver`. None for the one in the collection `SAVERS`; if there is none,
