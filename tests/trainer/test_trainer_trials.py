@@ -76,7 +76,7 @@ def test_sides_and_sentences():
     both = Diagnosis(300., 100., 75., 0., 'image')
     assert 'more inter_op_threads of --config' in both.verdict  # which is no flag
     for pipeline, alone in ((46., 200.), (200., 46.)):  # one alone is slower than both together
-        assert 'measure again, longer' in str(Diagnosis(pipeline, alone, 62., 0., 'image'))
+        assert 'Measure again, longer' in str(Diagnosis(pipeline, alone, 62., 0., 'image'))
 
 
 def slow(value):
