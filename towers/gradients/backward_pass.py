@@ -33,13 +33,13 @@ _PLAIN = tf.train.GradientDescentOptimizer(1.)
 
 
 class Differentiated(typing.NamedTuple):
-    """A tower, forward and backward.
+    """A tower with its gradients, and what is needed to copy it.
 
     Attributes:
       tower: the tower.
       operations: all operations that were made for it, without those of its variables.
-      recomputed: what is recomputed in the backward pass, one for each loss.
-      random_keys: the seeds of its random operations.
+      recomputed: for each loss, what is recomputed in its backward pass.
+      random_keys: the constants in the seeds of its random operations, which copies change.
     """
     tower: Tower
     operations: typing.List[tf.Operation]
@@ -84,23 +84,27 @@ class TowerGradients:
         self._request = request
         self._batch = batch
         self._trained = trained
-        self._own_methods = {}  # name of an objective -> its optimizer's own `compute_gradients`
+        # {name of an objective: its optimizer's own `compute_gradients`}
+        self._own_methods: typing.Dict[typing.Optional[str], OwnComputeGradients] = {}
         for objective in request.training.objectives:
             if has_own_compute_gradients(objective.optimizer):
                 self._own_methods[objective.name] = OwnComputeGradients(
                     objective.optimizer, trained[objective.name], request)
 
     def differentiate(self, recorded: Recorded, losses: Losses, index: int, scale: typing.Any,
-                      further_fetches: typing.Sequence = ()) -> Differentiated:
+                      other_fetches: typing.Sequence = ()) -> Differentiated:
         """Takes the gradients of the recorded losses of one part of the batch.
 
         Args:
           recorded: the forward pass of this part.
           losses: the losses to differentiate.
-          index: of the part, among those of this machine.
-          scale: the losses are multiplied by it: a float, or a scalar.
-          further_fetches: tensors and operations that a step runs besides the results of the model
+          index: the index of the part among those of this machine.
+          scale: what the losses are multiplied by: a float, or a scalar tensor.
+          other_fetches: tensors and operations that a step runs besides the results of the model
             function.
+
+        Returns:
+          `Differentiated`: the tower.
         """
         request = self._request
         part = request.split.parts[index]
@@ -118,19 +122,20 @@ class TowerGradients:
         backward = sum([each.operations for each in by_objective], [])
         if recorded.imported is not None:
             recorded.imported.redirect(backward)
-        own_names = names_of(forward + backward) - recorded.owned
-        keep_with_tower(backward, own_names, part.device)
-        # Only now, since a recomputation in the backward pass has to draw the same numbers.
-        fetches = (fetches_of(recorded.output) + list(further_fetches) + recorded.updates
+        tower_names = names_of(forward + backward) - recorded.owned
+        keep_with_tower(backward, tower_names, part.device)
+        # After the backward pass is made, since what it draws again has to get the same seeds; and
+        # before it is rewritten.
+        fetches = (fetches_of(recorded.output) + list(other_fetches) + recorded.updates
                    + tensors_of(all_pairs(gradients)))
         keys = _give_seeds(request, forward, backward, fetches, index)
-        with Recording(graph) as again, tf.device(TowerDevice(part.device)):
+        with Recording(graph) as recomputation, tf.device(TowerDevice(part.device)):
             recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                           for each in by_objective]
         operations = [op for op in forward if op.name not in recorded.owned]
         operations += losses.operations
         operations += graph.get_operations()[num_before:]
-        backward_names = frozenset(names_of(backward + again.operations))
+        backward_names = frozenset(names_of(backward + recomputation.operations))
         tower = Tower(
             index=part.tower, micro_batch=part.micro_batch, device=part.device, name_scope=root,
             inputs=self._batch.inputs[index], size=self._batch.sizes[index],
@@ -141,8 +146,18 @@ class TowerGradients:
         return Differentiated(tower, operations, recomputed, keys)
 
     def pairs_of_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
-        """The pairs that the objective's optimizer makes of the combined gradients. A variable
-        without a gradient has a pair with None, since a program may go by their places."""
+        """Makes the `(gradient, variable)` pairs that an optimizer is to apply.
+
+        Args:
+          objective: the loss's name, optimizer and variables.
+          loss: the mean loss of the batch.
+          combined: the combined gradients, as pairs.
+
+        Returns:
+          What the optimizer's own `compute_gradients` makes of them; else a pair for each trained
+          variable, in their order. The gradient is None for a variable that the loss does not
+          depend on, so that a program finds each variable at the index it expects.
+        """
         if objective.name in self._own_methods:
             return self._own_methods[objective.name].pairs(loss, combined)
         pairs_left = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
@@ -156,10 +171,10 @@ class TowerGradients:
         """Takes the gradients of the loss of one objective.
 
         Args:
-          index: of the part of the batch, among those of this machine.
-          objective: the loss' name, optimizer and variables.
-          data_losses: one loss, or a dict by objective.
-          scale: the loss is multiplied by it: a float, or a scalar.
+          index: the index of the part of the batch among those of this machine.
+          objective: the loss's name, optimizer and variables.
+          data_losses: one loss, or a dict by the name of the objective.
+          scale: what the loss is multiplied by: a float, or a scalar tensor.
         """
         request = self._request
         data_loss = request.training.objectives.of(objective, data_losses)
@@ -185,14 +200,20 @@ class TowerGradients:
         return _ObjectiveGradients(pairs, gradients_of(of_shard), made.operations)
 
     def _scaled(self, loss: tf.Tensor, objective: typing.Any, scale: typing.Any) -> tf.Tensor:
-        """A loss times all factors that its gradients are to have."""
+        """A loss times all factors that its gradients are to have.
+
+        Args:
+          loss: the loss of a part of the batch.
+          objective: the loss's name, optimizer and variables.
+          scale: the factor by which the part counts: a float, or a scalar tensor.
+        """
         data_loss = loss
         if isinstance(scale, tf.Tensor):
             loss = loss * tf.cast(scale, loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
             loss = loss * scale
         if self._request.split.accumulate > 1:
-            loss = loss * _one_when_there(data_loss)
+            loss = loss * _one_after(data_loss)
         if self.scaled_losses is not None:
             loss = self.scaled_losses.scaled(loss)
         if objective.name in self._own_methods:
@@ -200,12 +221,12 @@ class TowerGradients:
         return loss
 
 
-def _one_when_there(loss: tf.Tensor) -> tf.Tensor:
-    """1, in the loss' dtype, as soon as the loss is there.
+def _one_after(loss: tf.Tensor) -> tf.Tensor:
+    """Makes a scalar 1 of the loss's dtype that is computed from the loss.
 
-    Else the first gradients of a micro-batch are constants where shapes are static: those of a mean
-    over images have the images' size. TensorFlow folds them (on CPUs, up to 10 MB each), and keeps
-    the constants of all micro-batches from the beginning of a session to its end.
+    Without it, the first gradients of a micro-batch are constants where shapes are static: those of
+    a mean over images have the images' size. TensorFlow would compute them before the step (on
+    CPUs, up to 10 MB each), and keep those of all micro-batches as long as the session lives.
     """
     one = tf.ones([], loss.dtype)
     return tf.stop_gradient(tf.where(tf.is_nan(loss), one, one))
@@ -213,14 +234,17 @@ def _one_when_there(loss: tf.Tensor) -> tf.Tensor:
 
 def _give_seeds(request: typing.Any, forward: list, backward: list, fetches: list,
                 index: int) -> Keys:
-    """Gives random ops seeds of the step, or of the part of the batch, and returns these.
+    """Gives random operations seeds of the step, or of the part of the batch.
 
     Args:
       request: `Request` of the build.
       forward: the operations of the forward pass of one part of the batch.
-      backward: those of its backward pass.
+      backward: the operations of its backward pass.
       fetches: what a step fetches of the part.
-      index: of the part, among those of this machine.
+      index: the index of the part among those of this machine.
+
+    Returns:
+      The `Keys` of the new seeds.
     """
     step = request.random_step
     has_copies = request.parts_a_call > 1

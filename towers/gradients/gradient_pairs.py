@@ -29,23 +29,25 @@ def listed_pairs(pairs: typing.Any) -> typing.Optional[typing.List[tuple]]:
 
 
 def gradients_of(pairs: Pairs) -> typing.List[typing.Optional[Gradient]]:
-    """The gradients of `(gradient, variable)` pairs: a list, with None for None."""
+    """List of the gradients of `(gradient, variable)` pairs; some may be None."""
     return [gradient for gradient, _ in pairs]
 
 
 def variables_of(pairs: Pairs) -> typing.List[tf.Variable]:
-    """The variables of `(gradient, variable)` pairs."""
+    """List of the variables of `(gradient, variable)` pairs."""
     return [variable for _, variable in pairs]
 
 
 def tensors_of(pairs: Pairs) -> typing.List[tf.Tensor]:
-    """The tensors of `(gradient, variable)` pairs, as a flat list."""
+    """List of the tensors of the gradients in `(gradient, variable)` pairs: a sparse gradient
+    counts as its tensors, and None is left out."""
     tensors = tf.nest.flatten(gradients_of(pairs), expand_composites=True)
     return [tensor for tensor in tensors if tensor is not None]
 
 
 def map_values(function: typing.Callable, gradient: Gradient) -> Gradient:
-    """Calls a function on the numbers of a gradient; of `IndexedSlices`, on its rows."""
+    """A gradient whose values are what a function returns for them: of the whole tensor, or of the
+    rows of an `IndexedSlices`."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
@@ -61,7 +63,7 @@ def times(gradient: Gradient, factor: typing.Union[float, tf.Tensor]) -> Gradien
 
 
 def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
-    """A gradient, dense or sparse, as one of another dtype."""
+    """A gradient, dense or sparse, converted to another dtype."""
     return map_values(lambda values: tf.cast(values, dtype), gradient)
 
 
@@ -93,12 +95,12 @@ def expected_gradient(variable: tf.Variable) -> str:
 # ---- rows of sparse gradients --------------------------------------------------------------------
 
 class Lookup(typing.NamedTuple):
-    """The rows of a sparse gradient that come from one lookup."""
+    """The rows of a sparse gradient that come from one lookup (`tf.gather`) in a variable."""
     slices: tf.IndexedSlices
-    is_unique: bool  # whether the lookup takes each row once
+    is_unique: bool  # whether no row occurs twice in it
 
 
-# Operations with an output in which no number occurs twice, and the output's index. The gradients
+# {type of an operation: index of its output in which no number occurs twice}. The gradients
 # of segment sums are the gradients of `embedding_lookup_sparse` on later TensorFlows.
 _UNIQUE = {'Range': 0, 'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
@@ -110,10 +112,10 @@ _IN_PIECES = SAME_NUMBERS | frozenset([
 
 
 def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
-    """The lookups that a sparse gradient's rows come from: a list of at least one.
+    """List of the lookups that a sparse gradient's rows come from, at least one.
 
-    Where a variable is looked up several times, TensorFlow puts the rows of the lookups one after
-    the other.
+    If a model looks up rows of a variable several times, TensorFlow concatenates the rows of all
+    these lookups. They are split again only where some lookup has no row twice.
     """
     indices = slices.indices
     if indices.op.type != 'ConcatV2':
@@ -126,15 +128,15 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
         return [Lookup(slices, False)]
     lengths = [tf.shape(each)[0] for each in indices_by_lookup]
     lookups = []
-    for values, own_indices, is_unique in zip(
+    for values, lookup_indices, is_unique in zip(
             tf.split(slices.values, lengths), indices_by_lookup, unique):
-        rows = tf.IndexedSlices(values, own_indices, slices.dense_shape)
+        rows = tf.IndexedSlices(values, lookup_indices, slices.dense_shape)
         lookups.append(Lookup(rows, is_unique))
     return lookups
 
 
 def _is_unique(indices: tf.Tensor) -> bool:
-    """Whether no two of these indices are equal, as far as the operations tell."""
+    """Whether the operations that compute some indices show that no two of them are equal."""
     tensor = source_through(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':
         return _follows_from_unique(tensor.op.inputs[0])
@@ -145,17 +147,19 @@ def _is_unique(indices: tf.Tensor) -> bool:
 
 
 def _follows_from_unique(rows: tf.Tensor) -> bool:
-    """Whether places in pieces of a variable are computed from numbers that are all different."""
-    def computed_from(tensor: tf.Tensor):
+    """Whether row numbers in the pieces of a partitioned variable are computed from numbers that
+    are all different."""
+    def computed_from(tensor: tf.Tensor) -> typing.Iterable[tf.Tensor]:
         return tensor.op.inputs if tensor.op.type in _IN_PIECES else ()
     found = reached([rows], computed_from).values()
     return any(_UNIQUE.get(each.op.type) == each.value_index for each in found)
 
 
 def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same sparse gradient with its rows added up, each once, in the order of first occurrence.
+    """The same sparse gradient with each row once: `[(2, a), (5, b), (2, c)]` becomes
+    `[(2, a + c), (5, b)]`.
 
-    Kernels that apply repeated rows may add them up in any order, with other bits.
+    Kernels that apply repeated rows may add them up in any order, which gives other bits.
     """
     rows, place = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, place, tf.shape(rows)[0])
@@ -163,7 +167,7 @@ def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def rows_once(pairs: Pairs) -> typing.List[tuple]:
-    """`each_row_once` for the sparse gradients among `(gradient, variable)` pairs."""
+    """List of the same `(gradient, variable)` pairs, with `each_row_once` of sparse gradients."""
     result = []
     for gradient, variable in pairs:
         if isinstance(gradient, tf.IndexedSlices):

@@ -45,10 +45,17 @@ class OwnComputeGradients:
     """The gradients by an optimizer's own `compute_gradients`.
 
     Attributes:
-      factor: float64 scalar, by which the towers multiply their losses: 1, or dL/dS after `pairs`.
+      factor: float64 scalar, by which the towers multiply their losses. It is 1 until `pairs`
+        replaces it by dL/dS.
     """
 
     def __init__(self, optimizer: typing.Any, variables: list, request: typing.Any):
+        """
+        Args:
+          optimizer: the optimizer.
+          variables: the variables that it trains.
+          request: `Request` of the build.
+        """
         self._optimizer = optimizer
         self._variables = variables
         self._request = request
@@ -58,8 +65,12 @@ class OwnComputeGradients:
             self.factor = tf.constant(1., tf.float64, name='loss_factor')
 
     def pairs(self, loss: tf.Tensor, combined: list) -> list:
-        """The pairs that the method makes of the combined gradients; `loss` is the mean over this
-        machine's batch."""
+        """Calls the method, and returns the `(gradient, variable)` pairs that it makes.
+
+        Args:
+          loss: the mean loss over this machine's batch.
+          combined: the combined gradients, as pairs.
+        """
         reduction = self._request.factor  # the towers' losses have it already
 
         def combined_gradients(d_surrogate: tf.Tensor, earlier: list) -> list:
@@ -81,7 +92,14 @@ class OwnComputeGradients:
         return pairs
 
     def _check_single(self, d_surrogate: tf.Tensor, earlier: list, graph: tf.Graph) -> None:
-        """Refuses a gradient dS in a branch, and one with another factor than `earlier` ones."""
+        """Refuses a method that takes the gradient of its loss in a branch, or with several
+        factors.
+
+        Args:
+          d_surrogate: the gradient dS that is taken now.
+          earlier: the gradients dS that the method has taken before.
+          graph: the graph of the loss.
+        """
         if d_surrogate.graph is not graph or compat.in_control_flow(d_surrogate.op):
             raise GradientError(self._called + ' takes the gradient of its loss within a branch or '
                                 'a loop: take it outside.')
@@ -95,7 +113,14 @@ class OwnComputeGradients:
                 'and multiply the gradients.')
 
     def _check_known(self, factor: tf.Tensor, surrogate: tf.Tensor, combined: list) -> None:
-        """Refuses a factor of the value of the loss, where that is not known in time, or here."""
+        """Refuses a factor that is computed from the value of the loss, on several machines and
+        with micro-batches: the value is one worker's, or known too late.
+
+        Args:
+          factor: the factor by which the towers multiply their losses.
+          surrogate: the loss that the method got.
+          combined: the combined gradients, as pairs.
+        """
         text = self._called + (' multiplies its loss by a factor that depends on the value of the '
                                'loss, which ')
         is_on_several_machines = not self._request.has_whole_batch
@@ -110,7 +135,7 @@ class OwnComputeGradients:
 
 
 def _multiplied(pairs: Pairs, factor: float) -> typing.List[tuple]:
-    """The pairs with their gradients, those that are there, times a factor."""
+    """List of the pairs with their gradients times a factor; None stays None."""
     result = []
     for gradient, variable in pairs:
         if gradient is not None:
@@ -120,7 +145,16 @@ def _multiplied(pairs: Pairs, factor: float) -> typing.List[tuple]:
 
 
 def computed_pairs(optimizer: typing.Any, loss: tf.Tensor, variables: list) -> typing.List[tuple]:
-    """The result of an optimizer's `compute_gradients`, a list of pairs; else `GradientError`."""
+    """List of the `(gradient, variable)` pairs that an optimizer's `compute_gradients` returns.
+
+    Args:
+      optimizer: the optimizer.
+      loss: the loss to differentiate.
+      variables: the variables to differentiate it by.
+
+    Raises:
+      GradientError: it returned something else.
+    """
     returned = optimizer.compute_gradients(loss, var_list=variables)
     pairs = listed_pairs(returned)
     if not pairs or not _have_variables(pairs):
@@ -131,13 +165,24 @@ def computed_pairs(optimizer: typing.Any, loss: tf.Tensor, variables: list) -> t
 
 
 def _have_variables(pairs: Pairs) -> bool:
-    """Whether the second of each pair is no tensor, as in pairs in the wrong order."""
+    """Whether the second of each pair may be a variable: it is no tensor, as it would be in pairs
+    in the wrong order."""
     return not any(isinstance(variable, (tf.Tensor, tf.IndexedSlices)) for _, variable in pairs)
 
 
 def minimized(optimizer: typing.Any, loss: tf.Tensor,
               global_step: typing.Optional[tf.Variable], var_list: list) -> tf.Operation:
-    """The operation of an optimizer's own `minimize`, which may lack `global_step`, `var_list`."""
+    """Calls an optimizer's own `minimize`, and returns the operation of the update.
+
+    Args:
+      optimizer: the optimizer. Its method may lack the arguments `global_step` and `var_list`.
+      loss: the loss.
+      global_step: the variable that counts steps; or None.
+      var_list: the variables to train.
+
+    Raises:
+      GradientError: the method takes other arguments, or returns no operation.
+    """
     called = 'minimize of ' + type(optimizer).__name__
     arguments = dict(global_step=global_step, var_list=var_list)
     signature = inspect.signature(optimizer.minimize)
@@ -160,18 +205,21 @@ def minimized(optimizer: typing.Any, loss: tf.Tensor,
 
 
 class OwnMinimize:
-    """An optimizer whose `apply_gradients` calls another optimizer's own `minimize`.
-
-    `loss` is the mean over the batch.
-    """
+    """An optimizer whose `apply_gradients` calls another optimizer's own `minimize`."""
 
     def __init__(self, optimizer: typing.Any, loss: tf.Tensor):
+        """
+        Args:
+          optimizer: the other optimizer.
+          loss: the mean loss over the batch.
+        """
         self._optimizer = optimizer
         self._loss = loss
 
     def apply_gradients(self, pairs: list, global_step: typing.Optional[tf.Variable] = None) -> (
             tf.Operation):
-        """The operation of one step, of pairs whose gradient may be None."""
+        """Makes the operation of one step, as `tf.train.Optimizer.apply_gradients` does; the
+        gradient of a pair may be None."""
         present = [pair for pair in pairs if pair[0] is not None]
 
         def given_gradients(d_surrogate: tf.Tensor, unused_earlier: list) -> list:
@@ -186,8 +234,13 @@ class OwnMinimize:
 
 def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
                   known: typing.Iterable[tf.Tensor]) -> bool:
-    """Whether tensors are computed from the value of a loss, by more than its shape, and by another
-    way than through `known` tensors."""
+    """Whether tensors are computed from the value of a loss.
+
+    Args:
+      tensors: the tensors.
+      loss: the loss; what needs only its shape does not count.
+      known: tensors that may be computed from the loss: the search ends at them.
+    """
     known_names = graph_walk.operation_names(known)
 
     def computed_from(op: tf.Operation) -> list:
@@ -229,16 +282,22 @@ class _Surrogate:
                 self.loss = tf.identity_n([loss] + values)[0]
 
     def first_gradient(self, called: str) -> tf.Tensor:
-        """The first dS of all gradients that were taken; `GradientError` without one, by the method
-        that is `called` so."""
+        """The first dS that a method has taken; `GradientError` if it has taken none. `called`
+        names the method, for the error."""
         if not self._taken:
             raise GradientError(called + ' takes no gradient of the loss that it is given.')
         return self._taken[0]
 
 
 def _remove_waits_for_gradients(factor: tf.Tensor, made: typing.Set[str]) -> None:
-    """Makes a factor wait for nothing but its inputs: it would wait for the losses of all towers,
-    which are multiplied by it. `made` are names of the operations that may be changed."""
+    """Makes a factor wait for nothing but its inputs.
+
+    It would wait for the losses of all towers, which are multiplied by it.
+
+    Args:
+      factor: the factor.
+      made: names of the operations that may be changed.
+    """
     for op in graph_walk.step_operations([factor]):
         if op.name in made and _WAITS_FOR_ALL_GRADIENTS.search(op.name):
             compat.set_control_inputs(op, [])

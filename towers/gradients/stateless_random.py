@@ -1,8 +1,8 @@
-"""Random numbers of towers: others in each tower, and a resumed run draws the same.
+"""Random numbers of towers: each tower draws others, and a resumed run draws the same again.
 
-A copy of tower 0 has, for an op of seeds (s, s2) there, seed2 = crc32('s s2 tower k'). Here k is
-the number of a part of the batch (the shard of a tower, or one of its micro-batches) among the
-parts of all machines, from 0.
+In copy k of tower 0 an op with the seeds (s, s2) gets seed2 = crc32('s s2 tower k'). Here k is the
+index of a part of the batch (the shard of a tower, or one of its micro-batches) among the parts of
+all machines, from 0.
 
 The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory, so that a
 run that is killed and started again counts from zero, and drops out other units. With
@@ -30,23 +30,35 @@ from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
 
 Keys = typing.Dict[str, str]
-"""{name of a constant that is the first number of a seed: name of the op that it was made of}."""
+"""{name of a constant, the first number of a seed: name of the op in tower 0 that it comes from}.
+
+A copy of tower 0 gets another number in the place of the constant: see `key_of`."""
 
 
 def make_stateless(operations: typing.Iterable[tf.Operation], fetches: list, step: tf.Tensor,
                    graph_seed: typing.Optional[int], part: int = 0) -> Keys:
-    """Replaces the random ops that the fetches are computed from, on part `part` of the batch.
+    """Replaces random ops by their stateless twins.
 
-    Kept are ops in loops and branches, where a draw depends on more than the step; kinds without a
-    twin; and ops that draw the same numbers as one of these. Returns the `Keys` of the twins.
+    Left as they are: ops in loops and branches, where a draw depends on more than the step; types
+    without a twin; and ops that draw the same numbers as one of these.
+
+    Args:
+      operations: the operations among which the random ones are.
+      fetches: what a step fetches; ops that these do not need are left as they are.
+      step: integer scalar that counts the steps.
+      graph_seed: the graph's seed; None for none.
+      part: the index of the part of the batch.
+
+    Returns:
+      The `Keys` of the twins.
     """
     needed = names_of(step_operations(fetches))
     draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
     keys = {}
-    for name, alike in _alike(draws).items():
-        if not all(map(_has_twin, alike)):
+    for name, equal_draws in _groups_of_equal_draws(draws).items():
+        if not all(map(_has_twin, equal_draws)):
             continue
-        for op in alike:
+        for op in equal_draws:
             with _beside(op, '_stateless/'):
                 key = tf.constant(key_of(name, graph_seed, part), tf.int64)
                 seed = tf.stack([key, tf.cast(step, tf.int64)])
@@ -62,14 +74,20 @@ def _has_twin(op: tf.Operation) -> bool:
 
 @contextlib.contextmanager
 def _beside(op: tf.Operation, suffix: str) -> typing.Iterator[None]:
-    """The context of new operations that are named after `op`, on its device."""
+    """The context of new operations on the device of `op`, whose scope is its name with a
+    suffix."""
     with tf.name_scope(op.name + suffix), tf.device(device_like(op)), \
             tf.control_dependencies(None):
         yield
 
 
-def _alike(draws: typing.Iterable[tf.Operation]) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """{name of the first op: the ops that draw the same numbers, by equal seeds}, in order."""
+def _groups_of_equal_draws(draws: typing.Iterable[tf.Operation]
+                           ) -> typing.Dict[str, typing.List[tf.Operation]]:
+    """Groups random ops that draw the same numbers, since their seeds are equal.
+
+    Returns:
+      {name of the first op of a group: the ops of the group}.
+    """
     groups: typing.Dict[str, list] = collections.OrderedDict()
     first_with_seeds: typing.Dict[tuple, str] = {}
     for op in draws:
@@ -85,8 +103,8 @@ def _alike(draws: typing.Iterable[tf.Operation]) -> typing.Dict[str, typing.List
 
 
 def check_draws_nothing(backward: typing.Iterable[tf.Operation]) -> None:
-    """Refuses a backward pass that draws, as `tf.recompute_grad` makes it: the mask of a
-    dropout would be another one than in the forward pass."""
+    """Refuses a backward pass that draws random numbers, such as `tf.recompute_grad` makes: the
+    mask of a dropout would be another one than in the forward pass."""
     for op in backward:
         if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:
             raise GradientError(
@@ -98,7 +116,8 @@ def check_draws_nothing(backward: typing.Iterable[tf.Operation]) -> None:
 def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
                    graph_seed: typing.Optional[int],
                    step: typing.Optional[tf.Tensor] = None) -> Keys:
-    """Gives random ops seeds of their own where all parts of the batch would draw the same numbers.
+    """Gives stateless random ops other seeds in each part of the batch, where all parts would draw
+    the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
     that variable, and only the first tower's count is kept: without this, all towers have one
@@ -109,7 +128,16 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
 
     Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed have
     one key; without a step, the whole tower has one key. A seed that no variable counts up is the
-    model's own, the same in each tower, and stays. Returns the `Keys`.
+    model's own, the same in each tower, and stays.
+
+    Args:
+      operations: the operations of a tower.
+      part: the index of its part of the batch.
+      graph_seed: the graph's seed; None for none.
+      step: integer scalar that counts the steps; or None.
+
+    Returns:
+      The `Keys` of the new seeds.
     """
     counted_up = _variables_set_by(operations)
     if not counted_up:
@@ -141,7 +169,7 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
 
 
 def _variables_set_by(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
-    """The names of the variables that some operations assign or add to, but for initializers."""
+    """Set of the names of the variables that some operations, no initializers, set or add to."""
     left_out = initializers()
     types = SETS | ADDS
     return {op.inputs[0].op.name for op in operations
@@ -150,11 +178,18 @@ def _variables_set_by(operations: typing.Iterable[tf.Operation]) -> typing.Set[s
 
 def make_initial_values_stateless(variables: typing.Iterable[tf.Variable],
                                   graph_seed: typing.Optional[int]) -> Keys:
-    """Makes initial values depend on the graph-level seed (or None) and the names of ops alone.
+    """Makes initial values depend on nothing but the graph's seed and the names of ops.
 
-    Otherwise TF seeds each op by its place in the graph too, and the same model with the same seed
+    Otherwise TF seeds each op by its index in the graph, too: the same model with the same seed
     starts from other weights on 4 towers than on 1, or with another input pipeline. Values drawn
-    inside loops and branches are kept. Returns the `Keys` of the twins.
+    inside loops and branches are kept.
+
+    Args:
+      variables: the variables.
+      graph_seed: the graph's seed; None for none.
+
+    Returns:
+      The `Keys` of the twins.
     """
     initial = list(map(compat.initializer_of, variables))
     with tf.name_scope('initial_values'):
@@ -163,27 +198,33 @@ def make_initial_values_stateless(variables: typing.Iterable[tf.Variable],
 
 
 def key_of(name: str, graph_seed: typing.Optional[int], part: int) -> int:
-    """The first number of a seed of a tower's op, int64: graph seed x 2^32 + crc32(name, part)."""
+    """The first number of the seed of a random op: graph seed x 2^32 + crc32(name, part), as int64.
+
+    Args:
+      name: the name of the op in tower 0.
+      graph_seed: the graph's seed; None counts as 0.
+      part: the index of the part of the batch.
+    """
     text = '%s part %d' % (name, part) if part else name
     unsigned = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
     return unsigned - 2 ** 64 if unsigned >= 2 ** 63 else unsigned
 
 
 def _twin_of_shape(twin: typing.Callable) -> typing.Callable:
-    """A function `(op, seed) -> numbers` by a stateless op that takes shape, seed and dtype."""
+    """Makes an entry of `_TWINS` from a function that takes shape, seed and dtype."""
     def draw(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
         return twin(shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype)
     return draw
 
 
 def _uniform_integers(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
-    """The twin of `RandomUniformInt`."""
+    """Makes the twin of a `RandomUniformInt`, and returns its numbers."""
     return tf.raw_ops.StatelessRandomUniformInt(
         shape=op.inputs[0], seed=seed, minval=op.inputs[1], maxval=op.inputs[2])
 
 
 def _multinomial(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
-    """The twin of `Multinomial`."""
+    """Makes the twin of a `Multinomial`, and returns its numbers."""
     return tf.raw_ops.StatelessMultinomial(
         logits=op.inputs[0], num_samples=op.inputs[1], seed=seed,
         output_dtype=op.outputs[0].dtype)
@@ -196,13 +237,20 @@ _TWINS = {
     'RandomUniformInt': _uniform_integers,
     'Multinomial': _multinomial,
 }
-"""{type of a stateful random op: function from it and a seed to the numbers of its twin}."""
+"""{type of a stateful random op: function `(op, seed)` that makes its stateless twin, and returns
+the twin's numbers}."""
 
 
 def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list,
                         part: int) -> None:
-    """Changes the seeds of random operations of the first tower of a further machine, or of a
-    further call of the model function; `part` counts the parts of all machines."""
+    """Changes the seeds of random operations that no copy has changed: those of the first tower of
+    machine 1, 2, …, and of call 1, 2, … of the model function.
+
+    Args:
+      operations: the operations of the tower.
+      fetches: what a step fetches of it.
+      part: the index of its part of the batch among those of all machines.
+    """
     needed = names_of(step_operations(fetches))
     nodes = {op: op.node_def for op in operations if op.name in needed}
     library = Library(tf.get_default_graph())
@@ -221,14 +269,15 @@ def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list
 
 
 def _draws_by_seed(function: typing.Any) -> bool:
-    """Whether a node of a `FunctionDef` draws by a seed of its own."""
+    """Whether a node of a `FunctionDef` draws by a seed in its attributes."""
     return any(map(has_seed, function.node_def))
 
 
 def give_seed_of_tower(node: tf.NodeDef, part: int) -> None:
-    """Gives a `NodeDef` that draws by a seed of its own the `seed2` of a part of the batch.
+    """Gives a node that draws by a seed in its attributes the `seed2` of a part of the batch.
 
-    It does not depend on the node's name: two with equal seeds draw the same numbers there, too.
+    The new seed does not depend on the node's name: two nodes with equal seeds still draw the same
+    numbers as each other.
     """
     if has_seed(node):
         seeds = (node.attr['seed'].i, node.attr['seed2'].i)

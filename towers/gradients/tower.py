@@ -15,15 +15,15 @@ class Tower(typing.NamedTuple):
     by the name of the loss.
 
     Attributes:
-      index: the tower's number, from 0.
+      index: the index of the tower, from 0.
       device: the device of its operations and of its gradient operations.
       name_scope: the scope of its operations, such as `'tower_1/'`; of tower 0 it is the scope
         that `build_towers` was called in, `''` mostly.
       inputs: its shard: a nest of `placeholder_with_default`s, which can be fed by hand.
       size: examples in the shard: an int, or an int32 scalar.
       loss: scalar, as the model function returned it: the mean over the shard.
-      predictions: as the model function returned them; [shard, …].
-      metrics: as the model function returned them.
+      predictions: what the model function returned for the shard, tensors of shape [shard, …].
+      metrics: what the model function returned for the shard.
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
         is the plain sum of all towers' shares. The tower's weight is in its share already.
       of_shard: list of the gradients of those tensors of the shard that trained variables are
@@ -32,7 +32,7 @@ class Tower(typing.NamedTuple):
       variables: the model's variables that its operations read, directly or as a replica.
       data_loss: scalar, the loss that is differentiated: with the registered losses that
         `regularization='add'` adds.
-      micro_batch: the index of this micro-batch in its tower, from 0; 0 of a single one.
+      micro_batch: the index of this micro-batch in its tower, from 0; 0 without accumulation.
       forward: frozenset of the names of the operations of its forward pass.
       backward: frozenset of the names of the operations of its backward pass.
     """
@@ -63,7 +63,7 @@ class Tower(typing.NamedTuple):
         return name in self.forward or name in self.backward
 
     def own(self, operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
-        """Those of some operations that belong to the tower."""
+        """List of those of some operations that belong to the tower."""
         return [op for op in operations if self.has(op.name)]
 
     def __repr__(self) -> str:

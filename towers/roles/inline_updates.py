@@ -1,4 +1,5 @@
-"""Writes of shared variables in the forward pass: one tower writes, as on one device.
+"""Inline updates: writes of shared variables in the forward pass. One tower writes, as on one
+device.
 
 Batch norm with `updates_collections=None` writes its moving averages in the forward pass: the loss
 waits for these writes. So with `update_ops='first'` the towers after the first leave out a write
@@ -46,14 +47,14 @@ class Write(typing.NamedTuple):
 
 
 def writes_by(writes: typing.Iterable[Write], names: typing.Container[str]) -> typing.List[Write]:
-    """Those of some writes whose operations have these names."""
+    """List of the writes by operations of these names."""
     return [write for write in writes if write.op.name in names]
 
 
 def writes_of(recorded: Recorded) -> typing.List[Write]:
-    """The writes of a call of the model function, without initial values.
+    """List of the writes of a call of the model function.
 
-    The state of random generators is left out: each tower draws for itself.
+    Without initial values, and without the state of random generators: each tower draws for itself.
     """
     left_out = initializers() | recorded.owned
     finder = Writes(tf.get_default_graph())
@@ -86,15 +87,20 @@ class InlineUpdates(typing.NamedTuple):
 def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[tf.Operation],
                    fetches: list, request: typing.Any,
                    replicated: typing.AbstractSet[str] = frozenset()) -> InlineUpdates:
-    """Leaves out or shares the first tower's writes of shared variables, before gradients are
-    taken.
+    """Decides which of the first tower's writes the other towers leave out, and which value they
+    share; takes those that become updates out of the first tower's forward pass.
+
+    It comes before gradients are taken.
 
     Args:
-      writes: the writes.
-      operations: all operations of the first tower's forward pass.
-      fetches: a step's fetches but for the updates.
+      writes: the writes of shared variables by the first tower's forward pass.
+      operations: all operations of this forward pass.
+      fetches: what a step fetches, without the updates.
       request: `Request` of the build.
       replicated: names of the variables that have replicas.
+
+    Raises:
+      SharedVariableError: a write that cannot be left to the first tower.
     """
     update_ops = request.training.update_ops
     served_rank = request.served_rank
@@ -124,7 +130,8 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
 
 
 def _writes_stay(request: typing.Any) -> bool:
-    """Whether the forward pass of a `Request` writes as it is: where one tower does all."""
+    """Whether the forward pass may write as it does, in the build of a `Request`: with one tower
+    and no other machines, unless nobody is to write."""
     is_one_tower = request.parts_a_call == 1 and request.served_rank is None
     return is_one_tower and request.training.update_ops != 'none'
 
@@ -139,7 +146,7 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
       request: `Request` of the build.
 
     Returns:
-      Those that the tower runs as updates.
+      List of the operations that the tower is to run as updates instead.
     """
     is_after_chief = request.served_rank is not None and request.served_rank > 0
     if request.training.update_ops == 'none' or is_after_chief:  # the chief writes
@@ -155,7 +162,7 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
 
 def _removable_in_functions(writes: typing.Iterable[Write],
                             finder: Writes) -> typing.Dict[str, typing.List[int]]:
-    """`InlineUpdates.in_functions` of the writes in functions that can leave variables alone."""
+    """`InlineUpdates.in_functions`, of the writes in functions that can be made without them."""
     in_functions = {}
     for write in writes:
         positions = _removable_writes(write, finder)
@@ -165,8 +172,8 @@ def _removable_in_functions(writes: typing.Iterable[Write],
 
 
 def _removable_writes(write: Write, finder: Writes) -> typing.List[int]:
-    """The positions, from the last (-1), of the written variables, if the functions of the
-    operation can be rewritten without these writes; else []."""
+    """List of the positions, from the last (-1), at which an operation takes the variables that its
+    functions write; [] if it calls none, or they cannot be made without these writes."""
     op = write.op
     if not finder.within_function(op) or 'While' in op.type:
         return []
@@ -184,8 +191,13 @@ def _removable_writes(write: Write, finder: Writes) -> typing.List[int]:
 # ---- what is refused -----------------------------------------------------------------------------
 
 def _check_can_be_left(write: Write, is_used: bool, finder: Writes) -> None:
-    """Refuses a write that cannot be left to the first tower; `is_used` says whether the written
-    value is used."""
+    """Refuses a write that cannot be left to the first tower.
+
+    Args:
+      write: the write.
+      is_used: whether the written value is used.
+      finder: finds the functions that operations call.
+    """
     if finder.within_function(write.op):
         if write.op.type in CONTROL_FLOW_V2:
             where = 'within a branch or a loop of control flow v2'
@@ -208,7 +220,7 @@ def _check_can_be_left(write: Write, is_used: bool, finder: Writes) -> None:
 
 def _check_replicated(writes: typing.Iterable[Write],
                       replicated: typing.AbstractSet[str]) -> None:
-    """Refuses writes of variables that have replicas, which are `replicated`."""
+    """Refuses writes of variables that have replicas; `replicated` are their names."""
     for write in writes:
         for variable in sorted(replicated & set(write.variables)):
             raise SharedVariableError(
@@ -221,9 +233,14 @@ def _check_replicated(writes: typing.Iterable[Write],
 
 
 def _check_served(writes: typing.Iterable[Write], fetches: list, update_ops: str) -> None:
-    """Refuses variables that the forward pass writes and the `fetches` read: workers of parameter
-    servers would each write them, or read them at any time. With `update_ops` of 'none' no worker
-    writes."""
+    """Refuses variables on parameter servers that the forward pass writes and reads: each worker
+    would write them, and read them before or after the chief has written.
+
+    Args:
+      writes: the writes of the forward pass.
+      fetches: what a step fetches, for which variables are read.
+      update_ops: the argument of the build; with `'none'` no worker writes.
+    """
     if update_ops == 'none':
         return
     served = operation_names(tf.global_variables())
@@ -241,9 +258,10 @@ def _check_served(writes: typing.Iterable[Write], fetches: list, update_ops: str
 # ---- written values that are used ----------------------------------------------------------------
 
 def _writes_used(writes: typing.Iterable[Write], fetches: list) -> typing.Set[str]:
-    """Names of the writes whose new value the fetches are computed from.
+    """Set of the names of the writes whose new value the fetches are computed from.
 
-    A control edge from a write does not use its value; a read that waits for one does.
+    A control edge from a write does not use its value; a read of the variable that waits for the
+    write does.
     """
     writing = by_name(write.op for write in writes)
     writes_by_reader = _writes_by_reader(writes)
@@ -277,7 +295,7 @@ def _writes_by_reader(
     for write in writes:
         for name in write.variables:
             variable = graph.get_operation_by_name(name)
-            # Of a reference variable also what takes its memory, from an `Identity`, say.
+            # The readers of a reference variable take its memory, even from an `Identity`.
             for reader in finder.takers(variable) + finder.readers(variable, write.op):
                 found[reader.name].add(write.op.name)
     return found
@@ -285,7 +303,7 @@ def _writes_by_reader(
 
 def _unhook(operations: typing.Iterable[tf.Operation],
             writes: typing.Iterable[tf.Operation]) -> None:
-    """Removes all control edges from some writes to the operations, so that nothing runs them."""
+    """Removes all waits of the operations for some writes, so that nothing runs these."""
     names = names_of(writes)
     if not names:
         return

@@ -1,4 +1,4 @@
-"""Additions to counters of metrics, which all towers share: each adds its part, in its turn.
+"""Counters of metrics, which all towers share: each tower adds its part, in its turn.
 
 `tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another, whatever the
 size of the batch: a shard of one example would count as much as a shard of ten. Where some counter
@@ -79,7 +79,7 @@ def _are_static(weights: typing.Sequence) -> bool:
 
 def _towers_that_count(towers: typing.Sequence[Tower],
                        weights: typing.Sequence) -> typing.List[Tower]:
-    """The towers whose metrics are run: one of weight 0. has nothing but padding."""
+    """List of the towers whose metrics are run: one with the weight 0.0 has only padding."""
     counting = []
     for tower, weight in zip(towers, weights):
         if not isinstance(weight, float) or weight != 0.:
@@ -115,11 +115,11 @@ class _CounterWrites(typing.NamedTuple):
 
 def _weigh_additions(metrics: typing.Sequence[dict], weights: typing.Sequence,
                      counters: typing.Set[str], finder: Writes) -> None:
-    """Weighs the towers' additions to the counters of metrics of which some counter counts calls.
+    """Weighs the towers' additions to the counters of the metrics that count calls, not examples.
 
     Args:
       metrics: the metrics of each tower.
-      weights: of the towers.
+      weights: the weights of the towers.
       counters: names of the counters of all metrics.
       finder: finds the writes of the graph.
     """
@@ -127,10 +127,10 @@ def _weigh_additions(metrics: typing.Sequence[dict], weights: typing.Sequence,
     for name, first in metrics[0].items():
         if not isinstance(first, (tuple, list)):
             continue
-        read = counters & _names_behind(first[0])
+        read = counters & _names_upstream(first[0])
         writes_of_towers = []
-        for of_tower, weight in zip(metrics, weights):
-            update = of_tower[name][1]
+        for tower_metrics, weight in zip(metrics, weights):
+            update = tower_metrics[name][1]
             writes = _counter_writes(update, read, finder)
             for op in writes.others:
                 _make_fail_without_example(update, op, weight)
@@ -152,9 +152,12 @@ def _weigh_addition(op: tf.Operation, weight: typing.Union[float, tf.Tensor]) ->
         compat.replace_input(op, position, weighted(addition, weight))
 
 
-def _names_behind(value: typing.Any) -> typing.Set[str]:
-    """Names of the operations that the value of a metric, a tensor or a variable, is computed
-    from."""
+def _names_upstream(value: typing.Any) -> typing.Set[str]:
+    """Set of the names of the operations that the value of a metric is computed from.
+
+    Args:
+      value: a tensor or a variable.
+    """
     if isinstance(value, compat.VARIABLE_TYPES):
         return {value.op.name}
     return ancestors([value]) if tf.is_tensor(value) else set()
@@ -162,7 +165,7 @@ def _names_behind(value: typing.Any) -> typing.Set[str]:
 
 def _counter_writes(update: typing.Any, counters: typing.Set[str],
                     finder: Writes) -> _CounterWrites:
-    """The writes of counters of these names by an update."""
+    """The writes of the counters of these names by an update, as `_CounterWrites`."""
     writes = _CounterWrites(collections.defaultdict(list), [])
     for op in step_operations([update]):
         for counter in counters.intersection(finder.of(op)):
@@ -174,7 +177,7 @@ def _counter_writes(update: typing.Any, counters: typing.Set[str],
 
 
 def _counts_calls(writes_of_towers: typing.Sequence[_CounterWrites]) -> bool:
-    """Whether every tower adds the same constant to some counter."""
+    """Whether a metric counts calls: every tower adds the same constant to one of its counters."""
     for counter in writes_of_towers[0].additions:
         additions = [writes.additions[counter] for writes in writes_of_towers]
         if _are_one_constant(additions):
@@ -183,7 +186,11 @@ def _counts_calls(writes_of_towers: typing.Sequence[_CounterWrites]) -> bool:
 
 
 def _are_one_constant(additions_of_towers: typing.Sequence[list]) -> bool:
-    """Whether every tower adds to a counter once, and all the same constant."""
+    """Whether every tower adds to a counter once, and all of them the same constant.
+
+    Args:
+      additions_of_towers: for each tower the operations that add to the counter.
+    """
     constants = []
     for additions in additions_of_towers:
         if len(additions) != 1:
@@ -198,7 +205,13 @@ def _are_one_constant(additions_of_towers: typing.Sequence[list]) -> bool:
 
 def _make_fail_without_example(update: typing.Any, op: tf.Operation,
                                weight: typing.Union[float, tf.Tensor]) -> None:
-    """Makes the update of a metric fail without an example, since its operation adds nothing up."""
+    """Makes the update of a metric fail in a tower without an example: it would count padding.
+
+    Args:
+      update: the metric's update_op.
+      op: the operation by which it writes a counter in another way than adding to it.
+      weight: the tower's weight; a float is never 0 here.
+    """
     if not isinstance(weight, tf.Tensor):
         return
     with tf.control_dependencies(None):
@@ -209,7 +222,8 @@ def _make_fail_without_example(update: typing.Any, op: tf.Operation,
 
 
 def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
-    """Which input of an operation is added to a variable; None if it adds none, or in a branch."""
+    """The index of the input that an operation adds to a variable; None for an operation that does
+    not add, or is in a branch or a loop."""
     if compat.in_control_flow(op):
         return None
     if op.type in ADDS:
@@ -235,7 +249,7 @@ def _count_in_turn(towers: typing.Sequence[Tower], names: typing.Set[str],
 
 
 def _turns(tower: Tower, counters: Counters, finder: Writes) -> typing.List[Turn]:
-    """The turns of a tower: one for each metric, loss, and update of a counter."""
+    """List of the turns of a tower: one for each metric, loss, and update of a counter."""
     fetches = _fetches(tower, counters, finder)
     operations = step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)

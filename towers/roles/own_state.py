@@ -24,14 +24,14 @@ StateWrites = typing.Dict[str, typing.List[tf.Operation]]
 
 def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
                    step: typing.Set[str], counted: typing.Set[str]) -> StateWrites:
-    """Finds the state of a tower: local variables that a step writes.
+    """Finds the variables that are each tower's own state: local variables that a step writes.
 
-    A write that depends on the shard makes the variable the tower's own even if no step runs it,
-    which is refused then. A write that only an update_op of a metric runs leaves it shared.
+    A write that depends on the shard counts even if no step runs it: `make_own_state` refuses it. A
+    write that only an update_op of a metric runs does not count.
 
     Args:
       recorded: the forward pass.
-      writes: its writes.
+      writes: the writes of the forward pass.
       step: names of the operations that a step runs.
       counted: names of the operations that the update_ops of metrics run.
     """
@@ -53,7 +53,7 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
 
     Args:
       recorded: the forward pass.
-      state_writes: as `find_own_state` returns it.
+      state_writes: what `find_own_state` has returned.
       step: names of the operations that a step runs.
       num_towers: how many towers, or parts of the batch, there are.
 
@@ -77,8 +77,8 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
 
 
 def _candidates(recorded: Recorded) -> typing.Dict[str, tf.Variable]:
-    """{name: variable} of variables that may be state: local variables, but no counters of metrics,
-    and the state of Keras layers."""
+    """{name: variable} of the variables that may be state: local variables without counters of
+    metrics, and the state of Keras layers."""
     shared = tf.global_variables() + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
     candidates = variables_by_name(without(tf.local_variables(), shared))
     candidates.update(variables_by_name(recorded.keras_states))
@@ -86,8 +86,8 @@ def _candidates(recorded: Recorded) -> typing.Dict[str, tf.Variable]:
 
 
 def _check_state(state_writes: StateWrites, step: typing.Set[str], num_towers: int) -> None:
-    """Refuses state that a step does not write, and state that is trained; the arguments are as of
-    `make_own_state`."""
+    """Refuses state that a step does not write, and state that is trained; the arguments are those
+    of `make_own_state`."""
     trainable = operation_names(tf.trainable_variables())
     for name, operations in state_writes.items():
         for op in operations:
@@ -105,8 +105,16 @@ def _check_state(state_writes: StateWrites, step: typing.Set[str], num_towers: i
 
 def _earlier_or_new(first: tf.Variable, index: int,
                     local: typing.Dict[str, tf.Variable]) -> tf.Variable:
-    """The variable of tower `index` beside the first one's: one of the `local` variables, which an
-    earlier build made for the same state, or a new one."""
+    """The variable of another tower for the state of the first tower's.
+
+    Args:
+      first: the first tower's variable.
+      index: the index of the other tower.
+      local: {name: local variable} of the graph, in which an earlier build may have made it.
+
+    Returns:
+      The earlier build's variable, or a new one.
+    """
     name = '%s_tower_%d' % (first.op.name, index)
     earlier = local.get(name)
     if earlier is not None and earlier.shape == first.shape and earlier.dtype == first.dtype:

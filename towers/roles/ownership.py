@@ -87,8 +87,13 @@ class Roles(typing.NamedTuple):
         return sorted(name for name in self.written if self.written[name] == role)
 
     def in_tower(self, part: int, micro_batches: int) -> typing.Dict[str, tf.Variable]:
-        """{name of a variable: the variable of part number `part`, among the micro-batches of all
-        towers}; each tower has so many `micro_batches`."""
+        """The variables that a copy of tower 0 uses in the place of tower 0's: {name of a variable:
+        the copy's}.
+
+        Args:
+          part: the index of the copy among the micro-batches of all towers.
+          micro_batches: how many of them each tower has.
+        """
         variables = {}
         if self.replicas is not None:
             variables.update(self.replicas.in_tower(part // micro_batches))
@@ -97,7 +102,11 @@ class Roles(typing.NamedTuple):
         return variables
 
     def own_variables(self, first: int = 0) -> typing.List[tf.Variable]:
-        """List of the state of tower number `first` and of the towers after it, by variable."""
+        """List of the state variables, by variable and then by tower.
+
+        Args:
+          first: index of the first tower whose variables are listed.
+        """
         return sum([of_towers[first:] for of_towers in self.own_state.values()], [])
 
     def describe(self, request: typing.Any) -> typing.Optional[str]:
@@ -153,10 +162,10 @@ class _Runs(typing.NamedTuple):
     """Names of the operations of the model function that are run, by what runs them.
 
     Attributes:
-      forward: the results of the model function, but for updates and metrics that are pairs.
-      step: these, and the updates.
-      counted: the update_ops of metrics.
-      in_build: what the build runs by itself: the step, but in an evaluation no updates.
+      forward: run for the results of the model function, without updates and `tf.metrics` pairs.
+      step: run for these, and for the updates.
+      counted: run for the update_ops of metrics.
+      in_build: run by what the build makes: `step`, but without an optimizer `forward`.
     """
     forward: typing.Set[str]
     step: typing.Set[str]
@@ -166,33 +175,77 @@ class _Runs(typing.NamedTuple):
 
 def ownership(recorded: Recorded, request: typing.Any,
               trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]],
-              further_fetches: typing.Sequence = (),
+              optimizer_fetches: typing.Sequence = (),
               make_replicas: typing.Optional[typing.Callable] = None) -> Roles:
-    """Finds the role of each variable; then makes the towers' own variables, and takes writes that
-    become updates out of the forward pass.
+    """Finds the role of each variable, and gives the towers what the roles ask for.
+
+    That is: a variable for each tower where state is each tower's own; replicas of trained
+    variables; and writes that become updates are taken out of the forward pass.
 
     Args:
       recorded: the forward pass of tower 0.
       request: `Request` of the build.
       trained: {name of an objective: list of the variables that its loss trains}.
-      further_fetches: tensors and operations that the step runs and the model function did not
-        return: its optimizer calls.
-      make_replicas: function of variables and devices, where trained variables have replicas.
+      optimizer_fetches: tensors and operations of the model function's own optimizer calls, which a
+        step runs, too.
+      make_replicas: function `(variables, devices) -> Replicas`; None where trained variables have
+        no replicas.
+
+    Returns:
+      `Roles`.
 
     Raises:
       SharedVariableError: a write that is no tower's.
       GradientError: the model function trains by itself.
     """
     scalars, _ = metrics_by_kind(recorded.output.metrics)
-    fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(further_fetches)
+    fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(optimizer_fetches)
     runs = _runs(recorded, fetches, bool(request.training.objectives))
+    found = _find_roles(recorded, request, runs)
+    # From here on variables are made, and the forward pass is changed.
+    own_state = make_own_state(recorded, found.state_writes, runs.step, request.parts_a_call)
+    replicas = None
+    replicated: typing.FrozenSet[str] = frozenset()
+    if make_replicas is not None:
+        replicas = make_replicas(recorded.variables, request.devices)
+        replicated = frozenset(replicas.of_variable)
+    updates = inline_updates(found.first_writes, recorded.operations, fetches, request, replicated)
+    return Roles(trained, found.written, found.reasons, own_state, updates, replicas)
+
+
+class _FoundRoles(typing.NamedTuple):
+    """The roles of the variables that a step writes before the update.
+
+    Attributes:
+      written: {name of a variable: its role}.
+      reasons: {name of a variable: why it has this role}.
+      state_writes: {name of a variable that is each tower's own state: the operations that write
+        it}.
+      first_writes: the writes of the forward pass that tower 0 does for all towers.
+    """
+    written: typing.Dict[str, str]
+    reasons: typing.Dict[str, str]
+    state_writes: typing.Dict[str, typing.List[tf.Operation]]
+    first_writes: typing.List[Write]
+
+
+def _find_roles(recorded: Recorded, request: typing.Any, runs: _Runs) -> _FoundRoles:
+    """Finds the roles of the variables that a step writes; nothing is changed.
+
+    Args:
+      recorded: the forward pass of tower 0.
+      request: `Request` of the build.
+      runs: the operations that are run.
+
+    Raises:
+      SharedVariableError, GradientError: see `ownership`.
+    """
     writes = writes_of(recorded)
     has_call_for_each_tower = request.call.copies == 'reuse'
     if has_call_for_each_tower:
         _check_not_written(writes_by(writes, runs.forward | runs.counted), 'the forward pass')
     if request.training.objectives.optimizer_calls is None:
         _check_trains_nothing(writes_by(writes, runs.in_build))
-    # What is whose?
     state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
     counters = set(metric_variables())
     for write in writes_by(writes, runs.counted - runs.step):
@@ -210,20 +263,18 @@ def ownership(recorded: Recorded, request: typing.Any,
                         {OWN: state_writes.keys() if has_own_state else (),
                          METRIC: counters, EVERY: every})
     reasons = _reasons_of(written, proven.reasons, request)
-    # From here on variables are made, and the forward pass is changed.
-    own_state = make_own_state(recorded, state_writes, runs.step, request.parts_a_call)
-    replicas = None
-    replicated: typing.FrozenSet[str] = frozenset()
-    if make_replicas is not None:
-        replicas = make_replicas(recorded.variables, request.devices)
-        replicated = frozenset(replicas.of_variable)
     first_writes = writes_by(_without(shared, every), runs.forward)
-    updates = inline_updates(first_writes, recorded.operations, fetches, request, replicated)
-    return Roles(trained, written, reasons, own_state, updates, replicas)
+    return _FoundRoles(written, reasons, state_writes, first_writes)
 
 
 def _runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
-    """The operations that are run, where a step fetches `fetches` besides updates and metrics."""
+    """Finds the operations that are run.
+
+    Args:
+      recorded: the forward pass of tower 0.
+      fetches: what a step fetches, without updates and `tf.metrics` pairs.
+      is_trained: whether there is an optimizer.
+    """
     _, pairs = metrics_by_kind(recorded.output.metrics)
     forward = names_of(step_operations(fetches))
     step = names_of(step_operations(fetches + recorded.updates))
@@ -233,7 +284,7 @@ def _runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
 
 def _without(writes: typing.Iterable[Write],
              names: typing.Container[str]) -> typing.List[Write]:
-    """The writes of other variables than those of these names."""
+    """The writes without the variables of these names; a write of these only is left out."""
     others = []
     for write in writes:
         variables = [variable for variable in write.variables if variable not in names]
@@ -244,7 +295,15 @@ def _without(writes: typing.Iterable[Write],
 
 def _roles_of(writes: typing.Iterable[Write],
               names_by_role: typing.Dict[str, typing.Container[str]]) -> typing.Dict[str, str]:
-    """{name of a written variable: its role}: the first whose names it is among, else `FIRST`."""
+    """The role of each written variable.
+
+    Args:
+      writes: the writes.
+      names_by_role: {role: names of the variables that may have it}; the first one counts.
+
+    Returns:
+      {name of a variable: its role}, `FIRST` if it is among none of the names.
+    """
     written = {}
     for write in writes:
         for variable in write.variables:
@@ -279,8 +338,8 @@ def _reasons_of(written: typing.Dict[str, str], proven_reasons: typing.Dict[str,
 
 
 def _check_not_written(writes: typing.Iterable[Write], called: str) -> None:
-    """Refuses writes that each of several calls of the model function would make to a variable that
-    they share; errors say what writes, which is `called` so."""
+    """Refuses the writes, with `copies='reuse'`: each call of the model function would write a
+    variable that all calls share. `called` is what writes, for the error."""
     for op, names in writes:
         raise SharedVariableError(
             "copies='reuse', and %s writes variable %s (operation %s), which all towers have in "
@@ -293,8 +352,8 @@ OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
 
 
 def _check_trains_nothing(writes: typing.Iterable[Write]) -> None:
-    """Refuses writes that train a variable within a tower: by an operation of TensorFlow's
-    optimizers, or of a trainable variable by gradients (`tf.gradients`)."""
+    """Refuses writes by which the model function trains a variable itself: by an operation of
+    TensorFlow's optimizers, or by a value computed from `tf.gradients`."""
     trainable = operation_names(tf.trainable_variables())
     for op, names in writes:
         for name in trainable.intersection(names):
@@ -307,6 +366,7 @@ def _check_trains_nothing(writes: typing.Iterable[Write]) -> None:
 
 
 def _is_computed_from_gradients(op: tf.Operation, variable: str) -> bool:
-    """Whether what an operation writes to the variable of that name is computed from gradients."""
+    """Whether an operation writes a value that is computed from gradients to the variable of this
+    name."""
     values = [tensor for tensor in op.inputs if tensor.op.name != variable]
     return any(map(OF_GRADIENTS.search, ancestors(values)))

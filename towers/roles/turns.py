@@ -38,11 +38,11 @@ class Turn(typing.NamedTuple):
 
 def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
                        variables: typing.Dict[str, tf.Variable]) -> typing.List[Take]:
-    """Lists where the tower's operations take any of the variables.
+    """Lists the takes of a tower: where its operations get any of the variables.
 
     Args:
       tower: the tower.
-      operations: in which the tower's are looked for.
+      operations: operations, of which only the tower's own count.
       variables: {name: variable}.
     """
     inside = by_name(op for op in tower.own(operations) if op.name not in variables)
@@ -86,7 +86,7 @@ def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str
     """Makes an operation take a variable, or its value, after others.
 
     Args:
-      take: what is taken.
+      take: the operation, and what it takes.
       ends: the operations to wait for.
       scope: the name scope of the tower that takes.
       waits: the waits, which are added to.
@@ -101,7 +101,7 @@ def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str
                     take.variable.op.name, end.name, take.op.name))
     if take.op.inputs[take.position].op is take.variable.op:
         return
-    # Its value, which was read once for all towers.
+    # It takes a value that was read once for all towers: from now on it has a read of its own.
     awaited = []
     for end in ends:
         awaited += operations_to_await(end, finder)

@@ -1,11 +1,14 @@
 """The order of the update's writes after the step's reads.
 
-Two kinds of writes do not wait by themselves. An optimizer may write beside the gradients: AdamW
-decays a weight before it applies the gradient, a counter goes up first, while a backward pass may
-still read: the memory of a reference variable, the weights once more in what is recomputed, and on
-parameter servers all that the other workers compute from. And updates such as batch norm's write,
-on a parameter server, a variable that other workers' forward passes of the same step read; where
-all data have ended they must not run at all. Both are found in the finished step.
+Two kinds of writes do not wait for the reads by themselves; both are found in the finished step.
+
+- An optimizer may write a variable without waiting for its gradient: AdamW decays a weight first, a
+  counter goes up first. Meanwhile a backward pass may still read the memory of a reference
+  variable, or the weights once more in a recomputation; on parameter servers, other workers read
+  (`hold_update`).
+- Update ops, such as batch norm's, may write a variable on a parameter server that other workers'
+  forward passes of the same step read. In a worker whose data have ended they must not run at all
+  (`hold_back`).
 """
 
 import collections
@@ -49,7 +52,7 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
       fetched: list of tensors: losses, and the gradients for the optimizer.
       awaited: the losses and riding updates that the optimizer waits for. Writes among the latter
         are no writes of the update: `hold_back` has made them wait.
-      fetchable: tensors that a program can have without a step: nothing behind them gets a new
+      fetchable: tensors that a program can have without a step: nothing upstream of them gets a new
         wait.
       conditions: operations that every write of a step waits for, see `Exchanged`; [] without a
         cluster.
@@ -88,14 +91,14 @@ _CONDITION = 'the other workers of the cluster are done with variable %s before 
 
 
 def _group(awaited: list, name: str) -> tf.Operation:
-    """An operation of that name that waits for others, on the CPU."""
+    """Makes an operation of this name, on the CPU, that waits for others."""
     with tf.control_dependencies(None), only_device('/cpu:0'):
         return tf.group(*awaited, name=name)
 
 
 def _writes_among(operations: typing.Iterable[tf.Operation],
                   left_out: typing.Container[str]) -> typing.List[Write]:
-    """The writes among operations, without those of the names `left_out`."""
+    """List of the writes among operations, without operations of the names `left_out`."""
     finder = Writes(tf.get_default_graph())
     writes = [Write(op, finder.of(op)) for op in operations if op.name not in left_out]
     return [write for write in writes if write.variables]
@@ -109,7 +112,7 @@ class _GradientReads:
         self._gradients = []
         self._own_gradient = {}  # name of a variable: the operation of its gradient
         for gradient, variable in pairs:
-            # Of rows the values, which the backward pass computes after their indices.
+            # The values of sparse gradients, which are computed after their indices.
             op = getattr(gradient, 'values', gradient).op
             self._gradients.append(op)
             if variable is not None:
@@ -144,11 +147,18 @@ class _GradientReads:
 
 def _reads_beside_step(fetchable: typing.Sequence,
                        train_op: tf.Operation) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """{name of a resource variable: the reads of it that `fetchable` tensors need and the step of
-    `train_op` does not}.
+    """Finds the reads of resource variables that a step does not run, but a program may fetch with
+    it: for predictions, say.
 
-    The update will wait for these reads, so every step will run them: only reads whose inputs
-    (handle, indices) the step runs anyway.
+    The update will wait for these reads, so every step will run them. So only reads are found whose
+    inputs (handle, indices) the step runs anyway.
+
+    Args:
+      fetchable: tensors that a program may fetch.
+      train_op: the operation of the step.
+
+    Returns:
+      {name of a variable: the reads}.
     """
     step = names_of(step_operations([train_op]))
     reads = collections.defaultdict(list)
@@ -218,8 +228,15 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
 
 def _updates_and_writes(updates: list,
                         operations: typing.Iterable[tf.Operation]) -> typing.List[Write]:
-    """The `operations` of updates that are updates themselves, or write: each as a `Write`, which
-    may be of no variable."""
+    """Finds what has to wait among the operations of some updates.
+
+    Args:
+      updates: the updates.
+      operations: all operations that these run.
+
+    Returns:
+      List of `Write`: the updates themselves, which may write no variable, and all writes.
+    """
     finder = Writes(tf.get_default_graph())
     names_of_updates = operation_names(updates)
     found = []

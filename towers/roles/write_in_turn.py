@@ -77,7 +77,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
 
 
 def _variables_named(names: typing.Sequence[str]) -> Variables:
-    """The graph's variables of some names."""
+    """{name: variable} of the graph's variables that have these names."""
     variables = variables_by_name(tf.global_variables() + tf.local_variables())
     return {name: variables[name] for name in names if name in variables}
 
@@ -105,7 +105,7 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], written: Variabl
 
 
 def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Variables:
-    """Those of the variables that an operation writes."""
+    """{name: variable} of those of the variables that an operation writes."""
     return {name: variables[name] for name in finder.of(op) if name in variables}
 
 
@@ -181,7 +181,8 @@ def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
 
 
 def _ignores_averages(op: tf.Operation) -> bool:
-    """Whether an operation is a fused batch norm in training, which takes averages in vain."""
+    """Whether an operation is a fused batch norm in training that does not use the averages which
+    it takes."""
     if not is_fused_batch_norm(op.type) or not op.get_attr('is_training'):
         return False
     attributes = op.node_def.attr
@@ -191,12 +192,12 @@ def _ignores_averages(op: tf.Operation) -> bool:
 
 def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: Variables,
            finder: Writes) -> typing.List[Turn]:
-    """The turns of a tower: one for each variable, in the order of their names.
+    """List of the turns of a tower: one for each variable, in the order of their names.
 
     Args:
       tower: the tower.
-      operations: operations, in no order; only the tower's own count.
-      variables: the variables.
+      operations: operations, in no order, of which only the tower's own count.
+      variables: {name: variable}.
       finder: finds the writes of the graph.
     """
     own = by_name(tower.own(operations))

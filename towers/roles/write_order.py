@@ -105,7 +105,7 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
 
 
 def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
-    """The operations that have to wait."""
+    """List of the operations that have to wait."""
     return [hold.held for hold in holds]
 
 
@@ -127,21 +127,28 @@ def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
 
 
 def _reference_variable(op: tf.Operation) -> tf.Operation:
-    """The operation of the variable whose reference an operation hands on, or gives after a
-    write."""
+    """The operation of the reference variable that an operation hands on, or has written."""
     while op.type not in VARIABLE_OPS:
         op = op.inputs[0].op
     return op
 
 
 def fetches_without_updates(tower: Tower) -> list:
-    """The tensors that a step needs of a tower besides its updates."""
+    """List of the tensors of a tower that a step needs, besides its updates."""
     return fetches_in([tower.loss, tower.data_loss, tower.predictions, gradients_of(tower.pairs)])
 
 
 def _writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: Operations,
             finder: Writes) -> typing.List[TowerWrite]:
-    """The writes of some towers among the operations of a step."""
+    """Finds the writes in a step that are to wait.
+
+    Args:
+      towers: the towers that write.
+      takers: {name of a variable: the operations that take it}.
+      roles: the roles of the variables.
+      step: the operations of the step.
+      finder: finds the writes of the graph.
+    """
     writes = []
     for variable, operations in takers.items():
         is_every = roles.written[variable] == EVERY
@@ -156,7 +163,7 @@ def _writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: 
 
 
 def _write_in_order_of_towers(writes: typing.List[TowerWrite], waits: Waits) -> None:
-    """Adds to the waits that each tower's writes come after those of the tower before."""
+    """Makes each tower's writes come after those of the tower before; adds this to the waits."""
     for former, later in itertools.permutations(writes, 2):
         if former.variable != later.variable or former.tower + 1 != later.tower:
             continue
@@ -169,8 +176,14 @@ def _write_in_order_of_towers(writes: typing.List[TowerWrite], waits: Waits) -> 
 
 
 def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
-    """Adds to the waits that writes come after the reads that they are held for."""
-    # Those that follow some write are the last: each of them rules out more others.
+    """Makes writes come after the reads that they are held for; adds this to the waits.
+
+    Each hold adds one wait, for one of its ends: the first that closes no circle.
+
+    Raises:
+      SharedVariableError: a read that waits for a write which every tower does.
+    """
+    # Reads that follow a write come last, since waits for them rule out more others.
     holds = sorted(holds, key=lambda hold: all(map(waits.follows_any, hold.ends)))
     for hold in holds:
         is_added = any(waits.add(hold.held, end, _read_in_words(hold, end)) for end in hold.ends)
@@ -198,8 +211,8 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
       towers: all towers.
       reads: the operations that the towers' fetches need.
       writes: the writes.
-      takers: the operations that take each variable.
-      frames: of all these operations.
+      takers: {name of a variable: the operations that take it}.
+      frames: the loops and branches around all these operations.
       reads_of_updates: names of the operations that the towers' updates need. What every tower
         writes waits for these reads, too: rows that an update computes from the variable are
         computed from what was there before the step, in all towers.
@@ -244,11 +257,15 @@ class _OtherWrites:
         self._steps_of_losses = steps_of_losses
 
     def is_write_that_need_not_be_first(self, op: tf.Operation, write: TowerWrite) -> bool:
-        """Whether an operation is a write, after which another write of its variable need not come.
+        """Whether an operation is a write of the same variable that `write` need not wait for.
 
-        There are three reasons: it is that write itself; every tower writes the variable, and such
-        writes are in the order of the towers already; or the step of some loss runs the other write
-        and not this one, which it would then run, too.
+        There are three reasons: it is `write` itself; every tower writes the variable, and such
+        writes are in the order of the towers already; or some loss has a step that runs `write` but
+        not the operation, and a wait would make it run that, too.
+
+        Args:
+          op: an operation that takes the variable.
+          write: the write.
         """
         other = self._writes.get(op.name)
         if other is None:
@@ -262,20 +279,30 @@ class _OtherWrites:
 
 def _is_of_another_loss(reader: tf.Operation, writer: tf.Operation,
                         steps: typing.List[typing.Set[str]]) -> bool:
-    """Whether the step of some loss runs an operation that writes, and not the one that reads."""
+    """Whether the step of some loss runs `writer`, but not `reader`.
+
+    Args:
+      reader, writer: operations.
+      steps: for each loss with a name, the names of the operations that its step runs.
+    """
     return any(writer.name in step and reader.name not in step for step in steps)
 
 
 class _ReadEnds:
-    """Finds the operations that come after a read, those of the forward pass first."""
+    """Finds operations that come after a read, so that a write can wait for one of them."""
 
     def __init__(self, towers: typing.Sequence[Tower], frames: Frames):
+        """
+        Args:
+          towers: all towers.
+          frames: the loops and branches around their operations.
+        """
         self._towers = towers
         self._frames = frames
         self._training: typing.Optional[typing.Set[str]] = None
 
     def of(self, reader: tf.Operation) -> typing.List[tf.Operation]:
-        """The operations each of which comes after a read."""
+        """List of operations each of which comes after a read, those of the forward pass first."""
         ends = self._frames.ends(reader)
         if ends == [reader]:
             return ends
@@ -285,7 +312,7 @@ class _ReadEnds:
         return sorted(ends, key=self._is_backward)
 
     def _in_training(self) -> typing.Set[str]:
-        """Names of the operations that a training step runs."""
+        """Set of the names of the operations that a training step runs."""
         if self._training is None:
             fetches = []
             for tower in self._towers:
@@ -299,7 +326,8 @@ class _ReadEnds:
 
 
 def _steps_of_one_loss(tower: Tower) -> typing.List[typing.Set[str]]:
-    """Sets of the names of the operations that a step of one loss runs; [] of a single loss."""
+    """For each loss with a name, the set of the names of the operations that its step runs; [] for
+    a single loss."""
     if not isinstance(tower.loss, dict):
         return []
     steps = []
@@ -314,10 +342,15 @@ def _steps_of_one_loss(tower: Tower) -> typing.List[typing.Set[str]]:
 
 def updates_that_write(towers: typing.Sequence[Tower],
                        names: typing.Iterable[str]) -> typing.List[tf.Operation]:
-    """The operations among the updates of the towers after the first that write variables of these
-    names.
+    """Finds the updates of counters in the towers after the first, which all towers run; updates of
+    batch norm and the like come from the first tower alone.
 
-    Updates of batch norm and the like come from one tower; updates of counters come from all.
+    Args:
+      towers: all towers.
+      names: names of the counters.
+
+    Returns:
+      List of the operations to run, in the order of their names.
     """
     variables = set(names)
     if not variables:

@@ -119,8 +119,12 @@ class _Judge:
         return self._verdict_on_value(written, op)
 
     def _verdict_on_value(self, written: Written, op: tf.Operation) -> _Verdict:
-        """Who has to write a whole variable, by what is `written` and the operation `op` that
-        writes it."""
+        """Who has to write a value that sets a whole variable, or is added to all of it.
+
+        Args:
+          written: what is written.
+          op: the operation of the program that writes it.
+        """
         value = written.value
         if value.reason is not None:
             return _refused(written, op, _in_words(value.reason))
@@ -138,8 +142,13 @@ class _Judge:
         return _refused(written, op, self._why(value))
 
     def _verdict_on_rows(self, written: Written, indices: State, op: tf.Operation) -> _Verdict:
-        """Who has to write rows, at these indices, by what is `written` and the operation `op` that
-        writes them."""
+        """Who has to write rows of a variable.
+
+        Args:
+          written: what is written.
+          indices: what is proven of the rows' indices.
+          op: the operation of the program that writes them.
+        """
         value = written.value
         for state in (value, indices):
             if state.reason is not None:
@@ -177,12 +186,12 @@ class _Judge:
                     'to write.' % (write.variables[0], op.name, op.type, self._why(state)))
 
     def _shard_statistics(self, state: State) -> typing.AbstractSet[str]:
-        """The statistics of the shard that a value depends on, but for those of batch norms, by
-        which the loss differs from one device's, too."""
+        """Set of the names of the statistics of the shard that a value depends on. Those of batch
+        norms are left out: they make the loss differ from one device's in any case."""
         return state.shard_statistics - self._batch_norms
 
     def _why(self, value: State) -> str:
-        """Why a value is none that tower 0 or every tower can write, in words."""
+        """Why neither tower 0 nor every tower can write a value, in words."""
         if value.reason is not None:
             return _in_words(value.reason)
         names = self.analysis.in_order(self._shard_statistics(value))
@@ -191,9 +200,12 @@ class _Judge:
         return 'the value is %s' % value.kind.value
 
     def _refused_count(self, written: Written, op: tf.Operation) -> typing.Optional[_Verdict]:
-        """The verdict on a constant that is added and may be the number of examples: in a batch of
-        static size `tf.shape(x)[0]` is a constant, and does not show where it came from. None for
-        any other value."""
+        """The refusal of a constant that is added and may be the number of examples; None for any
+        other value.
+
+        In a batch of static size `tf.shape(x)[0]` is a constant, which does not show where it comes
+        from: a constant that equals the size of the shard may be either.
+        """
         size = self._size
         if written.sets or written.indices is not None:
             return None
@@ -207,8 +219,8 @@ class _Judge:
 
 
 def _is_average(written: Written) -> bool:
-    """Whether a variable becomes an average of its values before and a statistic, or the running
-    sum of what does not add up over the towers."""
+    """Whether a variable becomes a moving average of a statistic (`v * 0.9 + mean * 0.1`), or a
+    mean is added to it."""
     value = written.value
     if value.kind is not Kind.MEAN and value.kind is not Kind.INDEPENDENT:
         return False
@@ -218,19 +230,26 @@ def _is_average(written: Written) -> bool:
 
 
 def _does_not_depend(value: State) -> bool:
-    """Whether a value is the same on every tower, and on one device."""
+    """Whether a value does not depend on the examples: it is the same on every tower, and on one
+    device."""
     if value.kind is Kind.SIZES:
         return not value.depends_on_size
     return value.is_alike_on_towers
 
 
 def _in_words(reason: Reason) -> str:
-    """Where and why a proof ended."""
+    """The reason for which a proof ended, as text: the operation, its type, and what it does."""
     return "'%s' (%s) %s" % reason
 
 
 def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
-    """The verdict on a value that nobody can write, of an operation of the program."""
+    """The verdict on a value that nobody can write.
+
+    Args:
+      written: what is written.
+      op: the operation of the program that writes it.
+      why: why nobody can, in words.
+    """
     return _Verdict(_Writer.NONE, (
         'the model function writes variable %s (operation %s) by its examples, and no moving '
         'average of them (%s): of a part of the batch it would have another value than of the '
