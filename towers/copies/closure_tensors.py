@@ -1,9 +1,9 @@
-"""Tensors that a closure takes from the model function into the update.
+"""Tensors that the update takes from the model function, by a closure.
 
 A model function may leave a tensor where `transform_gradients`, or an optimizer, finds it: in a
-list, or as an attribute of the model. It is then of one tower, the first or the last one, by how
-the towers are made. In place of a loss the update takes the mean over the batch. Any other tensor
-that depends on a tower's examples is refused; a tensor without them is the same in all towers.
+list, or as an attribute of the model. That tensor belongs to one tower. If it is the tower's loss,
+the update gets the mean over the batch in its place. Any other tensor that depends on the tower's
+examples is refused; one that does not is the same in all towers.
 """
 
 import typing
@@ -24,15 +24,15 @@ from towers.placement.variable_device import only_device
 
 
 class ClosureTensors:
-    """The tensors that the operations of an update take from the model function.
-
-    Args:
-      tower_set: `TowerSet`.
-      losses: the means over the batch, shaped.
-      gradients: list of the tensors of the combined gradients, which the update takes anyway.
-    """
+    """The tensors that the operations of an update take from the model function."""
 
     def __init__(self, tower_set: TowerSet, losses: typing.Any, gradients: list):
+        """
+        Args:
+          tower_set: the towers.
+          losses: the mean losses over the batch: one, or a dict by name.
+          gradients: list of the tensors of the combined gradients, which any update takes.
+        """
         self._towers = tower_set.towers
         self._recorded = tower_set.recorded
         self._request = tower_set.request
@@ -43,7 +43,7 @@ class ClosureTensors:
         trained = operation_names(tower_set.roles.trainable)
         self._own_state = [variable for variable in tower_set.roles.own_variables()
                            if variable.op.name not in trained]
-        # Name of the tensor of a tower's loss -> name of the loss, None where there is only one.
+        # {name of the tensor of a tower's loss: name of the loss, None where there is only one}
         self._names_of_losses: typing.Dict[str, typing.Optional[str]] = {}
         for tower in self._towers:
             if isinstance(tower.loss, dict):
@@ -55,13 +55,13 @@ class ClosureTensors:
         """{name of a loss: its mean over the batch}, where the update takes it."""
 
     def settle(self, made: list, fetches: list, after: typing.Sequence = ()) -> None:
-        """Gives the operations of an update the batch's losses, and refuses other tensors of a
-        tower.
+        """Gives the operations of an update the batch's losses in the place of one tower's, and
+        refuses other tensors that depend on one tower's examples.
 
         Args:
-          made: the operations, besides those of earlier calls.
+          made: the operations of the update that were made since the last call.
           fetches: what a step runs of them.
-          after: operations that they may take, too.
+          after: tensors and operations that the update may take.
         """
         self._made = self._made + made
         is_one_part = len(self._towers) == 1 and self._request.has_whole_batch
@@ -79,7 +79,8 @@ class ClosureTensors:
             self._check_of_no_worker(fetches)
 
     def _mean(self, name: typing.Optional[str]) -> tf.Tensor:
-        """The mean over the batch of the loss of that name, made when it is first asked for."""
+        """The mean over the batch of the loss of this name; None for the only loss. It is made when
+        it is first asked for."""
         if name not in self._means:
             losses = [tower.loss if name is None else tower.loss[name] for tower in self._towers]
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
@@ -90,9 +91,12 @@ class ClosureTensors:
     # ---- what is of one tower --------------------------------------------------------------------
 
     def _check_of_no_tower(self, fetches: list, known: list) -> None:
-        """Refuses operations that take values of one tower's examples, and that a step for some
-        `fetches` runs. They may take `known` tensors and operations, and wait for the towers'
-        losses."""
+        """Refuses operations of the update that take what depends on one tower's examples.
+
+        Args:
+          fetches: what a step runs; only operations that it needs are looked at.
+          known: tensors and operations that the update may take.
+        """
         taken = self._taken_from_model(known)
         if not taken:
             return
@@ -107,8 +111,16 @@ class ClosureTensors:
                     'gradients take such tensors, too.' % source.name)
 
     def _taken_from_model(self, known: list) -> typing.List[tuple]:
-        """`[(operation of the update, tensor or operation of the model function that it takes)]`,
-        but for `known` ones; variables are of no tower, but for a tower's own state."""
+        """Finds what the update takes from the model function.
+
+        Variables do not count, but for the state of a tower; nor does waiting for a tower's loss.
+
+        Args:
+          known: tensors and operations that do not count either.
+
+        Returns:
+          List of `(operation of the update, tensor or operation that it takes)`.
+        """
         names_of_model = operation_names(self._own_state)
         for op in self._recorded.operations:
             if op.type not in VARIABLE_OPS:
@@ -128,8 +140,9 @@ class ClosureTensors:
         return taken
 
     def _names_of_one_tower(self) -> typing.Set[str]:
-        """The names of the operations of the model function whose results are one tower's: computed
-        from its shard, drawn, written, or read from the tower's own state."""
+        """Set of the names of the operations of the model function whose results differ from tower
+        to tower: they are computed from the shard, from random numbers, from what the model writes,
+        or from a tower's own state."""
         recorded = self._recorded
         finder = Writes(tf.get_default_graph())
         sources = list(recorded.sources)
@@ -143,8 +156,13 @@ class ClosureTensors:
     # ---- what is of one machine ------------------------------------------------------------------
 
     def _check_of_no_worker(self, fetches: list) -> None:
-        """Refuses operations that compute with the losses over this machine's batch, for tensors
-        among the `fetches`, or for what is written to trained variables."""
+        """Refuses an update that computes with the loss over this machine's batch, which is another
+        one on each machine.
+
+        Args:
+          fetches: what a step runs; looked at are its tensors, and what its operations write to
+            trained variables.
+        """
         finder = Writes(tf.get_default_graph())
         trained = operation_names(tf.trainable_variables())
         values = [fetch for fetch in fetches if isinstance(fetch, tf.Tensor)]

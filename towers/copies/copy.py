@@ -52,32 +52,32 @@ class Copies:
     """Makes copies of one tower."""
 
     def __init__(self, first: Differentiated, updates: InlineUpdates, parts_before: int,
-                 further: typing.Sequence):
+                 other_results: typing.Sequence):
         """
         Args:
-          first: the tower to be copied, and its operations.
-          updates: the writes that copies do without, or share.
-          parts_before: how many parts other machines have before this one's, whose random numbers
-            are others.
-          further: tensors and operations that are copied besides the tower's own results.
+          first: tower 0, which is to be copied, and its operations.
+          updates: the writes that copies leave out, or share with tower 0.
+          parts_before: how many parts of the batch the machines before this one have: the seeds of
+            random operations go by the index of a part among those of all machines.
+          other_results: tensors and operations that are copied besides the results of tower 0.
         """
         self._graph = tf.get_default_graph()
         self._tower = first.tower
         self._random_keys = first.random_keys
         self._parts_before = parts_before
-        self._template = make_template(first, updates, further)
+        self._template = make_template(first, updates, other_results)
         self._library = Library(self._graph)
         self._functions = self._functions_called(updates.in_functions)
 
     def tower(self, substitution: Substitution, inputs: typing.Any, size: typing.Any,
               part: Part) -> TowerCopy:
-        """Makes the tower of a `Part` of the batch, a copy.
+        """Copies tower 0 for a part of the batch.
 
         Args:
-          substitution: what it reads in place of tower 0's inputs from outside.
-          inputs: its shard.
+          substitution: what the copy reads in the place of tower 0's inputs from outside.
+          inputs: the shard of the copy.
           size: examples in the shard.
-          part: the `Part`: index, device and name scope of the tower.
+          part: index, device and name scope of the copy.
         """
         copied = self._imported(substitution, part)
         self._put_on_devices(copied, part.device)
@@ -87,8 +87,14 @@ class Copies:
 
     def _functions_called(
             self, in_functions: typing.Dict[str, list]) -> typing.Dict[str, typing.Any]:
-        """The functions that the template calls, {name: `FunctionDef`}; `in_functions` is as of
-        `InlineUpdates`."""
+        """The functions that the template calls, without the writes that copies leave out.
+
+        Args:
+          in_functions: `InlineUpdates.in_functions`.
+
+        Returns:
+          {name of a function: `FunctionDef`}.
+        """
         functions = self._library.reached_from(self._template.graph_def.node)
         for name, node in zip(self._template.names, self._template.graph_def.node):
             if name not in in_functions:
@@ -101,7 +107,7 @@ class Copies:
     # ---- one copy --------------------------------------------------------------------------------
 
     def _imported(self, substitution: Substitution, part: Part) -> '_Copied':
-        """Imports the template for a `Part`."""
+        """Imports the template for a part of the batch."""
         with tf.name_scope(part.scope) as root:
             pass
         inputs = {}
@@ -117,7 +123,13 @@ class Copies:
         return _Copied(root, operations, substitution)
 
     def _adapted(self, index: int, root: str, device: str) -> tf.GraphDef:
-        """The `tf.GraphDef` of the tower of this index, name scope `root` and device."""
+        """The template with what differs in a copy: seeds, names of loops, functions, messages.
+
+        Args:
+          index: the index of the copy among the parts of this machine.
+          root: the name scope of the copy.
+          device: the device of the copy.
+        """
         part = index + self._parts_before  # among the parts of all machines
         graph_def = tf.GraphDef()
         graph_def.CopyFrom(self._template.graph_def)
@@ -140,8 +152,8 @@ class Copies:
         """Adds copies of the functions to a `FunctionDefLibrary`.
 
         Args:
-          library: it is added to.
-          part: the index of the part of the batch, which seeds go by.
+          library: the `FunctionDefLibrary`.
+          part: the index of the part of the batch, by which seeds are made.
           root: the name scope of the copy.
           device: the device of the copy.
 
@@ -151,10 +163,10 @@ class Copies:
         if not self._functions:
             return {}
 
-        def change(node: tf.NodeDef, is_of_resource: bool) -> None:
+        def change(node: tf.NodeDef, is_beside_resource: bool) -> None:
             give_seed_of_tower(node, part)
             # In a function's body a node that reads a variable's handle keeps its device.
-            keeps_device = is_of_resource and not functions_of(node)
+            keeps_device = is_beside_resource and not functions_of(node)
             if node.device and not keeps_device:
                 node.device = self._device_in_tower(node.device, device)
 
@@ -168,8 +180,13 @@ class Copies:
         return new_names
 
     def _put_on_devices(self, copied: '_Copied', device: str) -> None:
-        """Puts the operations of a copy on the devices of its tower, which is on `device`."""
-        in_tower = {'': ''}
+        """Puts the operations of a copy on the devices of its tower.
+
+        Args:
+          copied: the operations of the copy.
+          device: the device of the tower.
+        """
+        in_tower = {'': ''}  # {device of tower 0: the device of the copy}
         for device_of_first in set(self._template.devices.values()):
             if device_of_first:
                 in_tower[device_of_first] = self._device_in_tower(device_of_first, device)
@@ -182,22 +199,24 @@ class Copies:
                 compat.set_device(copied.operation(name), device_of_copy)
 
     def _device_in_tower(self, device: str, tower_device: str) -> str:
-        """The device that stands for tower 0's `device` in a tower; itself, if it is no tower's."""
+        """The device in another tower that corresponds to a device of an operation of tower 0; the
+        same device, if it is not the tower's but, say, a variable's."""
         if not may_be_of_tower(device, self._tower.device):
             return device
         return device_in_other_tower(device, self._tower.device, tower_device)
 
     def _colocate(self, copied: '_Copied') -> None:
-        """Colocates the operations of a copy as those of tower 0 are."""
+        """Colocates the operations of a copy with each other as tower 0's are."""
         for name, group in self._template.colocated.items():
             leaders = [copied.operation(leader).name for leader in group]
             colocate(copied.operation(name), leaders)
 
     def _make_wait_for_outside(self, copied: '_Copied') -> None:
-        """Makes the operations of a copy wait for those from outside of the template."""
-        for name, waits_for in self._template.waits.items():
+        """Makes the operations of a copy wait for operations from outside of the template, as tower
+        0's do."""
+        for name, awaited in self._template.waits.items():
             compat.add_control_inputs(
-                copied.operation(name), list(map(copied.operation, waits_for)))
+                copied.operation(name), list(map(copied.operation, awaited)))
 
     def _tower_of(self, copied: '_Copied', inputs: typing.Any, size: typing.Any,
                   part: Part) -> Tower:
@@ -222,7 +241,7 @@ class Copies:
 
 
 class _Copied:
-    """The operations of one copy, by the names of tower 0's.
+    """The operations of one copy, which are found by the names of tower 0's operations.
 
     Attributes:
       name_scope: the scope of the copy, such as `'tower_1/'`.
@@ -230,25 +249,33 @@ class _Copied:
 
     def __init__(self, name_scope: str, operations: typing.Dict[str, tf.Operation],
                  substitution: Substitution):
-        """`operations` is from the names of tower 0's operations to their copies."""
+        """
+        Args:
+          name_scope: the attribute.
+          operations: {name of an operation of tower 0: its copy}.
+          substitution: what the copy reads in the place of tower 0's inputs from outside.
+        """
         self.name_scope = name_scope
         self._operations = operations
         self._substitution = substitution
         self._graph = tf.get_default_graph()
 
     def operation(self, name: str) -> tf.Operation:
-        """The copy of an operation; of an operation from outside, its substitute."""
+        """The copy of the operation of tower 0 that has this name; for an operation from outside,
+        its substitute."""
         if name in self._operations:
             return self._operations[name]
         return self._substitution.operation(self._graph.get_operation_by_name(name))
 
     def names(self, names: typing.Iterable[str]) -> typing.FrozenSet[str]:
-        """The names of the copies of those operations of these names that were copied."""
+        """Set of the names of the copies, for the names of operations of tower 0; those that were
+        not copied are left out."""
         return frozenset(self._operations[name].name for name in names
                          if name in self._operations)
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The copy of a tensor or operation; of a variable, as by `tf.assign`, its operation."""
+        """The copy of a tensor or operation of tower 0. For a variable, such as `tf.assign`
+        returns, it is the copy of its operation, or the variable itself if that was not copied."""
         op = operation_of(leaf)
         copy = self.operation(op.name)
         if isinstance(leaf, tf.Operation):

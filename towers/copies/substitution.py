@@ -24,7 +24,7 @@ class Substitution:
                  variables: typing.Dict[str, tf.Variable]):
         """
         Args:
-          number: k, the index of the part of the batch among those of all towers.
+          number: k, the index of the part of the batch among the parts of all towers.
           tensors: {name of a tensor: its substitute}.
           variables: {name of a variable: its substitute}.
         """

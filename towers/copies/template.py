@@ -33,12 +33,13 @@ _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 """How types of operations begin that find each other by a name."""
 
 Nodes = typing.Dict[str, tf.NodeDef]
-"""{name of an operation of tower 0: its `NodeDef`}, in the order of making."""
+"""{name of an operation of tower 0: its `NodeDef`}, in the order in which they were made."""
 
 
 class Template(typing.NamedTuple):
-    """The operations of tower 0 that every copy has. All names but those in the `GraphDef` are
-    names of tower 0's operations.
+    """The operations of tower 0 that every copy has.
+
+    All names are those of tower 0's operations, but for the names in the `GraphDef`.
 
     Attributes:
       graph_def: the copied operations, without devices and colocations.
@@ -46,9 +47,9 @@ class Template(typing.NamedTuple):
       inputs: {name of an input from outside, in the `GraphDef`: the tensor that tower 0 reads}.
       waits: {name of a copied operation: names of operations from outside that it waits for}.
       colocated: {name of a copied operation: names of the operations that it is colocated with}.
-      leaders: {name of a copied operation: name of the operation on whose device it is}: itself, or
-        another one, such as a variable.
-      devices: {name of a copied operation: the device of tower 0's}.
+      leaders: {name of a copied operation: name of the operation on whose device it has to be}: its
+        own name, or another, such as a variable's.
+      devices: {name of a copied operation: its device in tower 0}.
     """
     graph_def: tf.GraphDef
     names: typing.Dict[str, str]
@@ -60,13 +61,13 @@ class Template(typing.NamedTuple):
 
 
 def make_template(first: Differentiated, updates: InlineUpdates,
-                  further: typing.Sequence) -> Template:
+                  other_results: typing.Sequence) -> Template:
     """Makes the template of tower 0.
 
     Args:
       first: tower 0, and its operations.
-      updates: the writes that copies do without, or share.
-      further: tensors and operations that are copied besides the tower's own results.
+      updates: the writes that copies leave out, or share with tower 0.
+      other_results: tensors and operations that are copied besides the results of tower 0.
 
     Raises:
       CloneError: an operation that cannot be copied.
@@ -74,16 +75,21 @@ def make_template(first: Differentiated, updates: InlineUpdates,
     tower = first.tower
     results = fetches_in([
         tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
-        gradients_of(tower.pairs), flat(tower.of_shard), list(further)])
+        gradients_of(tower.pairs), flat(tower.of_shard), list(other_results)])
     nodes = _Selection(first, updates).nodes_for(results)
     operations = {op.name: op for op in first.operations if op.name in nodes}
     return _template_of(nodes, operations, tower.name_scope)
 
 
 class _Selection:
-    """Which operations of tower 0 are copied. The others are shared by all towers."""
+    """Selects the operations of tower 0 that are copied. All towers share the others."""
 
     def __init__(self, first: Differentiated, updates: InlineUpdates):
+        """
+        Args:
+          first: tower 0, and its operations.
+          updates: the writes that copies leave out, or share with tower 0.
+        """
         self._made = {op.name: op for op in first.operations}
         self._from_shard = reachable_from(
             map(operation_of, leaves_of(first.tower.inputs)), first.operations)
@@ -91,7 +97,7 @@ class _Selection:
         self._shared = set(updates.shared)
 
     def nodes_for(self, results: typing.Iterable) -> Nodes:
-        """The nodes of all operations of tower 0 that its results need."""
+        """The nodes of all operations that some results of tower 0 need, and that are copied."""
         needed = {}
         names = list(map(_name_of_operation, results))
         while names:
@@ -105,33 +111,36 @@ class _Selection:
             needed[name] = node
             self._wait_for_no_left_out(node)
             names.extend(colocation_group_of_node(node))
-            # The inputs are looked at first: a shared one shares what it is colocated with, too.
+            # Inputs are taken from the end of the list, so before what this is colocated with: an
+            # input that is shared makes what it is colocated with shared, too.
             names.extend(map(producer_name, node.input))
         # In the order in which they were made, which an import of loops needs.
-        in_order = collections.OrderedDict()
+        nodes = collections.OrderedDict()
         for name in self._made:
             if name in needed:
-                in_order[name] = needed[name]
-        return in_order
+                nodes[name] = needed[name]
+        return nodes
 
     def _wait_for_no_left_out(self, node: tf.NodeDef) -> None:
-        """Makes a `NodeDef` wait, in the place of the writes that copies do without, for what these
-        wait for."""
-        waits_for = [producer_name(text) for text in node.input if _is_control(text)]
-        if self._left_out.isdisjoint(waits_for):
+        """Changes a node that waits for writes which copies leave out, to wait for what these wait
+        for."""
+        awaited_names = [producer_name(text) for text in node.input if _is_control(text)]
+        if self._left_out.isdisjoint(awaited_names):
             return
         graph = tf.get_default_graph()
-        operations = list(map(graph.get_operation_by_name, waits_for))
-        instead = awaited_instead(operations, self._left_out)
+        awaited = list(map(graph.get_operation_by_name, awaited_names))
         inputs = _data_inputs(node)
         del node.input[:]
         node.input.extend(inputs)
-        node.input.extend('^' + op.name for op in instead)
+        node.input.extend('^' + op.name for op in awaited_instead(awaited, self._left_out))
 
     def _is_shared(self, op: tf.Operation) -> bool:
-        """Whether all towers use tower 0's operation, not a copy: one with an identity or state
-        beside its type, inputs and attributes (a table, a queue, an iterator, a placeholder).
-        Raises `CloneError` for what can be neither copied nor shared."""
+        """Whether all towers use tower 0's operation, and not a copy: it keeps state (a table, a
+        queue, an iterator), or is a placeholder.
+
+        Raises:
+          CloneError: the operation can be neither copied nor shared.
+        """
         if op.type.startswith(_MEETS_OTHERS):
             raise CloneError('operation %s (%s), which the model function makes, communicates with '
                              "operations by a name: pass copies='reuse', which calls the model "
@@ -151,14 +160,15 @@ class _Selection:
 
     @staticmethod
     def _raise_keeps_state(op: tf.Operation, why: str) -> None:
-        """Raises the error for an operation that can neither be copied nor shared."""
+        """Raises the error for an operation that can be neither copied nor shared; `why` says what
+        forbids to share it."""
         raise CloneError(
             'operation %s (%s), which the model function makes, keeps state of its own, and %s: '
             "make it before build_towers, or pass copies='reuse'." % (op.name, op.type, why))
 
 
 def _name_of_operation(fetch: typing.Any) -> str:
-    """The name of the operation of a tensor or variable, or of an operation."""
+    """The name of an operation, or of the operation of a tensor or variable."""
     return operation_of(fetch).name
 
 
@@ -168,13 +178,19 @@ def _is_control(text: str) -> bool:
 
 
 def _data_inputs(node: tf.NodeDef) -> typing.List[str]:
-    """The inputs of a `NodeDef` but for control edges."""
+    """List of the inputs of a `NodeDef`, without control edges."""
     return [text for text in node.input if not _is_control(text)]
 
 
 def _template_of(nodes: Nodes, operations: typing.Dict[str, tf.Operation],
                  scope: str) -> Template:
-    """The `Template` of some nodes and their operations, of the tower in a name scope."""
+    """Makes the `Template`.
+
+    Args:
+      nodes: the nodes of the operations to copy.
+      operations: {name: operation} of the same.
+      scope: the name scope of tower 0.
+    """
     graph_def = tf.GraphDef()
     graph_def.versions.CopyFrom(tf.get_default_graph().graph_def_versions)
     template = Template(
@@ -191,7 +207,12 @@ def _template_of(nodes: Nodes, operations: typing.Dict[str, tf.Operation],
 
 
 def _relative(name: str, scope: str) -> str:
-    """A name without the scope that the towers are built in."""
+    """The name of an operation's copy, relative to the copy's scope.
+
+    Args:
+      name: the name of the operation in tower 0.
+      scope: the name scope of tower 0. A model may leave it, by `tf.name_scope(None)`.
+    """
     return name[len(scope):] if name.startswith(scope) else 'outside/' + name
 
 
@@ -200,8 +221,8 @@ def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
     """Adds an operation of tower 0 to a template.
 
     Args:
-      template: it is added to.
-      node: the `NodeDef` of the operation, whose waits may be others than those of `op`.
+      template: the template.
+      node: the `NodeDef` of the operation; it may wait for other operations than `op` does.
       op: the operation.
       keys: {name of a tensor from outside: its name in the template}, which is added to.
     """
@@ -234,8 +255,15 @@ def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
 
 
 def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing.Dict[str, str]:
-    """{name of a copied operation: name of the operation on whose device TensorFlow has put it, a
-    variable's, say}, which may be itself."""
+    """The value of `Template.leaders`.
+
+    An operation that TensorFlow has put on the device of another one, which is itself put on the
+    device of a third, has the third as its leader.
+
+    Args:
+      nodes: the nodes of the copied operations.
+      operations: {name: operation} of the same.
+    """
     put_with = {}
     for name, node in nodes.items():
         if node.device:
@@ -252,8 +280,13 @@ def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing
 
 
 def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
-    """The name of the operation that this one, with that node, is colocated with, or whose resource
-    it reads; or None."""
+    """The name of the operation on whose device TensorFlow puts an operation: one that it is
+    colocated with, or whose resource it reads; None if there is none.
+
+    Args:
+      node: the `NodeDef` of the operation.
+      op: the operation.
+    """
     others = [name for name in colocation_group_of_node(node) if name != op.name]
     if others:
         return others[0]

@@ -36,7 +36,17 @@ class Inputs(typing.NamedTuple):
 
 
 def checked_inputs(inputs: typing.Any) -> Inputs:
-    """The `Inputs` of a nest, or `InputError` for a leaf that cannot be cut; makes no operation."""
+    """Checks a nest of inputs, and takes it apart; makes no operation.
+
+    Args:
+      inputs: the nest.
+
+    Returns:
+      Its `Inputs`.
+
+    Raises:
+      InputError: a leaf that cannot be cut by examples.
+    """
     check_graph_mode('the result of split_batch')
     leaves = _leaves(inputs)
     sizes = {}
@@ -62,7 +72,8 @@ def checked_inputs(inputs: typing.Any) -> Inputs:
 
 
 def tensors_of_leaves(leaves: typing.Iterable[typing.Tuple[str, typing.Any]]) -> list:
-    """The leaves of `Inputs` as tensors: a list, with None for None."""
+    """List of the leaves of `Inputs` as tensors; None stays None. Raises `InputError` for a leaf
+    that is no tensor."""
     tensors = []
     for path, leaf in leaves:
         if leaf is not None and not isinstance(leaf, tf.SparseTensor):
@@ -80,8 +91,8 @@ def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, l
     """The number of examples, and assertions that all tensors have it.
 
     Args:
-      inputs: the `Inputs`.
-      tensors: their leaves as tensors, as `tensors_of_leaves` returns them.
+      inputs: the inputs.
+      tensors: their leaves as tensors, see `tensors_of_leaves`.
 
     Returns:
       `(size, guards)`: an int, or an int32 scalar; and a list of operations.
@@ -91,15 +102,16 @@ def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, l
         if path in inputs.unknown:
             sizes.append((path, _size_of(tensor)))
     size = inputs.size
-    of_whom = 'the others'
+    compared_path = 'the others'
     if size is None:
-        of_whom, size = sizes.pop(0)
+        compared_path, size = sizes.pop(0)
     guards = []
-    for path, other in sizes:
+    for path, other_size in sizes:
         text = 'towers: the first dimensions of the inputs differ: those of %s and %s are' % (
-            of_whom, path)
+            compared_path, path)
         # In an assertion TensorFlow puts backslashes before each quote.
-        guards.append(tf.Assert(tf.equal(size, other), [text.replace("'", ''), size, other]))
+        is_equal = tf.equal(size, other_size)
+        guards.append(tf.Assert(is_equal, [text.replace("'", ''), size, other_size]))
     return size, guards
 
 
@@ -111,7 +123,8 @@ def _size_of(tensor: typing.Union[tf.Tensor, tf.SparseTensor]) -> tf.Tensor:
 
 
 def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
-    """[(path for error texts, leaf)]; every leaf is checked as far as is possible without an op."""
+    """List of `(path, leaf)` of a nest, whose leaves are checked as far as no operation is needed.
+    """
     try:
         paths = _paths(inputs, '')
         flat = tf.nest.flatten(inputs)
@@ -134,8 +147,8 @@ def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
 
 
 def _check_leaf(path: str, leaf: typing.Any) -> None:
-    """Raises `InputError` for a leaf, found at that path, that cannot be cut or is of another
-    graph."""
+    """Raises `InputError` for a leaf that cannot be cut, or belongs to another graph; the error
+    names its path."""
     if isinstance(leaf, compat.DATASET_TYPES + (
             tf.data.Iterator, tf.RaggedTensor, tf.IndexedSlices)):
         raise InputError('%s is a %s, which cannot be cut by examples: pass dense or sparse '
@@ -149,8 +162,13 @@ def _check_leaf(path: str, leaf: typing.Any) -> None:
 
 
 def _paths(nest: typing.Any, path: str) -> typing.List[str]:
-    """The path of each leaf of a nest, itself at `path`, in the order of `tf.nest.flatten`:
-    `['x']`, `[0].labels`."""
+    """List of the path of each leaf of a nest, such as `['x']` or `[0].labels`, in the order of
+    `tf.nest.flatten`.
+
+    Args:
+      nest: the nest.
+      path: the path of the nest itself, with which the paths of its leaves begin.
+    """
     if isinstance(nest, tf.SparseTensorValue):  # which `tf.nest` would take apart
         raise InputError('inputs%s is a SparseTensorValue: pass tf.SparseTensor.from_value(…) of '
                          'it.' % path)
@@ -170,15 +188,15 @@ def _paths(nest: typing.Any, path: str) -> typing.List[str]:
 
 
 def _no_tensor(path: str, leaf: typing.Any, because: str) -> InputError:
-    """The error for a leaf at that path that is no tensor, `because` of something."""
+    """Makes the error for a leaf, at a path, that is no tensor; `because` says why."""
     return InputError('%s is a %s, which cannot be made a tensor of this graph: %s. Pass dense or '
                       'sparse tensors, or arrays of numbers or strings.'
                       % (path, type(leaf).__name__, because.rstrip('.')))
 
 
 def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
-    """The `tf.TensorShape` of a tensor, a variable or an array, as far as it is static. The path
-    names it in an error."""
+    """The static `tf.TensorShape` of a leaf: a tensor, a variable or an array. Raises `InputError`,
+    which names the path of the leaf, for anything else."""
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
     array = np.asarray(leaf)
@@ -190,7 +208,8 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
 # ---- trained variables upstream of the batch -----------------------------------------------------
 
 def _trained_behind(leaf: typing.Any) -> typing.List[str]:
-    """Names of the trainable variables that a leaf of a nest has a gradient to, sorted."""
+    """Sorted list of the names of the trainable variables to which a leaf of a nest has a gradient.
+    """
     if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) or not leaf.dtype.is_floating:
         return []
     trainable = graph_walk.operation_names(tf.trainable_variables())
@@ -198,8 +217,8 @@ def _trained_behind(leaf: typing.Any) -> typing.List[str]:
 
 
 def check_nothing_is_trained_behind(leaves: typing.Any) -> None:
-    """Raises `InputError` for a nest of leaves with a tensor that has a gradient to a trainable
-    variable."""
+    """Raises `InputError` if a tensor in a nest has a gradient to a trainable variable, which the
+    build could not train."""
     for leaf in tf.nest.flatten(leaves, expand_composites=True):
         for name in _trained_behind(leaf):
             raise InputError(
@@ -222,7 +241,7 @@ class VariablesBehindInputs(typing.NamedTuple):
     variables: typing.Sequence[tf.Variable] = ()
 
     def shard_tensors(self, shard: typing.Any) -> typing.List[tf.Tensor]:
-        """The tensors of a shard that trained variables are upstream of."""
+        """List of the tensors of a shard that trained variables are upstream of."""
         tensors = []
         for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves):
             if leaf is not None:
@@ -265,7 +284,10 @@ class VariablesBehindInputs(typing.NamedTuple):
 
 
 def variables_behind(inputs: typing.Any) -> VariablesBehindInputs:
-    """The `VariablesBehindInputs` of a nest; `InputError` if any is upstream of a sparse tensor."""
+    """Finds the trainable variables upstream of a nest of inputs, and ends gradients at the inputs.
+
+    Raises `InputError` if one is upstream of a sparse tensor.
+    """
     leaves = tf.nest.flatten(inputs)
     check_nothing_is_trained_behind([leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)])
     computed: typing.List[typing.Optional[tf.Tensor]] = []  # from trained variables

@@ -19,8 +19,8 @@ from towers.shards.batch_inputs import (
 )
 
 REMAINDERS = ('error', 'weight', 'drop')
-"""The treatment of a batch that the towers do not divide: an error; or shards differ by an example,
-and one without an example holds padding; or the last examples are left out."""
+"""What is done with a batch that the towers do not divide: an error; or shards differ by an
+example, and a shard without an example holds padding; or the last examples are left out."""
 
 Size = typing.Union[int, tf.Tensor]
 """A number of examples: an int, or an int32 scalar if it is not static."""
@@ -78,8 +78,13 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
 
 def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
         called: str = 'towers') -> CutBatch:
-    """The `CutBatch` of `split_batch`, by checked shares; errors say what the parts of the batch
-    are `called`, 'towers' or 'micro-batches'."""
+    """Cuts a batch into parts; see `split_batch`.
+
+    Args:
+      inputs, remainder: the arguments of `split_batch`.
+      shares: the proportions of the parts, see `checked_shares`.
+      called: what errors call the parts: `'towers'` or `'micro-batches'`.
+    """
     checked = checked_size(inputs, shares, remainder, called)
     with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
         tensors = tensors_of_leaves(checked.leaves)
@@ -104,8 +109,13 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
 
 
 def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], pads: bool) -> bool:
-    """Whether all sizes of shards are equal whatever the size of the batch; `pads` says whether a
-    remainder is spread over the shards."""
+    """Whether all shards have the same size, whatever the size of the batch.
+
+    Args:
+      sizes: the sizes of the shards.
+      shares: the proportions of the sizes.
+      pads: whether a remainder is spread over the shards.
+    """
     if len(sizes) == 1:
         return True
     if len(set(shares)) == 1 and not pads:
@@ -117,8 +127,12 @@ def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], pads: bool
 def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
               shares: typing.Optional[typing.Tuple[int, ...]] = None,
               pads: bool = False) -> CutBatch:
-    """The `CutBatch` with its weights; `shares` are the proportions of the sizes, where these are
-    certain."""
+    """Makes a `CutBatch` from shards, with their weights.
+
+    Args:
+      inputs, sizes, batch_size, is_even, pads: the attributes of `CutBatch`.
+      shares: the proportions of the sizes; None where a remainder may change them.
+    """
     if is_even:
         shares = (1,) * len(sizes)
     if shares is not None:
@@ -131,20 +145,21 @@ def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
 
 
 def _quotient(size: Size, batch_size: Size) -> typing.Union[float, tf.Tensor]:
-    """The weight of a shard of that size: a float, or a float64 scalar."""
+    """The weight of a shard, size over batch size: a float, or a float64 scalar."""
     if isinstance(size, int):
         return size / batch_size
     return tf.cast(size, tf.float64) / tf.cast(batch_size, tf.float64)
 
 
 def weighted(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> tf.Tensor:
-    """A value times the weight of its shard; 0 for a shard without an example, even of NaN."""
+    """A value times the weight of its shard. For a shard without an example it is 0, even if the
+    value is NaN."""
     factor = weight if isinstance(weight, float) else tf.cast(weight, value.dtype)
     return zero_if_empty(value * factor, weight)
 
 
 def zero_if_empty(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> tf.Tensor:
-    """The value of a shard that has an example, thus a weight; 0 for a shard without an example."""
+    """A value of a shard; 0 in its place if the shard has no example, and so the weight 0."""
     if isinstance(weight, float):
         return value if weight else tf.zeros_like(value)
     return tf.where_v2(weight > 0., value, tf.zeros_like(value))
@@ -152,13 +167,16 @@ def zero_if_empty(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> t
 
 def checked_shares(shares: typing.Any, count: int,
                    called: str = 'shards') -> typing.Tuple[int, ...]:
-    """Checks the proportions of `count` parts of a batch and divides them by their greatest common
-    divisor: [6, 2] gives (3, 1); None gives 1s.
+    """Checks the proportions of the parts of a batch, and divides them by their greatest common
+    divisor.
 
     Args:
       shares: a list or tuple with a whole number of at least 1 for each part; or None.
       count: how many parts there are.
-      called: the word for the parts in error texts.
+      called: what errors call the parts.
+
+    Returns:
+      The smallest whole numbers in the same proportions: `(3, 1)` for `[6, 2]`, 1s for None.
 
     Raises:
       InvalidArgumentError: `shares` is something else.
@@ -183,8 +201,14 @@ def _is_positive(share: typing.Any) -> bool:
 
 def checked_size(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
                  called: str) -> Inputs:
-    """The `Inputs` of a batch whose static size can be cut so; makes no operation. The arguments
-    are those of `cut`."""
+    """Checks that a batch can be cut, as far as its static size tells; makes no operation.
+
+    Args:
+      inputs, shares, remainder, called: the arguments of `cut`.
+
+    Returns:
+      The `Inputs` of the batch.
+    """
     check_choice('remainder', remainder, REMAINDERS)
     checked = checked_inputs(inputs)
     size = checked.size
@@ -207,12 +231,12 @@ def checked_size(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: 
 
 
 def _least_size(shares: typing.Tuple[int, ...], remainder: str) -> int:
-    """How many examples a batch needs at least; the arguments are those of `cut`."""
+    """The least number of examples that a batch may have; the arguments are those of `cut`."""
     return sum(shares) if remainder == 'drop' else 1
 
 
 def _parts_text(shares: typing.Tuple[int, ...], called: str) -> str:
-    """The parts of the batch, `called` so, for the text of an error."""
+    """The parts of the batch for an error: `'4 towers'`, `'2 towers with shares 3 : 1'`."""
     text = '%d %s' % (len(shares), called)
     if len(set(shares)) > 1:
         text += ' with shares %.60s' % ' : '.join(map(str, shares))
@@ -221,8 +245,12 @@ def _parts_text(shares: typing.Tuple[int, ...], called: str) -> str:
 
 def _size_assertions(size: tf.Tensor, shares: typing.Tuple[int, ...], remainder: str,
                      called: str) -> typing.List[tf.Operation]:
-    """The assertions to run before a batch of a size that is not static is cut; the arguments are
-    those of `cut`."""
+    """Makes the assertions that run before a batch of unknown static size is cut.
+
+    Args:
+      size: the number of examples, int32 scalar.
+      shares, remainder, called: the arguments of `cut`.
+    """
     parts = _parts_text(shares, called)
     least = _least_size(shares, remainder)
     assertions = [tf.Assert(tf.greater_equal(size, least), [
@@ -236,11 +264,19 @@ def _size_assertions(size: tf.Tensor, shares: typing.Tuple[int, ...], remainder:
 
 def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
                     remainder: str) -> typing.Tuple[list, Size]:
-    """The sizes of the shards of a batch of that size, and how many of its examples they hold.
+    """Divides the examples of a batch among its shards.
 
-    With `remainder='weight'` every example is in a shard: what whole shares leave over goes to the
-    first shards, one each. With 'drop' the examples after the last multiple of `sum(shares)` are in
-    none; with 'error' there are none such.
+    With `remainder='weight'` every example is in a shard: a remainder goes to the first shards, one
+    example each (10 examples for 4 towers: 3, 3, 2, 2). With `'drop'` the remainder is in none (2,
+    2, 2, 2); with `'error'` there is no remainder.
+
+    Args:
+      size: the number of examples.
+      shares: the proportions of the shards.
+      remainder: one of `REMAINDERS`.
+
+    Returns:
+      `(sizes of the shards, number of examples in all of them)`.
     """
     unit = sum(shares)
     sizes: typing.List[Size] = []
@@ -248,8 +284,8 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
     if remainder == 'weight' and not is_without_remainder:
         floors = [size * share // unit for share in shares]
         num_left = size - sum(floors)
-        for position, floor in enumerate(floors):
-            sizes.append(floor + _one_if_below(position, num_left))
+        for index, floor in enumerate(floors):
+            sizes.append(floor + _one_if_below(index, num_left))
         return sizes, size
     size_per_share = size // unit
     for share in shares:
@@ -266,7 +302,7 @@ def _one_if_below(number: int, limit: Size) -> Size:
 
 
 def _pieces(tensor: typing.Union[tf.Tensor, tf.SparseTensor], sizes: list) -> list:
-    """A tensor in pieces of these sizes, each a shard that can be fed."""
+    """List of the shards of a tensor, of these sizes, each of which can be fed."""
     starts = list(itertools.accumulate([0] + sizes[:-1]))
     if isinstance(tensor, tf.SparseTensor):
         return list(map(functools.partial(sparse_shard, tensor), starts, sizes))
@@ -279,14 +315,19 @@ def _pieces(tensor: typing.Union[tf.Tensor, tf.SparseTensor], sizes: list) -> li
         pieces = []
         for start, size in map(_first_example_if_empty, starts, sizes):
             pieces.append(tensor[start:start + size])
-    # Copies of one graph take all shards: where sizes differ, the graph knows no size.
+    # Copies of one graph take the shards, so its static shapes have to fit all of them.
     is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
     return [dense_shard(piece, is_even) for piece in pieces]
 
 
 def dense_shard(piece: tf.Tensor, is_even: bool) -> tf.Tensor:
-    """A shard that can be fed; of static size where it is certain that all shards have one size,
-    which `is_even` says."""
+    """Makes a shard that can be fed.
+
+    Args:
+      piece: the examples of the shard.
+      is_even: whether all shards have the same size for certain; the shard's static shape has a
+        size only then.
+    """
     if is_even:
         return tf.placeholder_with_default(piece, piece.shape)
     return tf.placeholder_with_default(
@@ -294,7 +335,7 @@ def dense_shard(piece: tf.Tensor, is_even: bool) -> tf.Tensor:
 
 
 def sparse_shard(tensor: tf.SparseTensor, start: Size, count: Size) -> tf.SparseTensor:
-    """A shard of a sparse tensor that can be fed: the examples from `start` on, `count` of them."""
+    """Makes a shard of a sparse tensor that can be fed: `count` examples, from `start` on."""
     start, count = _first_example_if_empty(start, count)
     dense_shape = tensor.dense_shape
     begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(dense_shape[1:])], 0)
@@ -310,8 +351,13 @@ def sparse_shard(tensor: tf.SparseTensor, start: Size, count: Size) -> tf.Sparse
 
 
 def _with_static_dimensions(shape: tf.Tensor, static: list) -> tf.Tensor:
-    """A dense shape with constants for the dimensions but the first that are `static`, where
-    TensorFlow finds them."""
+    """The same dense shape of a sparse tensor, with constants for its static dimensions, so that
+    TensorFlow knows them.
+
+    Args:
+      shape: the dense shape, an int64 vector.
+      static: the static size of each dimension, or None; the first one is not looked at.
+    """
     if not any(static[1:]):
         return shape
     dimensions = [shape[:1]]
@@ -324,7 +370,8 @@ def _with_static_dimensions(shape: tf.Tensor, static: list) -> tf.Tensor:
 
 
 def _first_example_if_empty(start: Size, count: Size) -> typing.Tuple[Size, Size]:
-    """`(start, count)` of a shard with examples; of one without, those of the batch's first one."""
+    """`(start, count)` of a shard; for a shard without an example `(0, 1)`, the batch's first
+    example as padding."""
     if isinstance(count, int):
         return (start, count) if count else (0, 1)
     is_empty = tf.equal(count, 0)

@@ -58,7 +58,8 @@ class Shards:
         self._checked()
 
     def cut(self) -> CutBatch:
-        """The `CutBatch` for a build; each shard is fed where the caller has made it."""
+        """Makes the `CutBatch` of a build; each shard stays on the device where the caller has made
+        it."""
         checked = self._checked()
         static_sizes = {inputs.size for inputs in checked}
         is_even = self._are_equal or len(static_sizes) == 1 and None not in static_sizes
@@ -73,7 +74,8 @@ class Shards:
                 return cut_batch(shards, sizes, sum(sizes), is_even)
 
     def _checked(self) -> typing.List[Inputs]:
-        """The `Inputs` of each shard, of one structure, with the same types and shapes [n, …]."""
+        """List of the `Inputs` of each shard; raises `InputError` unless all have the same
+        structure, types and shapes [n, …]."""
         checked = [checked_inputs(batch) for batch in self.batches]
         for position, each in enumerate(checked):
             try:
@@ -85,15 +87,15 @@ class Shards:
                 raise InputError('shard %d has no example: pass one for each tower at least.'
                                  % position)
             for (path, leaf), (_, other) in zip(each.leaves, checked[0].leaves):
-                if not _are_alike(path, leaf, other):
+                if not _have_same_type(path, leaf, other):
                     raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
                                      'and shape [n, …].' % (path, position, leaf, other))
         return checked
 
 
-def _are_alike(path: str, leaf: typing.Any, other: typing.Any) -> bool:
-    """Whether two leaves are of one type and, but for the number of examples, of one shape. The
-    path names both in an error."""
+def _have_same_type(path: str, leaf: typing.Any, other: typing.Any) -> bool:
+    """Whether two leaves have the same type and, but for the number of examples, the same shape.
+    `path` names both in an error."""
     if leaf is None or other is None:
         return leaf is other
     if isinstance(leaf, tf.SparseTensor) != isinstance(other, tf.SparseTensor):
@@ -105,20 +107,20 @@ def _are_alike(path: str, leaf: typing.Any, other: typing.Any) -> bool:
 
 
 def _device_of_input(op: tf.Operation) -> str:
-    """The device of what an operation takes first; the CPU for an operation without inputs."""
+    """A device function: the device of the first input of an operation, or else the CPU."""
     device = op.inputs[0].device if len(op.inputs) else ''
     return device or '/cpu:0'
 
 
 def _fed_shard(position: int, batch: typing.Any, inputs: Inputs,
                is_even: bool) -> typing.Tuple[typing.Any, typing.Any]:
-    """Makes tensors that can be fed of one shard, on the devices of its tensors.
+    """Makes the tensors of a shard that can be fed, on the devices of the caller's tensors.
 
     Args:
-      position: of the shard.
+      position: the index of the shard.
       batch: the nest of the caller's tensors.
-      inputs: its `Inputs`.
-      is_even: whether it is certain that all shards have one size.
+      inputs: the `Inputs` of this nest.
+      is_even: whether all shards have the same size for certain.
 
     Returns:
       `(nest of the tensors, number of examples)`.
@@ -213,7 +215,8 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
 
 
 def _can_be_cut(shape: typing.Any, count: int) -> bool:
-    """Whether elements of that shape are dense, and `count` towers divide a static size."""
+    """Whether `count` towers can divide the elements of a dataset that have this shape: they are
+    dense, and of unknown or divisible size."""
     if not isinstance(shape, tf.TensorShape) or not shape.ndims:
         return False
     size = shape.as_list()[0]
@@ -221,7 +224,7 @@ def _can_be_cut(shape: typing.Any, count: int) -> bool:
 
 
 def _stacked_shards(tensor: tf.Tensor, count: int) -> tf.Tensor:
-    """[n, …] as [count, n / count, …]."""
+    """Reshapes a tensor `[n, …] → [count, n / count, …]`."""
     size, *shape_of_example = tensor.shape.as_list()
     if size is None:
         size_of_shard = tf.shape(tensor)[0] // count

@@ -26,22 +26,22 @@ _IS_INITIALIZED = frozenset(['VarIsInitializedOp', 'IsVariableInitialized'])
 
 
 def _whole_value(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """What a read gives, for another value of the variable."""
+    """The result of a read of the variable, if it had another value."""
     return value
 
 
 def _rows(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """What a look-up of rows gives."""
+    """The result of a look-up of rows, if the variable had another value."""
     return tf.gather(value, op.inputs[1], batch_dims=op.get_attr('batch_dims'))
 
 
 def _entries(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """What a look-up of entries gives."""
+    """The result of a look-up of entries, if the variable had another value."""
     return tf.gather_nd(value, op.inputs[1])
 
 
 def _shape(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """What an operation gives that asks for the shape."""
+    """The result of an operation that asks for the shape, if the variable had another value."""
     return tf.shape(value, out_type=op.get_attr('out_type'))
 
 
@@ -51,15 +51,16 @@ _VALUE_OF_READER = {
     'ResourceGather': _rows,
     'ResourceGatherNd': _entries,
     'VariableShape': _shape}
-"""{type of an operation that reads a variable: function from it and another value of the variable
-to what the operation gives for that value}."""
+"""{type of an operation that reads a variable: function `(op, value)` that makes the result which
+the operation would have, if the variable had that value}."""
 
 
 def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
-    """The value of a variable that is initialized when this is computed, else its initial value."""
+    """Makes a tensor that has the value of a variable, if this is initialized when the tensor is
+    computed, else the variable's initial value."""
     initializer = compat.initializer_of(variable)
     if initializer.type in SETS:
-        # `tf.train.init_from_checkpoint` exchanges the initializer, and not `initial_value`.
+        # `tf.train.init_from_checkpoint` changes the initializer, but not `initial_value`.
         initial_value = initializer.inputs[1]
     else:
         initial_value = variable.initial_value
@@ -71,12 +72,19 @@ def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
 
 
 def after_other_variables(initial_value: typing.Any, dtype: typing.Any = None) -> typing.Any:
-    """The `initial_value` of a `tf.Variable`, or a function that makes it, such that the variables
-    that it is computed from are initialized first.
+    """Makes an initial value that can be computed before the other variables are initialized.
 
-    Raises `SharedVariableError` where a variable is read within a loop, a branch or a function.
+    Args:
+      initial_value: the argument of `tf.Variable`: a value, or a function that makes one.
+      dtype: the dtype of the variable; or None.
+
+    Returns:
+      The same value or function, if it needs no other variables; else one in its place.
+
+    Raises:
+      SharedVariableError: a variable is read within a loop, a branch or a function.
     """
-    if hasattr(initial_value, 'checkpoint_position'):  # TensorFlow's, of a deferred restore
+    if hasattr(initial_value, 'checkpoint_position'):  # a restore that TensorFlow has put off
         return initial_value
     if callable(initial_value):
         return lambda: after_other_variables(initial_value(), dtype)
@@ -86,26 +94,27 @@ def after_other_variables(initial_value: typing.Any, dtype: typing.Any = None) -
         if not graph_walk.fetches_in(initial_value):  # numbers
             return initial_value
         initial_value = tf.convert_to_tensor(initial_value, dtype=dtype)
-    return _Computation(initial_value).that_can_be_first()
+    return _Computation(initial_value).in_any_order()
 
 
 class _Computation:
-    """The operations that compute an initial value, a tensor, and which of them read a variable.
+    """The operations that compute an initial value, and which of them read other variables.
 
-    Where the value is computed in a branch (v1) in which the variable is made, no initializer can
-    run these operations, and a copy is outside of that branch.
+    If a variable is made in a branch (v1), and its initial value is computed there, no initializer
+    can run these operations: a copy is made outside of that branch.
     """
 
     def __init__(self, tensor: tf.Tensor):
+        """`tensor` is the initial value."""
         self._tensor = tensor
         self._branches_to_leave: list = []
         if compat.in_branches_alone(tensor.op):
             self._branches_to_leave = compat.contexts_around(tensor.op)
         self._operations = graph_walk.reached([tensor.op], self._computed_from)
-        self._readers = self._found_readers()  # name of an operation -> the variable that it reads
+        self._readers = self._found_readers()
 
     def _found_readers(self) -> typing.Dict[str, tf.Variable]:
-        """Finds the operations that read a variable which an initializer sets."""
+        """{name of an operation: the variable that it reads}, of variables with an initializer."""
         variables = {}
         for variable in tf.global_variables() + tf.local_variables():
             if variable.initializer is not None:
@@ -117,11 +126,12 @@ class _Computation:
                     readers[op.name] = variables[taken.name]
         return readers
 
-    def that_can_be_first(self) -> tf.Tensor:
-        """The tensor, or a copy, that an initializer may compute before all others.
+    def in_any_order(self) -> tf.Tensor:
+        """The initial value as a tensor that initializers may compute in any order.
 
-        Only operations between a read and the tensor are copied; the others, such as random
-        numbers, are shared with the program's own computation.
+        That is the tensor itself, if it needs no other variable; else a copy. Only operations
+        between a read and the tensor are copied; the others, such as random numbers, are shared
+        with the program's own computation.
 
         Raises:
           SharedVariableError: a variable is read within a loop, a branch or a function.
@@ -130,9 +140,9 @@ class _Computation:
             return self._tensor
         for name in self._readers:
             self._check_is_known_read(self._operations[name])
-        instead = self._values_for_readers()
-        if self._tensor.name in instead:
-            return instead[self._tensor.name]
+        substitutes = self._values_for_readers()
+        if self._tensor.name in substitutes:
+            return substitutes[self._tensor.name]
         reading = [self._operations[name] for name in self._readers]
         from_readers = graph_walk.reachable_from(reading, self._operations.values())
         copied = []
@@ -141,22 +151,23 @@ class _Computation:
             is_needed = name in from_readers or graph_walk.is_control_flow(op)
             if is_needed and name not in self._readers:
                 copied.append(op)
-        return self._copy(copied, instead)
+        return self._copy(copied, substitutes)
 
     def _values_for_readers(self) -> typing.Dict[str, tf.Tensor]:
-        """{name of a reader's tensor: what is read in its place}."""
+        """{name of a tensor that was read from a variable: what a copy takes in its place}."""
         values: typing.Dict[str, tf.Tensor] = {}  # by name of the variable
-        instead = {}
+        substitutes = {}
         for name, variable in self._readers.items():
             if variable.op.name not in values:
                 values[variable.op.name] = value_or_initial_value(variable)
             op = self._operations[name]
-            instead[op.outputs[0].name] = _VALUE_OF_READER[op.type](op, values[variable.op.name])
-        return instead
+            make_result = _VALUE_OF_READER[op.type]
+            substitutes[op.outputs[0].name] = make_result(op, values[variable.op.name])
+        return substitutes
 
     def _computed_from(self, op: tf.Operation) -> typing.List[tf.Operation]:
-        """The operations that an operation takes values of; in loops and branches (v1) those that
-        it waits for, too, which tell it whether it is to run."""
+        """List of the operations that an operation takes values of; in loops and branches (v1) also
+        those that it waits for, which tell it whether it is to run."""
         if op.type in VARIABLE_OPS:
             return []
         sources = [tensor.op for tensor in self._inputs(op)]
@@ -165,7 +176,8 @@ class _Computation:
         return sources
 
     def _inputs(self, op: tf.Operation) -> typing.List[tf.Tensor]:
-        """The inputs of an operation; those from outside of a branch that is left, from there."""
+        """List of the inputs of an operation. In the place of a tensor that leads into a branch
+        which the copy is outside of, it has the tensor outside of the branch."""
         inputs = []
         for tensor in op.inputs:
             while self._leads_into_branch_to_leave(tensor.op):
@@ -174,16 +186,16 @@ class _Computation:
         return inputs
 
     def _leads_into_branch_to_leave(self, op: tf.Operation) -> bool:
-        """Whether an operation brings a tensor from outside into a branch that is left."""
+        """Whether an operation leads a tensor into a branch that the copy is outside of."""
         return op.type in ('Switch', 'RefSwitch') and self._is_in_branch_to_leave(op)
 
     def _is_in_branch_to_leave(self, op: tf.Operation) -> bool:
-        """Whether an operation is in a branch that a copy is outside of."""
+        """Whether an operation is in a branch that the copy is outside of."""
         return compat.control_flow_context(op) in self._branches_to_leave
 
     def _check_is_known_read(self, op: tf.Operation) -> None:
-        """Raises `SharedVariableError` for a read of which it is not known what it would give for
-        another value."""
+        """Raises `SharedVariableError` for a read that has no entry in `_VALUE_OF_READER`, or is
+        within a loop or a branch."""
         is_within = compat.in_control_flow(op) and not self._is_in_branch_to_leave(op)
         if is_within or op.type not in _VALUE_OF_READER:
             raise SharedVariableError(
@@ -193,12 +205,12 @@ class _Computation:
                 'initial_value.' % (op.name, op.type))
 
     def _copy(self, operations: typing.Sequence[tf.Operation],
-              instead: typing.Dict[str, tf.Tensor]) -> tf.Tensor:
-        """Copies the tensor and the operations that compute it.
+              substitutes: typing.Dict[str, tf.Tensor]) -> tf.Tensor:
+        """Copies the tensor and operations that compute it.
 
         Args:
-          operations: those that are copied; their inputs from other operations stay what they are.
-          instead: {name of an input: the tensor in its place}.
+          operations: the operations to copy; the copies take the results of others as they are.
+          substitutes: {name of an input: the tensor that copies take in its place}.
 
         Returns:
           The copy of the tensor.
@@ -214,7 +226,7 @@ class _Computation:
         outside: typing.Dict[str, tf.Tensor] = {}
         for op in graph.get_operations():
             if op.name in names:  # in the order of making, which an import of loops needs
-                self._add_node(graph_def.node.add(), op, names, outside, instead)
+                self._add_node(graph_def.node.add(), op, names, outside, substitutes)
                 make_names_unique(graph_def.node[-1], root)
         result = '%s:%d' % (names[tensor.op.name], tensor.value_index)
         with tf.control_dependencies(None), compat.free_of_variable(graph):
@@ -224,15 +236,16 @@ class _Computation:
 
     def _add_node(self, node: tf.NodeDef, op: tf.Operation, names: typing.Dict[str, str],
                   outside: typing.Dict[str, tf.Tensor],
-                  instead: typing.Dict[str, tf.Tensor]) -> None:
+                  substitutes: typing.Dict[str, tf.Tensor]) -> None:
         """Makes a node the copy of an operation.
 
         Args:
           node: a new `NodeDef`.
           op: the operation.
           names: {name of a copied operation: name of its copy}.
-          outside: {name in the copy: tensor of the graph}, the inputs from outside; it is added to.
-          instead: {name of an input: the tensor in its place}.
+          outside: {name in the copy: tensor of the graph} of the inputs from outside, which is
+            added to.
+          substitutes: {name of an input: the tensor that copies take in its place}.
         """
         node.CopyFrom(op.node_def)
         node.name = names[op.name]
@@ -243,7 +256,7 @@ class _Computation:
                 node.input.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
             else:
                 key = '__outside__/%d:0' % len(outside)
-                outside[key] = instead.get(tensor.name, tensor)
+                outside[key] = substitutes.get(tensor.name, tensor)
                 node.input.append(key)
         for other in op.control_inputs:
             if other.name in names:
@@ -251,8 +264,11 @@ class _Computation:
 
 
 def _variables_taken(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations of the variables that an operation takes, but to hand them on, or where the
-    program itself asks first whether they are initialized."""
+    """List of the operations of the variables that an operation reads.
+
+    Without operations that only hand a variable on, and without reads that the program does only if
+    the variable is initialized.
+    """
     if _asks_whether_initialized(op):
         return []
     if op.type in HAND_ON and is_variable(op.outputs[0]):
@@ -262,8 +278,8 @@ def _variables_taken(op: tf.Operation) -> typing.List[tf.Operation]:
 
 
 def _asks_whether_initialized(op: tf.Operation) -> bool:
-    """Whether an operation, or the condition of a branch around it, tells if a variable is
-    initialized."""
+    """Whether an operation asks if a variable is initialized, or is in a branch, or is a branch,
+    whose condition asks that."""
     if op.type in _IS_INITIALIZED:
         return True
     conditions = [condition for condition, _, _ in compat.branches_around(op)]

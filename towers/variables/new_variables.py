@@ -43,13 +43,14 @@ _ADVICE = {
 
 
 class NewVariables:
-    """The variables that a call of a model function makes, on the devices that a `Placement` names;
-    or gets, of an earlier build.
+    """The variables that a call of a model function makes, on the devices that a `Placement` names,
+    or that it shares with an earlier build.
 
     Attributes:
-      created: the variables, in order.
-      direct: `DirectVariable`s, in order of creation, with those that an earlier build has made.
-      owned: names of the operations of the variables: initial values, initializers, reads.
+      created: the variables that were made, in order.
+      direct: the `DirectVariable`s that the model has asked for, in order, made now or by an
+        earlier build.
+      owned: names of the operations that belong to variables: initial values, initializers, reads.
       opened_scopes: see `BuiltTowers`.
     """
 
@@ -82,7 +83,7 @@ class NewVariables:
         Args:
           scope: the variable scope that is entered, a name or a `tf.VariableScope`; None for the
             current one.
-          reuse: as of `tf.variable_scope`.
+          reuse: the argument of `tf.variable_scope`.
 
         Raises:
           SharedVariableError: a variable that is made twice, or cannot be shared.
@@ -116,6 +117,9 @@ class NewVariables:
 
         Unnamed layers are numbered (`dense`, `dense_1`) by what was opened in the scope before: a
         call that shares the variables of an earlier build has to begin with the same counts.
+
+        Args:
+          scope, reuse: the arguments of `recorded`.
         """
         current = tf.get_variable_scope()
         if scope is not None or reuse is not None:
@@ -138,8 +142,11 @@ class NewVariables:
             compat.set_reuse(current, reuse_of_caller)
 
     def _getter_within(self, outer: typing.Optional[typing.Callable]) -> typing.Callable:
-        """`_getter` within the caller's own custom getter, if there is one: it is nearest to the
-        creation."""
+        """The custom getter that calls the caller's own one, if there is one, around `_getter`.
+
+        Args:
+          outer: the caller's custom getter; or None.
+        """
         if outer is None:
             return self._getter
 
@@ -150,8 +157,8 @@ class NewVariables:
 
     def _getter(self, getter: typing.Callable, *args: typing.Any,
                 **kwargs: typing.Any) -> tf.Variable:
-        """A custom getter of `tf.get_variable`, which marks what is made by name. A later build
-        finds that by its name, and other variables by their place."""
+        """A custom getter of `tf.get_variable`: within it, variables are made by name. A later
+        build finds these by their names, and other variables by the order of creation."""
         self._by_name += 1
         try:
             variable = getter(*args, **kwargs)
@@ -162,9 +169,12 @@ class NewVariables:
             self._by_name -= 1
 
     def _create(self, next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
-        """A creator of variables, for `tf.variable_creator_scope`, which every call comes to that
-        makes one. It makes a resource variable on the device of its placement; or, where an earlier
-        build has made the variable directly, gives that one."""
+        """The creator for `tf.variable_creator_scope`, which TensorFlow calls for every new
+        variable.
+
+        It makes a resource variable on the device of its placement. In the place of a variable that
+        an earlier build has made without `get_variable`, it returns that one.
+        """
         if not self._is_open:
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
@@ -193,11 +203,14 @@ class NewVariables:
         return '%s/%s' % (scope, name) if scope else name
 
     def _of_earlier_build(self, requested: str, kwargs: dict) -> tf.Variable:
-        """The variable that an earlier build made where this one asks for one.
+        """The variable that an earlier build has made in the place of one that is asked for now.
 
         Args:
           requested: the name that is asked for.
           kwargs: the arguments of its creator.
+
+        Raises:
+          SharedVariableError: the earlier build has made another variable there.
         """
         alike = self._pending_alike(requested)
         shape, dtype = _wanted_shape_and_dtype(kwargs)
@@ -219,8 +232,8 @@ class NewVariables:
                 requested, shape, dtype.name, number, made_there))
 
     def _pending_alike(self, requested: str) -> typing.List[DirectVariable]:
-        """The variables of the earlier build, not asked for yet, of that requested name; if there
-        is none, those whose names differ in numbers alone."""
+        """List of the variables of the earlier build that were not asked for yet and have this
+        requested name; if there are none, those whose names differ only in numbers."""
         pending = self._pending
         alike = [direct for direct in pending if direct.requested_name == requested]
         if alike:
@@ -230,7 +243,8 @@ class NewVariables:
 
 
 def _advice(error: ValueError) -> typing.Optional[str]:
-    """What to do about an error of `tf.get_variable`; None for any other error."""
+    """The text that says what to do about an error of `tf.get_variable`; None for any other error.
+    """
     text = str(error)
     found = re.match('(?:Variable|Trying to share variable) ([^ ,]+)', text)
     if found is None:
@@ -242,7 +256,7 @@ def _advice(error: ValueError) -> typing.Optional[str]:
 
 
 def _is_trainable(kwargs: dict) -> bool:
-    """Whether a creator makes a trainable variable of these arguments, as TF itself decides it."""
+    """Whether TensorFlow makes a trainable variable from these arguments of a creator."""
     trainable = kwargs.get('trainable')
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
@@ -250,13 +264,14 @@ def _is_trainable(kwargs: dict) -> bool:
 
 
 def _may_hold(variable: tf.Variable, shape: tf.TensorShape, dtype: tf.DType) -> bool:
-    """Whether a variable has that dtype, and a shape that fits."""
+    """Whether a variable has this dtype, and a shape that is compatible with this one."""
     return variable.shape.is_compatible_with(shape) and variable.dtype.base_dtype == dtype
 
 
 def _away_from_operations() -> typing.ContextManager:
-    """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower;
-    `tf.colocate_with(variable)` stays, for slots and averages."""
+    """The context for a new variable in which a `tf.colocate_with(activation)` around it has no
+    effect, since it would put the variable onto one tower. A `tf.colocate_with(variable)`, as for
+    slots and averages, stays."""
     graph = tf.get_default_graph()
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()
@@ -270,10 +285,10 @@ def local_variable(like: tf.Variable, name: str, initial_value: typing.Any, valu
     Args:
       like: a variable of the same dtype and kind.
       name: the name of the new one.
-      initial_value: has only to have its shape, see `initialize_with`.
-      value: what it starts with.
-      device: where it is.
-      **options: further arguments of `tf.Variable`.
+      initial_value: a value of the same shape; see `compat.initialize_with`.
+      value: the value that it starts with.
+      device: its device; or None.
+      **options: other arguments of `tf.Variable`.
     """
     with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
         variable = tf.Variable(
@@ -317,9 +332,18 @@ def new_slots(placement: Placement,
 
 def owner_by_name(name: str,
                   by_name: typing.Dict[str, tf.Variable]) -> typing.Optional[tf.Variable]:
-    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`): of
-    the variables `by_name` that of the longest such name, or None. Scopes around `apply_gradients`
-    may stand before it."""
+    """Finds the variable that a slot belongs to: its name is in the slot's name.
+
+    `dense/kernel` is in `dense/kernel/Adam`, and in `scope/dense/kernel/Adam`, where a scope was
+    open around `apply_gradients`. The longest name counts.
+
+    Args:
+      name: the name of the slot.
+      by_name: {name: variable}.
+
+    Returns:
+      The variable; None if there is none.
+    """
     steps = name.split('/')
     for start in range(len(steps) - 1):
         for end in range(len(steps) - 1, start, -1):

@@ -25,10 +25,9 @@ from towers.variables.initial_values import after_other_variables, value_or_init
 
 @contextlib.contextmanager
 def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
-    """The context in which all new variables of a graph are such, whoever makes them.
+    """The context in which all new resource variables of a graph behave so, whoever makes them.
 
-    A tensor that is asked for by its name, and is the handle of one of them, is a
-    `SharedVariableError`.
+    In it, `graph.get_tensor_by_name('v:0')` for such a variable raises a `SharedVariableError`.
     """
     handles = set()  # names of tensors
     tensor_by_name = graph.get_tensor_by_name
@@ -63,30 +62,32 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
 
 
 class _Tf1Variable:
-    """The methods by which a reference variable differs, before those of a class of TensorFlow."""
+    """The methods in which a reference variable differs from a resource variable. They stand before
+    those of TensorFlow's class: see `_class_like`."""
 
     graph: tf.Graph
 
     def value(self) -> tf.Tensor:
-        """The value, as an implicit read takes it: in a branch in a loop, from before the loop."""
+        """The value; in a branch in a loop it is read before the loop."""
         if self._is_read_in_branch_in_loop():
             with tf.control_dependencies(None):  # leaves the loop
                 return super().value()  # type: ignore[misc]  # of the class of TensorFlow
         return super().value()  # type: ignore[misc]
 
     def sparse_read(self, indices: typing.Any, name: typing.Optional[str] = None) -> tf.Tensor:
-        """Rows of the value, as `tf.gather` and `tf.nn.embedding_lookup` read them."""
+        """Rows of the value, for `tf.gather` and `tf.nn.embedding_lookup`."""
         if self._is_read_in_branch_in_loop():
             return tf.gather(self.value(), indices, name=name)
         return super().sparse_read(indices, name)  # type: ignore[misc]
 
     def gather_nd(self, indices: typing.Any, name: typing.Optional[str] = None) -> tf.Tensor:
-        """Parts of the value, as `tf.gather_nd` reads them."""
+        """Parts of the value, for `tf.gather_nd`."""
         if self._is_read_in_branch_in_loop():
             return tf.gather_nd(self.value(), indices, name=name)
         return super().gather_nd(indices, name)  # type: ignore[misc]
 
-    def _is_read_in_branch_in_loop(self):
+    def _is_read_in_branch_in_loop(self) -> bool:
+        """Whether operations are made now in a branch in a loop of the variable's graph."""
         return tf.get_default_graph() is self.graph and compat.in_branch_in_loop(self.graph)
 
     def initialized_value(self) -> tf.Tensor:
@@ -110,11 +111,11 @@ class _Tf1Variable:
 
 
 _classes: typing.Dict[type, type] = {}
-"""{class of variables of TensorFlow: the class with the methods above in its place}."""
+"""{class of variables of TensorFlow: its subclass with the methods above}."""
 
 
 def _class_like(kind: type) -> type:
-    """The class of variables that are like those of a class of TensorFlow, but for the methods."""
+    """The subclass of a class of variables that has the methods of `_Tf1Variable`."""
     if issubclass(kind, _Tf1Variable):
         return kind
     if kind not in _classes:
