@@ -1,4 +1,4 @@
-"""The context of a build: the builds that are refused in a graph, and its collections around one.
+"""The context of a build: which builds a graph refuses, and the graph's collections around a build.
 
 A build within the model function of another one would put towers into each tower. After a build
 that fails the graph's collections are as before it, but TensorFlow cannot remove an operation:
@@ -22,7 +22,7 @@ class Call(typing.NamedTuple):
       variables: `NewVariables`, which records the variables that the call makes.
       num_parts: how many parts the batch has.
       no_batch_values: why the parts exchange no values of the whole batch in this build; or None.
-      numbers: numbers for these values, each once.
+      numbers: counts from 1; gives each value of the whole batch a number.
     """
     variables: typing.Any
     num_parts: int
@@ -35,7 +35,8 @@ _CALLS: 'weakref.WeakKeyDictionary[tf.Graph, Call]' = weakref.WeakKeyDictionary(
 
 
 def check_not_nested(graph: tf.Graph) -> None:
-    """Raises `ModelFunctionError` where a model function is being called in a graph."""
+    """Raises `ModelFunctionError` if a model function of another build is being called in a graph.
+    """
     if graph in _CALLS:
         raise ModelFunctionError(
             'build_towers is called within the model function of another build of this graph, or a '
@@ -69,8 +70,8 @@ def current_call(graph: tf.Graph) -> typing.Optional[Call]:
 
 
 def variables_of_optimizer(graph: tf.Graph) -> typing.ContextManager:
-    """The context, in the call of a model function, of variables that are not the model's, but the
-    slots of its optimizer."""
+    """The context, in the call of a model function, in which its optimizer makes slots: they are
+    not recorded as variables of the model."""
     return _CALLS[graph].variables.outside()
 
 
@@ -79,7 +80,7 @@ _FAILED: 'weakref.WeakSet[tf.Graph]' = weakref.WeakSet()
 
 
 def check_no_failed_build(graph: tf.Graph) -> None:
-    """Raises `FailedBuildError` where a build has failed in a graph."""
+    """Raises `FailedBuildError` if an earlier build in a graph has failed."""
     if graph in _FAILED:
         raise FailedBuildError(
             'a build_towers in this graph has failed, and TensorFlow cannot remove what it made: '
@@ -91,36 +92,43 @@ _UPDATES_OF_BUILDS = ('towers_update_ops',)
 
 
 def updates_of_no_build(graph: tf.Graph) -> list:
-    """The `UPDATE_OPS` of a graph that no build has made."""
+    """List of the `UPDATE_OPS` of a graph that no build has made."""
     names_of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
     return _without_names(graph.get_collection(tf.GraphKeys.UPDATE_OPS), names_of_builds)
 
 
 class BuildCollections:
-    """The collections of a graph, as they were before a build.
+    """The collections of a graph as they were before a build.
 
     Attributes:
-      updates: the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for example.
-        Not those of an earlier build in this graph, which belong to its step, and not those of a
-        finished model.
+      updates: list of the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for
+        example. Those of an earlier build in this graph belong to its step, and those of a finished
+        model to the towers: these are left out.
     """
 
     def __init__(self, graph: tf.Graph, updates_of_model: typing.Iterable = ()):
-        """`updates_of_model` are `UPDATE_OPS` of a finished model, which the towers compute."""
+        """
+        Args:
+          graph: the graph, before the build.
+          updates_of_model: the `UPDATE_OPS` of a finished model.
+        """
         self._graph = graph
         self._before = _snapshot(graph)
         names_of_model = set(map(_name_of, updates_of_model))
         self.updates = _without_names(updates_of_no_build(graph), names_of_model)
 
     def new_updates(self) -> list:
-        """The `UPDATE_OPS` that are there now and were not before the build."""
+        """List of the `UPDATE_OPS` that were added since the beginning of the build."""
         return without(self._graph.get_collection(tf.GraphKeys.UPDATE_OPS),
                        self._before.get(tf.GraphKeys.UPDATE_OPS, ()))
 
     @contextlib.contextmanager
     def of_build(self) -> typing.Iterator[None]:
-        """The context of the build, whose new `UPDATE_OPS` are noted in the graph as its own; after
-        an error every collection has its former entries again."""
+        """The context of the build.
+
+        At its end, the new `UPDATE_OPS` are noted in the graph as made by a build. After an error,
+        every collection has its former entries again.
+        """
         num_before = len(self._graph.get_operations())
         try:
             yield
@@ -142,18 +150,19 @@ class BuildCollections:
 
 
 def without(entries: typing.Iterable, others: typing.Iterable) -> list:
-    """The entries of a collection that are none of the others."""
+    """List of the entries that are not among the others; the same objects are meant, not equal
+    ones."""
     other_ids = set(map(id, others))
     return [entry for entry in entries if id(entry) not in other_ids]
 
 
 def _without_names(entries: typing.Iterable, names: typing.Container) -> list:
-    """The entries of a collection that have none of these names."""
+    """List of the entries of a collection whose operations have none of these names."""
     return [entry for entry in entries if _name_of(entry) not in names]
 
 
 def _snapshot(graph: tf.Graph) -> typing.Dict[str, list]:
-    """{key: entries} of a graph's collections."""
+    """{key: list of the entries} of a graph's collections."""
     entries = {}
     for key in graph.get_all_collection_keys():
         # Keys that are no strings, or private ones, hold TF's own stores, not entries.
@@ -163,5 +172,5 @@ def _snapshot(graph: tf.Graph) -> typing.Dict[str, list]:
 
 
 def _name_of(entry: typing.Any) -> typing.Optional[str]:
-    """The name of the operation of an entry; None for an entry that is no operation."""
+    """The name of the operation of an entry of a collection; None for an entry without one."""
     return getattr(getattr(entry, 'op', entry), 'name', None)

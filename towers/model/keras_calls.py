@@ -28,17 +28,17 @@ from towers.placement.variable_device import only_device
 
 
 class _Call(typing.NamedTuple):
-    """A call of a layer by other code than a layer."""
+    """An outermost call of a layer: by other code than a layer."""
     layer: typing.Any
-    tensors: typing.List[tf.Tensor]  # that it is called on
-    made: Recording  # its operations
+    tensors: typing.List[tf.Tensor]  # the inputs of the call
+    made: Recording  # the operations of the call
 
 
 class _Update(typing.NamedTuple):
     """An operation that a layer was given by `add_update`, or made in it."""
     layer: typing.Any
     op: tf.Operation
-    is_frozen: bool  # whether the layer was frozen then
+    is_frozen: bool  # whether the layer was frozen at that time
 
 
 _WRITES = ('Assign', 'ResourceScatter', 'Scatter')
@@ -49,9 +49,14 @@ _WRITES = ('Assign', 'ResourceScatter', 'Scatter')
 def record_keras_calls() -> typing.Iterator['KerasCalls']:
     """The context in which calls of Keras layers, in this graph and thread, are recorded.
 
-    It gives `KerasCalls`, to be asked after it. The base classes' `__call__`, `add_loss` and
-    `add_update` of tf.keras, tf_keras and Keras 3 are wrapped. Raises `ModelFunctionError` where a
-    Keras is imported in it.
+    In it, `__call__`, `add_loss` and `add_update` of the base classes of tf.keras, tf_keras and
+    Keras 3 are wrapped.
+
+    Yields:
+      `KerasCalls`, which answers after the context has ended.
+
+    Raises:
+      ModelFunctionError: a Keras is imported in it, whose layers could not be wrapped.
     """
     compat.import_keras()
     record = KerasCalls(tf.get_default_graph())
@@ -70,18 +75,22 @@ class KerasCalls:
     """The calls of Keras layers in one block, as `record_keras_calls` yields them."""
 
     def __init__(self, graph: tf.Graph):
+        """Records calls in `graph`, in the present thread."""
         self._graph = graph
         self._thread = threading.get_ident()
         self._depth = 0  # how many calls of layers are open, one in another
         self._waiting: typing.Optional[typing.Set[str]] = None
         self._calls: typing.List[_Call] = []  # outermost calls, in order
         self._updates: typing.List[_Update] = []
-        self._activity: typing.List[tuple] = []  # (layer, tensor), as layers gave them to add_loss
+        # (layer, tensor) for each loss that was given to `add_loss`
+        self._activity: typing.List[typing.Tuple[typing.Any, tf.Tensor]] = []
 
     @property
     def layers(self) -> list:
-        """The layers that other code than a Keras layer has called, each once, in order; not those
-        that were only called on a `keras.Input`, to define a model."""
+        """List of the layers that other code than a Keras layer has called, each once, in order.
+
+        Layers that were only called on a `keras.Input`, to define a model, are left out.
+        """
         layers = []
         for call in self._calls:
             operations = operation_names(call.tensors)
@@ -90,9 +99,12 @@ class KerasCalls:
         return unique(layers)
 
     def updates(self) -> typing.List[tf.Operation]:
-        """Ops to run once a step for the calls, each once; in Keras 3 updates of seed generators,
-        too. Not updates of frozen layers, nor those in branches, in loops, or downstream of a
-        `keras.Input`, where they cannot run."""
+        """List of the operations to run once a step for the calls, each once; of Keras 3 also the
+        updates of seed generators.
+
+        Left out are updates of frozen layers, and those in branches, in loops, or downstream of a
+        `keras.Input`, where they cannot run.
+        """
         waiting = self._waiting_for_keras_input()
         operations = []
         for update in self._updates:
@@ -101,22 +113,32 @@ class KerasCalls:
         return unique(operations + self._keras_3_updates())
 
     def updates_of_layers(self) -> typing.List[tuple]:
-        """`[(layer, op)]`: the updates of Keras 2 layers, also of frozen layers, and downstream
-        of a `keras.Input`: the block may be within a call of a layer on such an input."""
+        """List of `(layer, operation)`: the updates of Keras 2 layers, also of frozen layers.
+
+        Updates downstream of a `keras.Input` count, too, since the block may be within a call of a
+        layer on such an input.
+        """
         return [(update.layer, update.op) for update in self._updates]
 
     def weight_losses(self) -> typing.List[tf.Tensor]:
-        """The regularization losses of the weights of `layers`, each once: scalars."""
-        functions: dict = {}  # those of equal keys make the same loss
+        """List of the regularization losses of the weights of `layers`, scalars, each once."""
+        functions: dict = {}  # functions with equal keys make the same loss
         for layer in self.layers:
             functions.update(compat.keras_weight_losses(layer))
         losses = [make() for make in functions.values()]
         return [tf.convert_to_tensor(loss) for loss in losses if loss is not None]
 
     def activity_losses(self, on_keras_input: bool = False) -> typing.List[tf.Tensor]:
-        """The losses that depend on the inputs of the layers' calls: scalars, from activity
-        regularizers and `add_loss`; not within branches and loops; losses downstream of a
-        `keras.Input` only with `on_keras_input`."""
+        """List of the losses that depend on the inputs of the layers' calls, scalars: from activity
+        regularizers and `add_loss`.
+
+        Args:
+          on_keras_input: whether losses downstream of a `keras.Input` count; losses within branches
+            and loops do not.
+
+        Raises:
+          ModelFunctionError: a loss that is no scalar.
+        """
         losses = []
         for layer, loss in self._activity:
             if not self._can_run(loss.op):
@@ -131,16 +153,18 @@ class KerasCalls:
         return unique(losses)
 
     def states(self) -> list:
-        """The `tf.Variable`s in which stateful RNNs among `layers` keep their state, each once."""
+        """List of the variables in which stateful RNNs among `layers` keep their state, each
+        once."""
         return unique(sum(map(compat.keras_states, self.layers), []))
 
     def listens_to(self, layer: typing.Any) -> bool:
-        """Whether a method call on `layer`, in the present thread, is to be recorded."""
+        """Whether a method call on a layer is to be recorded: in the recording thread, and not on a
+        layer of `tf.layers`."""
         return threading.get_ident() == self._thread and not compat.is_legacy_layer(layer)
 
     @contextlib.contextmanager
     def calling(self, layer: typing.Any, arguments: typing.Any) -> typing.Iterator[None]:
-        """The context of a call of `layer` on any nest of arguments."""
+        """The context of a call of a layer, with a nest of arguments, by which it is recorded."""
         if not self._depth:
             made = self._begin_call(layer, tf.nest.flatten(arguments, expand_composites=True))
         else:
@@ -153,7 +177,12 @@ class KerasCalls:
             self._depth -= 1
 
     def _begin_call(self, layer: typing.Any, leaves: list) -> typing.ContextManager:
-        """The context that records an outermost call, on a nest with these leaves."""
+        """The context of an outermost call, by which its operations are recorded.
+
+        Args:
+          layer: the layer that is called.
+          leaves: the arguments of the call, as a flat list.
+        """
         if not compat.is_keras_3(layer):
             compat.forget_dropout_masks(layer)
         # Keras 3 defines a model by calling it on symbols, and its parts on scratch tensors.
@@ -165,31 +194,33 @@ class KerasCalls:
         return call.made
 
     def note_losses(self, layer: typing.Any, losses: typing.Any) -> None:
-        """`losses` were given to `layer.add_loss`; functions are weight losses, kept by Keras."""
+        """Records losses that were given to `layer.add_loss`; without functions, which are losses
+        of weights and kept by Keras."""
         for loss in tf.nest.flatten(losses):
             if tf.is_tensor(loss):
                 self._activity.append((layer, loss))
 
     def note_update(self, layer: typing.Any, update: typing.Any) -> None:
-        """`update` (op, tensor, variable) was given to `layer.add_update`, or made by it."""
+        """Records an update, an operation, tensor or variable, that was given to `layer.add_update`
+        or made by it."""
         op = operation_of(update)
         is_frozen = not layer.trainable and not getattr(layer, 'stateful', False)
         if isinstance(op, tf.Operation) and self._can_run(op):
             self._updates.append(_Update(layer, op, is_frozen))
 
     def _can_run(self, op: tf.Operation) -> bool:
-        """Whether a step can run an operation: not in branches, loops and functions."""
+        """Whether a step can run an operation: it is not in a branch, a loop or a function."""
         return op.graph is self._graph and self._graph.is_fetchable(op)
 
     def _waiting_for_keras_input(self) -> typing.Set[str]:
-        """Names of the ops that need the placeholder of a Keras 2 `keras.Input` to be fed: those by
-        which a functional model is defined, which in graph mode can never run."""
+        """Set of the names of the operations downstream of a Keras 2 `keras.Input`: they define a
+        functional model, and cannot run, since nobody feeds its placeholder."""
         if self._waiting is None:  # later operations do not matter
             self._waiting = self._found_waiting()
         return self._waiting
 
     def _found_waiting(self) -> typing.Set[str]:
-        """Finds `_waiting_for_keras_input` in the graph as it is now."""
+        """Finds the value of `_waiting_for_keras_input` in the graph as it is now."""
         if all(compat.is_keras_3(call.layer) for call in self._calls):
             return set()
         operations = self._graph.get_operations()
@@ -199,7 +230,7 @@ class KerasCalls:
         return reachable_from(inputs, operations, control=True)
 
     def _keras_3_updates(self) -> typing.List[tf.Operation]:
-        """The ops made in the calls of Keras 3 layers that write a variable, listed or not."""
+        """List of the operations, made in the calls of Keras 3 layers, that write a variable."""
         calls = [call for call in self._calls if compat.is_keras_3(call.layer)]
         if not calls:
             return []
@@ -216,10 +247,13 @@ class KerasCalls:
 
 
 def _is_reset(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
-    """Whether `op` sets a variable to a value that depends on nothing from before the call, whose
-    operations are `made`.
+    """Whether an operation sets a variable to a value that depends on nothing from before the call.
 
-    Such an op, of a layer that is built late and assigns ready-made weights, is an initialization.
+    It is an initialization then, by a layer that is built late and assigns ready-made weights.
+
+    Args:
+      op: the operation.
+      made: the operations of the call.
     """
     if op.type not in SETS:
         return False
@@ -235,14 +269,20 @@ def _is_reset(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
 
 
 def unique(items: typing.Iterable) -> list:
-    """The items in order, each object once."""
+    """List of the items in order, each object once."""
     return list({id(item): item for item in items}.values())
 
 
 # ---- the wrapping -------------------------------------------------------------------------------
 
 def _wrap(base: type, record: KerasCalls, undo: contextlib.ExitStack) -> None:
-    """Wraps the methods that class `base` itself defines; `undo` gets functions to unwrap them."""
+    """Wraps the methods of a Keras base class that record what is called.
+
+    Args:
+      base: the class; only methods that it defines itself are wrapped.
+      record: the record of the calls.
+      undo: gets the functions by which the methods are restored.
+    """
     observers = {'__call__': _call, 'add_loss': _add_loss, 'add_update': _add_update}
     for name, observed in observers.items():
         original = vars(base).get(name)
@@ -253,11 +293,11 @@ def _wrap(base: type, record: KerasCalls, undo: contextlib.ExitStack) -> None:
 
 def _wrapped(original: typing.Callable, observed: typing.Callable,
              record: KerasCalls) -> typing.Callable:
-    """A method that does what an original method does, and is recorded.
+    """Makes the method that stands in the place of an original one, and records its calls.
 
     Args:
       original: the method of a Keras class.
-      observed: what is called in its place, one of the functions below.
+      observed: the function that records a call of it, one of those below.
       record: the record of the calls.
     """
     @functools.wraps(original)
@@ -297,8 +337,10 @@ def _add_update(record: KerasCalls, layer: typing.Any, original: typing.Callable
 
 
 def _watched(update: typing.Any, layer: typing.Any, record: KerasCalls) -> typing.Any:
-    """Notes an update of a layer and returns it; a function is wrapped, to note its result when
-    Keras calls it."""
+    """Records an update of a layer, and returns it.
+
+    A function that makes the update is wrapped: its result is recorded when Keras calls it.
+    """
     if not callable(update):
         record.note_update(layer, update)
         return update
@@ -312,8 +354,8 @@ def _watched(update: typing.Any, layer: typing.Any, record: KerasCalls) -> typin
 
 
 def _on_device_of(layer: typing.Any) -> typing.ContextManager:
-    """The context of the device of a layer's variables: else a branch of TF 2's `tf.cond` is on the
-    tower's."""
+    """The context of the device of a layer's variables, with control flow v2: without it, a branch
+    of `tf.cond` that writes them would be on the tower's device."""
     devices = {weight.device for weight in layer.weights}
     if len(devices) == 1 and tf.control_flow_v2_enabled():
         return only_device(devices.pop())

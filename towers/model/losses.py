@@ -26,10 +26,10 @@ class Losses(typing.NamedTuple):
     """The loss that a tower differentiates.
 
     Attributes:
-      data_loss: a scalar; or a dict of scalars by name, or None.
-      description: the plan's line about the regularization; None where none was found.
-      operations: list of the operations that were made for it.
-      added: list of the registered losses that were added to the model's own.
+      data_loss: a scalar; with several losses a dict of scalars by name; None without a loss.
+      description: the plan's text about the regularization; None where there is none.
+      operations: list of the operations that were made for the loss.
+      added: list of the registered losses that were added to the model's loss.
     """
     data_loss: typing.Any
     description: typing.Optional[str]
@@ -43,7 +43,11 @@ def make_losses(recorded: typing.Any, request: typing.Any, index: int) -> Losses
     Args:
       recorded: `Recorded`, the forward pass.
       request: `Request` of the build.
-      index: of the part of the batch.
+      index: the index of the part of the batch.
+
+    Raises:
+      ModelFunctionError: no loss depends on the shard; or it is not known to which of several
+        losses the registered ones belong.
     """
     loss = recorded.output.loss
     if loss is None:
@@ -68,8 +72,8 @@ def make_losses(recorded: typing.Any, request: typing.Any, index: int) -> Losses
 
 
 def _check_depends_on_shard(recorded: typing.Any) -> None:
-    """Refuses a model none of whose losses is computed from the shard: every tower would compute
-    the same, or a whole batch of its own."""
+    """Raises `ModelFunctionError` if no loss of a model is computed from the shard: every tower
+    would compute the same, or a whole batch."""
     from_shard = graph_walk.reachable_from(recorded.sources, recorded.operations, control=True)
     losses = flat(recorded.output.loss)
     if any(loss.op.name in from_shard for loss in losses):
@@ -87,8 +91,16 @@ def _check_depends_on_shard(recorded: typing.Any) -> None:
 
 def _own_placeholder(recorded: typing.Any,
                      names: typing.Container[str]) -> typing.Optional[tf.Tensor]:
-    """A placeholder that the model function made itself, among operations of these names, which is
-    no scalar and so may hold a batch; or None."""
+    """Finds a placeholder that the model function has made, and that may hold a batch, since it is
+    no scalar.
+
+    Args:
+      recorded: `Recorded`, the call of the model function.
+      names: the names of the operations to look among.
+
+    Returns:
+      The first such placeholder; None if there is none.
+    """
     for op in recorded.operations:
         if op.type in PLACEHOLDERS and op.name in names:
             tensor = op.outputs[0]
@@ -98,31 +110,37 @@ def _own_placeholder(recorded: typing.Any,
 
 
 def registered_losses() -> typing.List[tf.Tensor]:
-    """The losses in `REGULARIZATION_LOSSES`, as tensors.
+    """List of the losses in `REGULARIZATION_LOSSES`, as tensors.
 
-    TF 2 registers objects, which make new operations at each use, so that it cannot be told whether
-    a loss has one in it. In the collection they are exchanged for tensors, as TF 1 registers them.
+    TF 2 registers objects that make new operations at each use, so that it cannot be told whether
+    they are in a model's loss. In the collection they are replaced by tensors, as TF 1 has them.
     """
     listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-    for place, loss in enumerate(listed):
+    for index, loss in enumerate(listed):
         if loss is not None and not isinstance(loss, tf.Tensor):
             with tf.control_dependencies(None):
-                listed[place] = tf.convert_to_tensor(loss)
+                listed[index] = tf.convert_to_tensor(loss)
     return [loss for loss in listed if loss is not None]
 
 
 class _Registered(typing.NamedTuple):
     """The registered losses of a model."""
-    inside: typing.List[tf.Tensor]  # those that the loss of the model is computed from
-    outside: typing.List[tf.Tensor]  # the others
+    inside: typing.List[tf.Tensor]  # those that are in the loss of the model
+    outside: typing.List[tf.Tensor]  # those that are not
 
 
 def _registered(recorded: typing.Any) -> _Registered:
-    """The registered losses that belong to the model of `recorded`: those of its call, those of its
-    Keras layers, and those from before the build that regularize its variables."""
+    """Finds the registered losses of a model.
+
+    These are the losses that its call has registered, those of its Keras layers, and those from
+    before the build that regularize its variables.
+
+    Args:
+      recorded: `Recorded`, the call of the model function.
+    """
     registered = list(recorded.registered)
     of_weights, of_activations = recorded.keras_losses
-    # With copies='reuse' a call may register the losses of the call before anew, or not.
+    # With copies='reuse' each call may, or may not, register the same losses anew.
     before = _not_computed_in(registered, _losses_before_build(recorded))
     if recorded.imported is None:
         registered += before
@@ -131,29 +149,30 @@ def _registered(recorded: typing.Any) -> _Registered:
     # A program may itself have registered a loss that its Keras layers hold.
     of_weights = _not_computed_in(registered, of_weights)
     losses = flat(recorded.output.loss)
-    behind_losses = graph_walk.ancestors(losses)
-    # Another loss may have the same formula as one that was registered: these go by name.
-    inside = [loss for loss in registered + of_activations if loss.op.name in behind_losses]
+    upstream = graph_walk.ancestors(losses)
+    # By name, not by `is_computed_from`: another loss may have the same formula.
+    inside = [loss for loss in registered + of_activations if loss.op.name in upstream]
     inside += [loss for loss in of_weights if is_computed_from(losses, loss)]
     outside = without(registered + of_activations + of_weights, inside)
     return _Registered(inside, outside)
 
 
 def _not_computed_in(tensors: list, losses: list) -> list:
-    """Those losses that none of some tensors is computed from."""
+    """List of those of the losses that none of some tensors is computed from."""
     return [loss for loss in losses if not is_computed_from(tensors, loss)]
 
 
 def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
-    """The losses from before the build that regularize the variables of `recorded`; not losses of
-    an earlier build's activations."""
+    """List of the losses from before the build that regularize variables of the model in
+    `recorded`, without losses of an earlier build's activations."""
     variables = graph_walk.operation_names(recorded.variables)
     return [loss for loss in recorded.registered_before
             if variables & graph_walk.ancestors([loss]) and not _depends_on_a_batch(loss)]
 
 
 def _depends_on_a_batch(loss: tf.Tensor) -> bool:
-    """Whether a loss needs what is fed or iterated over, and is no scalar, as an L2 factor is."""
+    """Whether a loss is computed from something fed or iterated over that may hold a batch; a
+    scalar, such as an L2 factor, may not."""
     for name in graph_walk.ancestors([loss]):
         op = loss.graph.get_operation_by_name(name)
         if op.type not in PLACEHOLDERS and op.type != 'IteratorGetNext':
@@ -164,8 +183,12 @@ def _depends_on_a_batch(loss: tf.Tensor) -> bool:
 
 
 def _device_of_loss(loss: typing.Any, device: str) -> TowerDevice:
-    """The device for operations on the loss of a tower on `device`: the loss's own in a tower of
-    several stages."""
+    """The device for operations on the loss of a tower.
+
+    Args:
+      loss: the loss, or a dict of losses by name.
+      device: the device of the tower. With several stages, the stage that has the loss is meant.
+    """
     stages = stages_of(device)
     device_of_loss = flat(loss)[0].op.device
     if device_of_loss in stages:
@@ -174,7 +197,12 @@ def _device_of_loss(loss: typing.Any, device: str) -> TowerDevice:
 
 
 def _described(registered: _Registered, adds: bool) -> typing.Optional[str]:
-    """The plan's line about registered losses; `adds` says whether those outside were added."""
+    """The plan's text about registered losses; None where there are none.
+
+    Args:
+      registered: the registered losses.
+      adds: whether those that were not in the model's loss are added to it.
+    """
     num_outside = len(registered.outside)
     outside = '%d registered loss%s' % (num_outside, '' if num_outside == 1 else 'es')
     if num_outside and not adds:

@@ -49,7 +49,15 @@ class Objectives(tuple):
 
 
 def map_shaped(function: typing.Callable, *shaped: typing.Any) -> typing.Any:
-    """Calls a function on each objective's entries of some shaped values; shaped like the first."""
+    """Calls a function for each objective.
+
+    Args:
+      function: takes the objective's entry of each of the shaped values.
+      *shaped: the shaped values, see `Objectives`.
+
+    Returns:
+      A shaped value of what the function has returned.
+    """
     first = shaped[0]
     if not isinstance(first, dict):
         return function(*shaped)
@@ -60,13 +68,14 @@ def map_shaped(function: typing.Callable, *shaped: typing.Any) -> typing.Any:
 
 
 def flat(shaped: typing.Any) -> list:
-    """The entries of a shaped value as a list."""
+    """List of the entries of a shaped value, see `Objectives`."""
     return list(shaped.values()) if isinstance(shaped, dict) else [shaped]
 
 
 @contextlib.contextmanager
 def naming_loss(name: typing.Optional[str]) -> typing.Iterator[None]:
-    """The context in which errors about gradients name the loss, where there are several."""
+    """The context in which a `GradientError` gets the name of the loss; None where there is only
+    one."""
     try:
         yield
     except GradientError as error:
@@ -76,12 +85,13 @@ def naming_loss(name: typing.Optional[str]) -> typing.Iterator[None]:
 
 
 def all_pairs(gradients: typing.Any) -> typing.List[tuple]:
-    """The `(gradient, variable)` pairs of all objectives, one after the other."""
+    """List of the `(gradient, variable)` pairs of all objectives, from shaped lists of pairs."""
     return sum(map(list, flat(gradients)), [])
 
 
 def with_parts(name: str, shaped: typing.Any) -> typing.List[tuple]:
-    """`[(name, value)]` of a shaped value: `[('loss', …)]`, or `[('loss/generator', …), …]`."""
+    """List of `(name, value)` of a shaped value: `[('loss', …)]` of one objective, of several
+    `[('loss/generator', …), ('loss/critic', …)]`."""
     if not isinstance(shaped, dict):
         return [(name, shaped)]
     return [('%s/%s' % (name, of_objective), value) for of_objective, value in shaped.items()]
@@ -106,28 +116,31 @@ def checked_variables(variables: typing.Any, called: str) -> typing.List[tf.Vari
 
 
 def trained_variables(objectives: Objectives) -> typing.Dict[typing.Optional[str], list]:
-    """{name of an objective: the variables that its loss trains}; `GradientError` for none."""
+    """{name of an objective: list of the variables that its loss trains}.
+
+    Raises `GradientError` for an objective without variables.
+    """
     trained = {}
     candidates = tf.trainable_variables()
     for objective in objectives:
-        of_whom = '' if objective.name is None else ' for %r' % objective.name
+        for_objective = '' if objective.name is None else ' for %r' % objective.name
         var_list = objective.var_list
         if var_list is None:
             chosen = candidates
         elif callable(var_list):
-            chosen = checked_variables(var_list(list(candidates)), 'var_list' + of_whom)
+            chosen = checked_variables(var_list(list(candidates)), 'var_list' + for_objective)
         else:
             chosen = var_list
         if not chosen:
-            by_whom = '' if var_list is None else ' left by var_list'
+            left_by = '' if var_list is None else ' left by var_list'
             raise GradientError('there is no trainable variable%s%s: %s' % (
-                of_whom, by_whom, _choices_text(candidates)))
+                for_objective, left_by, _choices_text(candidates)))
         trained[objective.name] = chosen
     return trained
 
 
 def _choices_text(candidates: typing.Sequence[tf.Variable]) -> str:
-    """The first trainable variables, for the text of an error."""
+    """The end of an error about trained variables: which trainable variables there are."""
     if not candidates:
         return 'the model function made none. Pass optimizer=None to evaluate it.'
     names = [variable.op.name for variable in candidates[:5]]

@@ -37,12 +37,25 @@ class ModelOutput(typing.NamedTuple):
 
 
 def fetches_of(output: ModelOutput) -> list:
-    """The tensors that a model function returned to be computed, as a flat list."""
+    """Flat list of the tensors in the loss, the predictions and the metrics of a model function."""
     return fetches_in([output.loss, output.predictions, output.metrics])
 
 
 def call_model_fn(model_fn: typing.Callable, inputs: typing.Any) -> typing.Any:
-    """Calls the model function with its shard: a plain tuple or list is spread over arguments."""
+    """Calls the model function with its shard.
+
+    Args:
+      model_fn: the model function.
+      inputs: the shard. A plain tuple or list becomes one argument for each entry; anything else is
+        one argument.
+
+    Returns:
+      What the model function returns.
+
+    Raises:
+      ModelFunctionError: it does not take so many arguments.
+      MissingPackageError: it needs `tf.layers`, and the package that has these is not installed.
+    """
     arguments = inputs if type(inputs) in (tuple, list) else [inputs]
     try:
         signature = inspect.signature(model_fn)
@@ -66,7 +79,7 @@ def call_model_fn(model_fn: typing.Callable, inputs: typing.Any) -> typing.Any:
 
 def to_model_output(returned: typing.Any, needs_loss: bool,
                     names: typing.Optional[typing.List[str]] = None) -> ModelOutput:
-    """The value that a model function returned as a `ModelOutput`, checked.
+    """Checks the value that a model function returned, and makes it a `ModelOutput`.
 
     Args:
       returned: the value.
@@ -74,7 +87,7 @@ def to_model_output(returned: typing.Any, needs_loss: bool,
       names: the names of several losses, or None.
 
     Raises:
-      ModelFunctionError: it is none, or has something else in a field than belongs there.
+      ModelFunctionError: it cannot be one, or has something else in a field than belongs there.
     """
     output = _as_model_output(returned, names)
     _check_updates(output.updates)
@@ -94,8 +107,15 @@ def to_model_output(returned: typing.Any, needs_loss: bool,
 
 def _as_model_output(returned: typing.Any,
                      names: typing.Optional[typing.List[str]]) -> ModelOutput:
-    """A loss, a dict, or an object with the fields of a `ModelOutput`, as one; `names` are those of
-    several losses, or None."""
+    """Makes a `ModelOutput` of a loss, a dict, or an object with its fields, without checking them.
+
+    Args:
+      returned: what the model function returned.
+      names: the names of several losses, or None.
+
+    Raises:
+      ModelFunctionError: it is something else.
+    """
     fields = ModelOutput._fields
     if isinstance(returned, _TENSORS):
         return ModelOutput(loss=returned)
@@ -130,8 +150,8 @@ def _check_updates(updates: typing.Any) -> None:
 
 
 def _check_graph(field: str, values: typing.Any) -> None:
-    """Raises `ModelFunctionError` for values, of a field of a `ModelOutput`, among which is a
-    tensor or operation of another graph than the default."""
+    """Raises `ModelFunctionError` if a tensor or operation in a field of a `ModelOutput` belongs to
+    another graph than the default one."""
     try:
         fetches = fetches_in(values)
     except TypeError as error:  # a dict whose keys have no order
@@ -145,7 +165,7 @@ def _check_graph(field: str, values: typing.Any) -> None:
 
 
 def _check_metric_pairs(metrics: typing.Any) -> None:
-    """Raises `ModelFunctionError` for a pair of something else than a number and an update."""
+    """Raises `ModelFunctionError` for a pair among metrics that is not a number and an update."""
     if not isinstance(metrics, dict):
         return  # refused where metrics are merged
     for name, value in metrics.items():
@@ -165,14 +185,25 @@ def _is_pair(metric: typing.Any) -> bool:
 
 
 def _listed(names: typing.Iterable, after: str = '') -> str:
-    """Names for the text of an error, each with the text `after` it."""
+    """Names as text for an error, each followed by the text `after`."""
     return ', '.join('%r%s' % (name, after) for name in names)
 
 
 def _named_losses(losses: typing.Any, names: typing.Optional[typing.List[str]],
                   needs_loss: bool) -> typing.Dict[str, tf.Tensor]:
-    """Several losses, checked, in the order of `names` (the optimizers'). Without names only an
-    evaluation takes them; `ModelFunctionError` if `needs_loss`."""
+    """Checks several losses, and puts them into the order of the optimizers.
+
+    Args:
+      losses: what the model function returned as its loss.
+      names: the names that the optimizers have; None for an evaluation, or for one optimizer.
+      needs_loss: whether there is an optimizer.
+
+    Returns:
+      {name: scalar loss}.
+
+    Raises:
+      ModelFunctionError: other names than the optimizers have; a loss that is no scalar.
+    """
     if names is None:
         if needs_loss:
             raise ModelFunctionError(
@@ -192,9 +223,16 @@ def _named_losses(losses: typing.Any, names: typing.Optional[typing.List[str]],
     return checked
 
 
-def _scalar_loss(loss: typing.Any, of_whom: str = '') -> tf.Tensor:
-    """A loss as a tensor. Raises `ModelFunctionError` for what is no scalar float of this graph; in
-    its text `of_whom` says which of several losses it is."""
+def _scalar_loss(loss: typing.Any, which: str = '') -> tf.Tensor:
+    """Checks a loss, and returns it as a tensor.
+
+    Args:
+      loss: what the model function returned.
+      which: in errors, text that says which of several losses it is.
+
+    Raises:
+      ModelFunctionError: it is no scalar float of this graph.
+    """
     is_right = False
     if isinstance(loss, _TENSORS):
         loss = tf.convert_to_tensor(loss)
@@ -204,12 +242,12 @@ def _scalar_loss(loss: typing.Any, of_whom: str = '') -> tf.Tensor:
         raise ModelFunctionError(
             'the model function%s returned the loss %.80r: expected a scalar float of this graph, '
             'the mean over the examples of the shard.%s' % (
-                of_whom, loss, _advice_on_registered_losses()))
+                which, loss, _advice_on_registered_losses()))
     return loss
 
 
 def _advice_on_registered_losses() -> str:
-    """Advice for a model that registers losses (slim's do) and returns none; else ''."""
+    """Advice for a model that registers losses, as slim's do, and returns none; '' for another."""
     if not tf.losses.get_losses():
         return ''
     return (' There are losses in the collection LOSSES: if what it returns are predictions, '
@@ -219,7 +257,8 @@ def _advice_on_registered_losses() -> str:
 # ---- metrics -------------------------------------------------------------------------------------
 
 def metrics_by_kind(metrics: typing.Any) -> typing.Tuple[list, list]:
-    """`(scalars, pairs)`: lists of the values, and of the `(value, update_op)`s, of metrics."""
+    """`(scalars, pairs)`: the list of the metrics that are scalars, and the list of those that are
+    pairs `(value, update_op)` of `tf.metrics`."""
     if not isinstance(metrics, dict):
         return [], []
     values = list(metrics.values())
@@ -229,24 +268,29 @@ def metrics_by_kind(metrics: typing.Any) -> typing.Tuple[list, list]:
 
 def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
                   inputs: typing.Any = ()) -> typing.Dict[str, typing.Any]:
-    """The towers' metrics, a dict or None each, as one dict: a scalar becomes the mean over all
-    examples; a `(value, update_op)` pair stays one, whose update runs the updates of all towers
-    with examples, see `metric_counters`.
+    """Merges the towers' metrics into those of the batch.
 
     Args:
-      metrics: what the model function returned in each tower.
-      weights: of the towers' shards.
+      metrics: what the model function returned in each tower, a dict or None.
+      weights: the weights of the towers' shards.
       inputs: the shards.
+
+    Returns:
+      {name: metric}. A scalar becomes the mean over all examples. A `(value, update_op)` pair stays
+      a pair, whose update runs the updates of all towers with examples; see `metric_counters`.
+
+    Raises:
+      ModelFunctionError: a metric is something else.
     """
     if metrics[0] is None:
         return {}
-    for of_tower in metrics:
-        if not isinstance(of_tower, dict) or set(of_tower) != set(metrics[0]):
+    for tower_metrics in metrics:
+        if not isinstance(tower_metrics, dict) or set(tower_metrics) != set(metrics[0]):
             raise ModelFunctionError('the metrics of the model function have to be a dict with the '
                                      'same names in every tower, and are %.80r.' % (metrics[0],))
     merged = {}
     for name, first in metrics[0].items():
-        values = [of_tower[name] for of_tower in metrics]
+        values = [tower_metrics[name] for tower_metrics in metrics]
         if _is_pair(first):
             if len(metrics) > 1:
                 _check_counts(name, first[0], inputs)
@@ -261,8 +305,14 @@ def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
 
 
 def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
-    """Refuses a pair of this name whose value is computed from a shard, one of the `inputs`, by a
-    way that does not lead through counters."""
+    """Refuses a pair of `tf.metrics` whose value is computed from a shard directly, and not from
+    counters.
+
+    Args:
+      name: the name of the metric.
+      value: the value of the pair.
+      inputs: the shards.
+    """
     if not isinstance(value, tf.Tensor):
         return
     without_counters = ancestors([value], SETS | ADDS | ADDS_ROWS)
@@ -275,8 +325,13 @@ def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
 
 
 def _merged_pair(pairs: typing.Sequence, weights: typing.Sequence) -> tuple:
-    """The `(value, update_op)` of all towers. The last tower counts after all others; a tower of
-    weight 0. has nothing but padding, and does not count."""
+    """The `(value, update_op)` pair of all towers.
+
+    Args:
+      pairs: the pair of each tower. The last tower counts after all others.
+      weights: the weights of the towers. One with the weight 0.0 has only padding, and does not
+        count.
+    """
     updates = []
     for (_, update), weight in zip(pairs, weights):
         if not isinstance(weight, float) or weight != 0.:
@@ -289,7 +344,7 @@ def _merged_pair(pairs: typing.Sequence, weights: typing.Sequence) -> tuple:
 
 
 def _is_scalar_number(value: typing.Any) -> bool:
-    """Whether a metric is a tensor with one number, or truth value."""
+    """Whether a metric is a scalar tensor of numbers or truth values."""
     if not isinstance(value, tf.Tensor) or value.shape.ndims != 0:
         return False
     dtype = value.dtype
@@ -297,7 +352,8 @@ def _is_scalar_number(value: typing.Any) -> bool:
 
 
 def weighted_sum(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:
-    """`sum_k weight_k * value_k` of scalars; a value of weight 0 is left out, even if it is NaN."""
+    """`sum_k weight_k * value_k`, a scalar; a value of weight 0 counts nothing, even if it is
+    NaN."""
     if len(values) == 1:
         return tf.identity(values[0])
     terms = []

@@ -15,11 +15,11 @@ class ModelCall(typing.NamedTuple):
     """The model, and how its variables are found.
 
     Attributes:
-      model: a model function; or, of a finished model, its `ModelOutput`, and then the
-        `FinishedModel`.
+      model: a model function; of a finished model its `ModelOutput`, which is replaced by the
+        `FinishedModel` when its inputs are known.
       is_finished: whether the model is in the graph already.
       copies: `'clone'` for one call and copies of its graph; `'reuse'` for a call for each tower.
-      reuse: as the variable scope of the model takes it.
+      reuse: the argument `reuse` of the model's variable scope.
       earlier: the `BuiltTowers` whose variables are shared; or None.
       variable_scope: the scope to enter for the model; None for the caller's.
     """
@@ -57,7 +57,7 @@ class Part(typing.NamedTuple):
 
     Attributes:
       tower: the index of its tower.
-      micro_batch: its number in the shard of that tower.
+      micro_batch: the index of the micro-batch in that tower's shard.
       device: the tower's device.
       scope: the name scope of its operations.
     """
@@ -72,7 +72,7 @@ class BatchSplit(typing.NamedTuple):
     """How the batch is cut: into a shard for each tower, and that into micro-batches.
 
     Attributes:
-      parts: in the order of the batch: tower by tower, then by micro-batch.
+      parts: the parts in the order of the batch: tower by tower, then by micro-batch.
       shares: the proportions of the parts' sizes, see `checked_shares`.
       remainder: what is done with a batch that the parts do not divide.
       accumulate: how many micro-batches each tower has.
@@ -89,15 +89,15 @@ class BatchSplit(typing.NamedTuple):
 
     @property
     def word_for_parts(self) -> str:
-        """The plural by which errors call the parts."""
+        """What errors call the parts, in the plural."""
         return 'towers' if self.accumulate == 1 else 'micro-batches'
 
 
 class KeptResults(typing.NamedTuple):
-    """Which results of the forward pass wait where for the backward pass.
+    """Which results of the forward pass are kept for the backward pass, and on which device.
 
     Attributes:
-      recompute: as of `Memory`; None where all results are kept.
+      recompute: the value of `Memory.recompute`; None where all results are kept.
       schedule: the order of micro-batches in the stages; None for one after the other.
       cutting: `Cutting` of the model into stages; None where it is not cut.
     """

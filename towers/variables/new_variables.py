@@ -354,10 +354,11 @@ def owner_by_name(name: str,
 
 
 def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DType]:
-    """The shape and dtype that the arguments of a direct creation ask for.
+    """The shape and dtype that a creation without `get_variable` asks for.
 
-    These say it, or else the initial value among them. It is made for that, on the CPU, and never
-    runs.
+    Args:
+      kwargs: the arguments of the creator. If they have no shape or dtype, the initial value among
+        them tells; a function is called for it, on the CPU, and what it makes never runs.
     """
     shape = kwargs.get('shape')
     dtype = kwargs.get('dtype')
@@ -376,14 +377,15 @@ def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DTy
 
 
 def without_numbers(name: str) -> str:
-    """A variable's name without the numbers that make its parts unique: `a_1/b_2` as `a/b`."""
+    """A variable's name without the numbers that make its parts unique: `'a/b'` for `'a_1/b_2'`."""
     return re.sub(r'(_\d+)+(?=/|$)', '', name)
 
 
 # ---- variable scopes by their full names ---------------------------------------------------------
 
 def full_scope_name(scope: typing.Any) -> str:
-    """The full name of the scope that `tf.variable_scope(scope)` enters; None: the current one."""
+    """The full name of the scope that `tf.variable_scope(scope)` enters; for None that of the
+    current one."""
     current = tf.get_variable_scope().name
     if scope is None:
         return current
@@ -393,9 +395,16 @@ def full_scope_name(scope: typing.Any) -> str:
 
 
 def scope_to_enter(full_name: str) -> typing.Any:
-    """The argument by which `tf.variable_scope` enters the scope `full_name` from the current one.
+    """The argument by which `tf.variable_scope` enters a scope from the current one.
 
     Initializer, regularizer and custom getter stay those of the current scope.
+
+    Args:
+      full_name: the full name of the scope.
+
+    Returns:
+      A name; a `tf.VariableScope` for a scope that is not below the current one; None for the
+      current one.
     """
     current = tf.get_variable_scope().name
     if full_name == current:
