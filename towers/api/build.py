@@ -11,7 +11,6 @@ from towers.api.checked_request import checked_request
 from towers.api.describe import describe
 from towers.api.make_towers import call_for_each_tower, call_once_and_copy
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
-from towers.api.request import Request
 from towers.api.train_ops import update_variables
 from towers.capture.finished_model import FinishedModel
 from towers.capture.model_inputs import entries_of
@@ -22,6 +21,7 @@ from towers.graph.order import Wait
 from towers.model.build_context import BuildCollections, check_not_nested
 from towers.model.objectives import map_shaped, naming_loss
 from towers.model.outputs import ModelOutput, merge_metrics, weighted_sum
+from towers.model.request import Request
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses

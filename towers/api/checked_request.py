@@ -17,13 +17,13 @@ from towers.api.contradictions import (
     check_variables_of_reuse,
 )
 from towers.api.options import Memory, Numerics, Pipeline, VariablePlacement, checked_objectives
-from towers.api.request import Request
 from towers.arguments import check_choice, check_graph_mode, check_instance, check_step_variable
 from towers.capture.finished_model import is_finished, output_of_finished
 from towers.capture.stage_cuts import Cutting
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.model.build_context import check_no_failed_build
 from towers.model.objectives import Objectives
+from towers.model.request import Request
 from towers.model.requested import BatchSplit, KeptResults, ModelCall, Part, Training
 from towers.optimizers import check_alone, number_of_slots
 from towers.placement.devices import Devices, check_variable_device, resolve_devices

@@ -4,9 +4,9 @@ import typing
 
 from towers.api.built import BuiltTowers
 from towers.api.options import Memory, Numerics, Pipeline
-from towers.api.request import Request
 from towers.errors import InvalidArgumentError
 from towers.model.objectives import Objectives
+from towers.model.request import Request
 from towers.optimizers import has_own_minimize
 from towers.placement.devices import MOST_TOWERS, Devices
 from towers.placement.tower_device import stages_of

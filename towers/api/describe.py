@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.built import Plan, PlannedTower, briefly
-from towers.api.request import Request
 from towers.api.train_ops import Update
 from towers.api.training_lines import Lines, lines_of_training
 from towers.capture.record import Recorded
@@ -23,6 +22,7 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import bytes_of, leaves_of, operation_names
 from towers.graph.variable_access import metric_variables
 from towers.model.objectives import all_pairs
+from towers.model.request import Request
 from towers.optimizers import is_repeatable
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.numerics import describe_xla, rewrite_field

@@ -8,10 +8,10 @@ tests/proof/test_verdict.py.
 
 import typing
 
-from towers.api.request import Request
 from towers.copies.tower_set import TowerSet
 from towers.graph import graph_walk
 from towers.model.objectives import with_parts
+from towers.model.request import Request
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import Question, verdict_of
 from towers.roles.ownership import FIRST

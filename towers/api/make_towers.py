@@ -20,7 +20,6 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.request import Request
 from towers.capture.record import Recorded, put_on_devices, record
 from towers.capture.stage_cuts import StageCuts
 from towers.copies.copy import Copies, TowerCopy
@@ -38,6 +37,7 @@ from towers.graph.variable_access import Writes, metric_variables
 from towers.model.losses import Losses, make_losses
 from towers.model.objectives import flat, trained_variables
 from towers.model.outputs import fetches_of
+from towers.model.request import Request
 from towers.optimizers import GradientsOfModel
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.replicas import make_replicas

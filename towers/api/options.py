@@ -5,6 +5,7 @@ import typing
 from towers.arguments import check_choice, check_count, check_flag, check_function, check_instance
 from towers.errors import InvalidArgumentError
 from towers.model.objectives import Objectives, checked_variables
+from towers.model.requested import NumericsFields
 from towers.optimizers import check_optimizer
 from towers.placement.devices import canonical_device
 from towers.placement.numerics import PRECISIONS
@@ -128,17 +129,7 @@ class Pipeline(_PipelineFields):
         return super(Pipeline, cls).__new__(cls, int(micro_batches), schedule, stages)
 
 
-class _NumericsFields(typing.NamedTuple):
-    """The fields of `Numerics`, which checks them."""
-
-    precision: str
-    loss_scale: typing.Optional[LossScale]
-    xla: bool
-    check_numerics: bool
-    stateless_random: bool
-
-
-class Numerics(_NumericsFields):
+class Numerics(NumericsFields):
     """Precision, random numbers, and checks for numbers that are not finite.
 
     Attributes:

@@ -6,12 +6,12 @@ Its test is tests/api/test_plan.py.
 import typing
 
 from towers.api.equality_line import equality_line, losses_are_sums
-from towers.api.request import Request
 from towers.api.train_ops import Update
 from towers.capture.stage_lines import accumulation_line
 from towers.copies.tower_set import TowerSet
 from towers.errors import counted
 from towers.model.objectives import Objectives
+from towers.model.request import Request
 from towers.optimizers import describe_learning_rate
 from towers.recompute.rewrite import Recomputed
 

@@ -21,6 +21,7 @@ from towers.model.build_context import BuildCollections, call_of_model_fn, witho
 from towers.model.keras_calls import KerasCalls, record_keras_calls, unique
 from towers.model.losses import registered_losses
 from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
+from towers.model.request import Request
 from towers.placement.numerics import compiled
 from towers.placement.stages import (
     keep_arrays_with_readers,
@@ -79,7 +80,7 @@ class Recorded(typing.NamedTuple):
     imported: typing.Optional[Imported]
 
 
-def record(request: typing.Any, batch: CutBatch, index: int,
+def record(request: Request, batch: CutBatch, index: int,
            around: typing.Callable = contextlib.nullcontext) -> Recorded:
     """Calls the model function on a part of the batch, or imports the finished model for it.
 
@@ -134,7 +135,7 @@ class _Computed(typing.NamedTuple):
     imported: typing.Optional[Imported]
 
 
-def _computed(request: typing.Any, batch: CutBatch, index: int) -> _Computed:
+def _computed(request: Request, batch: CutBatch, index: int) -> _Computed:
     """Computes the model on the part of that index, by a call or an import."""
     model = request.call.model
     if isinstance(model, FinishedModel):
@@ -182,7 +183,7 @@ def _variables_of(operations: typing.Iterable[tf.Operation],
     return created + [variable for variable in read if variable.op.name not in names]
 
 
-def put_on_devices(recorded: Recorded, request: typing.Any,
+def put_on_devices(recorded: Recorded, request: Request,
                    device: str) -> typing.Optional[StageCuts]:
     """Puts the recorded forward pass on the devices of its tower, and cuts it into stages.
 

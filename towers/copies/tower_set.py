@@ -10,6 +10,7 @@ from towers.gradients.backward_pass import TowerGradients
 from towers.gradients.tower import Tower
 from towers.graph.order import Wait
 from towers.model.losses import Losses
+from towers.model.request import Request
 from towers.recompute.rewrite import Recomputed
 from towers.roles.ownership import Roles
 from towers.shards.cut_batch import CutBatch
@@ -34,7 +35,7 @@ class TowerSet(typing.NamedTuple):
       slots: the variables that the model function's own optimizers have made.
       copies: a function for each further tower, from a tensor of tower 0 to its copy.
     """
-    request: typing.Any
+    request: Request
     batch: CutBatch
     towers: typing.List[Tower]
     recorded: Recorded

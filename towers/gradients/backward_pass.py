@@ -20,6 +20,7 @@ from towers.graph.graph_walk import Recording, names_of
 from towers.model.losses import Losses
 from towers.model.objectives import all_pairs
 from towers.model.outputs import fetches_of
+from towers.model.request import Request
 from towers.nonfinite import checked_gradients
 from towers.optimizers import has_own_compute_gradients, has_own_minimize
 from towers.placement.stages import keep_stacks_with_loops, place_backward
@@ -68,7 +69,7 @@ class TowerGradients:
       behind: the trained variables upstream of the inputs.
     """
 
-    def __init__(self, request: typing.Any, batch: CutBatch, behind: VariablesBehindInputs,
+    def __init__(self, request: Request, batch: CutBatch, behind: VariablesBehindInputs,
                  scaled_losses: typing.Any,
                  trained: typing.Dict[typing.Optional[str], list]):
         """
@@ -232,7 +233,7 @@ def _one_after(loss: tf.Tensor) -> tf.Tensor:
     return tf.stop_gradient(tf.where(tf.is_nan(loss), one, one))
 
 
-def _give_seeds(request: typing.Any, forward: list, backward: list, fetches: list,
+def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
                 index: int) -> Keys:
     """Gives random operations seeds of the step, or of the part of the batch.
 

@@ -33,6 +33,7 @@ from towers.gradients.gradient_pairs import (
 )
 from towers.graph import graph_walk
 from towers.graph.op_types import SIZES
+from towers.model.request import Request
 from towers.placement.variable_device import only_device
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
@@ -49,7 +50,7 @@ class OwnComputeGradients:
         replaces it by dL/dS.
     """
 
-    def __init__(self, optimizer: typing.Any, variables: list, request: typing.Any):
+    def __init__(self, optimizer: typing.Any, variables: list, request: Request):
         """
         Args:
           optimizer: the optimizer.

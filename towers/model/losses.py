@@ -17,6 +17,7 @@ from towers.graph.graph_walk import is_computed_from
 from towers.graph.op_types import PLACEHOLDERS
 from towers.model.build_context import without
 from towers.model.objectives import flat, map_shaped
+from towers.model.request import Request
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
@@ -37,7 +38,7 @@ class Losses(typing.NamedTuple):
     added: typing.List[tf.Tensor]
 
 
-def make_losses(recorded: typing.Any, request: typing.Any, index: int) -> Losses:
+def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
     """Makes the loss that a tower differentiates from the loss of its model.
 
     Args:

@@ -1,6 +1,6 @@
 """What the caller of `build_towers` asks for, as values that the passes of a build take.
 
-`Request` (`api/request.py`) has one of each. A pass that needs a few takes these; one that needs
+`Request` (`model/request.py`) has one of each. A pass that needs a few takes these; one that needs
 most of them takes the request.
 """
 
@@ -105,3 +105,13 @@ class KeptResults(typing.NamedTuple):
     recompute: typing.Union[None, str, typing.Sequence[str]]
     schedule: typing.Optional[str]
     cutting: typing.Any
+
+
+class NumericsFields(typing.NamedTuple):
+    """The fields of `Numerics` (`api/options.py`), which explains and checks them."""
+
+    precision: str
+    loss_scale: typing.Any  # `LossScale`, of a room above this one; or None
+    xla: bool
+    check_numerics: bool
+    stateless_random: bool

@@ -38,6 +38,7 @@ from towers.graph.variable_access import (
     variable_op,
     without_writes,
 )
+from towers.model.request import Request
 
 
 class Write(typing.NamedTuple):
@@ -85,7 +86,7 @@ class InlineUpdates(typing.NamedTuple):
 
 
 def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[tf.Operation],
-                   fetches: list, request: typing.Any,
+                   fetches: list, request: Request,
                    replicated: typing.AbstractSet[str] = frozenset()) -> InlineUpdates:
     """Decides which of the first tower's writes the other towers leave out, and which value they
     share; takes those that become updates out of the first tower's forward pass.
@@ -129,7 +130,7 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     return InlineUpdates(left_out, written.keys() & used, in_functions, updates)
 
 
-def _writes_stay(request: typing.Any) -> bool:
+def _writes_stay(request: Request) -> bool:
     """Whether the forward pass may write as it does, in the build of a `Request`: with one tower
     and no other machines, unless nobody is to write."""
     is_one_tower = request.parts_a_call == 1 and request.served_rank is None
@@ -137,7 +138,7 @@ def _writes_stay(request: typing.Any) -> bool:
 
 
 def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence[tf.Operation],
-              request: typing.Any) -> typing.List[tf.Operation]:
+              request: Request) -> typing.List[tf.Operation]:
     """Takes writes out of the forward pass of the first tower, if it is not to run them.
 
     Args:

@@ -22,6 +22,7 @@ from towers.errors import GradientError, SharedVariableError
 from towers.graph.graph_walk import ancestors, names_of, operation_names, step_operations
 from towers.graph.variable_access import metric_variables
 from towers.model.outputs import fetches_of, metrics_by_kind
+from towers.model.request import Request
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.roles.inline_updates import InlineUpdates, Write, inline_updates, writes_by, writes_of
 from towers.roles.own_state import find_own_state, make_own_state
@@ -109,7 +110,7 @@ class Roles(typing.NamedTuple):
         """
         return sum([of_towers[first:] for of_towers in self.own_state.values()], [])
 
-    def describe(self, request: typing.Any) -> typing.Optional[str]:
+    def describe(self, request: Request) -> typing.Optional[str]:
         """The plan's line: who writes what, in the build of a `Request`; None where the update
         alone writes."""
         if not self.written:
@@ -120,7 +121,7 @@ class Roles(typing.NamedTuple):
             rows.append((writers[role], len(self.names(role)), called))
         return '; '.join('%s: %d %s' % row for row in rows if row[1])
 
-    def explain(self, request: typing.Any) -> typing.List[VariableRole]:
+    def explain(self, request: Request) -> typing.List[VariableRole]:
         """Who writes each variable in the build of a `Request`, and why: first the trained
         variables, then those that a step writes before the update, in the order of their names."""
         explained = []
@@ -147,7 +148,7 @@ class Roles(typing.NamedTuple):
         return 'all towers together, a replica each'
 
 
-def _writers_in_words(request: typing.Any) -> typing.Dict[str, str]:
+def _writers_in_words(request: Request) -> typing.Dict[str, str]:
     """{role: who writes the variables that have it}, in the build of a `Request`."""
     part = 'tower' if request.split.accumulate == 1 else 'micro-batch'
     writers_by_update_ops = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every %s' % part}
@@ -173,7 +174,7 @@ class _Runs(typing.NamedTuple):
     in_build: typing.Set[str]
 
 
-def ownership(recorded: Recorded, request: typing.Any,
+def ownership(recorded: Recorded, request: Request,
               trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]],
               optimizer_fetches: typing.Sequence = (),
               make_replicas: typing.Optional[typing.Callable] = None) -> Roles:
@@ -229,7 +230,7 @@ class _FoundRoles(typing.NamedTuple):
     first_writes: typing.List[Write]
 
 
-def _find_roles(recorded: Recorded, request: typing.Any, runs: _Runs) -> _FoundRoles:
+def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRoles:
     """Finds the roles of the variables that a step writes; nothing is changed.
 
     Args:
@@ -313,7 +314,7 @@ def _roles_of(writes: typing.Iterable[Write],
 
 
 def _reasons_of(written: typing.Dict[str, str], proven_reasons: typing.Dict[str, str],
-                request: typing.Any) -> typing.Dict[str, str]:
+                request: Request) -> typing.Dict[str, str]:
     """{name of a written variable: why it has its role}.
 
     Args:

@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
+from towers.model.request import Request
 from towers.proof.states import Kind, Reason, State
 from towers.proof.written import Dependence, Written
 from towers.roles.inline_updates import Write
@@ -37,7 +38,7 @@ class ProvenWriters(typing.NamedTuple):
 
 
 def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
-                   request: typing.Any) -> ProvenWriters:
+                   request: Request) -> ProvenWriters:
     """Finds who has to write each shared variable, for it to be as on one device.
 
     Args:
@@ -257,7 +258,7 @@ def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
         'it from what does not depend on the examples.' % (written.variable, op.name, why)))
 
 
-def _check_in_turn(op: tf.Operation, written: Written, request: typing.Any) -> None:
+def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None:
     """Refuses what every tower would write in turn where it cannot.
 
     Args:

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import map_leaves
 from towers.model.outputs import ModelOutput, fetches_of
+from towers.model.request import Request
 from towers.proof.analysis import NO_ANALYSIS, Analysis, analyse
 from towers.proof.batch_norms import NO_BATCH_NORMS, BatchNorms, find_batch_norms
 from towers.proof.stand_ins import static_size
@@ -42,7 +43,7 @@ class Proven(typing.NamedTuple):
 
 
 def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: list,
-          registered: list, request: typing.Any) -> Proven:
+          registered: list, request: Request) -> Proven:
     """Analyses a recorded forward pass; exchanges the statistics that are to be the batch's.
 
     Args:

@@ -7,8 +7,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.options import Numerics
-from towers.model.requested import BatchSplit, KeptResults, ModelCall, Training
+from towers.model.requested import (
+    BatchSplit,
+    KeptResults,
+    ModelCall,
+    NumericsFields,
+    Training,
+)
 from towers.placement.devices import Devices
 from towers.placement.variable_device import Placement
 
@@ -33,7 +38,7 @@ class Request(typing.NamedTuple):
     split: BatchSplit
     devices: Devices
     placement: Placement
-    numerics: Numerics
+    numerics: NumericsFields
     memory: KeptResults
     cluster: typing.Any
 
