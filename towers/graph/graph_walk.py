@@ -296,7 +296,7 @@ def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
     Returns:
       A nest of the same structure, with what the function has returned.
     """
-    def on_leaf(leaf):
+    def on_leaf(leaf: typing.Any) -> typing.Any:
         """The function's result for a leaf; for sparse and ragged ones, of their tensors."""
         if leaf is None:
             return None

@@ -31,7 +31,7 @@ _DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
 
 
 def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -> tf.ConfigProto:
-    """Switches the rewrite on in a session's config.
+    """Switches on, in a session's config, TensorFlow's rewrite of graphs to half precision.
 
     Args:
       config: `tf.ConfigProto`, changed in place.

@@ -85,7 +85,7 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     stages = stages_of(device)
     if len(stages) == 1:
         return
-    placed: typing.Dict[str, str] = {}  # from names of operations to their devices
+    placed: typing.Dict[str, str] = {}  # {name of an operation: its device}
     library = Library(tf.get_default_graph())
     for op in operations:
         last_stage = _last_stage_of_inputs(op, placed, stages)
@@ -95,7 +95,7 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
         elif op.device in stages:
             placed[op.name] = op.device
         elif last_stage is not None and not op.device:
-            # A TensorArray's: it hands on data of the loop that fills it.
+            # An operation of a TensorArray: it hands on data of the loop that fills the array.
             placed[op.name] = last_stage
 
 
@@ -218,7 +218,7 @@ class _BackwardPlacement:
         """
         self._stages = stages
         self._loss = loss
-        self._placed: typing.Dict[str, str] = {}  # from names of operations to their devices
+        self._placed: typing.Dict[str, str] = {}  # {name of an operation: its device}
         self._devices_of_loops = _devices_of_loops(loss.graph, operations, stages)
         self._library = Library(loss.graph)
 

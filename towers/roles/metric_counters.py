@@ -45,9 +45,17 @@ from towers.shards.cut_batch import weighted, zero_if_empty
 
 def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence,
                   roles: Roles) -> typing.List[Wait]:
-    """Makes counters count the batch over all towers, whose shares of it are the `weights`.
+    """Makes the counters of metrics, and other counts, count the whole batch over all towers.
 
-    From then on a tower's metric waits for the tower before it: these waits are returned.
+    From then on a tower counts when the tower before it has counted.
+
+    Args:
+      towers: all towers.
+      weights: the weights of their shards.
+      roles: the roles of the variables.
+
+    Returns:
+      What waits for what.
     """
     finder = Writes(tf.get_default_graph())
     counters = set(roles.names(METRIC))

@@ -39,23 +39,23 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
                 fetchable: typing.Sequence, conditions: typing.Sequence) -> typing.List[Wait]:
     """Makes the writes of an update wait until all that reads their variables has been computed.
 
-    They wait for all gradients, for the `conditions`, and for what predictions read by operations
-    of their own. Two writes need no new wait: one that waits for its variable's own
-    gradient; and one of a variable that no gradient reads, such as a slot, if it waits for some
-    gradient. Reference variables have no such exception: others read their memory late. Their
-    writes wait for all that is `fetched` of a step, too.
+    A write waits for all gradients, for the `conditions`, and for reads of its variable that only
+    predictions need. No new wait is needed for a write that waits for its variable's own gradient
+    already; nor for a write of a variable that no gradient reads, such as a slot, if it waits for
+    some gradient. Reference variables have no such exception, since their memory may be read late:
+    their writes also wait for all that is `fetched` of a step.
 
     Args:
       train_op: the operation that updates the variables.
       gradients: list of `(gradient, variable)`, the sums over all towers and machines; `variable`
         is None for gradients of replicas.
       fetched: list of tensors: losses, and the gradients for the optimizer.
-      awaited: the losses and riding updates that the optimizer waits for. Writes among the latter
-        are no writes of the update: `hold_back` has made them wait.
+      awaited: the losses and update ops that the optimizer waits for. Writes of update ops are not
+        looked at: `hold_back` has made them wait.
       fetchable: tensors that a program can have without a step: nothing upstream of them gets a new
         wait.
-      conditions: operations that every write of a step waits for, see `Exchanged`; [] without a
-        cluster.
+      conditions: operations of the cluster, after which a step may write; see `Exchanged`. []
+        without a cluster.
 
     Returns:
       What waits for what.
@@ -105,10 +105,14 @@ def _writes_among(operations: typing.Iterable[tf.Operation],
 
 
 class _GradientReads:
-    """The reads of variables by which the gradients of an update are computed."""
+    """Tells which writes come after the reads by which gradients are computed."""
 
     def __init__(self, pairs: typing.Iterable[tuple], operations: typing.Iterable[tf.Operation]):
-        """`operations` are those that compute the gradients of the `pairs`."""
+        """
+        Args:
+          pairs: `(gradient, variable)` pairs; the variable may be None.
+          operations: the operations that compute the gradients.
+        """
         self._gradients = []
         self._own_gradient = {}  # name of a variable: the operation of its gradient
         for gradient, variable in pairs:
@@ -121,7 +125,7 @@ class _GradientReads:
         self._order = Precedence(self._gradients)
 
     def are_before(self, write: Write) -> bool:
-        """Whether a write comes after all gradients that read one of its variables."""
+        """Whether a write comes after all gradients that read its variables."""
         return all(self._is_after_reads(write.op, variable) for variable in write.variables)
 
     def are_of_memory(self, write: Write) -> bool:
@@ -174,14 +178,14 @@ def _reads_beside_step(fetchable: typing.Sequence,
 # ---- updates beside the gradients ----------------------------------------------------------------
 
 class HeldBack(typing.NamedTuple):
-    """Updates that wait, and may be left out.
+    """Update ops that wait for the other workers, and may be skipped; see `hold_back`.
 
     Attributes:
-      updates: what the optimizer has to wait for in the place of the updates.
-      redirect: where they may be left out, a function that makes operations which wait for updates
-        wait for what always runs; else None. It is called twice: for the optimizer's own,
-        since the order of the update is found in these; and by `join`, for the operations that a
-        program makes after the build.
+      updates: what the optimizer has to wait for in the place of the update ops.
+      redirect: a function that makes operations which wait for update ops wait for what always
+        runs; None where update ops are never skipped. It is called twice: for the optimizer's
+        operations, before their order is found; and by `join`, for the operations that a program
+        makes after the build.
       waits: what waits for what.
     """
     updates: list
@@ -191,12 +195,20 @@ class HeldBack(typing.NamedTuple):
 
 def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optional[tf.Tensor],
               fetchable: typing.Sequence) -> HeldBack:
-    """Makes updates wait for other operations, and leaves them out in a step without a batch.
+    """Makes update ops wait until the other workers of a cluster have read what they write; in a
+    worker whose data have ended, they are skipped.
+
+    They are skipped by a branch of control flow v1, since an operation that waits for the output of
+    a `Switch` which is not taken does not run. The optimizer waits for the `Merge`, which always
+    runs:
+
+        active -> Switch -> taken   -> updates -> done -> Merge
+                         -> skipped --------------------> Merge
 
     Args:
-      updates: list of operations or tensors.
-      conditions: the operations that they wait for, see `Exchanged`.
-      active: float scalar, 0 in a worker whose own data have ended; or None.
+      updates: list of the update ops, operations or tensors.
+      conditions: operations of the cluster, after which a step may write; see `Exchanged`.
+      active: float scalar, 0 in a worker whose own data have ended; None if no data end.
       fetchable: tensors that a program can have without a step: what they need is left as it is,
         also a write of the forward pass.
     """
@@ -209,7 +221,6 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     if active is None:
         holder.make_wait(writes, conditions, _CONDITION)
         return HeldBack(updates, None, holder.waits)
-    # As in a branch of control flow v1: no reader of the output that is not taken is run.
     with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
         has_batch = tf.identity(active >= .5)
         switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
@@ -220,9 +231,9 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
         merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
-    left_out = reachable_from(held, operations, control=True)
-    own_names = names_of(operations) | {done.op.name}
-    redirect = functools.partial(_redirect_waits, left_out, own_names, merged.op)
+    skippable = reachable_from(held, operations, control=True)
+    update_names = names_of(operations) | {done.op.name}
+    redirect = functools.partial(_redirect_waits, skippable, update_names, merged.op)
     return HeldBack([merged], redirect, holder.waits)
 
 
@@ -247,22 +258,22 @@ def _updates_and_writes(updates: list,
     return found
 
 
-def _redirect_waits(left_out: typing.Container[str], own_names: typing.Container[str],
+def _redirect_waits(skippable: typing.Container[str], update_names: typing.Container[str],
                     merged: tf.Operation) -> None:
-    """Makes operations that wait for a skippable update wait for `merged`, which always runs.
+    """Makes operations that wait for skippable ones wait for `merged`, which always runs.
 
-    Else they would be skipped, too: `transform_gradients` may read a moving average after its
+    Otherwise they would be skipped, too: `transform_gradients` may read a moving average after its
     update, and a program may run averages of the weights after all `UPDATE_OPS`.
 
     Args:
-      left_out: names of the operations that are skipped with the updates.
-      own_names: names of the operations of the updates themselves, which go on waiting.
-      merged: runs after the updates, or without them.
+      skippable: names of the operations that are skipped with the update ops.
+      update_names: names of the operations of the update ops themselves, which keep their waits.
+      merged: the operation that runs after the update ops, or without them.
     """
     for op in merged.graph.get_operations():
-        if op.name in own_names:
+        if op.name in update_names:
             continue
-        kept = [other for other in op.control_inputs if other.name not in left_out]
+        kept = [awaited for awaited in op.control_inputs if awaited.name not in skippable]
         if len(kept) < len(op.control_inputs):
             compat.set_control_inputs(op, kept + [merged])
 
