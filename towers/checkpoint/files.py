@@ -26,7 +26,8 @@ STATE_FILE = 'checkpoint'
 READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 MOST_STEPS = 2 ** 53
-"""What a counter in a checkpoint may have come to: more, and sums and products overflow."""
+"""The largest value that a counter in a checkpoint may have; above it, sums and products
+overflow."""
 
 _MOST_BYTES = 2 ** 26  # of the state file, which names every checkpoint that is kept
 _STEP = re.compile(r'-(\d+)$')

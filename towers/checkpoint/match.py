@@ -29,7 +29,8 @@ _SHOWN = 4  # of many names
 
 
 class _Wanted(typing.NamedTuple):
-    """What a checkpoint has to have under a name, for a variable of the graph."""
+    """The shape and dtype that a checkpoint has to have under a name, for a variable of the
+    graph."""
     shape: tf.TensorShape
     dtype: tf.DType
     parts: typing.List[tf.Variable]  # the variable itself; or the parts of a partitioned one
@@ -217,7 +218,7 @@ def _contents(prefix: str) -> _Contents:
 
 
 def _wanted(variables: typing.Any) -> typing.Dict[str, _Wanted]:
-    """What a checkpoint has to have: {name in the checkpoint: `_Wanted`}.
+    """The tensors that a checkpoint has to have: {name in the checkpoint: `_Wanted`}.
 
     Args:
       variables: the argument of `check_fits`.

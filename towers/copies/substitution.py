@@ -1,4 +1,4 @@
-"""What a tower reads in the place of what tower 0 reads from outside of its graph.
+"""The inputs of a copy in the place of those that tower 0 reads from outside of its graph.
 
 Its test is `tests/copies/test_copy.py`.
 """

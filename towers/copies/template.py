@@ -1,4 +1,4 @@
-"""The template of the copies: the operations of tower 0 that every further tower has, too.
+"""The template of the copies: the operations of tower 0 that every other tower has, too.
 
 A template is a `tf.GraphDef`. Its names are relative to the scope that the towers are built in.
 What depends on the tower is beside it, and is set after each import: the devices, what an operation

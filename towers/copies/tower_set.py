@@ -33,7 +33,7 @@ class TowerSet(typing.NamedTuple):
       how_built: the plan's line about calls and copies.
       cuts: how it was cut; None where the model is not cut into stages.
       slots: the variables that the model function's own optimizers have made.
-      copies: a function for each further tower, from a tensor of tower 0 to its copy.
+      copies: for each other tower, a function from a tensor of tower 0 to its copy.
     """
     request: Request
     batch: CutBatch

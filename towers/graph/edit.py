@@ -38,7 +38,7 @@ def is_uncolocated(op: tf.Operation) -> bool:
 def colocate(op: tf.Operation, names: typing.Iterable[str]) -> None:
     """Colocates a finished operation with the operations of these names, and with no others.
 
-    An operation that is colocated with its own name alone is free to be anywhere.
+    An operation that is only colocated with its own name is free to be anywhere.
     """
     groups = [(_PREFIX + name).encode() for name in names]
     compat.set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))

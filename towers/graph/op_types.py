@@ -68,7 +68,7 @@ def is_fused_batch_norm(kind: str) -> bool:
     return kind.startswith('FusedBatchNorm') and 'Grad' not in kind
 
 
-# Operations whose result follows from the shape of the input alone.
+# Operations whose result follows from nothing but the shape of the input.
 SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
 
 # Operations that take the handles of variables which the functions use that they call.

@@ -1,8 +1,8 @@
-"""Which operations of a finished graph wait for which, through loops and branches; and new waits,
-which never close a circle (`Waits`).
+"""The order of a finished graph's operations: which wait for which, through loops and branches, and
+new waits that never close a circle (`Waits`).
 
-Loops and branches of control flow v1 are told from the graph alone, since a copy's operations have
-none of TensorFlow's Python objects for them.
+Loops and branches of control flow v1 are found from the graph itself, since a copy's operations
+have none of TensorFlow's Python objects for them.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Which variable a tensor stands for, or has the value of, and which operations write a variable.
+"""The access to variables: which one a tensor is or has the value of, and what reads and writes it.
 
 The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). An
 operation that takes its output takes the variable itself, and may read or write it; after a read,
@@ -119,7 +119,7 @@ _LEAVE_UNCHANGED = HAND_ON | READS | {
 
 
 class Writes:
-    """Which operations of a graph write which of its variables.
+    """Finds the operations of a graph that read and write its variables.
 
     In control flow v2 branch and body are functions; the operation that calls them counts as
     writing, whether or not a step runs the write.
@@ -239,7 +239,7 @@ class Writes:
         return self._known[key]
 
     def _look_into(self, function: typing.Any, position: int) -> bool:
-        """What `_writes_argument` returns, found in the nodes of a `FunctionDef`."""
+        """Finds what `_writes_argument` returns, in the nodes of a `FunctionDef`."""
         arguments = function.signature.input_arg
         if len(arguments) < -position:
             return False

@@ -173,7 +173,7 @@ def _as_megabytes(size: int) -> str:
 
 def memory_account(built: BuiltTowers,
                    batch_size: typing.Optional[int] = None) -> MemoryAccount:
-    """Says where the memory of a training step goes, from its graph alone.
+    """Says where the memory of a training step goes, from nothing but its graph.
 
     The step is simulated as TensorFlow's executor runs it: a tensor is freed when the last
     operation that takes it has run, and is written over where kernels do that; see `simulation`.

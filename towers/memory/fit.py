@@ -1,4 +1,4 @@
-"""The largest batch that fits: by the account alone, or confirmed by running a step."""
+"""The largest batch that fits: by the account only, or confirmed by running a step."""
 
 import typing
 

@@ -1,4 +1,4 @@
-"""What memory there is: a limit that is given, or what the devices have."""
+"""The memory that a step may take: a limit that the caller gives, or what the devices have."""
 
 import numbers
 import os

@@ -13,7 +13,7 @@ class Node:
 
     Attributes:
       op: the `tf.Operation`.
-      name, type, device: of the operation; one that asks for no device is on the CPU.
+      name, type, device: those of the operation; one that asks for no device is on the CPU.
       number: the index of the node in `StepGraph.nodes`.
       inputs: list of `(node, index of its output)`.
       controls: list of the nodes that the operation only waits for.

@@ -1,7 +1,7 @@
 """A step as TensorFlow's executor runs it: what is in memory after each operation.
 
 Ready operations run first come first served. The executor has two or more threads, of which each
-prefers what it has just made ready; on average that is near this order. (One thread alone would put
+prefers what it has just made ready; on average that is near this order. (A single thread would put
 off all gradients of weights.) An output is freed when the last operation that takes it has
 finished. An operation's scratch memory is there until the next one has begun, since the two
 gradients of a convolution run at the same time.

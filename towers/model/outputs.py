@@ -18,7 +18,7 @@ _TENSORS = (tf.Tensor,) + compat.VARIABLE_TYPES
 
 
 class ModelOutput(typing.NamedTuple):
-    """The value that a model function returns when a loss alone is not enough.
+    """The value that a model function returns when a loss is not enough.
 
     Each field may be left out: `ModelOutput(loss, predictions=logits)`.
 

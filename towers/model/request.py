@@ -19,7 +19,7 @@ from towers.placement.variable_device import Placement
 
 
 class Request(typing.NamedTuple):
-    """What one call asks for; `checked_request` makes it.
+    """The arguments of one `build_towers` call, checked; `checked_request` makes it.
 
     Attributes:
       call: the model, and how its variables are found.

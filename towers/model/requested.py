@@ -1,4 +1,4 @@
-"""What the caller of `build_towers` asks for, as values that the passes of a build take.
+"""The arguments of `build_towers`, grouped into the values that the passes of a build take.
 
 `Request` (`model/request.py`) has one of each. A pass that needs a few takes these; one that needs
 most of them takes the request.
@@ -33,7 +33,7 @@ class ModelCall(typing.NamedTuple):
 
 
 class Training(typing.NamedTuple):
-    """What is trained, and which gradients and updates a step has.
+    """The training: losses and optimizers, and which gradients and updates a step has.
 
     Attributes:
       objectives: losses with their optimizers; empty for an evaluation.
@@ -89,12 +89,12 @@ class BatchSplit(typing.NamedTuple):
 
     @property
     def word_for_parts(self) -> str:
-        """What errors call the parts, in the plural."""
+        """The word by which errors call the parts, in the plural."""
         return 'towers' if self.accumulate == 1 else 'micro-batches'
 
 
 class KeptResults(typing.NamedTuple):
-    """Which results of the forward pass are kept for the backward pass, and on which device.
+    """The results of the forward pass that are kept for the backward pass, and their order.
 
     Attributes:
       recompute: the value of `Memory.recompute`; None where all results are kept.

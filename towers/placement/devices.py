@@ -1,4 +1,4 @@
-"""Which devices the towers run on, and the session config that such a graph wants."""
+"""The devices of the towers, and the config of a session that has these devices."""
 
 import collections
 import numbers
@@ -249,13 +249,13 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
                    memory_fraction: typing.Optional[float] = None) -> tf.ConfigProto:
     """The `ConfigProto` for sessions of a graph with towers on these devices.
 
-    With GPUs TF may move an op that has no kernel for its device (integers, strings); with CPUs
-    alone a misplaced op is an error. With CPUs alone the graph is optimised once instead of twice,
+    With GPUs TF may move an op that has no kernel for its device (integers, strings). With only
+    CPUs a misplaced op is an error; and the graph is optimised once instead of twice,
     and without the optimizers of memory and layout, whose time grows with the towers: that halves
     the time of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory.
 
     Args:
-      devices: as for `build_towers`; or the `devices` of what it returned.
+      devices: the argument of `build_towers`; or the `devices` of what it returned.
       allow_growth: let GPU memory grow with use instead of taking all of it at the start.
       intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else, for
         two or more CPU towers, the cores divided among them (at least 1), since towers already
@@ -268,7 +268,7 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
       A new `tf.ConfigProto`, yours to change.
 
     Raises:
-      DeviceError, InvalidArgumentError: as `resolve_devices`; a negative thread count; a
+      DeviceError, InvalidArgumentError: see `resolve_devices`; also for a negative thread count; a
         `memory_fraction` that is no fraction.
     """
     check_flag('allow_growth', allow_growth)
@@ -309,7 +309,7 @@ def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
     rewrites = config.graph_options.rewrite_options
     rewrites.meta_optimizer_iterations = rewrites.ONE
     rewrites.memory_optimization = rewrites.NO_MEM_OPT
-    rewrites.layout_optimizer = rewrites.OFF  # it changes GPUs' operations alone
+    rewrites.layout_optimizer = rewrites.OFF  # it only changes operations on GPUs
     compat.switch_off_graph_dialect(rewrites)
 
 

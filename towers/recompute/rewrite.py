@@ -163,7 +163,7 @@ def _awaited_names(op: tf.Operation) -> typing.Set[str]:
 
 
 class _Order:
-    """Which operations of a backward pass wait for which, also through recomputed operations."""
+    """The order of a backward pass: which operations wait for which, also by recomputed ones."""
 
     def __init__(self, backward: typing.List[tf.Operation]):
         """Looks at what the operations of a backward pass wait for."""

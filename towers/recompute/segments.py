@@ -1,4 +1,5 @@
-"""Which tensors of a forward pass to keep for the backward pass, and which to compute again.
+"""The segments of a forward pass: which tensors to keep for the backward pass, and which to compute
+again.
 
 The operations that can be computed again, in the order in which they were made, are cut into
 segments. At a cut, the tensors that later operations take from earlier ones are kept; the backward

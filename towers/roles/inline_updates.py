@@ -76,7 +76,7 @@ class InlineUpdates(typing.NamedTuple):
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
       in_functions: {name of an operation of the first tower that writes in a function: the
-        positions, from the last (-1), of the variables that the other towers' leave alone}.
+        positions, from the last (-1), of the variables that its copies do not write}.
       updates: list of the writes that became updates of the first tower.
     """
     left_out: typing.AbstractSet[str] = frozenset()

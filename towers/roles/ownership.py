@@ -38,7 +38,7 @@ _IN_WORDS = collections.OrderedDict([
     (EVERY, 'rows and counts of examples'),
     (OWN, 'state'),
     (METRIC, 'metrics')])
-"""What the plan calls the variables of a role, which a step writes before the update."""
+"""{role: what the plan calls the variables that have it}; a step writes these before the update."""
 
 
 class VariableRole(typing.NamedTuple):

@@ -24,7 +24,7 @@ class Take(typing.NamedTuple):
 
 
 class Turn(typing.NamedTuple):
-    """What a tower does with some variables.
+    """The operations of a tower that use some variables, when it is its turn.
 
     Attributes:
       scope: the name scope of the tower.

@@ -69,7 +69,7 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     tower writes, outside of control flow, it is refused.
 
     No wait closes a circle. Copies have tower 0's order, and a read that waits for a write does so
-    in all towers: what would be a circle over several towers is one in tower 0 alone, which `Waits`
+    in all towers: what would be a circle over several towers is one within tower 0, which `Waits`
     leaves out, but for the turns of the towers, which only go up.
     """
     graph = tf.get_default_graph()
@@ -343,7 +343,7 @@ def _steps_of_one_loss(tower: Tower) -> typing.List[typing.Set[str]]:
 def updates_that_write(towers: typing.Sequence[Tower],
                        names: typing.Iterable[str]) -> typing.List[tf.Operation]:
     """Finds the updates of counters in the towers after the first, which all towers run; updates of
-    batch norm and the like come from the first tower alone.
+    batch norm and the like come from the first tower only.
 
     Args:
       towers: all towers.

@@ -29,7 +29,7 @@ class ProvenWriters(typing.NamedTuple):
 
     Attributes:
       every_tower: names of the variables that every tower writes, one tower after the other. All
-        others are written by tower 0 alone.
+        others are written by tower 0 only.
       reasons: {name of a variable: what is proven of its new value, in words}; without the
         variables of which nothing has to be proven, as with one tower.
     """

@@ -135,7 +135,7 @@ def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
                          'tensors of one batch, [batch, ...] each.') from None
     if len(flat) == 1 and not isinstance(inputs, dict):
         paths = ['']
-    elif len(paths) != len(flat):  # a nest of a kind that tf.nest alone knows
+    elif len(paths) != len(flat):  # a nest of a kind that only tf.nest knows
         paths = ['[%d]' % position for position in range(len(flat))]
     paths = ['inputs' + path for path in paths]
     for path, leaf in zip(paths, flat):

@@ -177,7 +177,7 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
       dataset: a `tf.data.Dataset` of whole batches: a nest of dense tensors [n, …], where the
         number of towers divides n (`batch(n, drop_remainder=True)`). In the model function each
         tower has [n / N, …], in the order of the batch.
-      devices: as for `build_towers`; the same ones.
+      devices: the devices of the towers, the same as for `build_towers`.
       buffer_size: how many shards wait on each device.
 
     Returns:
@@ -185,7 +185,7 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
 
     Raises:
       InputError: no dataset, sparse or scalar elements, or a static n that N does not divide.
-      DeviceError, InvalidArgumentError: as `resolve_devices`.
+      DeviceError, InvalidArgumentError: see `resolve_devices`.
 
     >>> inputs = towers.staged(dataset.batch(256, drop_remainder=True), 4)
     >>> built = towers.build_towers(model_fn, inputs, optimizer, 4, 'mean')

@@ -2,7 +2,7 @@
 
 A session runs all initializers at the same time. A program may yet compute the initial value of a
 variable from another variable: weight norm's `get_variable('g', initializer=tf.norm(v))`, or an
-optimizer's `tf.Variable(p * 0)`. TensorFlow orders this for reference variables alone. Here such an
+optimizer's `tf.Variable(p * 0)`. TensorFlow orders this only for reference variables. Here such an
 initial value is a copy of the program's computation, which reads in the place of the variable v
 
     v, where v is initialized;  the initial value of v, where it is not

@@ -53,7 +53,7 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
                 'or tf.global_variables() lists it.' % name)
         return tensor_by_name(name)
 
-    graph.get_tensor_by_name = checked_tensor_by_name  # hides the method, for this graph alone
+    graph.get_tensor_by_name = checked_tensor_by_name  # hides the method, for this graph only
     try:
         with tf.variable_creator_scope(create):
             yield
