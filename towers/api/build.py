@@ -29,10 +29,10 @@ from towers.reduce.micro_batches import add_up_micro_batches
 from towers.reduce.replicas import check_no_replicas
 from towers.roles.metric_counters import join_counters
 from towers.shards.batch_inputs import (
-    VariablesBehindInputs,
-    check_nothing_is_trained_behind,
+    UpstreamVariables,
+    check_nothing_is_trained_upstream,
     checked_inputs,
-    variables_behind,
+    upstream_variables,
 )
 from towers.shards.cut_batch import CutBatch, checked_size, cut
 from towers.shards.cut_inputs import Shards
@@ -149,11 +149,11 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     collections_before = BuildCollections(graph, updates_of_finished)
     make_towers = call_for_each_tower if request.call.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build(), tf1_variables(graph):
-        batch, behind = split(request, inputs)
+        batch, upstream = split(request, inputs)
         if finished is not None:
             finished.assert_scalars()
         scaled_losses = _scaled_losses(request)
-        tower_set = make_towers(request, batch, behind, scaled_losses)
+        tower_set = make_towers(request, batch, upstream, scaled_losses)
         outputs, metric_waits = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
         exchange = None
@@ -231,25 +231,25 @@ def _check_shards(request: Request, shards: Shards) -> None:
                          'or micro_batches= cut each into %d: pass the tensors of a batch '
                          'instead.' % split.accumulate)
     if request.training.objectives:
-        check_nothing_is_trained_behind(shards.batches)
+        check_nothing_is_trained_upstream(shards.batches)
     shards.check(request.devices)
 
 
 def split(request: Request, inputs: typing.Any
-          ) -> typing.Tuple[CutBatch, VariablesBehindInputs]:
+          ) -> typing.Tuple[CutBatch, UpstreamVariables]:
     """Cuts the batch into its parts, and finds the trained variables that it is computed from.
 
     Returns:
       `(the parts, the trained variables upstream of the inputs)`.
     """
     if isinstance(inputs, Shards):
-        return inputs.cut(), VariablesBehindInputs()
+        return inputs.cut(), UpstreamVariables()
     if request.training.objectives:
-        behind = variables_behind(inputs)
+        upstream = upstream_variables(inputs)
     else:
-        behind = VariablesBehindInputs(inputs)
+        upstream = UpstreamVariables(inputs)
     parts = request.split
-    return cut(behind.inputs, parts.shares, parts.remainder, parts.word_for_parts), behind
+    return cut(upstream.inputs, parts.shares, parts.remainder, parts.word_for_parts), upstream
 
 
 def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:
@@ -330,7 +330,7 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
     objectives = request.training.objectives
     pairs_of_towers = [objectives.of(objective, each) for each in gradients]
     shard_gradients = [objectives.of(objective, each) for each in gradients_of_shards]
-    pairs_upstream = tower_set.gradients.behind.gradients(
+    pairs_upstream = tower_set.gradients.upstream.gradients(
         shard_gradients, tower_set.batch.sizes, trainable)
     with tf.name_scope('combine_gradients'), naming_loss(objective.name):
         if request.placement.has_replicas:

@@ -44,7 +44,7 @@ from towers.reduce.replicas import make_replicas
 from towers.roles.ownership import EVERY, Roles, ownership
 from towers.roles.write_in_turn import write_in_turn
 from towers.roles.write_order import check_references_in_loops, write_after_reads
-from towers.shards.batch_inputs import VariablesBehindInputs
+from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
 from towers.whole_batch.batch_values import is_batch_value
 from towers.whole_batch.exchange import exchange
@@ -104,14 +104,14 @@ class _FirstTower(typing.NamedTuple):
                 + self.roles.inline_updates.updates + recorded.updates + gradients)
 
 
-def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
+def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVariables,
                        scaled_losses: typing.Optional[ScaledLosses]) -> TowerSet:
     """Builds all towers, by one call of the model function, or one import of the finished model.
 
     Args:
       request: the checked arguments of the build.
       batch: the parts of the batch.
-      behind: the trained variables upstream of the inputs.
+      upstream: the trained variables upstream of the inputs.
       scaled_losses: the loss scale and its variables; None for a build without one.
     """
     values = _shard_values(request, batch)
@@ -119,7 +119,7 @@ def call_once_and_copy(request: Request, batch: CutBatch, behind: VariablesBehin
     if request.call.is_finished:
         scope_of_import = tf.name_scope(request.split.parts[0].scope)
     with scope_of_import:
-        first = _make_first(request, batch, behind, scaled_losses, values)
+        first = _make_first(request, batch, upstream, scaled_losses, values)
     roles = first.roles
     copies = _copies_of(first, request, batch, values)
     first_tower = first.differentiated.tower
@@ -187,12 +187,12 @@ def _as_tensors(weights: typing.Optional[list], is_even: bool) -> list:
     return tensors
 
 
-def _make_first(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
+def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
                 scaled_losses: typing.Optional[ScaledLosses], values: _ShardValues) -> _FirstTower:
     """Builds tower 0.
 
     Args:
-      request, batch, behind, scaled_losses: the arguments of `call_once_and_copy`.
+      request, batch, upstream, scaled_losses: the arguments of `call_once_and_copy`.
       values: the weights and factors of the parts.
     """
     optimizer_calls = request.training.objectives.optimizer_calls
@@ -210,7 +210,7 @@ def _make_first(request: Request, batch: CutBatch, behind: VariablesBehindInputs
     roles = ownership(recorded, request, trained, optimizer_fetches,
                       make_replicas if request.placement.has_replicas else None)
     losses = make_losses(recorded, request, 0)
-    gradients = TowerGradients(request, batch, behind, scaled_losses, roles.trained)
+    gradients = TowerGradients(request, batch, upstream, scaled_losses, roles.trained)
     differentiated = gradients.differentiate(
         recorded, losses, 0, values.loss_factors[0],
         optimizer_fetches + roles.inline_updates.updates)
@@ -326,7 +326,7 @@ class _Call(typing.NamedTuple):
     differentiated: Differentiated
 
 
-def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehindInputs,
+def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVariables,
                         scaled_losses: typing.Optional[ScaledLosses]) -> TowerSet:
     """Builds all towers, by a call of the model function for each.
 
@@ -343,7 +343,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, behind: VariablesBehi
             put_on_devices(recorded, request, part.device)
             if gradients is None:
                 trained = trained_variables(request.training.objectives)
-                gradients = TowerGradients(request, batch, behind, scaled_losses, trained)
+                gradients = TowerGradients(request, batch, upstream, scaled_losses, trained)
             roles = ownership(recorded, request, trained)
             losses = make_losses(recorded, request, index)
             _check_shard(index, recorded, batch)

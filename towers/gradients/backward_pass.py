@@ -26,7 +26,7 @@ from towers.optimizers import has_own_compute_gradients, has_own_minimize
 from towers.placement.stages import keep_stacks_with_loops, place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.recompute.rewrite import Recomputed, rewrite
-from towers.shards.batch_inputs import VariablesBehindInputs
+from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
 
 _PLAIN = tf.train.GradientDescentOptimizer(1.)
@@ -66,22 +66,22 @@ class TowerGradients:
 
     Attributes:
       scaled_losses: `ScaledLosses`, or None.
-      behind: the trained variables upstream of the inputs.
+      upstream: the trained variables upstream of the inputs.
     """
 
-    def __init__(self, request: Request, batch: CutBatch, behind: VariablesBehindInputs,
+    def __init__(self, request: Request, batch: CutBatch, upstream: UpstreamVariables,
                  scaled_losses: typing.Any,
                  trained: typing.Dict[typing.Optional[str], list]):
         """
         Args:
           request: `Request` of the build.
           batch: the shards.
-          behind: the trained variables upstream of the inputs.
+          upstream: the trained variables upstream of the inputs.
           scaled_losses: `ScaledLosses`, or None.
           trained: {name of an objective: the variables that it trains}.
         """
         self.scaled_losses = scaled_losses
-        self.behind = behind
+        self.upstream = upstream
         self._request = request
         self._batch = batch
         self._trained = trained
@@ -179,7 +179,7 @@ class TowerGradients:
         """
         request = self._request
         data_loss = request.training.objectives.of(objective, data_losses)
-        inputs_from_variables = self.behind.shard_tensors(self._batch.inputs[index])
+        inputs_from_variables = self.upstream.shard_tensors(self._batch.inputs[index])
         of_shard: typing.List[tuple] = []
         with Recording(tf.get_default_graph()) as made:
             loss = self._scaled(data_loss, objective, scale)

@@ -27,7 +27,7 @@ class Tower(typing.NamedTuple):
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
         is the plain sum of all towers' shares. The tower's weight is in its share already.
       of_shard: list of the gradients of those tensors of the shard that trained variables are
-        upstream of, see `VariablesBehindInputs`.
+        upstream of, see `UpstreamVariables`.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
       data_loss: scalar, the loss that is differentiated: with the registered losses that

@@ -85,7 +85,7 @@ def combine(tower_gradients: typing.Sequence) -> Pairs:
     """Sums gradients as `combine_gradients` does, but does not check that towers share variables.
 
     Besides one list a tower, there may be a list that belongs to no tower: the gradients of
-    variables from which the batch itself is computed, see `VariablesBehindInputs`.
+    variables from which the batch itself is computed, see `UpstreamVariables`.
     """
     combined = []
     for variable, gradients_by_tower in align(tower_gradients):

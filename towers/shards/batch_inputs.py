@@ -207,7 +207,7 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
 
 # ---- trained variables upstream of the batch -----------------------------------------------------
 
-def _trained_behind(leaf: typing.Any) -> typing.List[str]:
+def _trained_upstream(leaf: typing.Any) -> typing.List[str]:
     """Sorted list of the names of the trainable variables to which a leaf of a nest has a gradient.
     """
     if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) or not leaf.dtype.is_floating:
@@ -216,18 +216,18 @@ def _trained_behind(leaf: typing.Any) -> typing.List[str]:
     return sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',)))
 
 
-def check_nothing_is_trained_behind(leaves: typing.Any) -> None:
+def check_nothing_is_trained_upstream(leaves: typing.Any) -> None:
     """Raises `InputError` if a tensor in a nest has a gradient to a trainable variable, which the
     build could not train."""
     for leaf in tf.nest.flatten(leaves, expand_composites=True):
-        for name in _trained_behind(leaf):
+        for name in _trained_upstream(leaf):
             raise InputError(
                 'the input %s is computed from the trainable variable %s, and the gradient of a '
                 'tower ends at its inputs: compute it in the model function, or pass its '
                 'tf.stop_gradient.' % (leaf.name, name))
 
 
-class VariablesBehindInputs(typing.NamedTuple):
+class UpstreamVariables(typing.NamedTuple):
     """The trainable variables upstream of the inputs of a build: an input is computed from them,
     as by an embedding in the input pipeline.
 
@@ -283,18 +283,19 @@ class VariablesBehindInputs(typing.NamedTuple):
             return [list(zip(gradients, variables))]
 
 
-def variables_behind(inputs: typing.Any) -> VariablesBehindInputs:
+def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
     """Finds the trainable variables upstream of a nest of inputs, and ends gradients at the inputs.
 
     Raises `InputError` if one is upstream of a sparse tensor.
     """
     leaves = tf.nest.flatten(inputs)
-    check_nothing_is_trained_behind([leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)])
+    sparse_leaves = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)]
+    check_nothing_is_trained_upstream(sparse_leaves)
     computed: typing.List[typing.Optional[tf.Tensor]] = []  # from trained variables
     stopped = []
     names: typing.Set[str] = set()
     for leaf in leaves:
-        names_of_leaf = _trained_behind(leaf)
+        names_of_leaf = _trained_upstream(leaf)
         if not names_of_leaf:
             computed.append(None)
             stopped.append(leaf)
@@ -305,4 +306,4 @@ def variables_behind(inputs: typing.Any) -> VariablesBehindInputs:
     if names:
         inputs = tf.nest.pack_sequence_as(inputs, stopped)
     variables = [variable for variable in tf.trainable_variables() if variable.op.name in names]
-    return VariablesBehindInputs(inputs, computed, variables)
+    return UpstreamVariables(inputs, computed, variables)
