@@ -17,6 +17,94 @@ REPLICATED = 'replicated'
 BY_STAGE = 'stage'
 
 
+class _Layout:
+    """A way to spread variables over devices: here, one device has all of them."""
+
+    def __init__(self, main: str, devices: typing.Sequence[str]):
+        """
+        Args:
+          main: the device of what belongs to no single variable.
+          devices: the device of each tower.
+        """
+        self._main = main
+        self._devices = devices
+
+    def describe(self) -> str:
+        """The plan's text about where variables are."""
+        return short_name(self._main)
+
+    def device_of_new(self, trainable: bool) -> str:
+        """The device for a new variable, which is trainable or not."""
+        return self._main
+
+    def note(self, variable: tf.Variable) -> None:
+        """Takes notice of a variable that has been made."""
+
+    def variable_devices(self) -> typing.Tuple[str, ...]:
+        """The devices that variables may be on, each one once."""
+        return (self._main,)
+
+
+class _Replicated(_Layout):
+    """Trainable variables are on the first tower's device, where replicas of the other towers
+    follow them; other variables are on the main device."""
+
+    def describe(self) -> str:
+        return short_name(self._devices[0])
+
+    def device_of_new(self, trainable: bool) -> str:
+        return str(self._devices[0]) if trainable else self._main
+
+    def variable_devices(self) -> typing.Tuple[str, ...]:
+        return tuple(sorted({self._main, str(self._devices[0])}))
+
+
+class _ByStage(_Layout):
+    """Each variable is on the first tower's device of the stage that makes it."""
+
+    def describe(self) -> str:
+        return 'on their stage, ' + ', '.join(map(short_name, stages_of(self._devices[0])))
+
+    def device_of_new(self, trainable: bool) -> str:
+        stage_device = current_tower_device(tf.get_default_graph())
+        return str(stage_device or self._main)
+
+    def variable_devices(self) -> typing.Tuple[str, ...]:
+        return tuple(dict.fromkeys((self._main,) + stages_of(self._devices[0])))
+
+
+class _Balanced(_Layout):
+    """Each variable is on the device that has the fewest bytes of variables so far."""
+
+    def __init__(self, main: str, devices: typing.Sequence[str]):
+        """The arguments are those of `_Layout`."""
+        super().__init__(main, devices)
+        self._bytes_of_devices = dict.fromkeys(all_devices(devices), 0)
+
+    def describe(self) -> str:
+        return 'balanced by size, ' + ', '.join(map(short_name, self._bytes_of_devices))
+
+    def device_of_new(self, trainable: bool) -> str:
+        fewest_bytes = min(self._bytes_of_devices.values())
+        with_fewest_bytes = [device for device, num_bytes in self._bytes_of_devices.items()
+                             if num_bytes == fewest_bytes]
+        return with_fewest_bytes[0]
+
+    def note(self, variable: tf.Variable) -> None:
+        """Counts the bytes of a new variable on the device where it is. That may be another device
+        than `device_of_new` has said, if the variable is colocated with another one."""
+        if variable.device in self._bytes_of_devices:
+            self._bytes_of_devices[variable.device] += bytes_of(variable)
+
+    def variable_devices(self) -> typing.Tuple[str, ...]:
+        return tuple(self._bytes_of_devices)
+
+
+_LAYOUTS: typing.Dict[str, typing.Type[_Layout]] = {
+    BALANCED: _Balanced, REPLICATED: _Replicated, BY_STAGE: _ByStage}
+"""{word of `VariablePlacement`: the layout that it means}."""
+
+
 class Placement:
     """Decides on the device of each variable when it is created.
 
@@ -49,72 +137,50 @@ class Placement:
 
         Raises `DeviceError` for a wrong name, `InvalidArgumentError` for replicas with stages.
         """
-        self._devices = devices
+        self._num_towers = len(devices)
         self._earlier = earlier
-        self._replicated = device == REPLICATED
         self.is_of_earlier_build = earlier is not None
         has_stages = len(stages_of(devices[0])) > 1
-        if self._replicated and has_stages:
+        if device == REPLICATED and has_stages:
             raise InvalidArgumentError(
                 "VariablePlacement('replicated') goes with towers of one device each, and these "
                 "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
         is_one_staged_tower = len(devices) == 1 and has_stages
         self.by_stage = device == BY_STAGE or (device is None and is_one_staged_tower)
-        # {device: bytes of the variables on it}; None unless variables are balanced
-        self._bytes_of_devices: typing.Optional[typing.Dict[str, int]] = None
-        if device == BALANCED:
-            self._bytes_of_devices = dict.fromkeys(all_devices(devices), 0)
         self.main = _main_device(device, devices)
-        self.of_weights = str(devices[0]) if self._replicated else self.main
-        self.has_replicas = self._replicated and trains and len(devices) > 1
+        if self.by_stage:
+            layout: typing.Type[_Layout] = _ByStage
+        else:
+            layout = _LAYOUTS.get(device or '', _Layout)  # of a name, or None: one device
+        self._layout = layout(self.main, devices)
+        self.of_weights = str(devices[0]) if device == REPLICATED else self.main
+        self.has_replicas = device == REPLICATED and trains and len(devices) > 1
         self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices())
 
     def describe(self) -> str:
         """The plan's text about where variables are, such as `'/cpu:0'`."""
         if self._earlier is not None:
             return self._earlier.describe()
-        if self._bytes_of_devices is not None:
-            return 'balanced by size, ' + ', '.join(map(short_name, self._bytes_of_devices))
-        if self.by_stage:
-            return 'on their stage, ' + ', '.join(map(short_name, stages_of(self._devices[0])))
         if self.has_replicas:
-            return 'every tower (%d replicas)' % len(self._devices)
-        return short_name(self.of_weights)
+            return 'every tower (%d replicas)' % self._num_towers
+        return self._layout.describe()
 
     def scope(self, trainable: bool = True) -> typing.ContextManager:
         """The device scope in which to create a variable, `trainable` or not. After that, `note`
         has to be called with the variable."""
         if self.leaves_servers:
             check_alone()
-        if self._replicated and trainable:
-            return only_device(self.of_weights)
-        if self.by_stage:
-            stage_device = current_tower_device(tf.get_default_graph())
-            return only_device(str(stage_device or self.main))
-        if self._bytes_of_devices is not None:
-            fewest_bytes = min(self._bytes_of_devices.values())
-            with_fewest_bytes = [device for device, num_bytes in self._bytes_of_devices.items()
-                                 if num_bytes == fewest_bytes]
-            return only_device(with_fewest_bytes[0])
-        return only_device(self.main)
+        return only_device(self._layout.device_of_new(trainable))
 
     def note(self, variable: tf.Variable) -> None:
-        """Counts the bytes of a new variable on the device where it is, for the balance. That may
-        be another device than the scope's, if the variable is colocated with another one."""
-        if self._bytes_of_devices is not None and variable.device in self._bytes_of_devices:
-            self._bytes_of_devices[variable.device] += bytes_of(variable)
+        """Takes notice of a variable that has been made in `scope`."""
+        self._layout.note(variable)
 
     def devices(self) -> typing.Tuple[str, ...]:
         """The devices that variables may be on, each one once."""
         if self._earlier is not None:
             return tuple(dict.fromkeys((self.main,) + self._earlier.devices()))
-        if self._replicated:
-            return tuple(sorted({self.main, self.of_weights}))
-        if self.by_stage:
-            return tuple(dict.fromkeys((self.main,) + stages_of(self._devices[0])))
-        if self._bytes_of_devices is not None:
-            return tuple(self._bytes_of_devices)
-        return (self.main,)
+        return self._layout.variable_devices()
 
     def scope_of(self, variable: tf.Variable) -> typing.ContextManager:
         """The device scope for the sum of a variable's gradients and for its slots: the variable's
@@ -128,7 +194,7 @@ def _main_device(device: typing.Optional[str], devices: typing.Sequence[str]) ->
 
     Raises `DeviceError` for a wrong name.
     """
-    if device is None or device in (BALANCED, REPLICATED, BY_STAGE):
+    if device is None or device in _LAYOUTS:
         return default_variable_device(devices)
     return canonical_device(device)
 
