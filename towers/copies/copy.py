@@ -109,7 +109,7 @@ class Copies:
     def _imported(self, substitution: Substitution, part: Part) -> '_Copied':
         """Imports the template for a part of the batch."""
         with tf.name_scope(part.scope) as root:
-            pass
+            pass  # only to get a scope that no other operation has
         inputs = {}
         for key, tensor in self._template.inputs.items():
             inputs[key] = substitution.tensor(tensor)

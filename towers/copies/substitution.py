@@ -42,7 +42,12 @@ class Substitution:
         return self._operations.get(op.name, op)
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor that tower k reads in place of a tensor from outside of tower 0."""
+        """The tensor that tower k reads in the place of a tensor from outside of tower 0.
+
+        Raises:
+          SharedVariableError: the tensor was computed, outside of the model function, from a
+            variable of which each tower has its own.
+        """
         if tensor.name in self._tensors:
             return self._tensors[tensor.name]
         sources = [op.name for op in read_from(tensor) if op.name in self._variables]

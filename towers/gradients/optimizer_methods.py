@@ -219,8 +219,13 @@ class OwnMinimize:
 
     def apply_gradients(self, pairs: list, global_step: typing.Optional[tf.Variable] = None) -> (
             tf.Operation):
-        """Makes the operation of one step, as `tf.train.Optimizer.apply_gradients` does; the
-        gradient of a pair may be None."""
+        """Makes the operation of one step by calling `minimize`, which gets a loss whose gradients
+        are those of the pairs.
+
+        Args:
+          pairs: list of `(gradient, variable)`; the gradient may be None.
+          global_step: the variable that counts steps; or None.
+        """
         present = [pair for pair in pairs if pair[0] is not None]
 
         def given_gradients(d_surrogate: tf.Tensor, unused_earlier: list) -> list:

@@ -49,7 +49,7 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
 
 def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.Set[str],
                    num_towers: int) -> typing.Dict[str, typing.List[tf.Variable]]:
-    """Makes the state of the towers after the first.
+    """Makes the variables in which the towers after the first keep their own state.
 
     Args:
       recorded: the forward pass.
@@ -61,7 +61,7 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
       {name of the first tower's variable: the variables of all towers}.
 
     Raises:
-      SharedVariableError: it cannot be a tower's own.
+      SharedVariableError: state that a step does not write, or that is trained.
     """
     if num_towers > 1:
         _check_state(state_writes, step, num_towers)

@@ -88,7 +88,7 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], written: Variabl
     what.
 
     Args:
-      towers: in the order of their turns.
+      towers: the towers, in the order of their turns.
       written: the variables that towers write.
       forward: the operations of the forward passes.
       finder: finds the writes of the graph.
@@ -115,7 +115,7 @@ def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing
     what.
 
     Args:
-      towers: in the order of their turns.
+      towers: the towers, in the order of their turns.
       writes: the writes of the towers.
       forward: the operations of the forward passes.
       finder: finds the writes of the graph.

@@ -220,7 +220,7 @@ class _Computation:
         names = {op.name: '%s_%d' % (op.name.split('/')[-1], number)
                  for number, op in enumerate(operations)}
         with tf.name_scope('from_initialized') as root:
-            pass
+            pass  # only to get a scope that no other operation has
         graph_def = tf.GraphDef()
         graph_def.versions.CopyFrom(graph.graph_def_versions)
         outside: typing.Dict[str, tf.Tensor] = {}
