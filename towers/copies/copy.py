@@ -164,6 +164,7 @@ class Copies:
             return {}
 
         def change(node: tf.NodeDef, is_beside_resource: bool) -> None:
+            """Gives a node in the body of a function the seed and the device of the copy."""
             give_seed_of_tower(node, part)
             # In a function's body a node that reads a variable's handle keeps its device.
             keeps_device = is_beside_resource and not functions_of(node)

@@ -250,6 +250,7 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
     known_names = graph_walk.operation_names(known)
 
     def computed_from(op: tf.Operation) -> list:
+        """The operations whose values get into the results of `op`."""
         if op.name in known_names or op.type in _OF_SHAPE:
             return []
         producers = graph_walk.producers_of(op)

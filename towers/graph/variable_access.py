@@ -206,7 +206,8 @@ class Writes:
             return self.takers(variable)
         not_running = set() if write is None else _branches_not_running(write)
 
-        def takers_of_memory(op):
+        def takers_of_memory(op: tf.Operation) -> typing.List[tf.Operation]:
+            """The operations that take an output of `op` which may be the variable's memory."""
             takers: typing.List[tf.Operation] = []
             if op is variable or op.type in HAND_ON_MEMORY:
                 for output in op.outputs:

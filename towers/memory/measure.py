@@ -139,8 +139,13 @@ def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak) -> None
 def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
                          first_operations: typing.List[tf.Operation]
                          ) -> typing.Iterator[tf.Session]:
-    """The context of a session that has run the initializers, then `first_operations`, and whose
-    queues are being filled."""
+    """The context of a session that has run its initializers, and whose queues are being filled.
+
+    Args:
+      graph: the graph of the session.
+      config: the config of the session.
+      first_operations: operations that it runs after the initializers.
+    """
     with tf.Session(graph=graph, config=config) as session:
         with graph.as_default():
             initializers = [tf.global_variables_initializer(), tf.local_variables_initializer(),

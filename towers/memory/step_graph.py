@@ -324,6 +324,7 @@ def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
     from_batch = _computed_from_batch(step, built)
 
     def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
+        """The elements that a tensor has at the other batch size."""
         count = tensor.shape.num_elements()
         is_gradient = (tensor.op.name, tensor.value_index) in gradients
         if not count or is_gradient or tensor.op.name not in from_batch:

@@ -274,6 +274,9 @@ def unique(items: typing.Iterable) -> list:
 
 
 # ---- the wrapping -------------------------------------------------------------------------------
+#
+# `_call`, `_add_loss` and `_add_update` stand in the place of methods of Keras. They get the record
+# of the calls, the layer, the original method, and the arguments of the call.
 
 def _wrap(base: type, record: KerasCalls, undo: contextlib.ExitStack) -> None:
     """Wraps the methods of a Keras base class that record what is called.
@@ -340,6 +343,11 @@ def _watched(update: typing.Any, layer: typing.Any, record: KerasCalls) -> typin
     """Records an update of a layer, and returns it.
 
     A function that makes the update is wrapped: its result is recorded when Keras calls it.
+
+    Args:
+      update: an operation, a tensor, a variable, or a function that makes one.
+      layer: the layer.
+      record: the record of the calls.
     """
     if not callable(update):
         record.note_update(layer, update)

@@ -339,8 +339,13 @@ def _cuts_for_size(crossing: typing.List[int], recomputed: typing.List[int],
 
 
 def _half_way(recomputed: typing.List[int], start: int, end: int, total: int) -> int:
-    """The first index from `start` on, and `end` at most, such that the operations before it have
-    half of the `total` bytes."""
+    """Finds the index up to which a segment has half of its bytes.
+
+    Args:
+      recomputed: for each operation the bytes of its results.
+      start, end: the indices of the first and of the last operation of the segment.
+      total: the bytes of the segment.
+    """
     index = start
     bytes_before = 0
     while index < end and bytes_before < total / 2:

@@ -97,7 +97,14 @@ def _towers_that_count(towers: typing.Sequence[Tower],
 
 def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence,
                        variables: typing.Set[str], finder: Writes) -> None:
-    """Makes towers without an example, of weight 0, add nothing to variables of these names."""
+    """Makes towers without an example, of weight 0, add nothing to variables that count.
+
+    Args:
+      towers: all towers.
+      weights: the weights of their shards.
+      variables: the names of the variables.
+      finder: finds the writes of the graph.
+    """
     for op in tf.get_default_graph().get_operations():
         position = _position_of_addition(op)
         if position is None or variables.isdisjoint(finder.of(op)):

@@ -319,6 +319,7 @@ def new_slots(placement: Placement,
     created = []
 
     def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
+        """A creator that makes a slot on the device of the variable whose name it has."""
         owner = owner_by_name(kwargs.get('name') or '', by_name)
         scope = contextlib.nullcontext() if owner is None else placement.scope_of(owner)
         with scope:

@@ -33,6 +33,7 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
     tensor_by_name = graph.get_tensor_by_name
 
     def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
+        """A creator that makes a resource variable with the methods of `_Tf1Variable`."""
         with tf.init_scope():  # out of the body of a loop or a branch, which may be a function
             is_made_in_graph = tf.get_default_graph() is graph
         if not is_made_in_graph:
@@ -46,6 +47,7 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
         return variable
 
     def checked_tensor_by_name(name: str) -> tf.Tensor:
+        """`graph.get_tensor_by_name`, which refuses the handles of these variables."""
         if name in handles:
             raise SharedVariableError(
                 'the program takes the tensor %r by its name, which is the handle of a variable '
