@@ -78,6 +78,24 @@ def test_gpus_have_a_memory_each():
     assert str(found).endswith("CUDA's own memory")
 
 
+@pytest.mark.parametrize('where, of_gpus', [
+    (None, [0, 0]), ('balanced', [1, 1]), ('replicated', [2, 2])])
+def test_gpus_have_the_variables_that_are_on_them(where, of_gpus):
+    """Two variables of 256 x 256: on the CPU, one on each GPU, or both on each GPU."""
+    options = {} if where is None else {'variables': towers.VariablePlacement(where)}
+    found = account(build(towers.resolve_devices(['/gpu:0', '/gpu:1'], check=False),
+                          tf.train.MomentumOptimizer(0.1, 0.9), **options))
+    kinds = {each.device: each.kinds for each in found.devices}
+    bytes_of_variable = WIDTH * WIDTH * 4
+    for number, count in enumerate(of_gpus):
+        of_gpu = kinds['/device:GPU:%d' % number]
+        assert of_gpu.get('parameters', 0) == count * bytes_of_variable
+        held = of_gpu.get('parameters', 0) + of_gpu.get('copies', 0)
+        assert held >= bytes_of_variable  # its own, or a copy of the CPU's
+    slots = [kinds['/device:GPU:%d' % number].get('slots', 0) for number in (0, 1)]
+    assert sum(slots) == (0 if where is None else 2 * bytes_of_variable)
+
+
 def test_evaluation_has_neither_gradients_nor_slots():
     inputs = (tf.placeholder(tf.float32, [BATCH, WIDTH]), tf.placeholder(tf.float32, [BATCH]))
     found = account(towers.build_towers(dense_net, inputs, None, 1))

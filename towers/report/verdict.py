@@ -57,8 +57,7 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
         use.nothing / use.micros,
         'During %s of the step nothing runs on any device: the time goes into the beginning of '
         'operations and into copies' % _percent(use.nothing, use.micros),
-        'larger shards make the same number of operations do more; session_config gives each tower '
-        'a thread of its own'))
+        'larger shards, so that the same number of operations does more'))
     found.sort(key=lambda each: -each.share)
     if not _has_gpus(built):
         found.append(waits)  # for the threads that CPU devices share: of the machine, not the step
@@ -83,7 +82,7 @@ def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Lin
                   "VariablePlacement('replicated') makes fewer")
     else:
         text = 'for a processor or a thread, which the CPU devices of a process share'
-        advice = 'more processors, or fewer towers'
+        advice = 'more processors, fewer towers, or session_config(…, inter_op_threads=…)'
     return Finding(
         micros / use.micros, 'During %s of the step the next operation of the longest chain waits '
         'on an idle device %s' % (_percent(micros, use.micros), text), advice)
