@@ -304,15 +304,13 @@ def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> li
     if update_ops == 'none' or not request.training.objectives:
         return []
     names_of_every = set(roles.own_state) | set(metric_variables()) | set(roles.names(EVERY))
+    if not names_of_every:
+        return []
     writes = Writes(tf.get_default_graph())
-    updates_of_every_tower = []
-    for update in updates:
-        written: typing.Set[str] = set()
-        for op in graph_walk.step_operations([update]):
-            written.update(writes.of(op))
-        if not written.isdisjoint(names_of_every):
-            updates_of_every_tower.append(update)
-    return updates_of_every_tower
+    operations = graph_walk.step_operations(updates)
+    writers = [op for op in operations if not names_of_every.isdisjoint(writes.of(op))]
+    with_writers = graph_walk.reachable_from(writers, operations, control=True)
+    return [update for update in updates if graph_walk.operation_of(update).name in with_writers]
 
 
 # ---- a call for each tower -----------------------------------------------------------------------

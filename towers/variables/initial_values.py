@@ -115,15 +115,22 @@ class _Computation:
 
     def _found_readers(self) -> typing.Dict[str, tf.Variable]:
         """{name of an operation: the variable that it reads}, of variables with an initializer."""
+        taken_by = {}
+        for op in self._operations.values():
+            taken = _variables_taken(op)
+            if taken:
+                taken_by[op.name] = taken
+        if not taken_by:
+            return {}  # of most variables; the rest takes time with the number of variables
         variables = {}
         for variable in tf.global_variables() + tf.local_variables():
             if variable.initializer is not None:
                 variables[variable.op.name] = variable
         readers = {}
-        for op in self._operations.values():
-            for taken in _variables_taken(op):
-                if taken.name in variables:
-                    readers[op.name] = variables[taken.name]
+        for name, taken in taken_by.items():
+            for variable_operation in taken:
+                if variable_operation.name in variables:
+                    readers[name] = variables[variable_operation.name]
         return readers
 
     def in_any_order(self) -> tf.Tensor:
