@@ -93,7 +93,7 @@ def test_gpus_have_the_variables_that_are_on_them(where, of_gpus):
         held = of_gpu.get('parameters', 0) + of_gpu.get('copies', 0)
         assert held >= bytes_of_variable  # its own, or a copy of the CPU's
     slots = [kinds['/device:GPU:%d' % number].get('slots', 0) for number in (0, 1)]
-    assert sum(slots) == (0 if where is None else 2 * bytes_of_variable)
+    assert sum(slots) == sum(of_gpus) * bytes_of_variable
 
 
 def test_evaluation_has_neither_gradients_nor_slots():

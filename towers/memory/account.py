@@ -24,8 +24,8 @@ from towers.placement.devices import is_gpu, short_name
 # The uses of memory, in the order in which they are shown, with colours of Okabe and Ito and their
 # tints, which the colour-blind can tell apart as neighbours.
 KINDS = collections.OrderedDict([
-    ('parameters', '#0072B2'),  # the model's variables
-    ('slots', '#56B4E9'),  # the optimizer's variables
+    ('parameters', '#0072B2'),  # the model's variables, and their replicas
+    ('slots', '#56B4E9'),  # the optimizer's variables, and those of replicas
     ('other variables', '#9ad0ee'),  # counters and the like
     ('initial values', '#cce5f5'),  # constants that the session keeps, see `_kept_initial_values`
     ('constants', '#dddddd'),  # of the graph
@@ -286,8 +286,13 @@ class _Reader:
           built: the towers.
           step: the operations of a step of these towers.
         """
-        self._parameters = graph_walk.operation_names(built.variables)
-        self._slots = graph_walk.operation_names(built.slots)
+        parameters = list(built.variables)
+        slots = list(built.slots)
+        if built.replicas is not None:
+            parameters += built.replicas.variables
+            slots += built.replicas.slots
+        self._parameters = graph_walk.operation_names(parameters)
+        self._slots = graph_walk.operation_names(slots)
         self._input = graph_walk.names_of(graph_walk.step_operations(shard_operations(built)))
         self._forward = forward_pass(built)
         self._gradients = gradients_in(step, built, self._forward)
