@@ -8,18 +8,19 @@ from towers.report.parts import StepParts, operations_waited_for
 from towers.report.time_use import union
 from towers.report.trace import Trace, Traced
 
-_MOST_LINKS = 100000  # a loop's operations run many times
+_MOST_LINKS = 100000  # a loop could make the chain longer without end
 
 
 class Link(typing.NamedTuple):
     """An operation of the chain.
 
     Attributes:
-      operation: what ran.
-      gap: microseconds between the end of the link before, or the beginning of the step, and its
-        own beginning.
-      idle: those of them in which nothing ran on its device: a copy from another device, or a wait
-        for a free thread. In the others its device ran something else.
+      operation: the traced operation.
+      gap: the microseconds from the end of the link before, or the beginning of the step, to the
+        beginning of this one.
+      idle: the microseconds of the gap in which nothing ran on the operation's device: it waited
+        for a copy from another device, or for a free thread. In the rest of the gap its device ran
+        something else.
     """
     operation: Traced
     gap: int
@@ -41,16 +42,18 @@ def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
       list of `Link`.
     """
     runs = _Runs(trace)
-    current = max(trace.operations, key=lambda each: each.end)
+    current = max(trace.operations, key=lambda operation: operation.end)
     chain = [current]
     seen = {current}
     while len(chain) < _MOST_LINKS:
-        before = [runs.last_before(name, current.begin)
-                  for name in _names_before(current.name, parts, runs)]
-        known = [each for each in before if each is not None and each not in seen]
-        if not known:
+        candidates = []
+        for name in _names_before(current.name, parts, runs):
+            run = runs.last_before(name, current.begin)
+            if run is not None and run not in seen:
+                candidates.append(run)
+        if not candidates:
             break
-        current = max(known, key=lambda each: each.end)
+        current = max(candidates, key=lambda operation: operation.end)
         seen.add(current)
         chain.append(current)
     busy = {row: _Spans(operations) for row, operations in trace.by_row().items()}
@@ -65,42 +68,48 @@ def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
 
 
 class _Spans:
-    """When anything ran on a device."""
+    """The spans of time in which anything ran on a device."""
 
     def __init__(self, operations: typing.Iterable[Traced]):
-        self._spans = union((each.begin, each.end) for each in operations)
+        """Joins the times of the device's operations."""
+        self._spans = union((operation.begin, operation.end) for operation in operations)
         self._ends = [end for _, end in self._spans]
 
     def between(self, begin: int, end: int) -> int:
-        """Microseconds between two times in which something ran."""
+        """The microseconds from `begin` to `end` in which something ran."""
         micros = 0
-        for span in self._spans[bisect.bisect_right(self._ends, begin):]:
-            if span[0] >= end:
+        for span_begin, span_end in self._spans[bisect.bisect_right(self._ends, begin):]:
+            if span_begin >= end:
                 break
-            micros += min(span[1], end) - max(span[0], begin)
+            micros += min(span_end, end) - max(span_begin, begin)
         return micros
 
 
 class _Runs:
-    """When each operation ran; in a loop it ran several times."""
+    """The runs of each operation of a traced step: one, or in a loop several."""
 
     def __init__(self, trace: Trace):
-        self._of: typing.Dict[str, typing.List[Traced]] = collections.defaultdict(list)
-        for each in sorted(trace.operations, key=lambda each: each.end):
-            self._of[each.name].append(each)
-        self._ends = {name: [each.end for each in runs] for name, runs in self._of.items()}
+        """Sorts the runs of each operation by their ends."""
+        self._runs: typing.Dict[str, typing.List[Traced]] = collections.defaultdict(list)
+        for run in sorted(trace.operations, key=lambda operation: operation.end):
+            self._runs[run.name].append(run)
+        self._ends = {name: [run.end for run in runs] for name, runs in self._runs.items()}
 
-    def __contains__(self, name: str):
-        return name in self._of
+    def __contains__(self, name: str) -> bool:
+        """Whether the trace has an operation of this name."""
+        return name in self._runs
 
     def last_before(self, name: str, time: int) -> typing.Optional[Traced]:
-        """The last run of an operation that had ended by a time; None if there is none."""
-        place = bisect.bisect_right(self._ends[name], time)
-        return self._of[name][place - 1] if place else None
+        """The last run of an operation that ended at or before `time`; None if there is none."""
+        num_ended = bisect.bisect_right(self._ends[name], time)
+        if num_ended == 0:
+            return None
+        return self._runs[name][num_ended - 1]
 
 
 def _names_before(name: str, parts: StepParts, runs: _Runs) -> typing.List[str]:
-    """Names of the traced operations that an operation waits for, by way of others or not."""
+    """The names of the traced operations that an operation waits for, directly or by way of
+    operations that are not in the trace."""
     operation = parts.operation(name)
     stack = [] if operation is None else operations_waited_for(operation)
     seen = set()
@@ -118,37 +127,41 @@ def _names_before(name: str, parts: StepParts, runs: _Runs) -> typing.List[str]:
 
 
 class ChainPart(typing.NamedTuple):
-    """What operations of one part on one device take of the longest chain.
+    """The operations of the longest chain that belong to one part and ran on one device; or gaps
+    between its operations.
 
     Attributes:
-      part: one of the `PARTS`; '' for the time between the chain's operations.
-      device: where they ran; of the time between the device that ran something else, or '' for the
-        time in which the operation's device ran nothing.
-      micros: their microseconds.
-      number: how many operations, or gaps.
-      longest: the name of the longest one; of the gaps, the one before which it was.
+      part: one of the `PARTS`; '' for the gaps.
+      device: the short name of the device. For gaps, the device that ran something else during
+        them; '' for the time in which the next operation's device ran nothing.
+      micros: the sum of their microseconds.
+      num_entries: the number of operations, or of gaps.
+      longest: the name of the longest operation; for the gaps `'before '` and the name of the
+        operation before which the longest gap was.
     """
     part: str
     device: str
     micros: int
-    number: int
+    num_entries: int
     longest: str
 
 
 def parts_of_chain(chain: typing.Sequence[Link]) -> typing.List[ChainPart]:
-    """The chain by part and device, the longest first."""
-    pieces = collections.defaultdict(list)
+    """The chain by part and device, and its gaps, the longest first."""
+    # {(part, device): [(microseconds, name)]}
+    groups = collections.defaultdict(list)
     for link in chain:
         operation = link.operation
         key = (operation.place.part, operation.row)
-        pieces[key].append((operation.micros, operation.name))
+        groups[key].append((operation.micros, operation.name))
         name_before = 'before ' + operation.name
         if link.idle:
-            pieces['', ''].append((link.idle, name_before))
+            groups['', ''].append((link.idle, name_before))
         if link.gap > link.idle:
-            pieces['', operation.row].append((link.gap - link.idle, name_before))
-    found = []
-    for (part, device), some in pieces.items():
-        micros = sum(each for each, _ in some)
-        found.append(ChainPart(part, device, micros, len(some), max(some)[1]))
-    return sorted(found, key=lambda each: -each.micros)
+            groups['', operation.row].append((link.gap - link.idle, name_before))
+    chain_parts = []
+    for (part, device), entries in groups.items():
+        micros = sum(entry_micros for entry_micros, _ in entries)
+        longest = max(entries)[1]
+        chain_parts.append(ChainPart(part, device, micros, len(entries), longest))
+    return sorted(chain_parts, key=lambda chain_part: -chain_part.micros)

@@ -92,46 +92,44 @@ def report_in(path: str) -> dict:
 # ---- the trace -----------------------------------------------------------------------------------
 
 def packed_trace(trace: Trace) -> dict:
-    """The rows, operations and passes of a trace, for the page.
+    """The entries of the page's data that come from the trace.
 
     Returns:
-      dict: `parts`, pairs of key and title; `rows`, `[name, 'device' or 'copies', lanes]`;
-      `groups` and `types`, texts that operations name by their places; `operations`, a dict of
-      lists with an entry an operation, by their names, and `rest`, the ends of the names by lines;
-      `passes`, `[row, part, group, begin, end]` of each tower's passes on each device.
+      A dict with `micros`, `parts`, `rows`, `groups`, `types`, `operations` and `passes`, as the
+      module's docstring describes them.
     """
-    part_places = {part: place for place, part in enumerate(PARTS)}
-    by_row = _by_row(trace)
-    row_places = {row: place for place, row in enumerate(by_row)}
+    part_indices = {part: index for index, part in enumerate(PARTS)}
+    operations_by_row = _by_row(trace)
+    row_indices = {row: index for index, row in enumerate(operations_by_row)}
     rows = []
-    drawn: typing.List[typing.Tuple[Traced, int]] = []  # operations with their lanes
-    for row, operations in by_row.items():
+    with_lanes: typing.List[typing.Tuple[Traced, int]] = []
+    for row, operations in operations_by_row.items():
         lanes = _lanes(operations)
         kind = 'copies' if operations[0].type == 'copy' else 'device'
         rows.append([row, kind, max(lanes) + 1])
-        drawn += zip(operations, lanes)
-    drawn.sort(key=lambda each: (each[0].name, each[0].begin))
+        with_lanes += zip(operations, lanes)
+    with_lanes.sort(key=lambda pair: (pair[0].name, pair[0].begin))
     groups = _Numbered([''])
     types = _Numbered([''])
     columns: typing.Dict[str, list] = collections.defaultdict(list)
     rest = []
-    last = ''
-    for operation, lane in drawn:
+    name_before = ''
+    for operation, lane in with_lanes:
         name = operation.name.replace('\n', ' ')
-        kept = len(os.path.commonprefix([last, name]))
-        rest.append(name[kept:])
-        last = name
-        columns['keep'].append(kept)
-        columns['row'].append(row_places[operation.row])
+        num_kept = len(os.path.commonprefix([name_before, name]))
+        rest.append(name[num_kept:])
+        name_before = name
+        columns['keep'].append(num_kept)
+        columns['row'].append(row_indices[operation.row])
         columns['lane'].append(lane)
         columns['begin'].append(operation.begin)
         columns['length'].append(operation.micros)
-        columns['part'].append(part_places[operation.place.part])
-        columns['group'].append(groups.number(_group(operation.place)))
-        columns['type'].append(types.number(operation.type))
+        columns['part'].append(part_indices[operation.place.part])
+        columns['group'].append(groups.index(_group(operation.place)))
+        columns['type'].append(types.index(operation.type))
     passes = []
     for (row, place), spans in sorted(_passes(trace).items()):
-        pass_key = [row_places[row], part_places[place.part], groups.number(_group(place))]
+        pass_key = [row_indices[row], part_indices[place.part], groups.index(_group(place))]
         passes += [pass_key + [begin, end] for begin, end in spans]
     return {
         'micros': trace.micros, 'parts': list(PARTS.items()), 'rows': rows,
@@ -140,18 +138,18 @@ def packed_trace(trace: Trace) -> dict:
 
 
 class _Numbered:
-    """A list of different values, each with the number of its place."""
+    """A list of different values, which finds the index of a value quickly."""
 
     def __init__(self, values: typing.List[str]):
         self.values = values
-        self._numbers = {value: place for place, value in enumerate(values)}
+        self._indices = {value: index for index, value in enumerate(values)}
 
-    def number(self, value: str) -> int:
-        """The place of a value, which is added where it is new."""
-        if value not in self._numbers:
-            self._numbers[value] = len(self.values)
+    def index(self, value: str) -> int:
+        """The index of a value, which is added if it is new."""
+        if value not in self._indices:
+            self._indices[value] = len(self.values)
             self.values.append(value)
-        return self._numbers[value]
+        return self._indices[value]
 
 
 def _by_row(trace: Trace) -> typing.Dict[str, typing.List[Traced]]:
@@ -165,26 +163,30 @@ def _by_row(trace: Trace) -> typing.Dict[str, typing.List[Traced]]:
 
 
 def _lanes(operations: typing.Sequence[Traced]) -> typing.List[int]:
-    """A lane for each operation, so that none of a lane runs at the same time; by beginnings."""
+    """A lane for each operation, so that operations in one lane never run at the same time.
+
+    Args:
+      operations: operations of one row, in the order of their beginnings.
+    """
     lanes = []
     free: typing.List[int] = []  # lanes in which nothing runs any more
     running: typing.List[typing.Tuple[int, int]] = []  # ends and their lanes
-    count = 0
+    num_lanes = 0
     for operation in operations:
         while running and running[0][0] <= operation.begin:
             heapq.heappush(free, heapq.heappop(running)[1])
         if free:
             lane = heapq.heappop(free)
         else:
-            lane = count
-            count += 1
+            lane = num_lanes
+            num_lanes += 1
         heapq.heappush(running, (operation.end, lane))
         lanes.append(min(lane, _MOST_LANES - 1))
     return lanes
 
 
 def _group(place: Place) -> str:
-    """`'tower 1'`, or `'tower 1, micro-batch 2'`; '' for what belongs to no tower."""
+    """`'tower 1'`, or `'tower 1, micro-batch 2'`; '' for a place in no tower."""
     if place.tower is None:
         return ''
     if place.micro_batch:
@@ -192,22 +194,24 @@ def _group(place: Place) -> str:
     return 'tower %d' % place.tower
 
 
-def _passes(trace: Trace):
-    """When each pass of each tower ran on a device: dict by row and `Place` to spans in order.
+def _passes(trace: Trace) -> typing.Dict[typing.Tuple[str, Place], typing.List[Span]]:
+    """The time of each pass of each tower on each device: {(row, place): its spans in order}.
 
-    A pass that waits for more than 2 % of the step has a span before and one after it. Constants
-    and the like, which run at the beginning of the step, do not count: those that take less than
-    2 % of the time of the pass's longest operation.
+    A pass that waits for more than 2 % of the step has a span before and one after the wait.
+    Operations that take less than 2 % of the time of the pass's longest operation are left out:
+    constants and the like run at the beginning of the step.
     """
-    of_passes: typing.Dict[typing.Tuple[str, Place], typing.List[Traced]] = {}
+    operations_of_passes: typing.Dict[typing.Tuple[str, Place], typing.List[Traced]] = {}
     for operation in trace.operations:
         if operation.place.part in OF_TOWERS:
-            of_passes.setdefault((operation.row, operation.place), []).append(operation)
+            key = (operation.row, operation.place)
+            operations_of_passes.setdefault(key, []).append(operation)
     longest_wait = 0.02 * trace.micros
     passes: typing.Dict[typing.Tuple[str, Place], typing.List[Span]] = {}
-    for key, operations in of_passes.items():
-        least = 0.02 * max(each.micros for each in operations)
-        spans = union((each.begin, each.end) for each in operations if each.micros >= least)
+    for key, operations in operations_of_passes.items():
+        least_micros = 0.02 * max(operation.micros for operation in operations)
+        long_ones = [operation for operation in operations if operation.micros >= least_micros]
+        spans = union((operation.begin, operation.end) for operation in long_ones)
         joined = spans[:1]
         for begin, end in spans[1:]:
             if begin - joined[-1][1] > longest_wait:

@@ -61,14 +61,14 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
 
     Args:
       built: the result of `build_towers`.
-      run_metadata: of one step of it, run as above. Without `output_partition_graphs` the copies
-        between devices are not known, nor the parts of operations that TensorFlow adds.
+      run_metadata: the metadata of one step of it, run as above. Without `output_partition_graphs`
+        the copies between devices are not known, nor the parts of operations that TensorFlow adds.
       path: name of the file to be written.
       against: name of a page that was written before: both are drawn beside each other, in the same
         scale of time; None for this one alone.
       batch_size: examples of the step, for the prediction of its memory; None for the size that the
         towers were built with.
-      title: of the page; None for devices and batch.
+      title: the title of the page; None for one that names devices and batch.
 
     Returns:
       `StepReport`; `print` it for the verdict.
@@ -83,36 +83,38 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     path = directory_name('path', path, 'the name of a file')
     if batch_size is not None:
         check_count('batch_size', batch_size)
-    others = []
+    reports_beside = []
     if against is not None:
-        others.append(report_in(directory_name('against', against, 'the name of a file, or None')))
+        against = directory_name('against', against, 'the name of a file, or None')
+        reports_beside.append(report_in(against))
     parts = StepParts(built)
     trace = read_trace(run_metadata, parts)
     use = time_use(trace)
     chain = longest_chain(trace, parts)
     findings = verdict(built, use, chain)
     has_graphs = bool(run_metadata.partition_graphs)
-    found = audit(built, run_metadata if has_graphs else None)
+    audited = audit(built, run_metadata if has_graphs else None)
     data = packed_trace(trace)
     data.update(
         title=title or _title(built),
         subtitle='A step of %.2f ms, traced with TensorFlow %s. Tracing itself takes some '
                  'microseconds an operation.' % (trace.micros / 1e3, tf.version.VERSION),
-        verdict=[[each.text, each.advice] for each in findings], facts=_facts(trace, use),
+        verdict=[[finding.text, finding.advice] for finding in findings], facts=_facts(trace, use),
         shares=_shares(use),
         chain=_chain(chain, data['rows'], trace.micros),
         memory=_memory(memory_curves(built, run_metadata, trace, batch_size)),
-        transfers=_transfers(found.transfers), texts=_texts(built, found),
+        transfers=_transfers(audited.transfers), texts=_texts(built, audited),
         variables=[list(row) for row in variable_rows(built, parts)])
     with written_whole(path, encoding='utf-8') as opened:
-        opened.write(written_page([data] + others))
-    shares = {device: {part: micros / use.micros for part, micros in of_parts.items()}
-              for device, of_parts in use.shares.items()}
-    return StepReport(path, [str(each) for each in findings], trace.micros / 1e3, shares)
+        opened.write(written_page([data] + reports_beside))
+    shares = {}
+    for device, micros_of_parts in use.shares.items():
+        shares[device] = {part: micros / use.micros for part, micros in micros_of_parts.items()}
+    return StepReport(path, [str(finding) for finding in findings], trace.micros / 1e3, shares)
 
 
-def _title(built: BuiltTowers):
-    """`'2 towers on /cpu:0, /cpu:1, batch 64'`."""
+def _title(built: BuiltTowers) -> str:
+    """The title of a page: `'2 towers on /cpu:0, /cpu:1, batch 64'`."""
     count = len(built.devices)
     names = [short_name(device) for device in built.devices]
     batch = built.plan.batch_size
@@ -123,21 +125,23 @@ def _title(built: BuiltTowers):
 
 # ---- pieces of the page --------------------------------------------------------------------------
 
-def _shares(use: TimeUse):
-    """`[device, microseconds by part]` of each device, as `page.js` takes it."""
-    return [[device, [round(of_parts.get(part, 0)) for part in PARTS]]
-            for device, of_parts in use.shares.items()]
+def _shares(use: TimeUse) -> list:
+    """`shares` of the page's data: `[device, microseconds of each part]` for each device."""
+    rows = []
+    for device, micros_of_parts in use.shares.items():
+        rows.append([device, [round(micros_of_parts.get(part, 0)) for part in PARTS]])
+    return rows
 
 
-def _facts(trace: Trace, use: TimeUse):
-    """Sentences below the table of shares: what it does not show, and how to read it."""
+def _facts(trace: Trace, use: TimeUse) -> typing.List[str]:
+    """The sentences below the table of shares: what it does not show, and how to read it."""
     facts = []
     if use.hidden is not None:
         facts.append('%.0f %% of the combination of gradients ran while a tower was still at its '
                      'backward pass.' % (100 * use.hidden))
     others = trace.of_part(OTHER)
-    if sum(each.micros for each in others) > .01 * trace.micros:
-        longest = max(others, key=lambda each: each.micros)
+    if sum(operation.micros for operation in others) > .01 * trace.micros:
+        longest = max(others, key=lambda operation: operation.micros)
         facts.append('%d operations belong to no part that the build names. The longest, %s, takes '
                      '%.2f ms.' % (len(others), longest.name, longest.micros / 1e3))
     if not trace.copies:
@@ -149,33 +153,34 @@ def _facts(trace: Trace, use: TimeUse):
     return facts
 
 
-def _chain(links: typing.Sequence[Link], rows: typing.Sequence[list], micros: int):
-    """The longest chain, as `page.js` takes it: a table, and spans by the number of the row.
+def _chain(links: typing.Sequence[Link], rows: typing.Sequence[list], micros: int) -> dict:
+    """`chain` of the page's data: a table of its parts, and its spans `[row, begin, end]`.
 
     Args:
       links: the chain.
-      rows: of the page.
-      micros: length of the step; spans that are nearer than 1/2000 of it are joined.
+      rows: the rows of the page.
+      micros: the length of the step; spans that are nearer than 1/2000 of it are joined.
     """
-    places = {name: place for place, (name, _, _) in enumerate(rows)}
+    row_indices = {name: index for index, (name, _, _) in enumerate(rows)}
     keys = list(PARTS)
     table = []
-    for piece in parts_of_chain(links):
-        part = keys.index(piece.part) if piece.part else -1
-        table.append([part, piece.device, piece.micros, piece.number, piece.longest])
+    for chain_part in parts_of_chain(links):
+        part = keys.index(chain_part.part) if chain_part.part else -1
+        table.append([part, chain_part.device, chain_part.micros, chain_part.num_entries,
+                      chain_part.longest])
     spans: typing.List[list] = []
-    least = micros // 2000  # what is nearer than a pixel becomes one span
+    pixel = micros // 2000
     for link in links:
-        row = places[link.operation.row]
-        if spans and spans[-1][0] == row and link.operation.begin - spans[-1][2] <= least:
+        row = row_indices[link.operation.row]
+        if spans and spans[-1][0] == row and link.operation.begin - spans[-1][2] <= pixel:
             spans[-1][2] = link.operation.end
         else:
             spans.append([row, link.operation.begin, link.operation.end])
     return {'table': table, 'spans': spans}
 
 
-def _memory(curves: MemoryCurves):
-    """The curves of memory, as `page.js` takes them."""
+def _memory(curves: MemoryCurves) -> dict:
+    """`memory` of the page's data: the curves of each pool of memory, and a note."""
     pools = []
     for pool in curves.pools:
         pools.append({'name': pool.name, 'measured': pool.measured, 'predicted': pool.predicted,
@@ -183,8 +188,8 @@ def _memory(curves: MemoryCurves):
     return {'pools': pools, 'note': curves.note}
 
 
-def _transfers(transfers: typing.Sequence[Transfers]):
-    """The bytes between devices as a matrix, as `page.js` takes it."""
+def _transfers(transfers: typing.Sequence[Transfers]) -> dict:
+    """`transfers` of the page's data: a matrix of the bytes between devices, and a note."""
     names: typing.Set[str] = set()
     sent: typing.Counter[typing.Tuple[str, str]] = collections.Counter()
     unknown = 0
@@ -202,7 +207,7 @@ def _transfers(transfers: typing.Sequence[Transfers]):
     return {'devices': [short_name(device) for device in devices], 'bytes': matrix, 'note': note}
 
 
-def _texts(built: BuiltTowers, found: Audit):
-    """Pairs of title and text: the plan, the proof, and the audit of what the runtime placed."""
+def _texts(built: BuiltTowers, audited: Audit) -> list:
+    """`texts` of the page's data, `[title, text]` each: the plan, the proof and the audit."""
     proof = built.plan.line('one device') or 'the plan says nothing'
-    return [['Plan', str(built.plan)], ['Equality with one device', proof], ['Audit', str(found)]]
+    return [['Plan', str(built.plan)], ['Equality with one device', proof], ['Audit', str(audited)]]

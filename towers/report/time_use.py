@@ -11,15 +11,15 @@ Span = typing.Tuple[int, int]
 
 
 class TimeUse(typing.NamedTuple):
-    """Where a step's time goes.
+    """The time of a traced step, by device, by part and by tower.
 
     Attributes:
-      micros: length of the step, in microseconds.
+      micros: the length of the step, in microseconds.
       shares: dict from a device to `{part: microseconds}`. Where operations of several parts run at
         the same time, each of these parts gets the same share of it, so that a device's parts add
         up to the time in which anything ran there.
-      exposed: dict from a part to the microseconds in which it ran and no tower computed: what the
-        step would gain without it, at the most. Parts that ran at the same time share it.
+      exposed: dict from a part to the microseconds in which it ran and no tower computed: the most
+        that the step would save without it. Parts that ran at the same time share that time.
       nothing: microseconds in which no operation ran on any device.
       computing: dict from a device to the microseconds in which towers computed on it.
       tower_micros: dict from a tower's index to the microseconds in which it computed on any
@@ -43,7 +43,7 @@ class TimeUse(typing.NamedTuple):
 
 
 def time_use(trace: Trace) -> TimeUse:
-    """Says where the time of a traced step goes.
+    """Measures where the time of a traced step goes.
 
     With P(d, t) the parts that run on device d at time t, part p has on d
 
@@ -74,7 +74,7 @@ def time_use(trace: Trace) -> TimeUse:
 
 
 def union(spans: typing.Iterable[Span]) -> typing.List[Span]:
-    """The time that spans cover together: spans that are apart, in order."""
+    """Joins spans that overlap or touch; returns spans that are apart, in order."""
     joined: typing.List[Span] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -85,13 +85,13 @@ def union(spans: typing.Iterable[Span]) -> typing.List[Span]:
 
 
 def length(spans: typing.Iterable[Span]) -> int:
-    """The time of spans that are apart."""
+    """The sum of the lengths of spans that are apart."""
     return sum(end - begin for begin, end in spans)
 
 
 def _spans_of_towers(
-        operations: typing.Iterable[Traced]) -> typing.List[typing.Tuple[int, int]]:
-    """The spans, `(begin, end)`, of those operations that are of forward and backward passes."""
+        operations: typing.Iterable[Traced]) -> typing.List[Span]:
+    """The spans of those of the operations that belong to forward and backward passes."""
     return [(each.begin, each.end) for each in operations if each.place.part in OF_TOWERS]
 
 
@@ -101,7 +101,7 @@ def _tower_micros(trace: Trace) -> typing.Dict[int, int]:
     for each in trace.operations:
         if each.place.part in OF_TOWERS and each.place.tower is not None:
             spans[each.place.tower].append((each.begin, each.end))
-    return {tower: length(union(some)) for tower, some in spans.items()}
+    return {tower: length(union(tower_spans)) for tower, tower_spans in spans.items()}
 
 
 def _longest(operations: typing.Iterable[Traced]) -> typing.Dict[str, Traced]:
@@ -115,7 +115,7 @@ def _longest(operations: typing.Iterable[Traced]) -> typing.Dict[str, Traced]:
 
 
 def _shares(operations: typing.Iterable[Traced]) -> typing.Dict[str, float]:
-    """Microseconds by part: of each moment, the same for each part that runs then."""
+    """{part: its microseconds}; parts that run at the same time get equal shares of that time."""
     shares: typing.Dict[str, float] = collections.defaultdict(float)
     for begin, end, running in _moments(operations):
         for part in running:
@@ -124,7 +124,7 @@ def _shares(operations: typing.Iterable[Traced]) -> typing.Dict[str, float]:
 
 
 def _exposed(trace: Trace) -> typing.Dict[str, float]:
-    """Microseconds by part in which it ran, on any device, and no tower computed."""
+    """{part: the microseconds in which it ran on any device, and no tower computed}."""
     exposed: typing.Dict[str, float] = collections.defaultdict(float)
     for begin, end, running in _moments(trace.operations):
         if any(part in OF_TOWERS for part in running):
@@ -134,11 +134,12 @@ def _exposed(trace: Trace) -> typing.Dict[str, float]:
     return dict(exposed)
 
 
-def _moments(operations: typing.Iterable[Traced]):
+def _moments(operations: typing.Iterable[Traced]
+             ) -> typing.Iterator[typing.Tuple[int, int, typing.Tuple[str, ...]]]:
     """Yields `(begin, end, parts)`: spans in which the same parts run, and at least one does.
 
     Args:
-      operations: in any order; of one device, or of all.
+      operations: operations of one device, or of all, in any order.
     """
     changes = []
     for each in operations:
@@ -146,11 +147,11 @@ def _moments(operations: typing.Iterable[Traced]):
         changes.append((each.end, -1, each.place.part))
     changes.sort()
     running: typing.Dict[str, int] = {}
-    last = 0
+    time_before = 0
     for time, change, part in changes:
-        if running and time > last:
-            yield last, time, tuple(running)
-        last = time
+        if running and time > time_before:
+            yield time_before, time, tuple(running)
+        time_before = time
         running[part] = running.get(part, 0) + change
         if not running[part]:
             del running[part]
@@ -159,9 +160,11 @@ def _moments(operations: typing.Iterable[Traced]):
 def _hidden(trace: Trace) -> typing.Optional[float]:
     """The share of the combination's time that ran before the last backward pass had ended."""
     combination = trace.of_part(COMBINATION)
-    total = sum(each.micros for each in combination)
-    last = max([each.end for each in trace.of_part(BACKWARD)], default=0)
-    if not total or not last:
+    total = sum(operation.micros for operation in combination)
+    end_of_backward = max([operation.end for operation in trace.of_part(BACKWARD)], default=0)
+    if not total or not end_of_backward:
         return None
-    before = sum(max(0, min(each.end, last) - each.begin) for each in combination)
-    return float(before) / total
+    hidden = 0
+    for operation in combination:
+        hidden += max(0, min(operation.end, end_of_backward) - operation.begin)
+    return float(hidden) / total

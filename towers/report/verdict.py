@@ -17,16 +17,16 @@ from towers.report.parts import (
 )
 from towers.report.time_use import TimeUse
 
-_LEAST_SHARE = 0.05  # of the step, below which nothing is said
+_LEAST_SHARE = 0.05  # what costs a smaller share of the step is not in the verdict
 
 
 class Finding(typing.NamedTuple):
-    """Something that costs a step time.
+    """Something that costs time in a step.
 
     Attributes:
-      share: what the step would gain without it, at the most, as a share of the step.
-      text: a sentence with the number.
-      advice: what to try.
+      share: the largest time that the step would save without it, as a share of the step.
+      text: a sentence with the cost, without a full stop.
+      advice: what to change; the sentence goes on with it after a colon.
     """
     share: float
     text: str
@@ -37,17 +37,21 @@ class Finding(typing.NamedTuple):
 
 
 def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> typing.List[Finding]:
-    """All that costs a step at least 5 % of its time: at least one `Finding`, the worst first; but
-    last the waits for threads that CPU devices share.
+    """All that costs a step at least 5 % of its time.
 
-    The cost of a part is the time in which it ran and no tower computed; of a stage or a tower that
-    computes longer than the others, how much longer than their mean; of the longest chain, the time
-    between its operations in which their own device ran nothing and another one did.
+    The cost of a part is the time in which it ran and no tower computed. The cost of a stage or a
+    tower that computes longer than the others is the time by which it exceeds their mean. The cost
+    of the longest chain is the time between its operations in which the next operation's device ran
+    nothing and another device did.
 
     Args:
       built: the result of `build_towers`.
       use: where the time of its step went.
       chain: the longest chain of its operations.
+
+    Returns:
+      At least one `Finding`, the most costly one first; but the waits for threads that CPU devices
+      share come last.
     """
     found = _exposed_parts(built, use) + _long_stage(built, use) + _long_tower(built, use)
     waits = _waits_of_chain(built, use, chain)
@@ -58,10 +62,10 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
         'During %s of the step nothing runs on any device: the time goes into the beginning of '
         'operations and into copies' % _percent(use.nothing, use.micros),
         'larger shards, so that the same number of operations does more'))
-    found.sort(key=lambda each: -each.share)
+    found.sort(key=lambda finding: -finding.share)
     if not _has_gpus(built):
         found.append(waits)  # for the threads that CPU devices share: of the machine, not the step
-    worth_saying = [each for each in found if each.share >= _LEAST_SHARE]
+    worth_saying = [finding for finding in found if finding.share >= _LEAST_SHARE]
     if worth_saying:
         return worth_saying
     computing = max(use.computing.values())
@@ -71,9 +75,9 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
         'only faster kernels, a lower precision (Numerics) or fewer computations make it shorter')]
 
 
-def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]):
-    """The `Finding` of the time in which the longest chain waits, its device runs nothing, and
-    another device runs something."""
+def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> Finding:
+    """The `Finding` about the time in which the longest chain waits, the next operation's device
+    runs nothing, and another device runs something."""
     idle = sum(link.idle for link in chain)
     micros = max(0, idle - use.nothing)
     if _has_gpus(built):
@@ -88,13 +92,14 @@ def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Lin
         'on an idle device %s' % (_percent(micros, use.micros), text), advice)
 
 
-def _has_gpus(built: BuiltTowers):
+def _has_gpus(built: BuiltTowers) -> bool:
+    """Whether any stage of a tower is on a GPU."""
     return any(is_gpu(device) for device in all_devices(built.devices))
 
 
 # ---- parts that run while the towers wait --------------------------------------------------------
 
-def _exposed_parts(built: BuiltTowers, use: TimeUse):
+def _exposed_parts(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
     """A `Finding` for each part that ran while no tower computed; see `_parts_to_name`."""
     advice = {
         INPUT: 'make batches while a step runs, with dataset.map(…, num_parallel_calls=…) and, '
@@ -120,8 +125,11 @@ def _exposed_parts(built: BuiltTowers, use: TimeUse):
 
 
 def _parts_to_name(use: TimeUse) -> typing.List[typing.Tuple[str, ...]]:
-    """The parts that ran while no tower computed, each by itself; but combination and update, for
-    which the same helps, together where both take their time."""
+    """The parts that ran while no tower computed, in groups: each finding is about one group.
+
+    Each part is a group of its own. Only combination and update are in one group, since the same
+    advice helps, if both cost at least `_LEAST_SHARE`.
+    """
     least = _LEAST_SHARE * use.micros
     found: typing.List[typing.Tuple[str, ...]] = []
     where_variables_are = (COMBINATION, UPDATE)
@@ -144,42 +152,48 @@ _SUBJECTS = {
 }
 
 
-def _where(parts: typing.Sequence[str], use: TimeUse):
-    """`' on /cpu:0'`, where a device does most of some parts; else an empty text."""
+def _where(parts: typing.Sequence[str], use: TimeUse) -> str:
+    """`' on /cpu:0'` if that device does more than 80 % of the given parts; else `''`."""
     micros = {}
     for device, shares in use.shares.items():
         micros[device] = sum(shares.get(part, 0) for part in parts)
-    device = max(micros, key=lambda each: micros[each])
-    is_most = micros[device] > 0.8 * sum(micros.values())
-    return ' on %s' % device if is_most else ''
+    busiest = max(micros, key=lambda device: micros[device])
+    does_most = micros[busiest] > 0.8 * sum(micros.values())
+    return ' on %s' % busiest if does_most else ''
 
 
 def _longest_operation(use: TimeUse, devices: typing.Iterable[str],
-                       parts: typing.Sequence[str]):
-    """`'Adam/update_w/ResourceApplyAdam, 12.3 ms'`: the longest of some parts on some devices."""
+                       parts: typing.Sequence[str]) -> str:
+    """The name and time of the longest operation of some parts on some devices, such as
+    `'Adam/update_w/ResourceApplyAdam, 12.3 ms'`."""
     candidates = []
     for device in devices:
         by_part = use.longest.get(device, {})
         candidates += [by_part[part] for part in parts if part in by_part]
-    longest = max(candidates, key=lambda each: each.micros)
+    longest = max(candidates, key=lambda operation: operation.micros)
     return '%s, %.2f ms' % (longest.name, longest.micros / 1e3)
 
 
-def _who_waits(built: BuiltTowers):
-    count = len(built.devices)
-    if count == 1:
+def _who_waits(built: BuiltTowers) -> str:
+    """The text about the towers that wait: `'both towers wait'`."""
+    num_towers = len(built.devices)
+    if num_towers == 1:
         return 'the tower waits'
-    return 'both towers wait' if count == 2 else 'all %d towers wait' % count
+    if num_towers == 2:
+        return 'both towers wait'
+    return 'all %d towers wait' % num_towers
 
 
-def _advice_on_variables(built: BuiltTowers):
-    """What else could be done with the variables, by where they are now."""
+def _advice_on_variables(built: BuiltTowers) -> str:
+    """The advice for combination and update: another placement of the variables, or fewer updates.
+    """
     if len(built.devices) == 1:
         return 'an optimizer with fewer slots, or fewer and larger variables'
     devices = {short_name(variable.device) for variable in built.variables}
     if built.replicas is not None or built.machines is not None:
         return 'larger shards, or Memory(accumulate=…), so that fewer updates are made'
-    if len(stages_of(built.devices[0])) > 1:  # which have no replicas
+    has_stages = len(stages_of(built.devices[0])) > 1  # towers with stages have no replicas
+    if has_stages:
         return "try variables=towers.VariablePlacement('stage')"
     if len(devices) > 1:
         return "try variables=towers.VariablePlacement('replicated')"
@@ -190,34 +204,42 @@ def _advice_on_variables(built: BuiltTowers):
 
 # ---- towers and stages that are longer than the others -------------------------------------------
 
-def _long_stage(built: BuiltTowers, use: TimeUse):
-    """A `Finding` for the stage that computes longer than the mean of its tower's stages, of the
-    tower where that costs the most: a list of one or none."""
+def _long_stage(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
+    """A `Finding` for a stage that computes longer than the mean of its tower's stages.
+
+    Returns:
+      A list of one, for the tower where that costs the most; [] for towers without stages.
+    """
     found = []
     for index, tower_device in enumerate(dict.fromkeys(built.devices)):
-        devices = [short_name(each) for each in stages_of(tower_device)]
+        devices = [short_name(device) for device in stages_of(tower_device)]
         micros = [use.computing.get(device, 0) for device in devices]
         if len(devices) == 1 or not any(micros):
             continue
         longest = micros.index(max(micros))
-        others = [each for place, each in enumerate(micros) if place != longest]
+        others = [_percent(stage_micros, use.micros)
+                  for stage, stage_micros in enumerate(micros) if stage != longest]
         mean = sum(micros) / float(len(micros))
         text = ('Stage %d of tower %d, on %s, computes %s of the step, the other%s %s, waiting for '
                 'it; stages of one length would compute %s each; the longest operation is %s' % (
                     longest, index, devices[longest], _percent(max(micros), use.micros),
                     's' if len(others) > 1 else '',
-                    ' and '.join(_percent(each, use.micros) for each in others),
+                    ' and '.join(others),
                     _percent(mean, use.micros),
                     _longest_operation(use, [devices[longest]], OF_TOWERS)))
         found.append(Finding(
             (max(micros) - mean) / use.micros, text,
             'move layers from this stage to the others (with towers.stage in the model function), '
             "or let Pipeline(stages='auto') cut"))
-    return sorted(found, key=lambda each: -each.share)[:1]
+    return sorted(found, key=lambda finding: -finding.share)[:1]
 
 
-def _long_tower(built: BuiltTowers, use: TimeUse):
-    """A `Finding` for the tower that computes longer than the mean of the towers."""
+def _long_tower(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
+    """A `Finding` for the tower that computes the longest, compared with the mean of the towers.
+
+    Returns:
+      A list of one; [] for one tower, and for towers that share devices.
+    """
     if len(use.tower_micros) < 2 or len(set(built.devices)) < len(built.devices):
         return []
     slowest = max(use.tower_micros, key=lambda tower: use.tower_micros[tower])
@@ -235,4 +257,5 @@ def _long_tower(built: BuiltTowers, use: TimeUse):
 
 
 def _percent(part: float, whole: float) -> str:
+    """`'12 %'`: a part of the whole."""
     return '%.0f %%' % (100. * part / whole)
