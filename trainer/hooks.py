@@ -68,11 +68,11 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     """
     counts = job.counts
     progress = _progress(job)
-    own = make_own_hooks(job)
+    own_hooks = make_own_hooks(job)
     listeners = [progress]  # hooks that get the results of evaluations
     if FLAGS.summary_steps:
-        listeners.append(_summaries(job, own.summaries))
-    listeners += [hook for hook in own.hooks if hasattr(hook, 'evaluated')]
+        listeners.append(_summaries(job, own_hooks.summaries))
+    listeners += [hook for hook in own_hooks.hooks if hasattr(hook, 'evaluated')]
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
 
     def stopped() -> bool:
@@ -86,7 +86,7 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     # run, however many it has done itself.
     first = [StartInputHook(job.iterator, job.evaluation), minutes,
              tf.train.StopAtStepHook(last_step=counts.last_step)] + listeners
-    first += [hook for hook in own.hooks if hook not in listeners]
+    first += [hook for hook in own_hooks.hooks if hook not in listeners]
     profiled = profiled_steps(FLAGS.profile_steps)
     if profiled is not None:
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),

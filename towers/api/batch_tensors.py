@@ -109,15 +109,15 @@ class BatchTensors:
                 % (tensor.name, tensor.shape, why))
         return merged
 
-    def _why_not(self, of_first: tf.Tensor, analysis: Analysis, import_index: int) -> str:
+    def _why_not(self, original: tf.Tensor, analysis: Analysis, import_index: int) -> str:
         """Tells why a tensor of tower 0 has no value for the batch, in the program's own names.
 
         Args:
-          of_first: the tensor of tower 0.
+          original: the tensor of tower 0.
           analysis: an analysis that includes the tensor.
           import_index: the index in the name scope of the operations imported for the tensor.
         """
-        why = why_not_merged(of_first, self._towers.recorded.proven._replace(analysis=analysis))
+        why = why_not_merged(original, self._towers.recorded.proven._replace(analysis=analysis))
         scope = self._imported.scope
         scope_of_imported = '%sof_program_%d/' % (scope, import_index)
         return why.replace("'" + scope_of_imported, "'").replace("'" + scope, "'")
@@ -135,10 +135,10 @@ class BatchTensors:
         """
         if op.name not in self._imported.operations:
             return False
-        of_first = self._imported.operations[op.name]
+        original = self._imported.operations[op.name]
         if op.type == 'Exit':
-            of_first = of_first.inputs[0].op
-        return all(copied(of_first) is not of_first for copied in self._towers.copies)
+            original = original.inputs[0].op
+        return all(copied(original) is not original for copied in self._towers.copies)
 
     def _in_tower(self, index: int, tensor: tf.Tensor, missing: typing.List[tf.Operation],
                   import_index: int) -> tf.Tensor:
@@ -167,14 +167,14 @@ class BatchTensors:
 
     def _copied(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor that tower `index` has for one of the program; itself, if towers share it."""
-        of_first = self._imported.tensor(tensor)
-        is_shared = of_first is tensor
+        original = self._imported.tensor(tensor)
+        is_shared = original is tensor
         if index == 0 or is_shared:
-            return of_first
+            return original
         copied = self._towers.copies[index - 1]
-        if of_first.op.type == 'Exit' and copied(of_first) is of_first:
-            return self._exit(copied(of_first.op.inputs[0]))
-        return copied(of_first)
+        if original.op.type == 'Exit' and copied(original) is original:
+            return self._exit(copied(original.op.inputs[0]))
+        return copied(original)
 
     def _exit(self, in_loop: tf.Tensor) -> tf.Tensor:
         """Makes the tensor by which a loop (v1) hands out a result; `in_loop` is the result in the

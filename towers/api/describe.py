@@ -83,18 +83,18 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Pl
 
 def _variable_roles(tower_set: TowerSet,
                     without_gradient: typing.Container[str]) -> typing.List[VariableRole]:
-    """Who writes each variable, and why, those that nothing writes at the end.
+    """The role of each variable: who writes it, and why. Those that nothing writes are at the end.
 
     Args:
       tower_set: the towers.
       without_gradient: names of the trained variables that no loss depends on.
     """
     explained = []
-    for each in tower_set.roles.explain(tower_set.request):
-        if each.variable in without_gradient:
-            each = each._replace(writer='nobody', reason='no loss depends on it')
-        explained.append(each)
-    written = {each.variable for each in explained}
+    for role in tower_set.roles.explain(tower_set.request):
+        if role.variable in without_gradient:
+            role = role._replace(writer='nobody', reason='no loss depends on it')
+        explained.append(role)
+    written = {role.variable for role in explained}
     for variable in tower_set.recorded.variables:
         if variable.op.name not in written:
             explained.append(VariableRole(

@@ -63,12 +63,12 @@ def _averages_of_tower_0(tower_set: TowerSet) -> typing.List[str]:
       Their names, sorted; without the moving averages of batch norms, which the proof names itself.
     """
     proven = tower_set.recorded.proven
-    of_batch_norms = proven.batch_norms.statistics()
+    batch_norm_statistics = proven.batch_norms.statistics()
     names = set()
     for writes in proven.analysis.writes.values():
         for write in writes:
             statistics = write.value.reductions | write.value.shard_statistics
-            if statistics - of_batch_norms:
+            if statistics - batch_norm_statistics:
                 names.add(write.variable)
     return sorted(names.intersection(tower_set.roles.names(FIRST)))
 

@@ -103,8 +103,8 @@ def _merged_outputs(built: BuiltTowers) -> typing.List[typing.Any]:
     merged = built.predictions.rows
     outputs_of_first = built.towers[0].predictions.rows['outputs']
     outputs = []
-    for output, logits, of_first in zip(merged['outputs'], merged['logits'], outputs_of_first):
-        outputs.append(_with_logits(output, logits, of_first))
+    for output, logits, first_output in zip(merged['outputs'], merged['logits'], outputs_of_first):
+        outputs.append(_with_logits(output, logits, first_output))
     return outputs
 
 

@@ -172,10 +172,10 @@ def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> 
         optimizer = tf.train.GradientDescentOptimizer(1.)
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
     if all(gradient is None for gradient, _ in pairs):
-        of_loss = '' if objective.name is None else ' for %r' % objective.name
+        for_loss = '' if objective.name is None else ' for %r' % objective.name
         raise GradientError(
             'the loss%s depends on none of the %d trainable variables: there is no training to '
-            'compare.' % (of_loss, len(trainable)))
+            'compare.' % (for_loss, len(trainable)))
     if factor != 1:
         pairs = [(None if gradient is None else times(gradient, factor), variable)
                  for gradient, variable in pairs]

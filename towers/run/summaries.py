@@ -66,11 +66,11 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
             values.update(_norms(built))
         with tf.device('/cpu:0'):
             numbers = [tf.cast(value, tf.float32) for value in values.values()]
-            of_training = tf.raw_ops.ScalarSummary(
+            training_summary = tf.raw_ops.ScalarSummary(
                 tags=['train/' + name for name in values], values=tf.stack(numbers))
-    of_model = [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
+    model_summaries = [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
                 if built.towers[0].has(summary.op.name)]
-    return [of_training] + of_model
+    return [training_summary] + model_summaries
 
 
 Sums = typing.List[typing.Tuple[list, tf.Variable]]
