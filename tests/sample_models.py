@@ -6,6 +6,7 @@ it stands in a textbook. It shares no code with `towers`.
 
 import collections
 import contextlib
+import time
 
 import numpy as np
 import pytest
@@ -30,6 +31,16 @@ def _has(look_up):
 
 HAS_TF_LAYERS = _has(lambda: tf.layers.dense)
 HAS_RNN_CELLS = _has(lambda: tf.nn.rnn_cell.LSTMCell)
+
+
+def slowly(value):
+    """The same value, 0.15 seconds later."""
+    def after_a_while(array):
+        time.sleep(.15)
+        return array
+    later = tf.py_func(after_a_while, [value], value.dtype)
+    later.set_shape(value.shape)
+    return later
 
 
 @contextlib.contextmanager

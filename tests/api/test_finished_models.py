@@ -1,7 +1,5 @@
 """A finished model: `build_towers` takes its loss in the place of a model function."""
 
-import time
-
 import numpy as np
 import pytest
 import sample_models as samples
@@ -9,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from finished_programs import check_equal, dense, mean_square, placeholders, plain_step
-from sample_models import SAMPLES, momentum, sgd, switched
+from sample_models import SAMPLES, momentum, sgd, slowly, switched
 
 slow = pytest.mark.slow
 
@@ -24,16 +22,6 @@ def test_samples(name):
 # ---- what a graph may hold -----------------------------------------------------------------------
 
 X, Y = samples.vectors(7)
-
-
-def late(x):
-    """The same value, a while later."""
-    def after_a_while(value):
-        time.sleep(.1)
-        return value
-    value = tf.py_func(after_a_while, [x], x.dtype)
-    value.set_shape(x.shape)
-    return value
 
 
 def branch_on_a_feed(x, y):
@@ -181,7 +169,7 @@ def test_an_update_of_what_the_model_reads_comes_after_all_towers_reads(use_reso
     step = tf.get_variable('step', [], tf.float64, tf.ones_initializer(), trainable=False,
                            use_resource=use_resource)
     tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(step, 1.))
-    one = tf.reduce_mean(dense(late(x), 3, 'a') ** 0.)
+    one = tf.reduce_mean(dense(slowly(x), 3, 'a') ** 0.)
     with tf.control_dependencies([one]):
         loss = one / (step + 0.)
     built = towers.build_towers(loss, x, samples.sgd(), num_towers, 'mean', remainder='weight')

@@ -1,14 +1,12 @@
 """What an update's writes wait for: decays, counters, slots; and updates that ride on the train op,
 which wait for all machines, and are left out where there is no batch."""
 
-import time
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import objective, sgd
+from sample_models import objective, sgd, slowly
 from towers import build_towers, session_config
 from towers.graph.graph_walk import reachable_from, step_operations
 from towers.graph.variable_access import Writes
@@ -138,19 +136,11 @@ def test_what_every_write_waits_for(kind, machines, make_optimizer):
     assert not_waiting(operations, waited) <= own
 
 
-def slow_gradient(value):
-    """The same number, whose gradient comes 0.15 seconds later."""
-    def slowly(number):
-        time.sleep(.15)
-        return number
-
+def late_gradient(value):
+    """The same value, whose gradient comes later."""
     @tf.custom_gradient
     def same(number):
-        def gradient(of_result):
-            late = tf.py_func(slowly, [of_result], of_result.dtype)
-            late.set_shape(of_result.shape)
-            return late
-        return tf.identity(number), gradient
+        return tf.identity(number), slowly
     return same(value)
 
 
@@ -161,7 +151,7 @@ def test_a_backward_pass_reads_the_memory_of_a_reference_variable(graph):
     def model_fn(x):
         v, w = [tf.get_variable(name, [], tf.float64, tf.constant_initializer(value),
                                 use_resource=False) for name, value in (('v', 1.), ('w', 8.))]
-        return slow_gradient(tf.reduce_mean(x) * v * w)
+        return late_gradient(tf.reduce_mean(x) * v * w)
     built = build_towers(model_fn, tf.constant([1., 3.], tf.float64), Decayed(.25, .5), 2, 'mean')
     with tf.Session(config=session_config(2)) as session:
         session.run(tf.global_variables_initializer())
@@ -267,23 +257,6 @@ def test_what_the_loss_takes_along_is_left_as_it_is():
 
 X = np.array([1., 2., 4., 8.], 'float32')
 ONES = tf.ones_initializer()
-
-def slowly(value):
-    """The same value, 0.15 seconds later."""
-    def after_a_while(each):
-        time.sleep(.15)
-        return each
-    later = tf.py_func(after_a_while, [value], value.dtype)
-    later.set_shape(value.shape)
-    return later
-
-
-def late_gradient(value):
-    """The same value, whose gradient comes later."""
-    @tf.custom_gradient
-    def same(number):
-        return tf.identity(number), slowly
-    return same(value)
 
 
 def penalty(x, v, u):
