@@ -142,7 +142,7 @@ BREAKAGES = [
     ('towers/api/train_ops.py', 'global_step if each is losses[-1] else None',
      'global_step',
      'api/test_train_ops.py'),
-    ('towers/api/make_towers.py', 'batch.weights[index] * request.factor',
+    ('towers/api/call_for_each.py', 'batch.weights[index] * request.factor',
      'batch.weights[index]', 'api/test_build.py api/test_reuse.py'),
     ('towers/run/weights.py', 'tf.control_dependencies([train_op])', 'tf.control_dependencies([])',
      'run/test_weights.py'),

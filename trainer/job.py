@@ -24,12 +24,10 @@ from datasets.epochs import Epochs
 from models import registry
 from models.classifier import Classifier
 from towers.checkpoint.files import counter_in, reader_of
-from towers.errors import counted
 from towers.gradients.stateless_random import make_initial_values_stateless
 from towers.placement.devices import describe_config
 from towers.run.evaluation import Evaluation
 from towers.run.weights import WeightAverages
-from towers.shards.cut_batch import checked_shares
 from trainer.arguments import (
     clip,
     examples_a_step,
@@ -41,6 +39,7 @@ from trainer.arguments import (
     session_config,
     weight_of_l2_loss,
 )
+from trainer.batch_parts import check_batch, shares_of_towers
 from trainer.flags import FLAGS, profiled_steps, train_dir
 from trainer.own_model import OwnModel, is_own_model
 from trainer.plan_text import short_plan, whole_plan
@@ -195,7 +194,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     epochs = Epochs(setup.dataset.num_examples['train'], batch_of_all, FLAGS.remainder)
     last_step, last_example = end_of_run(epochs, position)
     devices = _devices()
-    _check_batch(setup.batch_size, len(devices))
+    check_batch(setup.batch_size, len(devices))
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
         # The place in the stream of examples, which batches and learning rate depend on.
@@ -320,46 +319,6 @@ def _devices() -> towers.Devices:
 def _stages() -> typing.Optional[str]:
     """The `stages` for `Pipeline`: 'auto' for towers of several devices, else None."""
     return 'auto' if '+' in FLAGS.devices else None
-
-
-def shares_of_towers() -> typing.Optional[list]:
-    """The whole numbers in --shares; None for equal parts.
-
-    What is no whole number stays a text, which `build_towers` refuses.
-    """
-    shares: list = []
-    for share in filter(None, FLAGS.shares.split(',')):
-        shares.append(int(share) if share.isdecimal() else share)
-    return shares or None
-
-
-def parts_of_batch(num_towers: int) -> int:
-    """The number that must divide a batch: the sum of `shares`, times the micro-batches of a tower.
-
-    Args:
-      num_towers: the number of towers; without `shares` each has the share 1.
-    """
-    shares = checked_shares(shares_of_towers(), num_towers, 'towers')
-    return sum(shares) * FLAGS.accumulate * FLAGS.micro_batches
-
-
-def _check_batch(batch_size: int, num_towers: int) -> None:
-    """Raises `InvalidArgumentError` unless the batch divides into the micro-batches of all towers.
-
-    Args:
-      batch_size: examples a step on this machine.
-      num_towers: the number of towers of this machine.
-    """
-    parts = parts_of_batch(num_towers)
-    if batch_size % parts == 0:
-        return
-    among = counted(num_towers, 'tower')
-    micro_batches = FLAGS.accumulate * FLAGS.micro_batches
-    if micro_batches > 1:
-        among += ' of %d micro-batches' % micro_batches
-    raise towers.InvalidArgumentError(
-        '--batch_size=%d does not divide among %s: give a multiple of %d' % (
-            batch_size, among, parts))
 
 
 def _check_end(last_step: int, last_example: int, examples_per_epoch: int) -> None:

@@ -21,9 +21,10 @@ import towers
 from towers.memory.measure import count_on_cpus
 from towers.nonfinite import explained
 from trainer.arguments import memory_limit, session_config
+from trainer.batch_parts import parts_of_batch
 from trainer.data import naming_failures
 from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
-from trainer.job import Setup, build_job, parts_of_batch
+from trainer.job import Setup, build_job
 from trainer.run_settings import recorded_setting
 
 _BEHIND = .9  # a speed below this share of another one counts as slower

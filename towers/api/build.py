@@ -7,9 +7,10 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.batch_tensors import BatchTensors
 from towers.api.built import BuiltTowers
+from towers.api.call_for_each import call_for_each_tower
 from towers.api.checked_request import checked_request
 from towers.api.describe import describe
-from towers.api.make_towers import call_for_each_tower, call_once_and_copy
+from towers.api.make_towers import call_once_and_copy
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
 from towers.api.train_ops import update_variables
 from towers.capture.finished_model import FinishedModel
@@ -114,7 +115,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         `tower_2`, … (of a second build `build_2/tower_1`, …). All towers share its tables, queues,
         iterators and placeholders; a seeded random op has another seed in each copy. `'reuse'`: a
         call for each tower under `variable_scope` reuse, as in the hand-written tower loop, with
-        its limits; see `make_towers`.
+        its limits; see `call_for_each`.
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or the
         `BuiltTowers` of an earlier build, to share its variables, also variables made without
         `get_variable`, in the scope of that build.

@@ -6,16 +6,15 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.options import Objective
+from towers.api.riding_updates import riding_updates, updates_of_step
 from towers.copies.closure_tensors import ClosureTensors
 from towers.copies.tower_set import TowerSet
 from towers.errors import InvalidArgumentError
 from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.optimizer_methods import OwnMinimize
-from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
 from towers.graph.order import Wait
-from towers.graph.variable_access import metric_variables
 from towers.model.build_context import BuildCollections
 from towers.model.objectives import flat
 from towers.model.outputs import ModelOutput
@@ -32,9 +31,7 @@ from towers.reduce.update import (
     call_transform,
     safe_to_fetch,
 )
-from towers.roles.ownership import EVERY
 from towers.roles.update_order import HeldBack, hold_back, hold_update
-from towers.roles.write_order import updates_that_write
 
 
 class Update(typing.NamedTuple):
@@ -134,12 +131,12 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         tower_set, outputs, combined, collections_before, steps.closures)
     updates = []
     if request.training.update_ops != 'none':
-        updates = _updates_of_towers(tower_set, collections_before.updates) + optimizer_updates
+        updates = updates_of_step(tower_set, collections_before.updates) + optimizer_updates
 
     riding: typing.Dict[str, list] = {}
     single_steps: typing.Dict[str, _Step] = collections.OrderedDict()  # by the name of the loss
     if objectives.names is not None:
-        riding = _riding(updates, outputs.loss, tower_set.towers)
+        riding = riding_updates(updates, outputs.loss, tower_set.towers)
         for name, loss_gradients in zip(objectives.names, losses):
             single_steps[name] = steps.step([loss_gradients], riding[name])
     joint_step = steps.step(losses, updates)
@@ -167,7 +164,7 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
             (name, step.last.train_op) for name, step in single_steps.items()),
         slots=slots,
         gradients=objectives.shaped(_with_gradient(each.transformed) for each in losses),
-        num_riding={name: len(riding_updates) for name, riding_updates in riding.items()},
+        num_riding={name: len(updates_of_loss) for name, updates_of_loss in riding.items()},
         replicas=replicas,
         counts_step=joint_step.last.counts_step,
         scaled_losses=joint_step.scaled_losses,
@@ -390,41 +387,3 @@ def _applying(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing
     if has_own_minimize(optimizer):
         return OwnMinimize(optimizer, loss_gradients.loss)
     return optimizer
-
-
-def _riding(updates: list, losses: typing.Dict[str, tf.Tensor], towers: typing.Sequence[Tower]
-            ) -> typing.Dict[str, list]:
-    """{name of a loss: the updates that ride on its train op}.
-
-    An update rides on each loss whose computation has all operations of towers that the update
-    needs; where there is no such loss, on each loss whose computation has some of them.
-    """
-    computed_for = collections.OrderedDict()  # {name of a loss: names of the towers' operations}
-    for name, loss in losses.items():
-        computed_for[name] = {op for op in graph_walk.ancestors([loss])
-                              if any(tower.has(op) for tower in towers)}
-    computed_for_any = set().union(*computed_for.values())
-    riding: typing.Dict[str, list] = collections.OrderedDict((name, []) for name in losses)
-    for update in updates:
-        needed = graph_walk.names_of(graph_walk.step_operations([update])) & computed_for_any
-        with_all = [name for name, computed in computed_for.items() if needed <= computed]
-        with_some = [name for name, computed in computed_for.items() if needed & computed]
-        for name in with_all or with_some:
-            riding[name].append(update)
-    return riding
-
-
-def _updates_of_towers(tower_set: TowerSet, updates_before: list) -> list:
-    """The updates that run with a step: those of one tower or all, and those from before the build.
-    """
-    towers = tower_set.towers
-    others = list(updates_before)
-    if tower_set.request.training.update_ops == 'first':
-        own_state = [variable.op.name for variable in tower_set.roles.own_variables(1)]
-        written_by_all = own_state + list(metric_variables()) + tower_set.roles.names(EVERY)
-        others += updates_that_write(towers, written_by_all)
-        towers = towers[:1]
-    updates: list = []
-    for tower in towers:
-        updates += tower.updates
-    return updates + others
