@@ -53,8 +53,8 @@ def test_options_that_a_finished_model_does_not_take(graph, options, text):
     assert text in str(error.value)
 
 
-def test_replicas_beside_a_training_without_them(graph):
+def test_replicas_of_variables_that_another_build_trains_without_them(graph):
     trained = towers.build_towers(slope, BATCH, sgd(), 2)
     with pytest.raises(towers.InvalidArgumentError, match='without replicas, so that its updates'):
-        towers.build_towers(slope, BATCH, None, 2, reuse=trained,
+        towers.build_towers(slope, BATCH, sgd(), 2, reuse=trained,
                             variables=towers.VariablePlacement('replicated'))
