@@ -183,7 +183,8 @@ def _lines_of_classes(counts: typing.List[int], classes: typing.Optional[typing.
         yield '    ... %d more' % (len(present) - _LISTED)
 
 
-def _range(name: str, sides: typing.Sequence[int]):
+def _range(name: str, sides: typing.Sequence[int]) -> str:
+    """The line about the heights, or the widths, of images."""
     return '  %-12s %d to %d pixels, median %d' % (name, min(sides), max(sides), np.median(sides))
 
 

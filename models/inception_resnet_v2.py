@@ -284,6 +284,7 @@ def _mixture(net, branches, stride=1, padding='SAME'):
 
 
 def _residual(net, branches, scale, activation_fn, scope, default_scope, reuse):
+    """A residual block: `activation_fn(net + scale * mixture of the branches)`."""
     with tf.variable_scope(scope, default_scope, [net], reuse=reuse):
         # A linear 1x1 convolution brings the mixture to the depth of what it is added to.
         added = slim.conv2d(_mixture(net, branches), net.get_shape().as_list()[3], 1,
@@ -295,6 +296,7 @@ def _residual(net, branches, scale, activation_fn, scope, default_scope, reuse):
 
 
 def _repeat(net, scope, times, block, **block_args):
+    """`block` applied to `net` several times, in scopes with the numbers 1, 2, …."""
     # Named in full rather than by default_name, whose counter depends on what else was built.
     with tf.variable_scope(scope):
         for index in range(times):
@@ -303,6 +305,7 @@ def _repeat(net, scope, times, block, **block_args):
 
 
 def _aux_logits(net, num_classes):
+    """The auxiliary logits [batch, num_classes], from the end point 'PreAuxLogits'."""
     # The scopes are those of the checkpoints: 1a is a pooling layer, and 2a's window covers all
     # that is left, 5 x 5 only at the default image size.
     net = slim.avg_pool2d(net, 5, stride=3, padding='VALID', scope='Conv2d_1a_3x3')
@@ -313,6 +316,7 @@ def _aux_logits(net, num_classes):
 
 
 def _global_pool(net):
+    """The mean over height and width: [batch, 1, 1, depth]."""
     window = net.get_shape().as_list()[1:3]
     if None in window:
         return tf.reduce_mean(net, [1, 2], keepdims=True, name='global_pool')
@@ -320,6 +324,7 @@ def _global_pool(net):
 
 
 def _is_after(end_point, other):
+    """Whether one end point comes after another one in the network."""
     return _END_POINTS.index(end_point) > _END_POINTS.index(other)
 
 
@@ -335,6 +340,7 @@ def _least_side(end_point, output_stride=16, side=1):
 
 
 def _check_image_size(inputs, least, purpose, advice, may_be_unknown=True):
+    """Raises `ValueError` for images that are smaller than `least` pixels a side."""
     # Without convert_to_tensor, which would leave an op behind when the check fails.
     shape = tf.TensorShape(inputs.get_shape() if hasattr(inputs, 'get_shape') else inputs.shape)
     if shape.ndims != 4:

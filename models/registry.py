@@ -106,6 +106,7 @@ class Network(collections.namedtuple('Network', [
         return arguments
 
     def _check_images(self, images, has_aux):
+        """Raises `InvalidArgumentError` for images that the network does not take."""
         if not tf.is_tensor(images) or not images.dtype.is_floating:
             raise InvalidArgumentError(
                 'The network %s needs a tensor of floating-point images, not %s. Convert them '

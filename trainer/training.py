@@ -63,7 +63,7 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
 
 
 def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
-            cluster: typing.Optional[towers.Cluster]):
+            cluster: typing.Optional[towers.Cluster]) -> int:
     """Prints the results of a run whose session has ended, and exports the model if asked to.
 
     Args:

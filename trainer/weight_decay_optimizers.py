@@ -107,7 +107,8 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
         self._weight_decay = weight_decay
         self._trust_coefficient = trust_coefficient
 
-    def _update(self, gradient: tf.Tensor, variable: tf.Variable):
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Operation:
+        """Makes the update of the class's formula, for a variable and its slot."""
         step = tf.cast(self._learning_rate_tensor, gradient.dtype) * gradient
         if _is_decayed(variable):
             value = variable.read_value()
@@ -144,7 +145,8 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
         super(LAMBOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
 
-    def _update(self, gradient: tf.Tensor, variable: tf.Variable):
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Operation:
+        """Makes the update of the class's formula, for a variable and its two slots."""
         beta1_power, beta2_power = self._get_beta_accumulators()
         bias1 = tf.cast(1 - beta1_power, gradient.dtype)
         bias2 = tf.cast(1 - beta2_power, gradient.dtype)

@@ -320,13 +320,15 @@ class _ParallelMethods(_WeightsOfInner):
         return [update for update in super().get_updates_for(inputs)
                 if getattr(update, 'op', update) not in frozen]
 
-    # `compile` notes which layers are trained, and Keras trains these. So note the inner model's.
+    # `compile` notes which layers are trained, and Keras trains these.
     def _get_trainable_state(self) -> typing.Any:
+        """Returns which layers are trained: the inner model's, and this one."""
         state = self.inner_model._get_trainable_state()
         state[self] = self.trainable
         return state
 
     def _set_trainable_state(self, state: typing.Any) -> None:
+        """Sets which layers of the inner model are trained."""
         self.inner_model._set_trainable_state(state)
 
     def _make_train_function(self) -> None:
