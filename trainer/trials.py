@@ -89,8 +89,8 @@ class Diagnosis(typing.NamedTuple):
     """The measured speeds; `print(diagnosis)` shows them, with a verdict.
 
     Attributes:
-      pipeline: examples a second of the input pipeline alone.
-      towers: examples a second of the towers alone.
+      pipeline: examples a second of the input pipeline without towers.
+      towers: examples a second of the towers without the pipeline.
       together: examples a second of the training.
       waiting: the share of the training's time that was waiting for input.
       unit: the name of an example.
@@ -105,7 +105,7 @@ class Diagnosis(typing.NamedTuple):
     def side(self) -> str:
         """The side that limits the run: `'towers'`, `'input'`, or `'both'`.
 
-        `'both'`: each is fast enough alone, but they slow each other down, since they share
+        `'both'`: each is fast enough by itself, but they slow each other down, since they share
         processors or take turns.
         """
         if self.together >= _BEHIND * self.towers:

@@ -39,7 +39,7 @@ class Update(typing.NamedTuple):
 
     Attributes:
       train_op: the operation of one step; None without an optimizer.
-      train_ops: {name of a loss: the operation of a step of that loss alone}; empty with one loss.
+      train_ops: {name of a loss: the operation of a step of only that loss}; empty with one loss.
       slots: variables that the optimizer made.
       gradients: `(gradient, variable)` pairs for the optimizer, combined and transformed.
       num_riding: dict from the name of a loss to the number of updates, such as batch norm's, that

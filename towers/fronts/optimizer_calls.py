@@ -301,8 +301,8 @@ class OptimizerCalls(GradientsOfModel):
 
         Args:
           index: the index of the call.
-          first_gradients: by the variable's name, the combined gradient of the first call that
-            trains the variable.
+          first_gradients: {name of a variable: the combined gradient of the first call that
+            trains it}.
           copies: the functions that `update` gets.
 
         Returns:

@@ -108,7 +108,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
 
     Args:
       built: the result of `build_towers`.
-      run_metadata: None to read the graph alone; or the `tf.RunMetadata` of a step that was run
+      run_metadata: None to read only the graph; or the `tf.RunMetadata` of a step that was run
         with `tf.RunOptions(output_partition_graphs=True)`, to check where the runtime has placed
         operations.
 

@@ -44,7 +44,7 @@ class _Rounding(typing.NamedTuple):
 
     Attributes:
       tolerance: the relative difference that counts as equal after some steps.
-      noise: the largest gradient that rounding alone may make, over the largest gradient of all.
+      noise: the largest gradient that may come from rounding only, over the largest gradient.
     """
 
     tolerance: float

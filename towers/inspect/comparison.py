@@ -97,7 +97,7 @@ def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
     Args:
       one: the numbers of one device.
       many: the numbers of the towers.
-      noise: the largest element of a gradient that rounding alone may make.
+      noise: the largest gradient that may come from rounding only.
       same_shards: whether the batch repeats one shard.
     """
     reasons = {}
@@ -121,7 +121,7 @@ def compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence
     Args:
       one: the numbers of one device.
       many: the numbers of the towers.
-      noise: the largest element of a gradient that rounding alone may make.
+      noise: the largest gradient that may come from rounding only.
       left_out: names of variables whose gradients, values and slots are not compared.
     """
     differences = []
@@ -151,7 +151,7 @@ def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, nois
       name: the name of the value.
       one: the numbers of one device.
       many: the numbers of the towers.
-      noise: the largest element of a gradient that rounding alone may make.
+      noise: the largest gradient that may come from rounding only.
     """
     values = [one.of_kind(what)[name], many.of_kind(what)[name]]
     if what == GRADIENT:
@@ -173,7 +173,7 @@ def _without_noise(values: list, gradients: list, noise: float) -> list:
       values: the value on one device, and on the towers.
       gradients: the gradient of the variable on one device, and on the towers; None where a side
         has none.
-      noise: the largest element of a gradient that rounding alone may make.
+      noise: the largest gradient that may come from rounding only.
     """
     shape = np.shape(values[0])
     if any(gradient is None or np.shape(gradient) != shape for gradient in gradients):

@@ -24,7 +24,7 @@ class StepReport(typing.NamedTuple):
     """What a page says, in short.
 
     Attributes:
-      path: of the page.
+      path: the path of the page.
       verdict: list of sentences: what costs the step time, the worst first, with advice.
       milliseconds: length of the step.
       shares: dict from a device's short name to `{part: share of the step}`, as the page draws it;
@@ -65,7 +65,7 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
         the copies between devices are not known, nor the parts of operations that TensorFlow adds.
       path: name of the file to be written.
       against: name of a page that was written before: both are drawn beside each other, in the same
-        scale of time; None for this one alone.
+        scale of time; None for only this one.
       batch_size: examples of the step, for the prediction of its memory; None for the size that the
         towers were built with.
       title: the title of the page; None for one that names devices and batch.

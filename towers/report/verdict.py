@@ -46,7 +46,7 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
 
     Args:
       built: the result of `build_towers`.
-      use: where the time of its step went.
+      use: the time of its step, by device and by part.
       chain: the longest chain of its operations.
 
     Returns:

@@ -93,7 +93,7 @@ class LearningRate(object):
           decay: one of those in the table above.
           decay_examples: examples for one factor of decay_rate ('exponential', 'step'), until the
             rate is 0 ('polynomial', 'cosine'), or until the first restart; an int >= 1.
-          decay_rate: in (0, 1]; for 'exponential' and 'step'.
+          decay_rate: a factor in (0, 1]; for 'exponential' and 'step'.
           decay_power: above 0; for 'polynomial'.
           restart_growth: at least 1; for 'cosine_restarts'.
 
@@ -156,7 +156,7 @@ class LearningRate(object):
         """The place in a period of 'cosine_restarts': 0 at its beginning, 1 at the next restart.
 
         In units of the first period, period i begins at (growth^i - 1) / (growth - 1), and is
-        growth^i long. (TensorFlow's `cosine_decay_restarts` computes in float32 alone.)
+        growth^i long. (TensorFlow's `cosine_decay_restarts` computes in float32.)
 
         Args:
           periods: the examples seen, in units of the first period, a float64 scalar.

@@ -66,7 +66,7 @@ def training_session(directory: str, global_step: tf.Variable,
       last_hooks: hooks that come after the `CheckpointHook`: `StopOnSignalHook`, whose handlers
         then are still installed during the last save.
       save_steps, keep, saver, listeners: see `CheckpointHook`.
-      recover: where the newest checkpoint is damaged, whether to go on from the one before it.
+      recover: whether to go on from the checkpoint before the newest, if that is damaged.
       initial_values: what `init_from` returned, to start from where the directory has no
         checkpoint; or None.
       check: function that compares more than the variables when a run goes on; or None. It is
