@@ -164,7 +164,13 @@ class KerasCalls:
 
     @contextlib.contextmanager
     def calling(self, layer: typing.Any, arguments: typing.Any) -> typing.Iterator[None]:
-        """The context of a call of a layer, with a nest of arguments, by which it is recorded."""
+        """The context of a call of a layer, by which it is recorded; a call within the call of
+        another layer belongs to that one.
+
+        Args:
+          layer: the layer.
+          arguments: a nest of the arguments of the call.
+        """
         if not self._depth:
             made = self._begin_call(layer, tf.nest.flatten(arguments, expand_composites=True))
         else:

@@ -237,7 +237,8 @@ class _Rewriter:
 
     def recompute(self, segment: typing.List[tf.Operation],
                   scope: str) -> typing.List[tf.Operation]:
-        """Recomputes the tensors of a segment that the backward pass takes, and gives it these.
+        """Recomputes the tensors of a segment that the backward pass takes, and makes it take the
+        recomputed ones.
 
         Args:
           segment: the operations of the segment.

@@ -163,10 +163,11 @@ def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Ope
 
 
 def _computed_from_references(forward: typing.List[tf.Operation]) -> typing.Set[str]:
-    """Finds the operations that are computed from reference variables which are not trained.
+    """Finds the operations that must not be computed again, since they are computed from reference
+    variables: a step may have written these by then.
 
-    They are not computed again, since a step may have written the variables by then. The update of
-    trained reference variables waits for the recomputation.
+    Operations computed from trained variables are left out: the update of a trained reference
+    variable waits for the recomputation, and the model must not write it.
 
     Returns:
       Set of the names of the operations.

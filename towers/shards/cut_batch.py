@@ -309,7 +309,7 @@ def _pieces(tensor: typing.Union[tf.Tensor, tf.SparseTensor], sizes: list) -> li
     are_static = all(isinstance(size, int) for size in sizes)
     if are_static and min(sizes) > 0:
         pieces = tf.split(tensor, sizes)
-    elif all(size is sizes[0] for size in sizes):
+    elif all(size is sizes[0] for size in sizes):  # equal, though known only when a step runs
         pieces = tf.split(tensor, len(sizes))
     else:
         pieces = []
