@@ -9,13 +9,13 @@ import tensorflow.compat.v1 as tf
 EXAMPLES = 8
 
 
-def make_inputs():
-    """Placeholders of the batch: {name: tensor}."""
-    return {'x': tf.placeholder(tf.float64, [None, 4], 'x'),
-            'seq': tf.placeholder(tf.float64, [None, 3, 4], 'seq'),
-            'weight': tf.placeholder(tf.float64, [None], 'weight'),
-            'ids': tf.placeholder(tf.int32, [None], 'ids'),
-            'words': tf.placeholder(tf.int32, [None, 3], 'words')}
+def make_inputs(examples=None):
+    """Placeholders of the batch, of a static number of examples or of any: {name: tensor}."""
+    return {'x': tf.placeholder(tf.float64, [examples, 4], 'x'),
+            'seq': tf.placeholder(tf.float64, [examples, 3, 4], 'seq'),
+            'weight': tf.placeholder(tf.float64, [examples], 'weight'),
+            'ids': tf.placeholder(tf.int32, [examples], 'ids'),
+            'words': tf.placeholder(tf.int32, [examples, 3], 'words')}
 
 
 def draw_values(rng):

@@ -1,5 +1,6 @@
 """The analysis: the state of each tensor of a forward pass, from its inputs to its results."""
 
+import types
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -9,8 +10,10 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.proof.fixed_point import Settled, settle
 from towers.proof.scratch import Scratch, make_scratch
-from towers.proof.stand_ins import states_of_inputs, static_size
+from towers.proof.stand_ins import Readings, states_of_inputs, static_size
+from towers.proof.static_batch import read_sizes
 from towers.proof.states import (
+    HAS_OWN_SIZE,
     INDEPENDENT,
     OTHER_DIMENSIONS,
     TAKES_NO_OTHER_BATCH,
@@ -45,6 +48,12 @@ class Analysis(typing.NamedTuple):
     # where the graph takes no batch of another size, the analysis for the size that it has: it
     # tells where the examples are in this graph, and nothing of one for another batch
     as_built: typing.Optional['Analysis'] = None
+    # of a static batch, the analysis with some constants read as computed from its size
+    as_read: typing.Optional['Analysis'] = None
+    # the constants that this analysis reads so
+    read: Readings = types.MappingProxyType({})
+    # names of the divisors of sums any of which may be that size, so that none is read so
+    other_divisors: typing.Sequence[str] = ()
 
     @property
     def analysed(self) -> typing.Set[str]:
@@ -83,17 +92,42 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     Returns:
       `Analysis`.
     """
-    needed = _needed(operations, inputs, fetches)
-    scratch = make_scratch(needed, inputs)
-    analysis = _analysis_of(scratch, needed)
-    analysis.states.update(states_of_inputs(inputs))
-    analysis = analysis._replace(forward_pass=frozenset(op.name for op in operations))
-    if scratch.has_static_batch and _holds_size(analysis):
-        as_built = _analysis_of(make_scratch(needed, inputs, static_size(inputs)), needed)
-        as_built.states.update(states_of_inputs(inputs))
-        as_built = as_built._replace(forward_pass=analysis.forward_pass)
-        return analysis._replace(as_built=as_built)
-    return analysis
+    pass_ = _ForwardPass(_needed(operations, inputs, fetches), inputs,
+                         frozenset(op.name for op in operations))
+    scratch = make_scratch(pass_.needed, inputs)
+    analysis = pass_.analysis_of(scratch)
+    if not scratch.has_static_batch:
+        return analysis
+    size = static_size(inputs)
+    if _holds_size(analysis):
+        as_built = pass_.analysis_of(make_scratch(pass_.needed, inputs, size))
+        analysis = analysis._replace(as_built=as_built)
+    found = read_sizes(pass_.needed, (analysis.as_built or analysis).states, size)
+    if not found.readings and not found.other_divisors:
+        return analysis
+    as_read = pass_.analysis_of(make_scratch(pass_.needed, inputs, readings=found.readings))
+    return analysis._replace(as_read=as_read._replace(
+        read=found.readings, other_divisors=found.other_divisors))
+
+
+class _ForwardPass(typing.NamedTuple):
+    """A forward pass that is analysed, once or more."""
+    needed: typing.List[tf.Operation]  # operations that the fetches need, behind the inputs
+    inputs: typing.Any  # nest of tensors at which the batch enters
+    operations: typing.FrozenSet[str]  # names of all operations of the pass
+
+    def analysis_of(self, scratch: Scratch) -> Analysis:
+        """The analysis of the pass in a scratch graph."""
+        settled = settle(scratch, self.needed)
+        program = {op.name for op in self.needed}
+        names = [op.name for op in settled.operations if op.name in program]
+        random = [op.name for op in settled.operations if graph_walk.is_random(op)]
+        states = dict(settled.view.states)
+        states.update(states_of_inputs(self.inputs))
+        return Analysis(
+            states=states, reasons=settled.view.reasons, operations=names, random=random,
+            writes=_writes(settled), means=_means(settled), forward_pass=self.operations,
+            assumed_scalars=scratch.scalars, suppositions=settled.view.suppositions)
 
 
 def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,
@@ -127,25 +161,8 @@ def _holds_size(analysis: Analysis):
     """Whether an operation takes no batch of another size than the program's, or makes one of that
     size, as a transposed convolution does by its output's shape."""
     reasons = [state.reason for state in analysis.states.values()]
-    held = (TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS)
+    held = (TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE)
     return any(reason is not None and reason.why in held for reason in reasons)
-
-
-def _analysis_of(scratch: Scratch, needed: typing.List[tf.Operation]) -> Analysis:
-    """The analysis of a scratch graph, but for the states of its inputs.
-
-    Args:
-      scratch: `Scratch`.
-      needed: list of the operations of the program that it has once more.
-    """
-    settled = settle(scratch, needed)
-    program = {op.name for op in needed}
-    names = [op.name for op in settled.operations if op.name in program]
-    random = [op.name for op in settled.operations if graph_walk.is_random(op)]
-    return Analysis(
-        states=settled.view.states, reasons=settled.view.reasons, operations=names, random=random,
-        writes=_writes(settled), means=_means(settled), forward_pass=frozenset(names),
-        assumed_scalars=scratch.scalars, suppositions=settled.view.suppositions)
 
 
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:

@@ -103,6 +103,8 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
         if all(_only_normalizes(output, True, into_losses, analysis) for output in op.outputs[1:]):
             found.add(op.name)
     for mean, variance in batch_norms.moments:
+        if not analysis.is_mean(mean.op) or not analysis.is_mean(variance.op):
+            continue
         if _only_normalizes(mean, True, into_losses, analysis):
             found.add(mean.op.name)
         if _only_normalizes(variance, False, into_losses, analysis):

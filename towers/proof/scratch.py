@@ -17,6 +17,7 @@ from towers.graph.variable_access import read_from
 from towers.proof.stand_ins import (
     KINDS_OF_LENGTHS,
     Lengths,
+    Readings,
     StandIn,
     lengths_of,
     prime_for,
@@ -47,7 +48,8 @@ class _Attempt(typing.NamedTuple):
 
 
 def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
-                 examples: typing.Optional[int] = None) -> Scratch:
+                 examples: typing.Optional[int] = None,
+                 readings: typing.Optional[Readings] = None) -> Scratch:
     """Imports operations of a forward pass, with the inputs of one more batch.
 
     Shape inference may refuse what an attempt takes for granted: two lengths that are not static
@@ -58,13 +60,15 @@ def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
       operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
       inputs: nest of the tensors at which the batch enters.
       examples: how many examples the batch has; None for a prime.
+      readings: constants that are read as computed from the number of examples.
     """
     scalars = [op.name for op in operations
                if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None]
     attempts = [_Attempt(lengths, scalars) for lengths in KINDS_OF_LENGTHS]
     if scalars:
         attempts.append(_Attempt('none', []))
-    forward_pass = _ForwardPass(operations, inputs, examples or prime_for(operations))
+    forward_pass = _ForwardPass(
+        operations, inputs, examples or prime_for(operations), readings or {})
     cuts: typing.Dict[str, Reason] = {}
     attempt = attempts.pop(0)
     while True:
@@ -103,12 +107,15 @@ def _named_in(error: str, operations: typing.List[tf.Operation]) -> typing.Optio
 class _ForwardPass:
     """The operations of a forward pass, to be imported into a scratch graph."""
 
-    def __init__(self, operations: typing.List[tf.Operation], inputs: typing.Any, examples: int):
+    def __init__(self, operations: typing.List[tf.Operation], inputs: typing.Any, examples: int,
+                 readings: Readings):
         """Args:
           operations: list of the operations.
           inputs: nest of the tensors at which the batch enters.
           examples: the number of examples in the scratch graph.
+          readings: constants that are others for another batch.
         """
+        self._readings = readings
         self._operations = operations
         self._inputs = inputs
         self._examples = examples
@@ -126,6 +133,7 @@ class _ForwardPass:
         Raises:
           ValueError, tf.errors.OpError: shape inference refuses an operation.
         """
+        given: typing.Dict[str, State] = {}
         names = {op.name for op in self._operations if op.name not in cuts}
         part = _Part(self._leaves, names)
         for op in self._operations:
@@ -134,12 +142,17 @@ class _ForwardPass:
         for node in part.graph_def.node:
             if node.name in attempt.scalars:
                 node.attr['shape'].shape.CopyFrom(tf.TensorShape([]).as_proto())
+            if node.op == 'TensorArrayV3':
+                self._leave_out_lengths(node)
+            if node.name in self._readings:
+                read = self._readings[node.name]
+                node.attr['value'].tensor.CopyFrom(read.of_batch(self._examples))
+                given[node.name + ':0'] = read.state
         functions = Library(self._program).reached_from(part.graph_def.node)
         part.graph_def.library.function.extend(functions.values())
         part.graph_def.versions.CopyFrom(self._program.graph_def_versions)
         lengths = lengths_of(attempt.lengths, self._examples)
         input_map = {}
-        given = {}
         reads = {}
         graph = tf.Graph()
         with graph.as_default():
@@ -153,6 +166,14 @@ class _ForwardPass:
         has_static_batch = static_size(self._inputs) is not None
         return Scratch(graph, self._examples, True, given, cuts, reads, has_static_batch,
                        attempt.scalars)
+
+    def _leave_out_lengths(self, node: tf.NodeDef) -> None:
+        """Leaves the lengths out of the shape of an array's elements that may be those of a static
+        batch, such as 50 in [50, 8]."""
+        size = static_size(self._inputs)
+        for dimension in node.attr['element_shape'].shape.dim:
+            if size is not None and dimension.size % size == 0:
+                dimension.size = -1
 
     def _stand_in(self, tensor: tf.Tensor, cuts: typing.Dict[str, Reason],
                   lengths: Lengths) -> StandIn:

@@ -96,6 +96,43 @@ def lengths_of(kind: str, prime: int) -> Lengths:
     return lambda dimension: by_dimension[0]
 
 
+# ---- constants of a static batch ------------------------------------------------------------------
+
+class ReadConstant(typing.NamedTuple):
+    """A constant of the program that is read as computed from the number of examples."""
+    value: np.ndarray  # as it is in the program
+    # {place among its numbers, in row-major order: how many times the number of examples it is}
+    numbers: typing.Dict[int, int]
+    # {dimension: how many times the number of examples its length is}, where all entries are equal
+    lengths: typing.Dict[int, int]
+
+    @property
+    def state(self) -> State:
+        """The state of the constant, read so."""
+        if self.lengths:
+            [(axis, times)] = self.lengths.items()
+            return per_example(axis, inner=times, is_constant=True)
+        sizes = [Size(0, self.numbers[place]) if place in self.numbers else Size(int(number))
+                 for place, number in enumerate(self.value.flat)]
+        return sizes_state(sizes)
+
+    def of_batch(self, examples: int):
+        """The value for a batch of another number of examples."""
+        if not self.lengths:
+            value = self.value.copy()
+            for place, times in self.numbers.items():
+                value.flat[place] = times * examples
+            return tf.make_tensor_proto(value)
+        [(axis, times)] = self.lengths.items()
+        shape = list(self.value.shape)
+        shape[axis] = times * examples
+        return tf.make_tensor_proto(self.value.flat[0], shape=shape)
+
+
+Readings = typing.Dict[str, ReadConstant]
+"""{name of a constant: how it is read}"""
+
+
 # ---- inputs --------------------------------------------------------------------------------------
 
 def states_of_inputs(inputs: typing.Any) -> typing.Dict[str, State]:

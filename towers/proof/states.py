@@ -53,7 +53,8 @@ class Kind(enum.Enum):
 
 OTHER_DIMENSIONS = 'has the examples in other dimensions than it should'
 TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
-"""Why a proof ends where the graph holds the size of the program's batch."""
+HAS_OWN_SIZE = 'joins the examples with a tensor that has a size of its own there'
+"""Why a proof ends where the graph may hold the size of the program's batch."""
 
 NO_STATIC_RANK = 'has a rank that is not static'
 NO_STATIC_ARGUMENT = 'has an argument that is not static'

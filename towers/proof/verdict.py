@@ -4,6 +4,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph import graph_walk
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, statistics_of_normalizations
 from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State
@@ -12,6 +13,7 @@ from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State
 class Verdict(typing.NamedTuple):
     """What is proven of a loss."""
     is_proven: bool  # whether nothing but rounding and random numbers can differ
+    is_conditional: bool  # whether it is proven under conditions that the text tells
     text: str  # begins with 'proven' or 'not proven'
 
 
@@ -34,19 +36,29 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
       batch_norms: its `BatchNorms`.
       question: `Question`, what the build does to the losses.
     """
+    verdict = _verdict(losses, analysis, batch_norms, question)
+    if analysis.as_read is None or verdict.is_proven or verdict.is_conditional:
+        return verdict
+    return _verdict(losses, analysis.as_read, batch_norms, question)
+
+
+def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
+             question: Question) -> Verdict:
+    """The verdict by one analysis; see `verdict_of`."""
     state = _sum_of([analysis.state(loss) for loss in losses])
     normalizations = statistics_of_normalizations(batch_norms, losses, analysis)
-    reason = _reason_against(state, analysis, normalizations)
-    if reason is not None:
-        return _not_proven(_sentence(reason), question)
+    ends = _ends(state, losses, analysis, normalizations)
+    if ends:
+        return _not_proven(ends, question)
     what = _proven_kind(state, question)
     if what is None:
-        return _not_proven(_sentence_about_kind(state), question)
+        why = _sentence_about_kind(state, analysis.other_divisors)
+        return Verdict(False, False, 'not proven: %s; %s' % (why, _ADVICE))
     text = '%s (%d operations)' % (what, len(analysis.operations))
     if state.is_random:
         text += '; each %s draws its own random numbers' % question.names
     conditions = _conditions(state, analysis, batch_norms, question)
-    return Verdict(not conditions, 'proven%s: %s' % (conditions, text))
+    return Verdict(not conditions, bool(conditions), 'proven%s: %s' % (conditions, text))
 
 
 def _sum_of(states: typing.List[State]) -> State:
@@ -73,24 +85,37 @@ def _sum_of(states: typing.List[State]) -> State:
     return total
 
 
-def _reason_against(state: State, analysis: Analysis,
-                    normalizations: typing.Set[str]) -> typing.Optional[Reason]:
-    """The reason why nothing is proven of a loss; None where it is proven, but for batch norms.
+def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
+          normalizations: typing.Set[str]) -> typing.List[Reason]:
+    """Where the proof of a loss ends, and why; nothing where it is proven, but for batch norms.
 
     Args:
-      state: of the loss.
+      state: of the sum of the losses.
+      losses: list of scalars of the forward pass.
       analysis: `Analysis` of the forward pass.
       normalizations: names of the statistics of batch norms that do nothing but normalize.
     """
-    if state.kind is Kind.UNKNOWN:
-        return state.reason
     statistics = analysis.in_order(state.shard_statistics)
-    for name in statistics:
-        if name not in normalizations and name not in analysis.suppositions:
-            return analysis.reasons[name]
-    if state.kind is Kind.INDEPENDENT and statistics:  # which is no mean, even in sync
-        return analysis.reasons[statistics[0]]
-    return None
+    accepted = normalizations | set(analysis.suppositions)
+    others = [analysis.reasons[name] for name in statistics if name not in accepted]
+    if state.kind is Kind.UNKNOWN:
+        return list(dict.fromkeys(_unknown_before(losses, analysis) + others))
+    if state.kind is Kind.INDEPENDENT and statistics and not others:  # no mean, even in sync
+        return [analysis.reasons[statistics[0]]]
+    return others
+
+
+def _unknown_before(losses: typing.List[tf.Tensor], analysis: Analysis) -> typing.List[Reason]:
+    """The reasons of all tensors, on the way to losses, of which nothing is proven: in the order of
+    the forward pass."""
+    def unknown_inputs(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+        return [source for source in tensor.op.inputs
+                if analysis.state(source).kind is Kind.UNKNOWN]
+
+    on_the_way = graph_walk.reached(losses, unknown_inputs).values()
+    reasons = [analysis.state(tensor).reason for tensor in on_the_way]
+    by_operation = {reason.operation: reason for reason in reasons if reason is not None}
+    return [by_operation[name] for name in analysis.in_order(by_operation)]
 
 
 def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
@@ -109,8 +134,8 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     """The conditions of a proof, in words: ', if …, but for …', or ''."""
     conditions = ''
     if question.static_size is not None:
-        conditions += (', if no number in it comes from the static size of a shard, %d (a batch '
-                       '[None, ...] needs no if)' % question.static_size)
+        conditions += ', if %s (a batch [None, ...] needs no if)' % _condition_of_size(
+            question.static_size, list(analysis.read))
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions += ', if %s is fed a scalar (give it the shape [])' % names
@@ -124,33 +149,68 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
         conditions += ", but for %s of each %s's shard (batch_norm='sync' takes the statistics " \
                       'of the whole batch)' % (norms, question.names)
     if question.shard_averages:
-        names = ', '.join(map(repr, question.shard_averages[:2]))
-        more = ', ...' if len(question.shard_averages) > 2 else ''
         conditions += (', but for what tower 0 writes from its own examples and the loss reads: '
-                       '%s%s (towers.batch_mean takes the mean of the batch)' % (names, more))
+                       '%s (towers.batch_mean takes the mean of the batch)' % _names(
+                           question.shard_averages))
     return conditions
 
 
+def _condition_of_size(size: int, read: typing.Sequence[str]) -> str:
+    """What a proof supposes of a static batch, in words.
+
+    Args:
+      size: of a shard.
+      read: names of the constants that it reads as computed from this size.
+    """
+    if not read:
+        return 'no number in it comes from the static size of a shard, %d' % size
+    operations = 'operation' if len(read) == 1 else 'operations'
+    return "%d in %d %s (%s) is the static size of a shard, and no other number comes from it" % (
+        size, len(read), operations, _names(read))
+
+
 # ---- in words ------------------------------------------------------------------------------------
+
+_ADVICE = 'see towers.batch_sum, check_towers'
+_MOST_ENDS = 3  # operations that a line names
+
 
 def _sentence(reason: Reason) -> str:
     """Where and why a proof ends: "'loss/Max' (Max) is taken over the examples of the shard"."""
     return "'%s' (%s) %s" % reason
 
 
-def _sentence_about_kind(state: State) -> str:
-    """Why a loss that is neither a mean nor unknown is not proven."""
-    if state.kind is Kind.SUM:
-        return 'the loss is a sum over the examples, of which the towers take the mean'
-    return 'the loss is %s' % state.kind.value
+def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str]) -> str:
+    """Why a loss that is neither a mean nor unknown is not proven.
+
+    Args:
+      state: of the loss.
+      other_divisors: names of divisors any of which may be the size of a shard.
+    """
+    if state.kind is not Kind.SUM:
+        return 'the loss is %s' % state.kind.value
+    text = 'the loss is a sum over the examples, of which the towers take the mean'
+    if other_divisors:
+        text += ', unless one of its divisors (%s) is the size of a shard' % _names(other_divisors)
+    return text
 
 
-def _not_proven(why: str, question: Question) -> Verdict:
-    """The verdict of a loss of which nothing is proven, with what to do."""
-    advice = 'see towers.batch_sum, check_towers'
-    if TAKES_NO_OTHER_BATCH in why and question.static_size is not None:
-        operation = why.split(' ' + TAKES_NO_OTHER_BATCH, 1)[0]
-        why = 'the graph has the size of a shard, %d, in it (%s)' % (
-            question.static_size, operation)
+def _names(names: typing.Sequence[str]) -> str:
+    """The first names of some: "'a', 'b', ..."."""
+    more = ', ...' if len(names) > 2 else ''
+    return ', '.join(map(repr, names[:2])) + more
+
+
+def _not_proven(ends: typing.List[Reason], question: Question) -> Verdict:
+    """The verdict of a loss of which nothing is proven: where the proof ends, and what to do."""
+    held = [end for end in ends if end.why == TAKES_NO_OTHER_BATCH]
+    if held and question.static_size is not None:
+        why = "the graph has the size of a shard, %d, in it ('%s' (%s))" % (
+            question.static_size, held[0].operation, held[0].type)
         advice = 'pass a batch [None, ...], and take sizes from tf.shape'
-    return Verdict(False, 'not proven: %s; %s' % (why, advice))
+    else:
+        why = '; '.join(map(_sentence, ends[:_MOST_ENDS]))
+        if len(ends) > _MOST_ENDS:
+            why += '; and %d more' % (len(ends) - _MOST_ENDS)
+        advice = _ADVICE
+    return Verdict(False, False, 'not proven: %s; %s' % (why, advice))

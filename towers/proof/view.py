@@ -17,6 +17,7 @@ from towers.proof.scratch import Scratch
 from towers.proof.stand_ins import primes_from
 from towers.proof.states import INDEPENDENT, Kind, Reason, State
 
+_OF_FIXED_SHAPE = (Kind.INDEPENDENT, Kind.PER_EXAMPLE, Kind.MEAN, Kind.SUM)
 _LARGEST_LENGTH = 2 ** 31  # no dimension is longer
 _LARGEST_NUMBER = 2 ** 62  # a product of such lengths that an int64 holds
 _SAME_SHAPE = frozenset('Identity Cast StopGradient Relu Tanh Sigmoid Neg'.split())
@@ -97,11 +98,18 @@ class View:
         lengths: typing.List[typing.Optional[int]] = [None] * rank
         if tensor.shape.ndims is not None:
             lengths = tensor.shape.as_list()
-        original = self._original(tensor)
-        is_known = original is not None and original.shape.ndims == rank
-        if None not in lengths or not is_known or self._has_static_batch:
+        if self._has_static_batch:
             return lengths
-        return [length or known for length, known in zip(lengths, original.shape.as_list())]
+        return self._with_lengths_of_program(tensor, lengths)
+
+    def _with_lengths_of_program(self, tensor: tf.Tensor, lengths: list) -> list:
+        """Lengths, with those of the program's tensor in the place of what is not static."""
+        original = self._original(tensor)
+        is_known = original is not None and original.shape.ndims == len(lengths)
+        if None not in lengths or not is_known:
+            return lengths
+        return [known if length is None else length
+                for length, known in zip(lengths, original.shape.as_list())]
 
     def shape(self, tensor: tf.Tensor) -> typing.Optional[list]:
         """The lengths of the dimensions in the scratch graph, None where one is not static.
@@ -113,6 +121,8 @@ class View:
         state = self.state_or_none(tensor)
         if lengths is None or None not in lengths or state is None:
             return lengths
+        if state.kind in _OF_FIXED_SHAPE:  # a function of one example has the shape of any batch
+            lengths = self._with_lengths_of_program(tensor, lengths)
         if state.kind is Kind.PER_EXAMPLE:
             lengths[state.axis] = state.outer * state.inner * self.examples
         return lengths

@@ -20,13 +20,12 @@ from towers.proof.rules.totals import (
     sum_of_totals,
 )
 from towers.proof.sizes import LEAST_STAND_IN, as_numbers
-from towers.proof.states import NO_STATIC_RANK, Kind, Layout, State, per_example, unknown
+from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, Layout, State, per_example, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
 _WIDE_INTEGERS = (tf.int32, tf.int64)
-HAS_OWN_SIZE = 'joins the examples with a tensor that has a size of its own there'
 
 
 def elementwise(op: tf.Operation, states: _States, view: View) -> State:

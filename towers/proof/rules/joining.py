@@ -8,12 +8,12 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.entries import HAS_OWN_SIZE
 from towers.proof.rules.layout import moves_entries
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import any_by_example, any_of_kind, sum_of_totals
 from towers.proof.sizes import as_number, as_numbers
 from towers.proof.states import (
+    HAS_OWN_SIZE,
     NO_STATIC_ARGUMENT,
     NO_STATIC_RANK,
     ROW_OF_EACH_EXAMPLE,
@@ -99,7 +99,7 @@ def concat(op: tf.Operation, states: _States, view: View) -> State:
     is_along_examples = first.kind is not Kind.ONE_EXAMPLE and int(axis) % rank == first.axis
     if is_along_examples:
         return _one_after_the_other(op, parts)
-    return _beside(op, parts)
+    return _beside(op, parts, view)
 
 
 def _one_after_the_other(op: tf.Operation, parts: typing.List[State]):
@@ -129,7 +129,7 @@ def pack(op: tf.Operation, states: _States, view: View) -> State:
     rank = view.rank(op.outputs[0])
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
-    beside = _beside(op, parts)
+    beside = _beside(op, parts, view)
     if beside.kind in (Kind.UNKNOWN, Kind.ONE_EXAMPLE):
         return beside
     axis = op.get_attr('axis') % rank
@@ -151,13 +151,15 @@ def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View):
     return State(Kind.INDICES).with_marks_of(*parts)
 
 
-def _beside(op: tf.Operation, parts: typing.List[State]):
+def _beside(op: tf.Operation, parts: typing.List[State], view: View):
     """Tensors beside each other, all of them with the examples along the same dimension."""
     if any(state.is_total for state in parts):
         return unknown(op, 'puts a value of all examples beside those of each')
     examples = [state for state in parts if state.is_by_example]
     is_in_loop = any_of_kind(parts, Kind.ONE_EXAMPLE)  # over examples, where sizes are static
-    if len(examples) < len(parts) and not is_in_loop:
+    are_others_alike = view.is_as_built and all(
+        state.is_by_example or state.is_uniform for state in parts)
+    if len(examples) < len(parts) and not is_in_loop and not are_others_alike:
         return unknown(op, HAS_OWN_SIZE)
     layouts = {state.layout for state in examples}
     if len(layouts) > 1:

@@ -7,10 +7,10 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.entries import HAS_OWN_SIZE, by_example, multiply
+from towers.proof.rules.entries import by_example, multiply
 from towers.proof.rules.totals import any_by_example, any_of_kind, not_linear, total
 from towers.proof.sizes import as_numbers
-from towers.proof.states import NO_STATIC_RANK, Kind, State, unknown
+from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]

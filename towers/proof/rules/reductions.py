@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.entries import (
-    HAS_OWN_SIZE,
     by_example,
     elementwise,
     of_equal_lengths,
@@ -24,7 +23,7 @@ from towers.proof.rules.totals import (
     total,
 )
 from towers.proof.sizes import as_number, as_numbers
-from towers.proof.states import INDEPENDENT, NO_STATIC_RANK, Kind, State, unknown
+from towers.proof.states import HAS_OWN_SIZE, INDEPENDENT, NO_STATIC_RANK, Kind, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
