@@ -190,7 +190,20 @@ CASES = {
     'mean_of_rows_of_mask': (lambda b: tf.reduce_mean(tf.boolean_mask(b.x, b.ids > 1)), STATISTIC),
     'rows_of_two_masks': (lambda b: tf.boolean_mask(b.x, b.ids > 1) + tf.boolean_mask(
         b.x, b.ids > 2), UNKNOWN),
-    'rows_summed_by_class': (lambda b: tf.math.unsorted_segment_sum(b.x, b.ids, 4), UNKNOWN),
+    'rows_summed_by_class': (lambda b: tf.math.unsorted_segment_sum(b.x, b.ids, 4), SUM),
+    'rows_of_mask_summed_by_class': (lambda b: tf.math.unsorted_segment_sum(
+        tf.boolean_mask(b.x, b.ids > 1), tf.boolean_mask(b.ids, b.ids > 1), 4), SUM),
+    'rows_summed_by_class_of_others': (lambda b: tf.math.unsorted_segment_sum(
+        tf.boolean_mask(b.x, b.ids > 1), tf.boolean_mask(b.ids, b.ids < 2), 4), UNKNOWN),
+    'rows_summed_by_as_many_classes': (lambda b: tf.math.unsorted_segment_sum(
+        b.x, b.ids, b.n), UNKNOWN),
+    'largest_by_class': (lambda b: tf.math.unsorted_segment_max(b.x, b.ids, 4), UNKNOWN),
+    'confusion_matrix': (lambda b: tf.math.confusion_matrix(
+        b.ids, tf.argmax(b.x, 1), 4, dtype=tf.float64), SUM),
+    'counts_by_class': (lambda b: tf.scatter_nd(
+        b.ids[:, None], tf.ones([b.n], tf.float64), [4]), SUM),
+    'places_of_columns': (lambda b: tf.scatter_nd(
+        tf.tile(b.ids[None], [4, 1])[:, :, None], tf.transpose(b.x), [4]), UNKNOWN),
     'row_of_each_block': (lambda b: of_blocks(b, tf.argmax(
         b.seq[:, :, 0], 1, output_type=tf.int32)), EACH),
     'row_at_any_place': (lambda b: of_blocks(b, b.ids), UNKNOWN),

@@ -31,11 +31,24 @@ UPDATES = {
 }
 
 
-def trained(update, num_towers, loss_of=tf.reduce_mean, is_finished=False):
+def classes(features):
+    """Labels and predictions, each one of 3 classes."""
+    return tf.argmax(features[:, :3], 1), tf.argmax(features[:, 2:], 1)
+
+
+MATRICES = {
+    'a confusion matrix': lambda v, x, losses: tf.assign_add(
+        v, tf.math.confusion_matrix(*classes(x), num_classes=3, dtype=tf.float64)),
+    'rows by class': lambda v, x, losses: tf.assign_add(
+        v, tf.math.unsorted_segment_sum(x[:, :3], classes(x)[0], 3)),
+}
+
+
+def trained(update, num_towers, loss_of=tf.reduce_mean, is_finished=False, shape=()):
     """`(plan's line, the variable after some steps)`; on plain TF1 without towers."""
     with tf.Graph().as_default():
         features = tf.placeholder(tf.float64, [None, 5])
-        state = tf.get_variable('state', [], tf.float64, initializer=tf.zeros_initializer(),
+        state = tf.get_variable('state', shape, tf.float64, initializer=tf.zeros_initializer(),
                                 trainable=False)
 
         def model_fn(features):
@@ -68,6 +81,14 @@ def test_sums_and_counts_are_those_of_the_batch(case):
     for num_towers, is_finished in (2, True), (3, False):
         _, found = trained(UPDATES[case], num_towers, is_finished=is_finished)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize('case', sorted(MATRICES))
+def test_what_is_added_at_places_of_the_examples_is_that_of_the_batch(case):
+    _, expected = trained(MATRICES[case], 0, shape=[3, 3])
+    _, found = trained(MATRICES[case], 3, shape=[3, 3])
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert np.any(found)
 
 
 def test_a_sum_that_the_loss_reads_stays_the_shards_there():

@@ -95,7 +95,10 @@ class FinishedProgram:
         self._import({})
         graph = tf.get_default_graph()
         entries = [graph.get_tensor_by_name(name) for name in self._names]
-        return MadeProgram(self._output_in_default_graph(), dict(zip(entries, constants)))
+        # As static as the placeholders of the program are: the plan's line is of these.
+        fed = [tf.placeholder_with_default(constant, entry.shape)
+               for entry, constant in zip(entries, constants)]
+        return MadeProgram(self._output_in_default_graph(), dict(zip(entries, fed)))
 
     def _constants(self, batch: tuple) -> typing.List[tf.Tensor]:
         """The arrays of a batch as constants, of the types of the program's inputs."""

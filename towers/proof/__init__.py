@@ -6,14 +6,16 @@ the operation and why. It makes no operation in the program's graph.
 
 Read in this order:
 
-1. `states`: what can be known of a tensor; `sizes`: numbers computed from shapes.
+1. `states`: what can be known of a tensor; `sizes`: numbers computed from shapes (what it asks of
+   `View` is a static value, or a shape).
 2. `scratch`: the forward pass once more, in a graph in which TensorFlow's own shape inference says
    where the examples are; `stand_ins` for its inputs, `functions` for the bodies that it calls.
 3. `view`: what rules ask of that graph; `contexts`: its loops and branches.
 4. `table`: a row for each kind of operation; `rules/`: the functions in it.
 5. `transfer`: from the states of inputs to those of results, by the table or without it;
    `written_before`: reads of what the forward pass has written; `fixed_point`: from the first
-   operation to the last, in rounds, until nothing changes; `analysis`: what comes out.
+   operation to the last, in rounds, until nothing changes; `static_batch`: the numbers that come
+   from the size of a static batch; `analysis`: what comes out.
 6. `batch_norms`: the statistics that are those of batch norms; `written`: what is written to
    variables; `verdict`: the plan's line.
 

@@ -1,6 +1,5 @@
 """The analysis: the state of each tensor of a forward pass, from its inputs to its results."""
 
-import types
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -11,7 +10,6 @@ from towers.graph.graph_walk import leaves_of
 from towers.proof.fixed_point import Settled, settle
 from towers.proof.scratch import Scratch, make_scratch
 from towers.proof.stand_ins import Readings, states_of_inputs, static_size
-from towers.proof.static_batch import read_sizes
 from towers.proof.states import (
     HAS_OWN_SIZE,
     INDEPENDENT,
@@ -22,6 +20,7 @@ from towers.proof.states import (
     State,
     unknown,
 )
+from towers.proof.static_batch import read_sizes
 from towers.proof.written import Written, written_by
 
 
@@ -51,7 +50,7 @@ class Analysis(typing.NamedTuple):
     # of a static batch, the analysis with some constants read as computed from its size
     as_read: typing.Optional['Analysis'] = None
     # the constants that this analysis reads so
-    read: Readings = types.MappingProxyType({})
+    read: typing.Optional[Readings] = None
     # names of the divisors of sums any of which may be that size, so that none is read so
     other_divisors: typing.Sequence[str] = ()
 
@@ -96,9 +95,9 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
                          frozenset(op.name for op in operations))
     scratch = make_scratch(pass_.needed, inputs)
     analysis = pass_.analysis_of(scratch)
-    if not scratch.has_static_batch:
-        return analysis
     size = static_size(inputs)
+    if size is None:
+        return analysis
     if _holds_size(analysis):
         as_built = pass_.analysis_of(make_scratch(pass_.needed, inputs, size))
         analysis = analysis._replace(as_built=as_built)

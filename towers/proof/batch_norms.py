@@ -235,9 +235,12 @@ def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]
     static_axes = tf.get_static_value(axes)
     found = []
     for op in operations:
-        if op.type == 'Mean' and op.inputs[0].name == values.name:
-            if np.array_equal(tf.get_static_value(op.inputs[1]), static_axes):
-                found.append(op.outputs[0])
+        if op.type != 'Mean' or op.inputs[0].name != values.name:
+            continue
+        has_static_axes = static_axes is not None and np.array_equal(
+            tf.get_static_value(op.inputs[1]), static_axes)
+        if has_static_axes or op.inputs[1].name == axes.name:
+            found.append(op.outputs[0])
     return found
 
 

@@ -24,7 +24,7 @@ from towers.proof.view import View
 HAND_ON_IN_LOOP = frozenset(['Identity', 'Enter', 'RefEnter', 'Exit', 'Switch', 'NextIteration'])
 """The types of the operations of a loop that hand a value on as it is."""
 
-ONE_OF_EACH = (Size(0, 1),)
+NUMBER_OF_EXAMPLES = (Size(0, 1),)
 """The sizes of the scalar n, the number of examples."""
 
 
@@ -62,7 +62,7 @@ def _counts_examples(condition: tf.Tensor, view: View):
     back = back_edge(counter.op)
     if back is None or not is_counter(counter.op, back):
         return False
-    return sizes_in(limit, limit_state, view) == ONE_OF_EACH
+    return sizes_in(limit, limit_state, view) == NUMBER_OF_EXAMPLES
 
 
 def back_edge(merge: tf.Operation) -> typing.Optional[tf.Tensor]:

@@ -96,7 +96,7 @@ def lengths_of(kind: str, prime: int) -> Lengths:
     return lambda dimension: by_dimension[0]
 
 
-# ---- constants of a static batch ------------------------------------------------------------------
+# ---- constants of a static batch -----------------------------------------------------------------
 
 class ReadConstant(typing.NamedTuple):
     """A constant of the program that is read as computed from the number of examples."""

@@ -1,7 +1,7 @@
 """Batches of static size: which numbers of the graph would be others for another batch.
 
-Of x [50, 4], `tf.shape(x)[0]` is the constant 50, and does not show where it came from. A graph of a
-static batch is therefore analysed up to three times:
+Of x [50, 4], `tf.shape(x)[0]` is the constant 50, and does not show where it came from. A graph of
+a static batch is therefore analysed up to three times:
 
 1. For a prime number of examples, with each constant as it is (`scratch`). What is proven so holds
    if no number comes from the size of the batch.
@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.op_types import QUOTIENTS, RESHAPES
+from towers.graph.op_types import QUOTIENTS, SAME_NUMBERS
 from towers.proof.rules import entries, joining, reductions
 from towers.proof.stand_ins import ReadConstant, Readings
 from towers.proof.states import INDEPENDENT, Kind, State
@@ -172,49 +172,24 @@ class _Reader:
           place: of the number.
           times: how many times the number of examples it has to be.
         """
-        op = tensor.op
-        if op.type == 'Const':
-            value = tf.get_static_value(tensor)
-            if place < value.size and value.flat[place] == times * self._size:
-                self._read_constant(op, {place: times}, {})
-        elif op.type in _HAND_ON or op.type in RESHAPES:
-            self._read_number(op.inputs[0], place, times)
-        elif op.type == 'StridedSlice' and op.get_attr('shrink_axis_mask') == 1:
-            begin = tf.get_static_value(op.inputs[1])
-            if begin is not None and op.inputs[0].shape.ndims == 1:
-                self._read_number(op.inputs[0], int(begin[0]), times)
-        elif op.type == 'Mul':
-            self._read_factor(op, place, times)
-        elif op.type == 'Pack' and op.inputs[0].shape.ndims == 0:
-            self._read_number(op.inputs[place], 0, times)
-        elif op.type == 'ConcatV2':
-            for part in list(op.inputs)[:-1]:
-                length = part.shape.num_elements()
-                if length is None or place < length:
-                    self._read_number(part, place, times)
-                    return
-                place -= length
-
-    def _read_factor(self, op: tf.Operation, place: int, times: int) -> None:
-        """Reads a factor of a product that is `times` the number of examples, unless it could be
-        either of both."""
-        values = [tf.get_static_value(tensor) for tensor in op.inputs]
-        if any(value is None or value.shape for value in values):
+        number: typing.Optional[_Number] = _Number(tensor, place, times)
+        while number is not None and number.tensor.op.type != 'Const':
+            source_of = _SOURCES.get(number.tensor.op.type)
+            number = None if source_of is None else source_of(number, self._size)
+        if number is None:
             return
-        found = [(tensor, times // int(other)) for tensor, value, other in zip(
-            op.inputs, values, values[::-1]) if other and times % other == 0 and (
-                value == times // other * self._size)]
-        if len(found) == 1:
-            [(tensor, times_factor)] = found
-            self._read_number(tensor, place, times_factor)
+        value = tf.get_static_value(number.tensor)
+        is_there = number.place < value.size
+        if is_there and value.flat[number.place] == number.times * self._size:
+            self._read_constant(number.tensor.op, {number.place: number.times}, {})
 
     def _read_constant(self, op: tf.Operation, numbers: typing.Dict[int, int],
                        lengths: typing.Dict[int, int]) -> None:
         """Adds numbers, or lengths of a uniform constant, to what is read of it. What cannot be
         read both ways stays as it is."""
         value = tf.get_static_value(op.outputs[0])
-        found = self.readings.get(op.name, ReadConstant(value, {}, {}))
-        found = ReadConstant(value, dict(found.numbers), dict(found.lengths))
+        before = self.readings.get(op.name, ReadConstant(value, {}, {}))
+        found = ReadConstant(value, dict(before.numbers), dict(before.lengths))
         found.numbers.update(numbers)
         found.lengths.update(lengths)
         is_uniform = value.size > 0 and (value == value.flat[0]).all()
@@ -224,7 +199,70 @@ class _Reader:
             self.readings[op.name] = found
 
 
+# ---- where a number comes from -------------------------------------------------------------------
+
+class _Number(typing.NamedTuple):
+    """A number of a vector, or a scalar."""
+    tensor: tf.Tensor
+    place: int  # of the number in the vector
+    times: int  # how many times the number of examples it has to be
+
+
+def _handed_on(number: _Number, size: int) -> typing.Optional[_Number]:
+    """The same number of the first input."""
+    return number._replace(tensor=number.tensor.op.inputs[0])
+
+
+def _sliced(number: _Number, size: int) -> typing.Optional[_Number]:
+    """The number `shape[1]` of a vector."""
+    op = number.tensor.op
+    begin = tf.get_static_value(op.inputs[1])
+    is_index = op.get_attr('shrink_axis_mask') == 1 and op.inputs[0].shape.ndims == 1
+    if begin is None or not is_index:
+        return None
+    return number._replace(tensor=op.inputs[0], place=int(begin[0]))
+
+
+def _factor(number: _Number, size: int) -> typing.Optional[_Number]:
+    """The factor of a product that comes from the number of examples, unless either could."""
+    tensors = list(number.tensor.op.inputs)
+    values = [tf.get_static_value(tensor) for tensor in tensors]
+    if any(value is None or value.shape or value < 1 for value in values):
+        return None
+    found = []
+    for tensor, value, other in zip(tensors, values, values[::-1]):
+        if number.times % other == 0 and value == number.times // other * size:
+            found.append(number._replace(tensor=tensor, times=number.times // int(other)))
+    return found[0] if len(found) == 1 else None
+
+
+def _stacked(number: _Number, size: int) -> typing.Optional[_Number]:
+    """One of the scalars of `tf.stack([n, 4])`."""
+    op = number.tensor.op
+    if op.inputs[0].shape.ndims != 0:
+        return None
+    return number._replace(tensor=op.inputs[number.place], place=0)
+
+
+def _joined(number: _Number, size: int) -> typing.Optional[_Number]:
+    """A number of one of the vectors of `tf.concat([[n], [4]], 0)`."""
+    place = number.place
+    for part in list(number.tensor.op.inputs)[:-1]:
+        length = part.shape.num_elements()
+        if length is None:
+            return None
+        if place < length:
+            return number._replace(tensor=part, place=place)
+        place -= length
+    return None
+
+
 # ---- operations ----------------------------------------------------------------------------------
+
+_SOURCES: typing.Dict[str, typing.Callable] = dict(
+    {name: _handed_on for name in SAME_NUMBERS},
+    StridedSlice=_sliced, Mul=_factor, Pack=_stacked, ConcatV2=_joined)
+"""{type of an operation: the function from a number of its result to that of an input}"""
 
 _SHAPE_ARGUMENTS = {'Reshape': 1, 'BroadcastTo': 1, 'Conv2DBackpropInput': 0,
                     'Conv3DBackpropInputV2': 0, 'DepthwiseConv2dNativeBackpropInput': 0}

@@ -97,7 +97,8 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
     """
     statistics = analysis.in_order(state.shard_statistics)
     accepted = normalizations | set(analysis.suppositions)
-    others = [analysis.reasons[name] for name in statistics if name not in accepted]
+    others = list(dict.fromkeys(
+        analysis.reasons[name] for name in statistics if name not in accepted))
     if state.kind is Kind.UNKNOWN:
         return list(dict.fromkeys(_unknown_before(losses, analysis) + others))
     if state.kind is Kind.INDEPENDENT and statistics and not others:  # no mean, even in sync
@@ -135,7 +136,7 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     conditions = ''
     if question.static_size is not None:
         conditions += ', if %s (a batch [None, ...] needs no if)' % _condition_of_size(
-            question.static_size, list(analysis.read))
+            question.static_size, list(analysis.read or ()))
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions += ', if %s is fed a scalar (give it the shape [])' % names
@@ -165,7 +166,7 @@ def _condition_of_size(size: int, read: typing.Sequence[str]) -> str:
     if not read:
         return 'no number in it comes from the static size of a shard, %d' % size
     operations = 'operation' if len(read) == 1 else 'operations'
-    return "%d in %d %s (%s) is the static size of a shard, and no other number comes from it" % (
+    return '%d in %d %s (%s) is the static size of a shard, and no other number comes from it' % (
         size, len(read), operations, _names(read))
 
 

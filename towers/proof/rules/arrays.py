@@ -62,7 +62,7 @@ def _size(op: tf.Operation, states: _States, view: View, maker: tf.Operation) ->
     """The number of elements: the size that the array was made with; or n, where a loop over the
     examples has written one in each iteration."""
     if _is_written_for_each(op.inputs[1], view):
-        return State(Kind.SIZES, sizes=contexts.ONE_OF_EACH)
+        return State(Kind.SIZES, sizes=contexts.NUMBER_OF_EXAMPLES)
     if maker.get_attr('dynamic_size'):
         return unknown(maker, 'has elements added to it')
     sizes = sizes_in(maker.inputs[0], view.state(maker.inputs[0]), view)

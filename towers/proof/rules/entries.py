@@ -20,7 +20,15 @@ from towers.proof.rules.totals import (
     sum_of_totals,
 )
 from towers.proof.sizes import LEAST_STAND_IN, as_numbers
-from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, Layout, State, per_example, unknown
+from towers.proof.states import (
+    HAS_OWN_SIZE,
+    NO_STATIC_RANK,
+    Kind,
+    Layout,
+    State,
+    per_example,
+    unknown,
+)
 from towers.proof.view import View
 
 _States = typing.Sequence[State]

@@ -108,7 +108,7 @@ def _moved_positions(op: tf.Operation, state: State, view: View):
     """Positions [n] of examples stay positions as [n, 1] or [1, n]."""
     shape = view.shape(op.outputs[0])
     is_vector = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
-    has_same_entries = is_vector and op.type in ('ExpandDims', 'Reshape', 'Squeeze', 'Identity')
+    has_same_entries = is_vector and op.type in ('ExpandDims', 'Reshape', 'Squeeze')
     if has_same_entries and shape is not None and shape.count(1) == len(shape) - 1:
         axes = [axis for axis, length in enumerate(shape) if length != 1]
         return state._replace(axis=axes[0])
@@ -203,15 +203,27 @@ def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optio
         return None
     if any(size.per_example for size in shape[1:]):
         return None
-    first, rest = shape[0], [size.constant for size in shape[1:]]
-    is_known = all(length > 0 or length == -1 for length in rest)
-    if first.per_example and not first.constant and is_known:
-        return per_example(0, inner=first.per_example, is_constant=state.is_constant)
+    rest = [size.constant for size in shape[1:]]
     entries = state.inner * _exact_product([size.constant for size in lengths[1:]])
+    inner = _rows_of_each(shape[0], rest, entries)
+    return None if inner is None else per_example(0, inner=inner, is_constant=state.is_constant)
+
+
+def _rows_of_each(first: Size, rest: typing.List[int], entries: int) -> typing.Optional[int]:
+    """How many rows of a shape belong to each example; None where that is not known.
+
+    Args:
+      first: the number of rows, k n, or -1 for as many as there are.
+      rest: the lengths behind it, of which one may be -1 where the first is not.
+      entries: the number of entries of each example.
+    """
+    if first.per_example and not first.constant:
+        is_known = all(length > 0 or length == -1 for length in rest)
+        return first.per_example if is_known else None
     width = _exact_product(rest)
     if first != Size(-1) or min(rest, default=1) <= 0 or entries % width:
         return None
-    return per_example(0, inner=entries // width, is_constant=state.is_constant)
+    return entries // width
 
 
 def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View):

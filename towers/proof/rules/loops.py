@@ -212,7 +212,7 @@ def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
     if not loop.is_over_examples:
         return in_branch(op, state, _end_of(op, loop, view), view)
     if state.kind is Kind.POSITION:
-        return State(Kind.SIZES, sizes=contexts.ONE_OF_EACH)
+        return State(Kind.SIZES, sizes=contexts.NUMBER_OF_EXAMPLES)
     if contexts.is_array_flow(op.inputs[0]):
         return state
     return unknown(op, 'leaves a loop over the examples')

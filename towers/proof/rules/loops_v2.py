@@ -10,7 +10,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.proof.contexts import ONE_OF_EACH, constant_of
+from towers.proof.contexts import NUMBER_OF_EXAMPLES, constant_of
 from towers.proof.functions import LoopBody
 from towers.proof.rules import longest, loops
 from towers.proof.sizes import sizes_in
@@ -142,7 +142,7 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
                 its_end = longest.without(condition, end)
             found.append(loops.in_branch(op, state, its_end, view))
         elif state.kind is Kind.POSITION:
-            found.append(State(Kind.SIZES, sizes=ONE_OF_EACH))
+            found.append(State(Kind.SIZES, sizes=NUMBER_OF_EXAMPLES))
         elif carried.is_kept or carried.is_list:
             found.append(state)
         else:
@@ -210,4 +210,4 @@ def _tests_counters(condition: tf.Tensor, op: tf.Operation, body: LoopBody, view
             return False
         limit = carried_limit.initial
     state = view.state_or_none(limit)
-    return state is not None and sizes_in(limit, state, view) == ONE_OF_EACH
+    return state is not None and sizes_in(limit, state, view) == NUMBER_OF_EXAMPLES

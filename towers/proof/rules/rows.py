@@ -9,7 +9,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.totals import any_by_example, any_of_kind, not_linear
+from towers.proof.rules.totals import any_by_example, any_of_kind, not_linear, total
 from towers.proof.sizes import sizes_in
 from towers.proof.states import (
     EVERY_EXAMPLE,
@@ -50,7 +50,11 @@ def where(op: tf.Operation, states: _States, view: View) -> State:
 
 def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.scatter_nd(positions [rows, 1], x [rows, 4], [n, 4])`: [n, 4], rows of the examples back
-    at their places, and zeros for the examples that a mask left out."""
+    at their places, and zeros for the examples that a mask left out.
+
+    At places that each example tells, as in `tf.math.confusion_matrix`, in a tensor of a shape that
+    all towers share, it is the sum of what each example adds at its place.
+    """
     positions, values, shape = states
     if not any_by_example(states) and not any(state.is_position for state in states):
         return not_linear(op, states, view)
@@ -61,6 +65,8 @@ def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     sizes = sizes_in(op.inputs[2], shape, view)
     entries = Size(0, positions.outer * positions.inner)  # in which the mask found the rows
     is_back = has_vectors_of_one and is_of_same_rows and _is_of_examples(sizes, entries)
+    if not is_back and _are_added_up(positions, values, sizes):
+        return total(Kind.SUM, op).with_marks_of(*states)
     if not is_back:
         return unknown(op, 'adds up rows by their places')
     return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
@@ -75,7 +81,7 @@ def _is_of_examples(sizes: typing.Optional[typing.Tuple[Size, ...]], first: Size
 
 def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.math.unsorted_segment_sum(x [rows, 4], positions [rows], n)`: [n, 4], the sum of the rows
-    of each example."""
+    of each example. By classes [rows] of which there are 10, a sum over the examples: [10, 4]."""
     values, positions, count = states
     if not any_by_example(states) and positions.kind is not Kind.POSITION:
         return not_linear(op, states, view)
@@ -83,9 +89,20 @@ def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
         values.layout == rows(0, positions.selection).layout)
     entries = Size(0, positions.outer * positions.inner)  # in which the mask found the rows
     sizes = sizes_in(op.inputs[2], count, view)
+    if _are_added_up(positions, values, sizes):
+        return total(Kind.SUM, op).with_marks_of(*states)
     if not is_of_same_rows or sizes != (entries,):
         return unknown(op, 'adds up rows by their numbers')
     return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
+
+
+def _are_added_up(places: State, values: State,
+                  sizes: typing.Optional[typing.Tuple[Size, ...]]) -> bool:
+    """Whether each row of some values is added at the place that the same example tells, in a
+    tensor of a shape that is the same on every tower."""
+    is_of_each = places.is_by_example and places.kind is not Kind.ONE_EXAMPLE
+    is_shared_shape = sizes is not None and not any(size.per_example for size in sizes)
+    return is_of_each and is_shared_shape and places.axis == 0 and values.layout == places.layout
 
 
 # ---- sparse tensors ------------------------------------------------------------------------------

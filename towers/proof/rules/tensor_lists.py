@@ -8,7 +8,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.contexts import ONE_OF_EACH
+from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.rules import loops
 from towers.proof.rules.arrays import element_at
 from towers.proof.sizes import as_number, as_numbers, sizes_in
@@ -46,7 +46,7 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
     if is_along_examples:
         if value.layout != ROW_OF_EACH_EXAMPLE:
             return unknown(op, _APART)
-        return ONE_EXAMPLE._replace(sizes=ONE_OF_EACH).with_marks_of(value)
+        return ONE_EXAMPLE._replace(sizes=NUMBER_OF_EXAMPLES).with_marks_of(value)
     shape = view.shape(op.inputs[0])
     if shape is None or shape[0] is None:
         return unknown(op, _NO_STATIC_LENGTH)
@@ -95,7 +95,7 @@ def list_stack(op: tf.Operation, states: _States, view: View) -> State:
     elements = states[0]
     is_of_each = elements.kind is Kind.ONE_EXAMPLE
     if is_of_each:
-        has_right_length = elements.sizes == ONE_OF_EACH
+        has_right_length = elements.sizes == NUMBER_OF_EXAMPLES
     else:
         has_right_length = not elements.depends_on_length
     if not has_right_length:

@@ -1,0 +1,155 @@
+"""Batches of static size: which numbers are read as the size of a shard, and what the line says."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.proof.analysis import analyse
+from towers.proof.batch_norms import find_batch_norms
+from towers.proof.verdict import Question, verdict_of
+
+SIZE = 4  # examples of a shard
+
+
+def verdict(loss, inputs, adds_shards=False):
+    operations = tf.get_default_graph().get_operations()
+    analysis = analyse(operations, inputs, [loss])
+    norms = find_batch_norms(analysis.as_built or analysis, operations)
+    return verdict_of([loss], analysis, norms, Question(adds_shards, SIZE, 'tower'))
+
+
+def line(loss, inputs):
+    return verdict(loss, inputs).text
+
+
+def batch(*shape):
+    return tf.placeholder(tf.float32, (SIZE,) + shape)
+
+
+def condition(*names):
+    return 'proven, if %d in %d operation%s (%s) is the static size of a shard, and no other number ' \
+        'comes from it (a batch [None, ...] needs no if): ' % (
+            SIZE, len(names), '' if len(names) == 1 else 's', ', '.join(map(repr, names)))
+
+
+def test_a_loss_in_which_no_number_is_the_size():
+    x = batch(6)
+    assert line(tf.reduce_mean(tf.square(x)), x).startswith(
+        'proven, if no number in it comes from the static size of a shard, 4 (')
+
+
+def test_the_shape_of_random_numbers_beside_the_examples():
+    x = batch(6)
+    noise = tf.random_uniform(tf.constant([SIZE, 6], name='shape'))
+    assert line(tf.reduce_mean(tf.reduce_max(x * noise, 1)), x).startswith(condition('shape'))
+
+
+def test_a_first_state_of_zeros():
+    x = batch(6)
+    zeros = tf.constant(0., shape=[SIZE, 3], name='state')
+    joined = tf.concat([x, zeros], 1)
+    assert line(tf.reduce_mean(tf.reduce_max(joined, 1)), x).startswith(condition('state'))
+
+
+def test_a_multiple_of_the_size_in_a_reshape():
+    x = batch(3, 6)
+    flat = tf.reshape(x, tf.constant([3 * SIZE, 6], name='shape'))
+    assert line(tf.reduce_mean(tf.reduce_max(flat, 1)), x).startswith(condition('shape'))
+
+
+def test_a_divisor_of_a_sum():
+    x = batch(6)
+    loss = tf.reduce_sum(tf.square(x)) / tf.constant(float(SIZE), name='size')
+    assert line(loss, x).startswith(condition('size'))
+
+
+def test_a_divisor_that_is_a_multiple():
+    x = batch(6)
+    loss = tf.reduce_sum(tf.square(x)) / tf.cast(tf.constant(6 * SIZE, name='size'), tf.float32)
+    assert line(loss, x).startswith(condition('size'))
+
+
+def test_of_two_divisors_none_is_read():
+    x = batch(6)
+    loss = tf.reduce_sum(tf.square(x)) / tf.constant(4., name='a') / tf.constant(8., name='b')
+    assert line(loss, x).startswith(
+        'not proven: the loss is a sum over the examples, of which the towers take the mean, unless '
+        "one of its divisors ('a', 'b') is the size of a shard; ")
+
+
+def test_a_divisor_that_is_no_multiple_is_not_read():
+    x = batch(6)
+    assert line(tf.reduce_sum(x) / 6., x).startswith('not proven: the loss is a sum')
+
+
+def test_the_length_of_what_loops_carry():
+    was_v2 = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        x = batch(6)
+        state = tf.fill(tf.constant([SIZE, 6], name='shape'), 0.)
+        h = tf.while_loop(lambda t, _: t < 3, lambda t, h: (t + 1, tf.tanh(h + x)), [0, state])[1]
+        loss = tf.reduce_mean(tf.reduce_max(h, 1))
+    finally:
+        if was_v2:
+            tf.enable_control_flow_v2()
+    assert line(loss, x).startswith(condition('shape'))
+
+
+def test_the_output_of_a_transposed_convolution():
+    x = batch(4, 4, 2)
+    shape = tf.constant([SIZE, 8, 8, 3], name='shape')
+    image = tf.nn.conv2d_transpose(x, tf.ones([2, 2, 3, 2]), shape, 2)
+    assert line(tf.reduce_mean(tf.reduce_max(image, [1, 2, 3])), x).startswith(condition('shape'))
+
+
+@pytest.mark.parametrize('couple', [
+    lambda x: x - tf.reduce_mean(x, 0),
+    lambda x: tf.reshape(x, [2, SIZE, 2]),  # halves of examples, as many as examples
+    lambda x: tf.reshape(x, [SIZE // 2, 8]),  # two examples in a row
+    lambda x: tf.transpose(x) * x,  # 4 features, 4 examples
+    lambda x: tf.matmul(x, tf.random_uniform([SIZE, SIZE])) * tf.transpose(x),
+    lambda x: x[:SIZE // 2] * x[SIZE // 2:],
+    lambda x: tf.cumsum(x, 0) * tf.random_uniform([SIZE, 4]),
+    lambda x: tf.gather(x, [1, 2, 3, 0]) * x,
+    lambda x: x * tf.reshape(tf.range(4.), [4, 1]),  # another weight for each position
+    lambda x: tf.stack([tf.reduce_sum(x[i]) for i in range(SIZE)]) * x,
+    lambda x: tf.reduce_max(x * tf.random_uniform([SIZE, 4]), 0),
+    lambda x: x * tf.Variable(tf.ones([SIZE, 4])),  # a weight of each place in the shard
+    lambda x: tf.linalg.set_diag(tf.tensordot(x, x, [[1], [1]]), tf.zeros([SIZE])),
+    lambda x: tf.nn.softmax(x * tf.ones([SIZE, 1]), 0),
+    lambda x: tf.square(tf.reduce_sum(x) / SIZE),
+])
+def test_what_couples_examples_is_not_proven_by_a_reading(couple):
+    x = batch(4)
+    assert line(tf.reduce_mean(tf.square(couple(x))), x).startswith('not proven: ')
+
+
+def test_a_number_that_equals_the_size_stays_what_it_is_where_nothing_asks_for_it():
+    x, y = batch(6), tf.placeholder(tf.int64, [SIZE])
+    one_hot = tf.one_hot(y, SIZE)  # as many classes as examples
+    scores = tf.matmul(x, tf.get_variable('w', [6, SIZE]))
+    loss = tf.reduce_mean(tf.reduce_sum(one_hot * scores, 1))
+    assert line(loss, (x, y)).startswith('proven, if no number in it ')
+
+
+def test_a_sum_is_proven_for_towers_that_add_up():
+    x = batch(6)
+    noise = tf.random_uniform(tf.constant([SIZE, 6], name='shape'))
+    found = verdict(tf.reduce_sum(x * noise), x, adds_shards=True)
+    assert found.text.startswith(condition('shape')) and found.is_conditional
+    assert not found.is_proven
+
+
+def test_a_batch_norm_beside_a_reading():
+    x = batch(6)
+    x = x * tf.random_uniform(tf.constant([SIZE, 6], name='shape'))
+    mean, variance = tf.nn.moments(x, [0])
+    loss = tf.reduce_mean(tf.square((x - mean) / tf.sqrt(variance + .1)))
+    assert 'but for 1 batch norm of each' in line(loss, [x.op.inputs[0]])
+
+
+def test_a_single_example_is_not_read():
+    x = tf.placeholder(tf.float32, [1, 6])
+    loss = tf.reduce_sum(x) / 2.
+    analysis = analyse(tf.get_default_graph().get_operations(), x, [loss])
+    assert analysis.as_read is None
