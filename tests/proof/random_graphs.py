@@ -277,7 +277,10 @@ class Program:
         return self.one_of([
             lambda: tf.math.unsorted_segment_sum(x, places, 4),
             lambda: tf.math.unsorted_segment_sum(x, tf.range(self.examples), self.examples),
-            lambda: tf.math.unsorted_segment_max(x, places, 4)])()
+            lambda: tf.math.unsorted_segment_max(x, places, 4),
+            lambda: tf.scatter_nd(places[..., None], x, [4] + x.shape.as_list()[1:]),
+            lambda: tf.scatter_nd(places[..., None], tf.ones_like(x), [4]),
+            lambda: tf.scatter_nd(tf.stack([places, places], -1), x[..., 0], [4, 4])])()
 
     def convolved(self):
         x = self.a_float()

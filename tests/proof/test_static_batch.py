@@ -25,10 +25,10 @@ def batch(*shape):
     return tf.placeholder(tf.float32, (SIZE,) + shape)
 
 
-def condition(*names):
-    return 'proven, if %d in %d operation%s (%s) is the static size of a shard, and no other number ' \
+def condition(*names, multiple=''):
+    return 'proven, if %d%s in %d operation%s (%s) is the static size of a shard, and no other number ' \
         'comes from it (a batch [None, ...] needs no if): ' % (
-            SIZE, len(names), '' if len(names) == 1 else 's', ', '.join(map(repr, names)))
+            SIZE, multiple, len(names), '' if len(names) == 1 else 's', ', '.join(map(repr, names)))
 
 
 def test_a_loss_in_which_no_number_is_the_size():
@@ -53,7 +53,8 @@ def test_a_first_state_of_zeros():
 def test_a_multiple_of_the_size_in_a_reshape():
     x = batch(3, 6)
     flat = tf.reshape(x, tf.constant([3 * SIZE, 6], name='shape'))
-    assert line(tf.reduce_mean(tf.reduce_max(flat, 1)), x).startswith(condition('shape'))
+    assert line(tf.reduce_mean(tf.reduce_max(flat, 1)), x).startswith(
+        condition('shape', multiple=', or a multiple of it,'))
 
 
 def test_a_divisor_of_a_sum():
@@ -65,7 +66,7 @@ def test_a_divisor_of_a_sum():
 def test_a_divisor_that_is_a_multiple():
     x = batch(6)
     loss = tf.reduce_sum(tf.square(x)) / tf.cast(tf.constant(6 * SIZE, name='size'), tf.float32)
-    assert line(loss, x).startswith(condition('size'))
+    assert line(loss, x).startswith(condition('size', multiple=', or a multiple of it,'))
 
 
 def test_of_two_divisors_none_is_read():
@@ -146,6 +147,19 @@ def test_a_batch_norm_beside_a_reading():
     mean, variance = tf.nn.moments(x, [0])
     loss = tf.reduce_mean(tf.square((x - mean) / tf.sqrt(variance + .1)))
     assert 'but for 1 batch norm of each' in line(loss, [x.op.inputs[0]])
+
+
+def test_inputs_of_two_sizes_are_not_read():
+    x, z = batch(6), tf.placeholder(tf.float32, [2 * SIZE, 6])
+    loss = tf.reduce_mean(x * tf.random_uniform([SIZE, 6])) + tf.reduce_mean(z)
+    assert line(loss, (x, z)).startswith('not proven: the graph has the size of a shard, 4, in it')
+
+
+def test_numbers_that_are_not_whole_stay_beside_a_size():
+    x = batch(6)
+    numbers = tf.constant([float(SIZE), .5])
+    loss = tf.reduce_sum(x) / numbers[0] * numbers[1]
+    assert line(loss, x).startswith('not proven: the loss is a sum')
 
 
 def test_a_single_example_is_not_read():

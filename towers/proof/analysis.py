@@ -9,7 +9,7 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.proof.fixed_point import Settled, settle
 from towers.proof.scratch import Scratch, make_scratch
-from towers.proof.stand_ins import Readings, states_of_inputs, static_size
+from towers.proof.stand_ins import Readings, have_one_size, states_of_inputs, static_size
 from towers.proof.states import (
     HAS_OWN_SIZE,
     INDEPENDENT,
@@ -101,6 +101,8 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     if _holds_size(analysis):
         as_built = pass_.analysis_of(make_scratch(pass_.needed, inputs, size))
         analysis = analysis._replace(as_built=as_built)
+    if not have_one_size(inputs):
+        return analysis
     found = read_sizes(pass_.needed, (analysis.as_built or analysis).states, size)
     if not found.readings and not found.other_divisors:
         return analysis

@@ -107,6 +107,11 @@ class ReadConstant(typing.NamedTuple):
     lengths: typing.Dict[int, int]
 
     @property
+    def is_multiple(self) -> bool:
+        """Whether a number is twice the number of examples, or more."""
+        return max([*self.numbers.values(), *self.lengths.values()]) > 1
+
+    @property
     def state(self) -> State:
         """The state of the constant, read so."""
         if self.lengths:
@@ -152,6 +157,13 @@ def static_size(inputs: typing.Any) -> typing.Optional[int]:
         if examples is not None:
             return examples
     return None
+
+
+def have_one_size(inputs: typing.Any) -> bool:
+    """Whether all tensors of a nest that say their number of examples say the same."""
+    leaves = [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None and leaf.shape.ndims]
+    sizes = {leaf.shape.as_list()[0] for leaf in leaves}
+    return len(sizes - {None}) == 1
 
 
 def stand_in_of(tensor: tf.Tensor, inputs: typing.Any, prime: int, lengths: Lengths) -> StandIn:

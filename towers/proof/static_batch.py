@@ -36,6 +36,7 @@ from towers.proof.states import INDEPENDENT, Kind, State
 from towers.proof.table import RULES
 
 _States = typing.Dict[str, State]
+_MOST_NUMBERS = 64  # of a vector of sizes
 
 
 class Found(typing.NamedTuple):
@@ -179,8 +180,10 @@ class _Reader:
         if number is None:
             return
         value = tf.get_static_value(number.tensor)
-        is_there = number.place < value.size
-        if is_there and value.flat[number.place] == number.times * self._size:
+        is_vector = value.size == 1 or value.dtype.kind in 'iu' and value.size <= _MOST_NUMBERS
+        if not is_vector or number.place >= value.size:
+            return
+        if value.flat[number.place] == number.times * self._size:
             self._read_constant(number.tensor.op, {number.place: number.times}, {})
 
     def _read_constant(self, op: tf.Operation, numbers: typing.Dict[int, int],

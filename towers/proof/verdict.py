@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, statistics_of_normalizations
+from towers.proof.stand_ins import Readings
 from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State
 
 
@@ -136,7 +137,7 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     conditions = ''
     if question.static_size is not None:
         conditions += ', if %s (a batch [None, ...] needs no if)' % _condition_of_size(
-            question.static_size, list(analysis.read or ()))
+            question.static_size, analysis.read or {})
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions += ', if %s is fed a scalar (give it the shape [])' % names
@@ -156,12 +157,12 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     return conditions
 
 
-def _condition_of_size(size: int, read: typing.Sequence[str]) -> str:
+def _condition_of_size(size: int, read: Readings) -> str:
     """What a proof supposes of a static batch, in words.
 
     Args:
       size: of a shard.
-      read: names of the constants that it reads as computed from this size.
+      read: the constants that it reads as computed from this size.
     """
     if not read:
         return 'no number in it comes from the static size of a shard, %d' % size
