@@ -1,8 +1,10 @@
 """Batches of static size: which numbers are read as the size of a shard, and what the line says."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import towers
 from towers.proof.analysis import analyse
 from towers.proof.batch_norms import find_batch_norms
 from towers.proof.verdict import Question, verdict_of
@@ -167,3 +169,21 @@ def test_a_single_example_is_not_read():
     loss = tf.reduce_sum(x) / 2.
     analysis = analyse(tf.get_default_graph().get_operations(), x, [loss])
     assert analysis.as_read is None
+
+
+def written_for_its_batch(x):
+    """A loss whose numbers come from the static size of its batch."""
+    size = int(x.shape[0])
+    weights = tf.get_variable('w', [9, 6], tf.float64, tf.glorot_uniform_initializer(seed=1))
+    joined = tf.concat([x, tf.zeros([size, 3], tf.float64)], 1)
+    hidden = tf.reshape(tf.tanh(tf.matmul(joined, weights)), [size * 2, 3])
+    return tf.reduce_sum(tf.square(tf.reduce_max(hidden, 1))) / size
+
+
+@pytest.mark.parametrize('accumulate', [1, 2])
+def test_where_the_condition_is_true_towers_are_one_device(accumulate):
+    batch_of_8 = np.random.RandomState(0).randn(8, 6)
+    report = towers.check_towers(written_for_its_batch, (batch_of_8,), num_towers=2,
+                                 accumulate=accumulate)
+    assert report.proof.startswith('proven, if %d, or a multiple of it,' % (4 // accumulate))
+    assert report.equal

@@ -197,10 +197,12 @@ def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str]) -> 
     return text
 
 
-def _names(names: typing.Sequence[str]) -> str:
+def _names(names: typing.Iterable[str]) -> str:
     """The first names of some: "'a', 'b', ..."."""
-    more = ', ...' if len(names) > 2 else ''
-    return ', '.join(map(repr, names[:2])) + more
+    texts = list(map(repr, names))
+    if len(texts) > 2:
+        texts[2:] = ['...']
+    return ', '.join(texts)
 
 
 def _not_proven(ends: typing.List[Reason], question: Question) -> Verdict:
