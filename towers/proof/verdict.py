@@ -167,8 +167,9 @@ def _condition_of_size(size: int, read: Readings) -> str:
     if not read:
         return 'no number in it comes from the static size of a shard, %d' % size
     operations = 'operation' if len(read) == 1 else 'operations'
-    return '%d in %d %s (%s) is the static size of a shard, and no other number comes from it' % (
-        size, len(read), operations, _names(read))
+    multiple = ', or a multiple of it,' if any(each.is_multiple for each in read.values()) else ''
+    return '%d%s in %d %s (%s) is the static size of a shard, and no other number comes from it' % (
+        size, multiple, len(read), operations, _names(read))
 
 
 # ---- in words ------------------------------------------------------------------------------------
