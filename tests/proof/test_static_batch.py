@@ -45,6 +45,16 @@ def test_the_shape_of_random_numbers_beside_the_examples():
     assert line(tf.reduce_mean(tf.reduce_max(x * noise, 1)), x).startswith(condition('shape'))
 
 
+def test_numbers_that_another_output_has_are_no_condition():
+    x = batch(6)
+    first = tf.reduce_mean(x * tf.random_uniform(tf.constant([SIZE, 6], name='of_first')))
+    second = tf.reduce_mean(x * tf.random_uniform(tf.constant([SIZE, 6], name='of_second')))
+    analysis = analyse(tf.get_default_graph().get_operations(), x, [first, second])
+    found = verdict_of([second], analysis, find_batch_norms(analysis, []), Question(
+        False, SIZE, 'tower'))
+    assert found.text.startswith(condition('of_second'))
+
+
 def test_a_first_state_of_zeros():
     x = batch(6)
     zeros = tf.constant(0., shape=[SIZE, 3], name='state')

@@ -40,7 +40,10 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
     verdict = _verdict(losses, analysis, batch_norms, question)
     if analysis.as_read is None or verdict.is_proven or verdict.is_conditional:
         return verdict
-    return _verdict(losses, analysis.as_read, batch_norms, question)
+    read = analysis.as_read.read or {}
+    before = graph_walk.ancestors(losses)
+    of_losses = {name: constant for name, constant in read.items() if name in before}
+    return _verdict(losses, analysis.as_read._replace(read=of_losses), batch_norms, question)
 
 
 def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
