@@ -194,6 +194,6 @@ def written_for_its_batch(x):
 def test_where_the_condition_is_true_towers_are_one_device(accumulate):
     batch_of_8 = np.random.RandomState(0).randn(8, 6)
     report = towers.check_towers(written_for_its_batch, (batch_of_8,), num_towers=2,
-                                 accumulate=accumulate)
+                                 memory=towers.Memory(accumulate=accumulate))
     assert report.proof.startswith('proven, if %d, or a multiple of it,' % (4 // accumulate))
     assert report.equal
