@@ -15,6 +15,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.graph import graph_walk
 from towers.graph.op_types import HAND_ON_MEMORY, READS, SETS, VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, is_variable, read_from
@@ -112,9 +113,33 @@ def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
         for taker in next_takers(source):
             late = [write.name for write in writes
                     if order.is_before(write.name, taker.name) and write is not taker
-                    and not order.is_before(write.name, source.name)]
+                    and not order.is_before(write.name, source.name)
+                    and not _exclude_each_other(write, [source, taker])]
             if late and taker.type not in SETS:
                 found.setdefault(taker.name, []).extend(late)
+    return found
+
+
+def _exclude_each_other(write: tf.Operation, takers: typing.List[tf.Operation]) -> bool:
+    """Whether a write runs in one branch (v1) of a condition, and an operation that takes the
+    variable in the other: a step runs one of both.
+
+    The condition is the same tensor, which has one value in a step, outside of loops.
+    """
+    other_branches = {(name, 1 - taken) for name, taken in _branches_of(write)}
+    return any(other_branches & _branches_of(taker) for taker in takers)
+
+
+def _branches_of(op: tf.Operation) -> typing.Set[typing.Tuple[str, int]]:
+    """The branches (v1) that an operation is in: `{(name of the condition, which one is taken)}`;
+    none in a loop, where a condition may change, nor by the memory of a variable, which may."""
+    found: typing.Set[typing.Tuple[str, int]] = set()
+    if not compat.in_branches_alone(op):
+        return found
+    for pred, taken, _ in compat.branches_around(op):
+        condition = graph_walk.source_through(pred, ('Identity',))
+        if condition.op.type not in VARIABLE_OPS:
+            found.add((condition.name, taken))
     return found
 
 
