@@ -77,6 +77,7 @@ class _Reader:
         self.readings: Readings = {}
         self._states = states
         self._size = size
+        self._seen: typing.Set[typing.Tuple[str, int, int]] = set()  # lengths that were read
 
     def _state(self, tensor: tf.Tensor) -> State:
         """The state of a tensor; what was not analysed is the same on every tower."""
@@ -143,7 +144,9 @@ class _Reader:
           times: how many times the number of examples the length has to be.
         """
         shape = tensor.shape.as_list() if tensor.shape.ndims else []
-        if not 0 <= axis < len(shape) or shape[axis] != times * self._size:
+        is_new = (tensor.name, axis, times) not in self._seen
+        self._seen.add((tensor.name, axis, times))
+        if not is_new or not 0 <= axis < len(shape) or shape[axis] != times * self._size:
             return
         op = tensor.op
         if op.type == 'Const':
