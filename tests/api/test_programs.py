@@ -142,6 +142,105 @@ def counts_of_classes():
     return model_fn
 
 
+def branches_within_a_map():
+    """A branch for each example, in it another one by a feed; each has weights of its own."""
+    a, b = weights('a', 6), weights('bb', 6)
+    is_second = tf.placeholder_with_default(True, [])
+    layers = [weights('layer%d' % layer, 6, 6) for layer in range(3)]
+
+    def model_fn(x, y):
+        def of_one(row):
+            def other():
+                return tf.cond(is_second, lambda: row * b, lambda: row + a)
+            return tf.cond(tf.reduce_sum(row) > 0, lambda: row * a, other)
+        hidden = tf.map_fn(of_one, x)
+        for layer in layers:
+            hidden = tf.tanh(tf.matmul(hidden, layer))
+        return mean_squared_error(hidden[:, :3], y)
+    return model_fn
+
+
+def annealed_by_the_step():
+    """A term of the loss grows with the step, which the train op counts."""
+    w, v = weights('w', 6, 4), weights('vv', 4, 3)
+
+    def model_fn(x, y):
+        share = tf.minimum(1., tf.cast(tf.train.get_global_step(), tf.float64) / 3.)
+        hidden = tf.tanh(tf.matmul(x, w))
+        penalties = tf.reduce_sum(tf.square(hidden), 1)
+        return mean_squared_error(tf.matmul(hidden, v), y) + share * tf.reduce_mean(penalties)
+    return model_fn
+
+
+def weight_norm():
+    """A length that begins as that of another variable's columns."""
+    v = weights('vv', 6, 3)
+    g = tf.get_variable('g', initializer=tf.norm(v.initialized_value(), axis=0))
+
+    def model_fn(x, y):
+        return mean_squared_error(tf.matmul(x, v / tf.norm(v, axis=0) * g), y)
+    return model_fn
+
+
+def pulled_centers():
+    """Class centers that follow the features of their examples, by updates after the loss."""
+    w = weights('w', 6, 3)
+    centers = weights('centers', 4, 3, trainable=False)
+
+    def model_fn(x, y):
+        features = tf.tanh(tf.matmul(x, w))
+        classes = tf.argmax(y, 1)
+        differences = tf.gather(centers, classes) - features
+        loss = mean_squared_error(features, y) + .1 * tf.reduce_mean(tf.square(differences))
+        with tf.control_dependencies([loss]):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
+                                 tf.scatter_sub(centers, classes, .5 * differences))
+        return loss
+    return model_fn
+
+
+def gated_recurrence():
+    """An array that a loop fills, with branches in its turns; then a scan over it."""
+    onwards, gate = weights('on', 2, 2), weights('gate', 2)
+    is_gated = tf.placeholder_with_default(True, [])
+
+    def model_fn(x, y):
+        steps = tf.reshape(x, [-1, 3, 2])
+
+        def turn(i, state, states):
+            new = tf.tanh(tf.matmul(state, onwards) + steps[:, i])
+            new = tf.cond(is_gated, lambda: tf.cond(i > 1, lambda: new * gate, lambda: new + gate),
+                          lambda: new)
+            return i + 1, new, states.write(i, new)
+        states = tf.while_loop(lambda i, *_: i < 3, turn, (
+            0, tf.zeros_like(steps[:, 0]), tf.TensorArray(tf.float64, 3)))[2]
+        total = tf.scan(lambda last, new: last * .5 + new, states.stack())
+        return mean_squared_error(total[-1], y[:, :2])
+    return model_fn
+
+
+class Lookahead(tf.train.AdamOptimizer):
+    """Every second step the weights go half the way from where they were (Zhang et al. 2019)."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        slow = [tf.Variable(variable.initialized_value(), trainable=False,
+                            name='slow_' + variable.op.name) for variable in variables]
+        count = tf.Variable(0, trainable=False, name='count')
+        with tf.control_dependencies([super().apply_gradients(pairs, global_step)]):
+            counted = tf.assign_add(count, 1)
+
+        def synchronize():
+            moved = [tf.assign_add(each, .5 * (variable - each))
+                     for each, variable in zip(slow, variables)]
+            with tf.control_dependencies(moved):
+                return tf.group(*[tf.assign(variable, each)
+                                  for each, variable in zip(slow, variables)])
+        with tf.control_dependencies([counted]):
+            return tf.cond(tf.equal(count.read_value() % 2, 0), synchronize, tf.no_op)
+
+
 class Program(typing.NamedTuple):
     make: typing.Callable
     data: tuple = (X, Y)
@@ -149,6 +248,7 @@ class Program(typing.NamedTuple):
     transform: typing.Optional[typing.Callable] = None
     can_accumulate: bool = True
     is_slow: bool = False
+    options: typing.Optional[dict] = None  # of one build more
 
 
 PROGRAMS = {
@@ -161,7 +261,16 @@ PROGRAMS = {
                          is_slow=True),
     'parts': Program(table_of_parts, (IDS, Y)),
     'penalty': Program(penalty_of_a_gradient, make_optimizer=TwoRates, is_slow=True),
-    'counts': Program(counts_of_classes, (IDS, Y), can_accumulate=False)}
+    'counts': Program(counts_of_classes, (IDS, Y), can_accumulate=False),
+    'map': Program(branches_within_a_map, is_slow=True, options=dict(
+        memory=towers.Memory(recompute='auto'))),
+    'annealed': Program(annealed_by_the_step, make_optimizer=TwoRates, is_slow=True, options=dict(
+        memory=towers.Memory(accumulate=2, recompute='auto'), shares=[3, 1])),
+    'weight norm': Program(weight_norm, make_optimizer=lambda: Lookahead(.05), is_slow=True,
+                           options=dict(copies='reuse')),
+    'centers': Program(pulled_centers, is_slow=True, options=dict(
+        variables=towers.VariablePlacement('replicated'))),
+    'gated': Program(gated_recurrence, is_slow=True, options=dict(copies='reuse'))}
 
 
 def steps_of(session, loss, gradients, train_op, steps=3):
@@ -173,26 +282,29 @@ def steps_of(session, loss, gradients, train_op, steps=3):
 
 def on_one_device(program):
     with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
+        tf.train.create_global_step()
         model_fn = program.make()
         loss, optimizer = model_fn(*map(tf.constant, program.data)), program.make_optimizer()
         pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
         if program.transform is not None:
             pairs = program.transform(pairs)
         gradients = {v.op.name: tf.convert_to_tensor(gradient) for gradient, v in pairs}
-        with tf.control_dependencies([loss] + list(gradients.values())):
-            train_op = optimizer.apply_gradients(pairs)
+        updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+        with tf.control_dependencies([loss] + list(gradients.values()) + updates):
+            train_op = optimizer.apply_gradients(pairs, tf.train.get_global_step())
         return steps_of(session, loss, gradients, train_op)
 
 
 def on_towers(program, is_finished, **options):
     with tf.Graph().as_default():
+        tf.train.create_global_step()
         model_fn = program.make()
         inputs = tuple(tf.placeholder_with_default(each, [None] + list(each.shape[1:]))
                        for each in program.data)
         built = towers.build_towers(
             model_fn(*inputs) if is_finished else model_fn, inputs,
             towers.Objective(program.make_optimizer(), transform_gradients=program.transform),
-            2, 'mean', remainder='weight', **options)
+            2, 'mean', remainder='weight', global_step=tf.train.get_global_step(), **options)
         assert not towers.audit(built).broken
         gradients = {v.op.name: tf.convert_to_tensor(gradient) for gradient, v in built.gradients}
         with tf.Session(config=towers.session_config(built.devices)) as session:
@@ -210,6 +322,8 @@ def test_a_program_is_one_devices(name, use_resource):
     ways = [dict(is_finished=False), dict(is_finished=True)]
     if program.can_accumulate:
         ways.append(dict(is_finished=False, memory=towers.Memory(accumulate=2)))
+    if program.options is not None:
+        ways.append(dict(is_finished=False, **program.options))
     with switched('control_flow_v2', False):
         steps, values = on_one_device(program)
         for way in ways:
