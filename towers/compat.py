@@ -298,6 +298,13 @@ def builds_loop(graph: tf.Graph):
     return _loop_around(graph._get_control_flow_context()) is not None
 
 
+def builds_inner_graph(graph: tf.Graph):
+    """Whether Python is within a branch or a loop (v1), or within a function that becomes a part of
+    another graph, such as a branch (v2) or the function of a `Dataset.map`."""
+    is_function = getattr(graph, 'outer_graph', None) is not None
+    return is_function or graph._get_control_flow_context() is not None
+
+
 def in_branch_in_loop(graph: tf.Graph):
     """Whether Python is within a branch that is within the body of a loop (v1)."""
     context = graph._get_control_flow_context()
@@ -680,6 +687,11 @@ def colocated_with(graph: tf.Graph):
     # TF 2 has stand-ins among them, for the devices of resource variables.
     stack = graph._colocation_stack.peek_objs()
     return [op for op in stack if isinstance(op, tf.Operation)]
+
+
+def is_colocating(graph: tf.Graph):
+    """Whether Python is within `tf.colocate_with`."""
+    return bool(graph._colocation_stack.peek_objs())
 
 
 def waiting_for(op: tf.Operation) -> typing.List[tf.Operation]:

@@ -284,6 +284,27 @@ def test_misuse_is_one_typed_line_and_leaves_no_trace(error, text, misuse):
     assert tf.global_variables() == before and not tf.trainable_variables()
 
 
+@pytest.mark.parametrize('call', [
+    lambda build: tf.cond(tf.placeholder_with_default(True, []), build, lambda: tf.constant(0.)),
+    lambda build: tf.while_loop(lambda i: i < 2., lambda i: i + build(), [tf.constant(0.)]),
+    lambda build: tf.data.Dataset.range(3).map(
+        tf.autograph.experimental.do_not_convert(lambda _: build()))])
+@pytest.mark.parametrize('control_flow_v2', [False, True])
+def test_a_build_within_a_branch_a_loop_or_a_function_is_refused(call, control_flow_v2, graph):
+    def build():
+        return towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [2])),
+                                   tf.zeros([4, 2]), tf.train.GradientDescentOptimizer(.1), 2).loss
+    with samples.switched('control_flow_v2', control_flow_v2), pytest.raises(
+            towers.InvalidArgumentError, match='^build_towers is called within a branch, a loop,'):
+        call(build)
+
+
+def test_a_build_beside_another_operation_is_refused(graph):
+    with tf.colocate_with(tf.constant(0.)), pytest.raises(
+            towers.InvalidArgumentError, match='^build_towers is called within tf.colocate_with'):
+        towers.build_towers(samples.slope, tf.zeros([4], tf.float64), None, 2)
+
+
 def test_a_second_build_has_name_scopes_of_its_own():
     scopes = [towers.build_towers(linear, VECTORS, sgd(), 2, reuse=reuse).towers[1].name_scope
               for reuse in (None, True)]

@@ -115,6 +115,17 @@ def test_updates_of_an_earlier_build_are_that_ones():
             'before': 2., 'between': 1., 'inside': 1., 'more/inside': 1.}
 
 
+def test_an_update_of_another_graph_is_refused(graph):
+    with tf.Graph().as_default():
+        foreign = tf.no_op('foreign')
+
+    def model(x):
+        tf.add_to_collection(UPDATES, foreign)
+        return tf.reduce_mean(x) * weight()
+    with pytest.raises(towers.ModelFunctionError, match="UPDATE_OPS holds 'foreign', which belo"):
+        build_towers(model, BATCH, SGD(1.), 2)
+
+
 # ---- a build that fails --------------------------------------------------------------------------
 
 def entries(graph):

@@ -9,6 +9,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.api.built import BuiltTowers, check_same_graph
 from towers.api.contradictions import (
     check_losses,
@@ -56,6 +57,7 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
     shares = checked_shares(shares, len(devices), 'towers')
     check_no_failed_build(tf.get_default_graph())
     check_graph_mode('the result of build_towers')
+    _check_outside(tf.get_default_graph())
     check_choice('reduction', reduction, REDUCTIONS)
     check_choice('regularization', regularization, ('none', 'add'))
     check_choice('update_ops', update_ops, ('first', 'all', 'none'))
@@ -94,6 +96,18 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
     check_together(request)
     _check_cluster(request)
     return request
+
+
+def _check_outside(graph: tf.Graph) -> None:
+    """Refuses a build within a part of a graph, or within `tf.colocate_with`."""
+    if compat.builds_inner_graph(graph):
+        raise InvalidArgumentError(
+            'build_towers is called within a branch, a loop, or a function of tf.data, tf.function '
+            'or the like, of which a training is no part: call it outside of these. The model '
+            'function may make branches and loops.')
+    if compat.is_colocating(graph):
+        raise InvalidArgumentError('build_towers is called within tf.colocate_with, and each tower '
+                                   'is on a device of its own: call it outside.')
 
 
 def _checked_option(name: str, given: typing.Any, kind: type) -> typing.Any:

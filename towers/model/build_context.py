@@ -94,7 +94,18 @@ _UPDATES_OF_BUILDS = ('towers_update_ops',)
 def updates_of_no_build(graph: tf.Graph) -> list:
     """List of the `UPDATE_OPS` of a graph that no build has made."""
     names_of_builds = set(graph.get_collection(_UPDATES_OF_BUILDS))
-    return _without_names(graph.get_collection(tf.GraphKeys.UPDATE_OPS), names_of_builds)
+    return _without_names(_updates_in(graph), names_of_builds)
+
+
+def _updates_in(graph: tf.Graph) -> list:
+    """The `UPDATE_OPS` of a graph. Raises `ModelFunctionError` for one of another graph."""
+    updates = graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+    for update in updates:
+        if getattr(update, 'graph', graph) is not graph:
+            raise ModelFunctionError(
+                'the collection UPDATE_OPS holds %r, which belongs to another graph: add '
+                'operations of the graph in which the model is.' % _name_of(update))
+    return updates
 
 
 class BuildCollections:
@@ -119,8 +130,7 @@ class BuildCollections:
 
     def new_updates(self) -> list:
         """List of the `UPDATE_OPS` that were added since the beginning of the build."""
-        return without(self._graph.get_collection(tf.GraphKeys.UPDATE_OPS),
-                       self._before.get(tf.GraphKeys.UPDATE_OPS, ()))
+        return without(_updates_in(self._graph), self._before.get(tf.GraphKeys.UPDATE_OPS, ()))
 
     @contextlib.contextmanager
     def of_build(self) -> typing.Iterator[None]:
