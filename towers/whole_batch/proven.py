@@ -11,7 +11,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import map_leaves
+from towers.graph.graph_walk import leaves_of, map_leaves, operation_names
 from towers.model.outputs import ModelOutput, fetches_of
 from towers.model.request import Request
 from towers.proof.analysis import NO_ANALYSIS, Analysis, analyse
@@ -19,6 +19,7 @@ from towers.proof.batch_norms import NO_BATCH_NORMS, BatchNorms, find_batch_norm
 from towers.proof.stand_ins import static_size
 from towers.whole_batch.batch_values import check_batch_values
 from towers.whole_batch.exchanged_sums import exchange_sums
+from towers.whole_batch.products_with_inputs import check_products_with_inputs
 from towers.whole_batch.sync_batch_norm import synchronize
 
 
@@ -59,7 +60,8 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
 
     Raises:
       ModelFunctionError: `batch_sum`, `batch_mean` or `batch_concat` of a value that it cannot be
-        taken of; a batch norm to synchronize where towers cannot meet.
+        taken of; a batch norm to synchronize where towers cannot meet; a product that fails with a
+        part of the batch, see `check_products_with_inputs`.
     """
     if len(request.split.parts) == 1 and request.has_whole_batch:
         return Proven(output, NO_ANALYSIS, NO_ANALYSIS, NO_BATCH_NORMS, None, 0)
@@ -70,6 +72,8 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     analysis = proof.as_built or proof
     check_batch_values(operations, analysis)
     has_several_parts = len(request.split.parts) > 1
+    if has_several_parts:
+        check_products_with_inputs(operations, analysis, operation_names(leaves_of(inputs)))
     instead: typing.Dict[str, tf.Tensor] = {}
     in_sync = 0
     if request.training.batch_norm == 'sync' and has_several_parts:
