@@ -180,6 +180,16 @@ def keras_updates_behind(operations: typing.Iterable[tf.Operation]) -> list:
     return updates
 
 
+def is_made_in_keras_3_call(op: tf.Operation):
+    """Whether an operation was made in the call of a Keras 3 layer. Keras 3 keeps no list of what
+    its layers write, and no collection has it; TensorFlow keeps the traceback of an operation."""
+    module = sys.modules.get(_KERAS_3)
+    if module is None:
+        return False
+    return any(frame.name == '__call__' and frame.filename == module.__file__
+               for frame in op.traceback)
+
+
 def has_gradient_closure(op: tf.Operation) -> bool:
     """Whether the gradient of an operation is a Python function that `tf.custom_gradient` has
     registered under a name of its own, with tensors of one graph in it."""

@@ -148,7 +148,7 @@ def test_a_summary_has_the_values_of_the_batch():
     assert built.plan.line('to fetch').endswith('if part:0 is fed, too')
     with tf.Session(config=towers.session_config(3)) as session:
         session.run(tf.global_variables_initializer())
-        feed = dict(zip(inputs, (X[:6], Y[:6])))
+        feed = {built.of(x): X[:6], built.of(y): Y[:6]}  # which are `inputs`
         value, rows, text = session.run(
             [built.loss, built.of(logits), built.of(merged)], feed)
         session.run([built.train_op, built.of(merged)], feed)

@@ -286,10 +286,11 @@ class BuiltTowers(typing.NamedTuple):
         Args:
           tensor: any tensor of the program. Of a loss, a prediction or a metric that was given to
             `build_towers` the value is the one of `built`; a tensor that does not depend on the
-            batch is returned itself. Any other tensor is computed in each tower, from the results
-            that the step has there. The towers' values are merged like those of a prediction, by
-            what is proven of the tensor: rows of examples are joined, a mean is averaged, a sum is
-            added up.
+            batch is returned itself. Of an input that was given as `{x: batch}` it is `batch`; of a
+            summary, one of the batch's values. Any other tensor is computed in each tower, from the
+            results that the step has there. The towers' values are merged like those of a
+            prediction, by what is proven of the tensor: rows of examples are joined, a mean is
+            averaged, a sum is added up.
 
         Returns:
           A tensor of the shape of `tensor`, for the batch.

@@ -90,8 +90,7 @@ class FinishedModel:
         """Checks the model, and makes no operation. `num_parts` is how many parts a batch has."""
         self._graph = tf.get_default_graph()
         self._axes = entries.axes
-        own_batch = zip(leaves_of(entries.by_example), leaves_of(entries.batch))
-        self._is_fed_elsewhere = any(tensor is not other for tensor, other in own_batch)
+        self._fed = entries.fed
         checked = checked_entries(entries, num_parts)
         self._inputs = leaves_of(entries.of_model)
         self._input_names = names_of(self._inputs)
@@ -173,8 +172,9 @@ class FinishedModel:
 
     def values_of_outputs(self, merged: ModelOutput) -> typing.Dict[str, tf.Tensor]:
         """{name of a tensor of the program: its value over all towers}, of the tensors that the
-        build was given; `merged` is the output over all towers."""
-        values: typing.Dict[str, tf.Tensor] = {}
+        build was given; of an input in whose place another one is fed, that one. `merged` is the
+        output over all towers."""
+        values = dict(self._fed)
         own = self.output
         for of_program, of_batch in (
                 (own.loss, merged.loss), (own.predictions, merged.predictions),
@@ -223,9 +223,14 @@ class FinishedModel:
             text = ('built.loss, built.of(tensor), also of a merged summary; %s itself, and what '
                     'else the program has made, is computed on one device beside the towers, of '
                     'weights before or after the update' % losses[0].name)
-            if self._is_fed_elsewhere:
-                text += ', if %s is fed, too' % self._inputs[0].name
+            if self._fed:
+                text += ', if %s is fed, too' % min(self._fed)
             lines.append(('to fetch', text))
+        for tensor in self._inputs:
+            upstream = graph_walk.ancestors(tensor.op.inputs) & self._input_operations
+            if upstream:
+                lines.append(('computed whole', '%s, from %s, on one device, unless it is fed' % (
+                    tensor.name, min(upstream))))
         if shared:
             text = ', '.join(shared) + ': the same for all examples'
             without_shape = sorted(tensor.op.name for tensor in self._without_shape())
@@ -267,8 +272,8 @@ class FinishedModel:
     # ---- what is imported ------------------------------------------------------------------------
 
     def _updates(self, output: ModelOutput) -> list:
-        """The updates that the program returned, and those of `UPDATE_OPS`, and of the Keras layers
-        of a functional model, that are the model's.
+        """The updates that the program returned, and those of `UPDATE_OPS`, of the Keras 2 layers
+        of a functional model, and of Keras 3 layers, that are the model's.
 
         These depend on the inputs, or the outputs wait for them, or they write a variable that the
         outputs are computed from, such as a counter: they are to come after all towers' reads.
@@ -279,13 +284,28 @@ class FinishedModel:
                 updates[operation_of(update).name] = update
         needed = self._needed(fetches_in(tuple(output)))
         variables = {name for name, op in needed.items() if op.type in VARIABLE_OPS}
-        of_keras = compat.keras_updates_behind(needed.values())
+        of_keras = compat.keras_updates_behind(needed.values()) + self._keras_3_updates()
         for update in updates_of_no_build(self._graph) + of_keras:
             name = operation_of(update).name
             is_of_model = name in self._from_inputs or name in needed
             if is_of_model or self._writes_any(update, variables):
                 updates[name] = update
         return list(updates.values())
+
+    def _keras_3_updates(self) -> typing.List[tf.Operation]:
+        """The writes that were made in calls of Keras 3 layers, and that depend on the inputs or on
+        a variable, as the counter of a dropout does. Others set weights that a layer was given."""
+        types = SETS | ADDS | ADDS_ROWS
+        left_out = initializers()
+        writes = []
+        for op in self._everything:
+            if op.type not in types or op.name in left_out or compat.in_control_flow(op):
+                continue
+            depends = op.name in self._from_inputs or op.type not in SETS or any(
+                each.type in VARIABLE_OPS for each in self._needed([op.inputs[1]]).values())
+            if depends and compat.is_made_in_keras_3_call(op):
+                writes.append(op)
+        return writes
 
     def _writes_any(self, update: typing.Any, variables: typing.Set[str]) -> bool:
         """Whether an update writes any of the variables of these names."""
@@ -382,14 +402,13 @@ class FinishedModel:
                 raise InputError(
                     'the model computes with the placeholder %s of shape %s, which may hold a '
                     'batch, and each tower would compute with all of it: pass it as one of the '
-                    'inputs; or, if it is the same for all examples, set its first dimension, by '
-                    'its set_shape.' % (op.outputs[0].name, shape))
+                    'inputs; or, if it is the same for all examples, give it a static first '
+                    'dimension, such as [4].' % (op.outputs[0].name, shape))
 
     def _check_inputs(self, checked: Inputs,
                       inputs_by_leaf: typing.Sequence[typing.List[tf.Tensor]]) -> None:
-        """Refuses inputs that the model does not need, and inputs of which one is computed from
-        another. `inputs_by_leaf` has the tensors of the model for each leaf of the `checked`
-        ones."""
+        """Refuses inputs that the model does not need, and one that is given twice.
+        `inputs_by_leaf` has the tensors of the model for each leaf of the `checked` ones."""
         read = names_of(fetches_in(tuple(self.output)))
         for op in self._operations:
             read |= names_of(op.inputs)
@@ -407,14 +426,6 @@ class FinishedModel:
                     'is computed from what this one is computed from, or into, pass that; if a '
                     'metric alone needs it, pass ModelOutput(loss, metrics={…}); and leave it out, '
                     'if the model does not need it.' % (path, tensors[0].name))
-            upstream: typing.Set[str] = set()
-            for tensor in tensors:
-                upstream |= graph_walk.ancestors(tensor.op.inputs)
-            others = upstream & self._input_operations
-            if others:
-                raise InputError(
-                    '%s (%s) is computed from another of the inputs, %s: pass one of the two.'
-                    % (path, tensors[0].name, min(others)))
 
     def _check_losses(self) -> None:
         """Refuses a loss that does not depend on the inputs."""

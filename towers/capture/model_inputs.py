@@ -70,11 +70,14 @@ class Entries(typing.NamedTuple):
       by_example: the same with the examples along the first dimension.
       batch: the batch itself with the examples along the first dimension, mostly the same tensors.
       axes: {name of a tensor of the model: its axis}, where that is not the first.
+      fed: {name of a tensor of the model: the tensor of the batch that takes its place}, as given;
+        of a dense one that takes its own place nothing.
     """
     of_model: typing.Any
     by_example: typing.Any
     batch: typing.Any
     axes: typing.Dict[str, BatchAxis]
+    fed: typing.Dict[str, tf.Tensor]
 
 
 def entries_of(inputs: typing.Any) -> Entries:
@@ -86,8 +89,9 @@ def entries_of(inputs: typing.Any) -> Entries:
     else:
         given = batch = inputs
     axes = _axes_in([given, batch])
+    fed = _fed_elsewhere(inputs) if is_by_tensor(inputs) else {}
     if not axes:
-        return Entries(given, given, batch, axes)
+        return Entries(given, given, batch, axes, fed)
     with tf.name_scope('batch_axis'), tf.device('/cpu:0'):
         turned = {name: leaf.by_example() for name, leaf in axes.items()}
 
@@ -100,7 +104,19 @@ def entries_of(inputs: typing.Any) -> Entries:
     return Entries(
         of_model=tf.nest.map_structure(of_model, given),
         by_example=tf.nest.map_structure(by_example, given),
-        batch=tf.nest.map_structure(by_example, batch), axes=axes)
+        batch=tf.nest.map_structure(by_example, batch), axes=axes, fed=fed)
+
+
+def _fed_elsewhere(inputs: dict) -> typing.Dict[str, tf.Tensor]:
+    """`Entries.fed` of a dict from tensors of the model to those of the batch."""
+    fed = {}
+    for of_model, of_batch in inputs.items():
+        pair = []
+        for leaf in (of_model, of_batch):
+            pair.append(leaf.tensor if isinstance(leaf, BatchAxis) else leaf)
+        if all(isinstance(leaf, tf.Tensor) for leaf in pair) and pair[0] is not pair[1]:
+            fed[pair[0].name] = pair[1]
+    return fed
 
 
 def _axes_in(nest: typing.Any) -> typing.Dict[str, BatchAxis]:
