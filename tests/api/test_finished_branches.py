@@ -38,10 +38,12 @@ def in_one_branch(h, is_training):
 
 def program(x, y, normalized):
     is_training = tf.placeholder(tf.bool, [], 'is_training')
-    h = dense(x, 4, 'a')
-    mean, variance = normalized(h, is_training)
-    h = tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
-    return mean_square(dense(tf.tanh(h), 3, 'b'), y), is_training
+    h = x
+    for layer in range(2):
+        h = dense(h, 4, 'layer_%d' % layer)
+        mean, variance = normalized(h, is_training)
+        h = tf.tanh(tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3))
+    return mean_square(dense(h, 3, 'last'), y), is_training
 
 
 def steps(train_op, loss, inputs, is_training, initial):
@@ -69,7 +71,7 @@ def test_averages_in_branches_in_sync_equal_one_device(normalized):
             theirs, _, expected = steps(momentum().minimize(loss), loss, inputs, is_training,
                                         initial)
     assert sorted(after) == sorted(expected)
-    assert '1 in sync' in built.plan.line('batch norm')
+    assert '2 in sync' in built.plan.line('batch norm')
     for name, value in expected.items():
         assert relative_difference(after[name], value) < 1e-11, name
     assert relative_difference(ours, theirs) < 1e-11

@@ -757,6 +757,17 @@ def test_a_batch_fed_to_a_placeholder_without_a_shape_fails():
             session.run(built.train_op, {x: X[:4], y: Y[:4]})
 
 
+def test_a_placeholder_without_a_shape_that_is_no_number_is_named():
+    """The shape of random numbers, as the sparse dropout of a graph network has it."""
+    x, size = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.int32, name='size')
+    noise = tf.random_uniform(size, dtype=tf.float64)
+    loss = tf.reduce_mean(dense(x, 3, 'kernel')) + tf.reduce_mean(noise)
+    with pytest.raises(towers.InputError, match=(
+            r'size:0 has no shape, and is not fed one number, .*RandomUniform.*its shape')) as caught:
+        towers.build_towers(loss, x, sgd(), 2, 'mean')
+    assert '\n' not in str(caught.value)
+
+
 def test_a_build_that_waits_for_the_updates_is_refused():
     inputs = placeholders((X, Y))
     loss = batch_norm(*inputs)

@@ -47,6 +47,11 @@ from towers.optimizers import OPTIMIZER_UPDATES
 from towers.shards.batch_inputs import Inputs
 from towers.whole_batch.batch_values import mark_import
 
+_INSTEAD_OF_A_NUMBER = (
+    'Pass it among the inputs, if it has a part for each example; if it is a size of the batch, '
+    'compute that from an input, tf.shape(x)[0]; else give it its shape, such as '
+    'tf.placeholder(dtype, [4]).')
+
 
 class ImportedModel(typing.NamedTuple):
     """What a call of a model function would have returned and registered."""
@@ -120,6 +125,21 @@ class FinishedModel:
         return graph_walk.reachable_from(
             list(map(operation_of, self._inputs)), operations, control=control)
 
+    def _no_import(self, why: str, scope: str) -> TowersError:
+        """The error for a model that cannot be imported into a name scope with a part of the batch,
+        or with one number for a placeholder without a shape; `why` is TensorFlow's sentence."""
+        for op in self._operations:
+            if "'%s%s'" % (scope, op.name) not in why:
+                continue
+            upstream = graph_walk.ancestors(op.inputs)
+            for fed in self._without_shape():
+                if fed.op.name in upstream:
+                    return InputError(
+                        'the placeholder %s has no shape, and is not fed one number, as those that '
+                        'are no inputs are (%s). %s' % (fed.name, why, _INSTEAD_OF_A_NUMBER))
+        return ModelFunctionError(
+            'the model cannot be computed for a part of the batch (%s). %s' % (why, WAYS_OUT))
+
     def assert_scalars(self) -> None:
         """Makes assertions that what is fed to placeholders without a shape is one number each: a
         batch that was fed there would enter every tower whole."""
@@ -127,10 +147,8 @@ class FinishedModel:
             for fed in self._without_shape():
                 is_scalar = tf.Assert(tf.equal(tf.rank(fed), 0), [
                     'towers: the placeholder %s has no shape and is no input of build_towers, so '
-                    'that each tower takes all that it is fed, and expected is one number. Pass it '
-                    'among the inputs, if it has a part for each example; if it is a size of the '
-                    'batch, compute that from an input, tf.shape(x)[0]; else give it its shape, '
-                    'such as tf.placeholder(dtype, [4]). It was fed the shape' % fed.name,
+                    'that each tower takes all that it is fed, and expected is one number. %s It '
+                    'was fed the shape' % (fed.name, _INSTEAD_OF_A_NUMBER),
                     tf.shape(fed)])
                 with tf.control_dependencies([is_scalar]):
                     scalar = tf.identity(fed, name=fed.op.name.replace('/', '_'))
@@ -152,9 +170,7 @@ class FinishedModel:
         except TowersError:
             raise
         except ValueError as error:  # of TensorFlow's inference of shapes
-            raise ModelFunctionError(
-                'the model cannot be computed for a part of the batch (%s). %s' % (
-                    str(error).split('\n', 1)[0][:200], WAYS_OUT)) from error
+            raise self._no_import(str(error).split('\n', 1)[0][:200], scope) from error
         self._keep_shapes(imported)
         output = ModelOutput(*map_leaves(imported.leaf, tuple(self.output)))
         registered = [imported.tensor(loss) for loss in self._registered]

@@ -204,14 +204,14 @@ class Writes:
         """
         if variable.type not in REFERENCE_VARIABLES:
             return self.takers(variable)
-        not_running = set() if write is None else _branches_not_running(write)
+        not_running = set() if write is None else branches_not_running(write)
 
         def takers_of_memory(op: tf.Operation) -> typing.List[tf.Operation]:
             """The operations that take an output of `op` which may be the variable's memory."""
             takers: typing.List[tf.Operation] = []
             if op is variable or op.type in HAND_ON_MEMORY:
                 for output in op.outputs:
-                    if _branch_of(output) not in not_running:
+                    if branch_of(output) not in not_running:
                         takers += output.consumers()
             return takers
 
@@ -275,19 +275,22 @@ def _variables_handed_on(op: tf.Operation) -> typing.List[tf.Tensor]:
     return [tensor for tensor in op.outputs if is_variable(tensor)]
 
 
-_Branch = typing.Tuple[str, int]
+Branch = typing.Tuple[str, int]
 """The name of a condition, and the value of it at which the branch runs, 0 or 1."""
 
 
-def _branches_not_running(op: tf.Operation) -> typing.Set[_Branch]:
-    """Set of the branches (v1) that do not run in a step in which an operation runs."""
-    not_running = set()
+def branches_not_running(op: tf.Operation) -> typing.Set[Branch]:
+    """Set of the branches (v1) that do not run in a step in which an operation runs; none for an
+    operation in a loop, where a condition may change from turn to turn."""
+    not_running: typing.Set[Branch] = set()
+    if not compat.in_branches_alone(op):
+        return not_running
     for condition, taken, _ in compat.branches_around(op):
         not_running.add((_original(condition).name, 1 - taken))
     return not_running
 
 
-def _branch_of(tensor: tf.Tensor) -> typing.Optional[_Branch]:
+def branch_of(tensor: tf.Tensor) -> typing.Optional[Branch]:
     """The branch (v1) that a tensor is led into by a `Switch`; None for other tensors."""
     if tensor.op.type not in ('Switch', 'RefSwitch'):
         return None

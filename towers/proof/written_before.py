@@ -15,10 +15,16 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.graph import graph_walk
 from towers.graph.op_types import HAND_ON_MEMORY, READS, SETS, VARIABLE_OPS
-from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, is_variable, read_from
+from towers.graph.variable_access import (
+    REFERENCE_VARIABLES,
+    Writes,
+    branch_of,
+    branches_not_running,
+    is_variable,
+    read_from,
+)
 from towers.proof.functions import Bodies
 
 _Names = typing.Dict[str, typing.List[str]]
@@ -103,43 +109,35 @@ def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
       order: `_Order` of the operations of the forward pass.
     """
     found: _Names = {}
-
-    def next_takers(op):
-        is_handed_on = op is variable or op.type in HAND_ON_MEMORY
-        return [taker for output in op.outputs if is_handed_on or is_variable(output)
-                for taker in output.consumers()]
-
-    for source in graph_walk.reached([variable], next_takers).values():
-        for taker in next_takers(source):
-            late = [write.name for write in writes
-                    if order.is_before(write.name, taker.name) and write is not taker
-                    and not order.is_before(write.name, source.name)
-                    and not _exclude_each_other(write, [source, taker])]
-            if late and taker.type not in SETS:
-                found.setdefault(taker.name, []).extend(late)
+    for write in writes:
+        for taker in _takers_after(variable, write, order):
+            if taker.type not in SETS:
+                found.setdefault(taker.name, []).append(write.name)
     return found
 
 
-def _exclude_each_other(write: tf.Operation, takers: typing.List[tf.Operation]) -> bool:
-    """Whether a write runs in one branch (v1) of a condition, and an operation that takes the
-    variable in the other: a step runs one of both.
+def _takers_after(variable: tf.Operation, write: tf.Operation,
+                  order: '_Order') -> typing.List[tf.Operation]:
+    """The operations that take the memory of a reference variable after a write of it, from one
+    that has handed it on before; but not out of a branch (v1) that does not run where the write
+    does. `order` is `_Order`."""
+    not_running = branches_not_running(write)
 
-    The condition is the same tensor, which has one value in a step, outside of loops.
-    """
-    other_branches = {(name, 1 - taken) for name, taken in _branches_of(write)}
-    return any(other_branches & _branches_of(taker) for taker in takers)
+    def next_takers(op: tf.Operation) -> typing.List[tf.Operation]:
+        is_handed_on = op is variable or op.type in HAND_ON_MEMORY
+        takers: typing.List[tf.Operation] = []
+        for output in op.outputs:
+            if (is_handed_on or is_variable(output)) and branch_of(output) not in not_running:
+                takers += output.consumers()
+        return takers
 
-
-def _branches_of(op: tf.Operation) -> typing.Set[typing.Tuple[str, int]]:
-    """The branches (v1) that an operation is in: `{(name of the condition, which one is taken)}`;
-    none in a loop, where a condition may change, nor by the memory of a variable, which may."""
-    found: typing.Set[typing.Tuple[str, int]] = set()
-    if not compat.in_branches_alone(op):
-        return found
-    for pred, taken, _ in compat.branches_around(op):
-        condition = graph_walk.source_through(pred, ('Identity',))
-        if condition.op.type not in VARIABLE_OPS:
-            found.add((condition.name, taken))
+    found = []
+    for source in graph_walk.reached([variable], next_takers).values():
+        if order.is_before(write.name, source.name):
+            continue
+        for taker in next_takers(source):
+            if taker is not write and order.is_before(write.name, taker.name):
+                found.append(taker)
     return found
 
 
