@@ -187,7 +187,7 @@ def is_made_in_keras_3_call(op: tf.Operation):
     if module is None:
         return False
     return any(frame.name == '__call__' and frame.filename == module.__file__
-               for frame in op.traceback)
+               for frame in op.traceback or ())  # none of an operation of an imported graph
 
 
 def has_gradient_closure(op: tf.Operation) -> bool:

@@ -36,10 +36,10 @@ def in_one_branch(h, is_training):
                    lambda: tuple(average.average(each) for each in moments))
 
 
-def program(x, y, normalized):
+def program(x, y, normalized, num_layers=2):
     is_training = tf.placeholder(tf.bool, [], 'is_training')
     h = x
-    for layer in range(2):
+    for layer in range(num_layers):
         h = dense(h, 4, 'layer_%d' % layer)
         mean, variance = normalized(h, is_training)
         h = tf.tanh(tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3))
@@ -91,7 +91,7 @@ def uses_what_it_writes(h, is_training):
 def test_a_value_that_is_written_in_a_branch_and_used_is_refused():
     with switched('resource_variables', False), switched('control_flow_v2', False):
         inputs = placeholders((X, Y))
-        loss, _ = program(*inputs, uses_what_it_writes)
+        loss, _ = program(*inputs, uses_what_it_writes, num_layers=1)
         with pytest.raises(towers.SharedVariableError, match=(
                 "wait for it by tf.control_dependencies; or pass update_ops='all'")) as caught:
             towers.build_towers(loss, inputs, momentum(), 2, 'mean')

@@ -292,9 +292,8 @@ def keras_3_program(x, y):
         h = layer(h, training=True) if 'norm' in layer.name else layer(h)
     loss = mean_square(h, tf.cast(y, tf.float32))
     variables = [variable.value for layer in network for variable in layer.variables]
-    values = {tensor.op.name for tensor in [x]}
     writes = [op for op in x.graph.get_operations() if op.type == 'AssignVariableOp'
-              and values & graph_walk.ancestors([op])]
+              and x.op.name in graph_walk.ancestors(op.inputs)]
     return loss, {each.op.name: each for each in variables}, writes
 
 

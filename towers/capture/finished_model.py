@@ -11,6 +11,7 @@ function would have made:
 The program's own operations stay as they are. They compute on one device, if they are fetched.
 """
 
+import re
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -128,8 +129,9 @@ class FinishedModel:
     def _no_import(self, why: str, scope: str) -> TowersError:
         """The error for a model that cannot be imported into a name scope with a part of the batch,
         or with one number for a placeholder without a shape; `why` is TensorFlow's sentence."""
+        named = set(re.findall(r'[\w./-]+', why))
         for op in self._operations:
-            if "'%s%s'" % (scope, op.name) not in why:
+            if scope + op.name not in named:
                 continue
             upstream = graph_walk.ancestors(op.inputs)
             for fed in self._without_shape():

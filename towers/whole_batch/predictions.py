@@ -120,7 +120,8 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], weights: list, padded: typin
 def why_not_merged(of_first: tf.Tensor, proven: typing.Any) -> str:
     """Why `merged_tensor` finds nothing for a tensor of the first tower, in words."""
     state = proven.analysis.state(of_first)
-    estimated = proven.analysis.in_order(state.shard_statistics)
+    estimated = proven.analysis.in_order(
+        state.shard_statistics - proven.batch_norms.statistics())
     reason = state.reason
     if reason is None and estimated:
         reason = proven.analysis.reasons[estimated[0]]
