@@ -225,4 +225,5 @@ class BatchTensors:
             raise ModelFunctionError(
                 '%s is a sum over the examples, and the model is for %d of them: whether the sum '
                 'is divided by that number is not known. Take built.of(…) of the rows, and their '
-                'mean or sum.' % (tensor.name, proven.static_size))
+                'mean or sum; or put towers.batch_sum around a sum.' % (
+                    tensor.name, proven.static_size))
