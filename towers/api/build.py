@@ -159,8 +159,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         combined = combine_towers(tower_set)
         exchange = None
         if request.cluster is not None and request.training.objectives:
-            combined, exchange = combine_machines(
-                tower_set, request.cluster, combined, outputs.loss)
+            combined, exchange = combine_machines(tower_set, combined, outputs.loss)
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     plan = describe(tower_set, update, len(collections_before.updates))
     plan = plan._replace(waits=tower_set.waits + metric_waits + update.waits)
@@ -340,13 +339,12 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
         return Combined(combine(pairs_of_towers + pairs_upstream))
 
 
-def combine_machines(tower_set: TowerSet, cluster: typing.Any, combined: Combined,
+def combine_machines(tower_set: TowerSet, combined: Combined,
                      loss: tf.Tensor) -> typing.Tuple[Combined, typing.Any]:
     """Combines the gradients over all machines.
 
     Args:
       tower_set: the towers of this machine.
-      cluster: `Cluster`, the machines.
       combined: the gradients over the towers of this machine. A cluster goes with one loss without
         a name, so this is one `Combined`.
       loss: the loss of this machine's batch; it reads the weights before they change.
@@ -356,8 +354,7 @@ def combine_machines(tower_set: TowerSet, cluster: typing.Any, combined: Combine
     """
     request = tower_set.request
     with tf.name_scope('combine_machines'):
-        exchange = cluster.combine(combined.gradients, loss, tower_set.batch.batch_size,
-                                   request.training.reduction)
+        exchange = tower_set.step.combine(combined.gradients, loss, tower_set.exchanged)
     on_towers = combined.on_towers
     if on_towers is not None:
         # Every replica gets the same gradient, the one over all machines.

@@ -17,7 +17,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.make_towers import order_writes
+from towers.api.make_towers import begin_step, exchange_values, order_writes, shares_of_loss
 from towers.capture.record import Recorded, put_on_devices, record
 from towers.copies.tower_set import TowerSet
 from towers.errors import ModelFunctionError, SharedVariableError
@@ -32,7 +32,6 @@ from towers.reduce.loss_scale import ScaledLosses
 from towers.roles.ownership import Roles, ownership
 from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
-from towers.whole_batch.exchange import exchange
 
 
 class _Call(typing.NamedTuple):
@@ -59,6 +58,8 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
     """
     calls: typing.List[_Call] = []
     gradients: typing.Any = None  # made after the first call, which makes the variables
+    step: typing.Any = None
+    loss_factors: list = []
     for index, part in enumerate(request.split.parts):
         # Entered anew, as in a hand-written loop: layers without a name then find their variables.
         with tf.name_scope(part.scope), _no_new_variables(index), tf.variable_scope(
@@ -69,14 +70,15 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
             if gradients is None:
                 trained = trained_variables(request.training.objectives)
                 gradients = TowerGradients(request, batch, upstream, scaled_losses, trained)
+                step = begin_step(request, batch)
+                loss_factors = shares_of_loss(request, batch, batch.weights, step)
             roles = ownership(recorded, request, trained)
             losses = make_losses(recorded, request, index)
             _check_shard(index, recorded, batch)
-            loss_factor = batch.weights[index] * request.factor
-            differentiated = gradients.differentiate(recorded, losses, index, loss_factor)
+            differentiated = gradients.differentiate(recorded, losses, index, loss_factors[index])
             calls.append(_Call(recorded, roles, losses, differentiated))
     towers = [call.differentiated.tower for call in calls]
-    exchange(towers, batch.weights, request.placement.main)
+    exchanged = exchange_values(towers, request, batch, step)
     # All calls use the same variables: update and plan go by the first one's roles and losses.
     first = calls[0]
     waits = order_writes(request, towers, first.roles)
@@ -90,7 +92,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
         request=request, batch=batch, towers=towers,
         recorded=first.recorded._replace(operations=operations, sources=sources),
         losses=first.losses, gradients=gradients, roles=first.roles, waits=waits,
-        recomputed=first.differentiated.recomputed,
+        recomputed=first.differentiated.recomputed, step=step, exchanged=exchanged,
         how_built='%d calls of the model function' % len(towers))
 
 

@@ -44,7 +44,7 @@ class _ShardValues(typing.NamedTuple):
     Attributes:
       weights: the weight of each part: its examples over those of the batch.
       loss_factors: for each part, what its loss is multiplied with, so that the plain sum of all
-        parts' gradients is the batch's.
+        parts' gradients, of those on other machines, too, is the batch's.
       call_weights: for each part, what the losses are multiplied with that the model function's own
         optimizers minimize; [None] where it calls none.
     """
@@ -69,6 +69,8 @@ class _FirstTower(typing.NamedTuple):
       losses: the losses that it differentiates.
       gradients: what differentiates the losses of all towers.
       differentiated: the tower itself, with forward and backward pass.
+      values: the weights and factors of the parts.
+      step: the step of the workers of the cluster; None for this machine alone.
       optimizer_fetches: what a step runs of the calls of optimizers in the model function; [] where
         it calls none.
       slots: the variables that these optimizers have made.
@@ -80,6 +82,8 @@ class _FirstTower(typing.NamedTuple):
     losses: Losses
     gradients: TowerGradients
     differentiated: Differentiated
+    values: _ShardValues
+    step: typing.Any
     optimizer_fetches: list
     slots: list
 
@@ -102,19 +106,18 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
       upstream: the trained variables upstream of the inputs.
       scaled_losses: the loss scale and its variables; None for a build without one.
     """
-    values = _shard_values(request, batch)
     scope_of_import: typing.ContextManager = contextlib.nullcontext()
     if request.call.is_finished:
         scope_of_import = tf.name_scope(request.split.parts[0].scope)
     with scope_of_import:
-        first = _make_first(request, batch, upstream, scaled_losses, values)
+        first = _make_first(request, batch, upstream, scaled_losses)
     roles = first.roles
-    copies = _copies_of(first, request, batch, values)
+    copies = _copies_of(first, request, batch)
     first_tower = first.differentiated.tower
     # `ownership` turned some of tower 0's writes into updates; copies have none of these.
     towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.updates)]
     towers += [copy.tower for copy in copies]
-    exchange(towers, batch.weights, request.placement.main)
+    exchanged = exchange_values(towers, request, batch, first.step)
     parts_before = request.split.parts_before
     if parts_before and copies:
         # Each copy computes its seeds from tower 0's, so tower 0 gets its own after all copies.
@@ -123,7 +126,7 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=first.recorded, losses=first.losses,
         gradients=first.gradients, roles=roles, waits=waits,
-        recomputed=first.differentiated.recomputed,
+        recomputed=first.differentiated.recomputed, step=first.step, exchanged=exchanged,
         cuts=first.cuts, slots=first.slots, copies=[copy.copy_of for copy in copies],
         how_built=_how_built(request, len(copies)))
 
@@ -137,19 +140,32 @@ def _how_built(request: Request, num_copies: int) -> str:
     return '%s, %s of its graph' % (made, copies)
 
 
-def _shard_values(request: Request, batch: CutBatch) -> _ShardValues:
-    """Makes the weights and factors of the parts of the batch."""
-    weights = _as_tensors(batch.weights, batch.is_even)
+def begin_step(request: Request, batch: CutBatch) -> typing.Any:
+    """Begins the step of the workers of the cluster; None for this machine alone. It is made after
+    the recorded call, whose operations TensorFlow numbers, and draws seeds by the numbers."""
+    if request.cluster is None or not request.training.objectives:
+        return None
+    with tf.name_scope('machines'):
+        return request.cluster.begin_step(batch.batch_size, request.training.reduction)
+
+
+def shares_of_loss(request: Request, batch: CutBatch, weights: list, step: typing.Any) -> list:
+    """The factors of the parts' losses, see `_ShardValues`; `weights` are their parts of this
+    machine's batch, and `step` is what `begin_step` returned."""
+    factor = request.factor
+    if step is not None:
+        factor = factor * step.loss_weight
     if batch.is_even:
         num_parts = len(request.split.parts)
-        loss_factors = [request.factor / num_parts] * num_parts
-    else:
-        loss_factors = [weight * request.factor for weight in weights]
-    optimizer_calls = request.training.objectives.optimizer_calls
-    call_weights = [None]
-    if optimizer_calls is not None:
-        call_weights = _as_tensors(optimizer_calls.weights(batch), batch.is_even)
-    return _ShardValues(weights, loss_factors, call_weights)
+        return [factor / num_parts] * num_parts
+    return [weight * factor for weight in weights]
+
+
+def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatch,
+              step: typing.Any) -> typing.List[tf.Tensor]:
+    """Exchanges values of the whole batch; `step` is what `begin_step` returned."""
+    workers = None if step is None else step.workers
+    return exchange(towers, batch.weights, request.placement.main, workers)
 
 
 def _as_tensors(weights: typing.Optional[list], is_even: bool) -> list:
@@ -176,21 +192,21 @@ def _as_tensors(weights: typing.Optional[list], is_even: bool) -> list:
 
 
 def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
-                scaled_losses: typing.Optional[ScaledLosses], values: _ShardValues) -> _FirstTower:
-    """Builds tower 0.
-
-    Args:
-      request, batch, upstream, scaled_losses: the arguments of `call_once_and_copy`.
-      values: the weights and factors of the parts.
-    """
+                scaled_losses: typing.Optional[ScaledLosses]) -> _FirstTower:
+    """Builds tower 0; the arguments are those of `call_once_and_copy`."""
+    weights = _as_tensors(batch.weights, batch.is_even)
+    call_weights: list = [None]
     optimizer_calls = request.training.objectives.optimizer_calls
     if optimizer_calls is None:
         recorded = record(request, batch, 0)
         optimizer_fetches: list = []
         slots: list = []
     else:
+        call_weights = _as_tensors(optimizer_calls.weights(batch), batch.is_even)
         recorded, optimizer_fetches, slots = _recorded_with_optimizer_calls(
-            request, batch, optimizer_calls, values.call_weights[0])
+            request, batch, optimizer_calls, call_weights[0])
+    step = begin_step(request, batch)
+    values = _ShardValues(weights, shares_of_loss(request, batch, weights, step), call_weights)
     # `ownership` makes the towers' own state on the device of its stage, so stages come first. It
     # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
@@ -202,8 +218,8 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     differentiated = gradients.differentiate(
         recorded, losses, 0, values.loss_factors[0],
         optimizer_fetches + roles.inline_updates.updates)
-    return _FirstTower(recorded, cuts, roles, losses, gradients, differentiated, optimizer_fetches,
-                       slots)
+    return _FirstTower(recorded, cuts, roles, losses, gradients, differentiated, values, step,
+                       optimizer_fetches, slots)
 
 
 def _recorded_with_optimizer_calls(
@@ -245,16 +261,8 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
     return []
 
 
-def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _ShardValues
-               ) -> typing.List[TowerCopy]:
-    """Copies tower 0 once for each other part of the batch.
-
-    Args:
-      first: tower 0.
-      request: the checked arguments of the build.
-      batch: the parts of the batch.
-      values: the weights and factors of the parts.
-    """
+def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.List[TowerCopy]:
+    """Copies tower 0 once for each other part of the batch."""
     parts = request.split.parts
     if len(parts) == 1:
         return []
@@ -270,7 +278,7 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch, values: _S
     leaves_of_first = leaves_of(batch.inputs[0])
     tower_copies = []
     for index in range(1, len(parts)):
-        substitutes = values.substitutes(index)
+        substitutes = first.values.substitutes(index)
         for leaf_of_first, leaf in zip(leaves_of_first, leaves_of(batch.inputs[index])):
             substitutes[leaf_of_first.name] = leaf
         variables = roles.in_tower(index, request.split.accumulate)

@@ -139,7 +139,7 @@ class AveragingHook(_AfterSteps):
                 continue  # counters, which all workers count alike
             with only_device('/cpu:0'), tf.name_scope('average'):
                 with tf.control_dependencies([last]):  # a copy of one variable at a time
-                    mean, last = ring.reduce_gradient(variable.read_value(), True, last)
+                    mean, last = ring.reduce_tensor(variable.read_value(), last, mean=True)
                 assignments.append(tf.assign(variable, mean).op)
         self._operations = [tf.group(*assignments)] + replica_refreshes(self._built)
 

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_choice, check_count, check_flag, check_instance, check_number
 from towers.cluster import horovod, parameter_servers, ring
 from towers.cluster.addresses import JOBS, parse_tf_config, split_address
-from towers.cluster.machines import BUILDS, Engine, Exchange, Pairs
+from towers.cluster.machines import BUILDS, Engine, StepOfWorkers
 from towers.cluster.ring import BUFFER_MB, MOST_GATHERED, WIRES
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.optimizers import combiner_of, name_of
@@ -225,17 +225,27 @@ class Cluster(_Fields):
         self.engine.configure(self, changed)
         return changed
 
-    def combine(self, gradients: Pairs, loss: typing.Optional[tf.Tensor],
-                examples: typing.Union[int, tf.Tensor], reduction: str) -> Exchange:
-        """The `Exchange` of this machine's gradients with the other machines.
+    @property
+    def no_batch_values(self) -> typing.Optional[str]:
+        """Why workers exchange no values of a forward pass; None if they do."""
+        if self.num_workers == 1:
+            return None
+        if self.is_served:
+            return ('workers on parameter servers exchange gradients alone: use kind=\'ring\' or '
+                    "'horovod', or build without cluster=")
+        if self.has_local_steps:
+            return ('with every=%d a step is of one worker, and the batch of several: leave '
+                    'every= out, or build without cluster=' % self.every)
+        return None
+
+    def begin_step(self, examples: typing.Union[int, tf.Tensor], reduction: str) -> StepOfWorkers:
+        """Makes what the workers' steps begin with, before the gradients.
 
         Args:
-          gradients: `(gradient, variable)` pairs over this machine's towers.
-          loss: of this machine's batch; or None.
-          examples: their number in the batch, an int or an int scalar tensor.
+          examples: the number of examples in this machine's batch, an int or an int scalar tensor.
           reduction: `'mean'` or `'sum'`.
         """
-        return Exchange(self, gradients, loss, examples, reduction)
+        return StepOfWorkers(self, examples, reduction)
 
     def check_build(self, optimizer: typing.Any, has_replicas: bool, scales_loss: bool) -> None:
         """Raises `ClusterError` for a build that this cluster cannot train.

@@ -6,11 +6,12 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
-from towers.cluster.machines import Engine, Exchanged, Pairs
-from towers.cluster.ring import sent_as
+from towers.cluster.machines import Begun, Engine, Exchanged, Pairs
+from towers.cluster.ring import no_sum, sent_as, sent_type
 from towers.errors import ClusterError, MissingPackageError, reason_of
-from towers.gradients.gradient_pairs import cast, each_row_once, map_values, tensors_of, times
+from towers.gradients.gradient_pairs import cast, each_row_once, map_values, tensors_of
 from towers.placement.variable_device import only_device
+from towers.whole_batch.workers import Workers
 
 _SCOPE = 'towers_shared/'
 """At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
@@ -30,45 +31,67 @@ def _load() -> typing.Any:
     return hvd
 
 
-def combine(cluster: typing.Any, gradients: Pairs, shares: worker_step.Shares) -> Exchanged:
-    """The `Exchanged` of a machine's gradients by Horovod's all-reduce, by the variables' names.
-    `cluster` is the `Cluster`, and `shares` have the weight of this machine."""
+def begin_step(cluster: typing.Any, shares: worker_step.Shares) -> Begun:
+    """The `Begun` of a step of Horovod's processes. `cluster` is the `Cluster`, and `shares` have
+    the weight of this worker."""
     hvd = _load()
     begun = worker_step.session_begun()
+    weight: typing.Any = shares.constant
+    total = None
     if shares.are_weighted:
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
             examples = tf.reshape(shares.own_examples(), [1])
             with tf.control_dependencies([begun.check]):
                 total = hvd.allreduce(examples, op=hvd.Sum, name='towers_numbers')[0]
             weight = shares.weight(total)
+
+    def combine(gradients, loss, values):
+        del loss  # of parameter servers
+        combined = _combined(hvd, worker_step.after(begun.check, gradients))
+        if cluster.active is None:
+            return Exchanged(combined, [], begun.begin)
+        # Other workers wait for all messages of this one.
+        with tf.control_dependencies(tensors_of(combined) + list(values)):
+            ended = worker_step.raise_at_end(total <= 0.)
+        return Exchanged(worker_step.after(ended, combined), [ended], begun.begin)
+
+    workers = Workers(
+        cluster.num_workers, cluster.rank, shares.part_of_batch(weight), shares.has_batch(),
+        lambda tensor: _sum_of_values(hvd, tensor, begun.check))
+    return Begun(combine, weight, workers)
+
+
+def _sum_of_values(hvd: typing.Any, tensor: tf.Tensor, check: tf.Operation) -> tf.Tensor:
+    """The sum of the processes' values of the forward pass, or of their gradients, which Horovod
+    brings together by name; waits for `check`."""
+    sent = sent_type(tensor.dtype)
+    if sent is None:
+        raise no_sum(tensor)
+    name = tensor.graph.unique_name('towers_value')
+    with tf.control_dependencies([check]):
+        total = hvd.allreduce(tf.cast(tensor, sent), op=hvd.Sum, name=name)
+    return tf.cast(total, tensor.dtype)
+
+
+def _combined(hvd: typing.Any, gradients: Pairs) -> Pairs:
+    """The sums of the processes' gradients, by the variables' names."""
     combined = []
-    for gradient, variable in worker_step.after(begun.check, gradients):
+    for gradient, variable in gradients:
         with only_device(variable.device or None), tf.name_scope(
                 '%ssums/%s/' % (_SCOPE, variable.op.name)):
-            dtype = gradient.dtype.base_dtype
-            if shares.are_weighted:
-                reduced = _reduced(hvd, times(gradient, weight), hvd.Sum)
-            elif shares.is_mean:
-                reduced = _reduced(hvd, gradient, hvd.Average)
-            else:
-                reduced = _reduced(hvd, times(gradient, shares.constant), hvd.Sum)
-            combined.append((cast(reduced, dtype), variable))
-    if cluster.active is None:
-        return Exchanged(combined, [], begun.begin)
-    with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
-        ended = worker_step.raise_at_end(total <= 0.)
-    return Exchanged(worker_step.after(ended, combined), [ended], begun.begin)
+            total = cast(_summed(hvd, gradient), gradient.dtype.base_dtype)
+            combined.append((total, variable))
+    return combined
 
 
-def _reduced(hvd: typing.Any, gradient: typing.Any, operation: typing.Any) -> typing.Any:
-    """The sum or mean, by an `operation` of Horovod's, of the processes' gradients, in float32; in
-    float64 if they are. Horovod gathers sparse rows and adds none: each is sent once, and those of
-    all are added."""
+def _summed(hvd: typing.Any, gradient: typing.Any) -> typing.Any:
+    """The sum of the processes' gradients of a variable, in float32; in float64 if they are.
+    Horovod gathers sparse rows and adds none: each is sent once, and those of all are added."""
     sent = tf.float64 if gradient.dtype.base_dtype == tf.float64 else tf.float32  # as in a ring
     gradient = map_values(tf.identity, cast(gradient, sent))
     if isinstance(gradient, tf.IndexedSlices):
-        return each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
-    return hvd.allreduce(gradient, op=operation)
+        return each_row_once(hvd.allreduce(each_row_once(gradient), op=hvd.Sum))
+    return hvd.allreduce(gradient, op=hvd.Sum)
 
 
 def broadcast(unused_cluster: typing.Any, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
@@ -114,5 +137,5 @@ def _place() -> typing.Tuple[int, int]:
     return hvd.size(), hvd.rank()
 
 
-ENGINE = Engine(name='Horovod', arguments=[], combine=combine, broadcast=broadcast,
+ENGINE = Engine(name='Horovod', arguments=[], begin_step=begin_step, broadcast=broadcast,
                 configure=_configure, place=_place, gathered=gathered_lines)

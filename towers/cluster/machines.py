@@ -1,10 +1,13 @@
 """The gradients of a build over machines, its step, and the builds of a graph that have these.
 
-An `Exchange` combines the gradients of this machine's towers with those of the others; `completed`
-gives `Machines`, the complete value, when the update is there. Several builds of one graph, such as
-the two of a GAN, train in a ring and by Horovod: `join` is given one of them, and takes in all.
+A `StepOfWorkers` is made before this machine's towers have gradients: it weights their losses, and
+exchanges values of the forward pass. Its `combine` gives an `Exchange`, which combines the
+gradients with those of the other machines; `completed` gives `Machines`, the complete value, when
+the update is there. Several builds of one graph, such as the two of a GAN, train in a ring and by
+Horovod: `join` is given one of them, and takes in all.
 """
 
+import functools
 import itertools
 import typing
 
@@ -19,6 +22,7 @@ from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_op
 from towers.graph.order import Frames, operations_to_await
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
+from towers.whole_batch.workers import Workers
 
 BUILDS = ('__towers_builds_of_clusters',)
 """The key of the collection of builds. TensorFlow writes collections with a string for a key into
@@ -41,12 +45,20 @@ class Exchanged(typing.NamedTuple):
     step: typing.Callable = lambda update: update  # from the update to the operation of a step
 
 
+class Begun(typing.NamedTuple):
+    """The beginning of a step of several workers, as a kind of cluster makes it."""
+    combine: typing.Callable
+    """`f(gradients, loss, values)`: an `Exchanged`, see `StepOfWorkers.combine`."""
+    loss_weight: typing.Union[float, tf.Tensor] = 1.  # by which this worker's losses are multiplied
+    workers: typing.Optional[Workers] = None  # None where they exchange no values
+
+
 class Engine(typing.NamedTuple):
     """What makes a kind of cluster work; `cluster.cluster` has the list of all."""
     name: str  # in words
     arguments: typing.List[str]  # names of the arguments of `Cluster` that are not of all kinds
-    combine: typing.Callable
-    """`f(cluster, gradients, shares)`, where several workers make one step: an `Exchanged`."""
+    begin_step: typing.Callable
+    """`f(cluster, shares)`, where several workers make one step: its `Begun`."""
     broadcast: typing.Any
     """`f(cluster, variables)`: the operation by which all workers get those of worker 0; None where
     servers have them."""
@@ -58,8 +70,46 @@ class Engine(typing.NamedTuple):
     """With `place`: `f(text)`: the texts of all workers, by rank, from that of this one."""
 
 
+class StepOfWorkers:
+    """A step of the workers of a cluster, before its gradients; made by `Cluster.begin_step`.
+
+    Attributes:
+      loss_weight: by which this worker's losses are multiplied, a float or a float64 scalar, so
+        that the sum of the workers' gradients is that of all: n_w / n for the mean, W n_w / n for
+        the sum. 1. where its gradients are multiplied, or not added up with others'.
+      workers: the `Workers` that values of the forward pass are exchanged with; None if with none.
+      same_examples: this machine's number of examples, if all need the same number; else None.
+    """
+
+    def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
+        """Begins a step; the arguments are those of `Cluster.begin_step`."""
+        shares = Shares(cluster, examples, reduction)
+        begun = Begun(functools.partial(_of_this_worker, cluster))
+        if cluster.workers_a_step > 1:
+            begun = cluster.engine.begin_step(cluster, shares)
+        self.loss_weight = begun.loss_weight
+        self.workers = begun.workers
+        self.same_examples = shares.same_examples
+        self._cluster = cluster
+        self._combine = begun.combine
+
+    def combine(self, gradients: Pairs, loss: typing.Optional[tf.Tensor],
+                values: typing.Sequence[tf.Tensor] = ()) -> 'Exchange':
+        """The `Exchange` of this machine's gradients with the other machines.
+
+        Args:
+          gradients: `(gradient, variable)` pairs over this machine's towers, whose losses have the
+            factor `loss_weight`.
+          loss: of this machine's batch, without that factor; or None.
+          values: exchanged values that each step computes: when all data end, no worker leaves the
+            step before them, for which others wait.
+        """
+        combine = functools.partial(self._combine, loss=loss, values=values)
+        return Exchange(self._cluster, gradients, self.same_examples, combine)
+
+
 class Exchange:
-    """The gradients of one build over machines; made by `Cluster.combine`.
+    """The gradients of one build over machines; made by `StepOfWorkers.combine`.
 
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
@@ -71,26 +121,29 @@ class Exchange:
       begin_session: function by which a session lets its steps be made.
     """
 
-    def __init__(self, cluster: typing.Any, gradients: Pairs, loss: typing.Optional[tf.Tensor],
-                 examples: typing.Any, reduction: str):
-        """Combines the gradients over the machines; the arguments are those of
-        `Cluster.combine`."""
-        shares = Shares(cluster, examples, reduction, loss)
+    def __init__(self, cluster: typing.Any, gradients: Pairs,
+                 same_examples: typing.Optional[int], combine: typing.Callable):
+        """Combines the gradients over the machines.
+
+        Args:
+          cluster: the `Cluster`.
+          gradients: as for `StepOfWorkers.combine`.
+          same_examples: see the class.
+          combine: function of gradients that gives the `Exchanged`.
+        """
         self._cluster = cluster
         self.own = gradients
-        self.same_examples = shares.same_examples
+        self.same_examples = same_examples
         self.updates_here = not cluster.served_rank
         if cluster.active is not None and cluster.num_workers > 1:
             gradients = worker_step.empty_at_end(gradients, cluster.active)
-        is_step_of_all = cluster.workers_a_step > 1
-        combine = cluster.engine.combine if is_step_of_all else _of_this_worker
-        exchanged = combine(cluster, gradients, shares)
+        exchanged = combine(gradients)
         self.gradients = exchanged.gradients
         self.conditions = exchanged.conditions
         self.begin_session = exchanged.begin_session
         self._operation_of_step = exchanged.step  # a function of the update
         self.names_of_sums: typing.FrozenSet[str] = frozenset()
-        if is_step_of_all:
+        if cluster.workers_a_step > 1:
             self.gradients = [(without_gradient(gradient), variable)
                               for gradient, variable in self.gradients]
             sums: typing.List[typing.Any] = [gradient for gradient, _ in self.gradients]
@@ -149,8 +202,10 @@ class Machines(typing.NamedTuple):
         tf.add_to_collection(BUILDS, built)
 
 
-def _of_this_worker(cluster: typing.Any, gradients: Pairs, unused_shares: Shares) -> Exchanged:
+def _of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typing.Any,
+                    values: typing.Any) -> Exchanged:
     """The `Exchanged` for an update by the gradients of this worker alone, whose data may end."""
+    del loss, values  # for steps of several workers
     gradients = rows_once(gradients)
     conditions = []
     if cluster.active is not None:

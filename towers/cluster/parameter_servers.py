@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Engine, Exchanged, Pairs
+from towers.cluster.machines import Begun, Engine, Exchanged, Pairs
 from towers.cluster.server_placement import device_of_server, tasks_by_size
 from towers.cluster.worker_step import COLLECTIONS, Shares, without_gradient
 from towers.gradients.gradient_pairs import cast, each_row_once, rows_once, tensors_of, times
@@ -37,13 +37,23 @@ class _Sum(typing.NamedTuple):
     total: typing.Any  # for the chief alone
 
 
-def combine(cluster: typing.Any, gradients: Pairs, shares: Shares) -> Exchanged:
+def begin_step(cluster: typing.Any, shares: Shares) -> Begun:
+    """The `Begun` of a step on servers, where the gradients are multiplied by the numbers of
+    examples, and the sum is divided by that of all: no worker waits for them before its losses.
+    `cluster` is the `Cluster`, and `shares` have the weight of this machine."""
+    return Begun(functools.partial(_combine, cluster, shares))
+
+
+def _combine(cluster: typing.Any, shares: Shares, gradients: Pairs,
+             loss: typing.Optional[tf.Tensor], values: typing.Sequence[tf.Tensor]) -> Exchanged:
     """The `Exchanged` by the accumulators on the servers: the chief gets the gradients over all
-    machines, every other worker its own back. `cluster` is the `Cluster`, and `shares` have the
-    weight of this machine."""
+    machines, every other worker its own back. There are no exchanged `values`."""
+    del values
+    # Other workers send when they have their loss, too: the update may begin as soon as they have.
+    after = [] if cluster.is_chief or loss is None else [loss]
     with tf.name_scope(_SCOPE):
         rounds = _Rounds(cluster)
-        sums = [_sum(cluster, shares, rounds, summand)
+        sums = [_sum(cluster, rounds, summand, after)
                 for summand in _summands(cluster, gradients, shares)]
         step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
         if not cluster.is_chief:
@@ -181,17 +191,16 @@ def _summands(cluster: typing.Any, gradients: Pairs, shares: Shares) -> typing.L
     return summands
 
 
-def _sum(cluster: typing.Any, shares: Shares, rounds: _Rounds, summand: _Summand) -> _Sum:
+def _sum(cluster: typing.Any, rounds: _Rounds, summand: _Summand,
+         after: typing.List[tf.Tensor]) -> _Sum:
     """The `_Sum` of the summands of all workers.
 
     Args:
       cluster: the `Cluster`.
-      shares: with the loss of this worker.
       rounds: this worker's count of the rounds.
       summand: what this worker adds to the sum.
+      after: what it waits for.
     """
-    # Other workers send when they have their loss, too: the update may begin as soon as they have.
-    after = [] if cluster.is_chief or shares.loss is None else [shares.loss]
     is_sparse = isinstance(summand.value, tf.IndexedSlices)
     kind = tf.SparseConditionalAccumulator if is_sparse else tf.ConditionalAccumulator
     with only_device(summand.device):
@@ -274,5 +283,5 @@ def _configure(cluster: typing.Any, config: tf.ConfigProto) -> None:
     config.device_filters.extend(['/job:ps', own_job])
 
 
-ENGINE = Engine(name='parameter servers', arguments=['ps', 'synchronous'], combine=combine,
-                broadcast=None, configure=_configure)
+ENGINE = Engine(name='parameter servers', arguments=['ps', 'synchronous'],
+                begin_step=begin_step, broadcast=None, configure=_configure)

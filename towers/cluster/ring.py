@@ -16,11 +16,12 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Engine, Exchanged, Pairs
+from towers.cluster.machines import Begun, Engine, Exchanged, Pairs
 from towers.errors import ClusterError
-from towers.gradients.gradient_pairs import each_row_once, times
+from towers.gradients.gradient_pairs import each_row_once
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
+from towers.whole_batch.workers import Workers
 
 BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
 WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}
@@ -48,50 +49,88 @@ class Sent(typing.NamedTuple):
     last: typing.Any  # the last message of it, for which the next one waits
 
 
-def combine(cluster: typing.Any, gradients: Pairs, shares: worker_step.Shares) -> Exchanged:
-    """The `Exchanged` of a machine's gradients over the workers of a ring. `cluster` is the
-    `Cluster`, and `shares` have the weight of this machine."""
+def begin_step(cluster: typing.Any, shares: worker_step.Shares) -> Begun:
+    """The `Begun` of a step of the workers of a ring. `cluster` is the `Cluster`, and `shares` have
+    the weight of this worker."""
+    ring = Collectives(cluster)
+    with tf.name_scope('ring'):
+        begun = worker_step.session_begun()
+        first = begun.check
+        weight: typing.Any = shares.constant
+        total = None
+        if shares.are_weighted:  # known when the batch is, before the backward pass
+            with only_device('/cpu:0'):
+                first = ring.reduce(tf.reshape(shares.own_examples(), [1]), first)
+                total = first[0]
+                weight = shares.weight(total)
+
+    def combine(gradients, loss, values):
+        del loss  # of parameter servers
+        return _combined(ring, gradients, begun, first, total, values)
+
+    workers = Workers(
+        cluster.num_workers, cluster.rank, shares.part_of_batch(weight), shares.has_batch(),
+        lambda tensor: _sum_of_values(ring, tensor, begun.check))
+    return Begun(combine, weight, workers)
+
+
+def _sum_of_values(ring: 'Collectives', tensor: tf.Tensor, last: typing.Any) -> tf.Tensor:
+    """The sum of the workers' values of the forward pass, or of their gradients; waits for `last`.
+    TensorFlow brings them together by their keys, in whatever order each worker has them."""
+    sent = sent_type(tensor.dtype)
+    if sent is None:
+        raise no_sum(tensor)
+    return tf.cast(ring.reduce(tf.cast(tensor, sent), last), tensor.dtype)
+
+
+def no_sum(tensor: tf.Tensor) -> ClusterError:
+    """The error for a value of a type that workers do not add up."""
+    return ClusterError('value %r of the whole batch is %s, which workers cannot add up: cast it '
+                        'to a float, or to int64.' % (tensor.op.name, tensor.dtype.name))
+
+
+def _combined(ring: 'Collectives', gradients: Pairs, begun: worker_step.SessionBegun,
+              first: typing.Any, total: typing.Optional[tf.Tensor],
+              values: typing.Sequence[tf.Tensor]) -> Exchanged:
+    """The `Exchanged` of a machine's gradients over the workers of a ring.
+
+    Args:
+      ring: makes the operations.
+      gradients: of this worker.
+      begun: keeps steps from being made in a session that has not begun.
+      first: the message, or operation, for which the first message waits.
+      total: the number of examples of all workers, where it is not static.
+      values: exchanged values that each step computes.
+    """
     for _, variable in gradients:
         sent_as(variable)  # no complex gradient is added up
-    ring = Collectives(cluster)
-    begun = worker_step.session_begun()
     with only_device('/cpu:0'), tf.name_scope('ring'):
-        first = begun.check
-        weight = shares.constant
-        if shares.are_weighted:  # known when the batch is, before the backward pass
-            first = ring.reduce(tf.reshape(shares.own_examples(), [1]), first)
-            total = first[0]
-            weight = shares.weight(total)
         # Dense and sparse gradients form two chains, each in the same order on all workers.
-        is_plain_mean = shares.is_mean and not shares.are_weighted
-        dense = _add_dense(ring, gradients, None if is_plain_mean else weight, first)
-        sparse = _add_rows(ring, gradients, weight, first)
-        # The end comes after all reductions, for which the other workers would wait.
-        with tf.control_dependencies([dense.last, sparse.last]):
-            ended = worker_step.raise_at_end(total <= 0.) if shares.are_weighted else tf.no_op()
+        dense = _add_dense(ring, gradients, first)
+        sparse = _add_rows(ring, gradients, first)
+        # The end comes after all messages, for which the other workers would wait.
+        with tf.control_dependencies([dense.last, sparse.last] + list(values)):
+            ended = tf.no_op() if total is None else worker_step.raise_at_end(total <= 0.)
         sums = dict(dense.values, **sparse.values)
         gradients = worker_step.after(ended, [(sums[variable.op.name], variable)
                                               for _, variable in gradients])
-    conditions = [] if cluster.active is None else [ended]
+    conditions = [] if ring.active is None else [ended]
     return Exchanged(gradients, conditions, begun.begin)
 
 
-def _add_dense(ring: 'Collectives', gradients: Pairs, weight: typing.Any, last: typing.Any) -> Sent:
+def _add_dense(ring: 'Collectives', gradients: Pairs, last: typing.Any) -> Sent:
     """Adds up the dense gradients: a `Sent` with `Sums`.
 
     Args:
       ring: makes the operations.
       gradients: of this worker.
-      weight: of this worker's gradients, a number or a scalar; None for the mean of all workers.
       last: the message, or operation, for which the first message waits.
     """
     dense = [pair for pair in gradients if not isinstance(pair[0], tf.IndexedSlices)]
     sums: Sums = {}
     for buffer in buffers_of(dense, ring.buffer_bytes):
         packed = _packed([gradient for gradient, _ in buffer])
-        if weight is not None:
-            packed = times(packed, weight)
-        packed, last = ring.reduce_gradient(packed, weight is None, last)
+        packed, last = ring.reduce_tensor(packed, last)
         variables = [variable for _, variable in buffer]
         for variable, gradient in zip(variables, _unpacked(packed, variables)):
             sums[variable.op.name] = gradient
@@ -144,14 +183,13 @@ class _Rows(typing.NamedTuple):
     size: tf.Tensor  # n, an int scalar
 
 
-def _add_rows(ring: 'Collectives', gradients: Pairs, weight: typing.Any, last: typing.Any) -> Sent:
+def _add_rows(ring: 'Collectives', gradients: Pairs, last: typing.Any) -> Sent:
     """Adds up the sparse gradients, each to `IndexedSlices` with each row once: a `Sent` with
     `Sums`.
 
     Args:
       ring: makes the operations.
       gradients: of this worker.
-      weight: of this worker's gradients, a number or a scalar.
       last: the message, or operation, for which the first message waits.
     """
     sparse = [(slices, variable) for slices, variable in gradients
@@ -168,7 +206,7 @@ def _add_rows(ring: 'Collectives', gradients: Pairs, weight: typing.Any, last: t
                                   counts)
     values: typing.Dict[int, tf.Tensor] = {}
     for dtype, positions in _positions_by_type(own):
-        sums_of_rows = [_sums_of_rows(own[position], weight, dtype) for position in positions]
+        sums_of_rows = [_sums_of_rows(own[position], dtype) for position in positions]
         most_of_type = [most[position] for position in positions]
         gathered, last = _gathered(ring, sums_of_rows, most_of_type, last)
         values.update(zip(positions, gathered))
@@ -195,10 +233,9 @@ def _positions_by_type(own: typing.List[_Rows]
     return sorted(positions.items(), key=lambda item: item[0].name)
 
 
-def _sums_of_rows(rows: _Rows, weight: typing.Any, dtype: tf.DType) -> tf.Tensor:
-    """The values of a worker's gradient times its weight, [n, …] with each row once, in a type."""
-    weighted = times(rows.slices, weight).values
-    sums = tf.math.unsorted_segment_sum(weighted, rows.places, rows.size)
+def _sums_of_rows(rows: _Rows, dtype: tf.DType) -> tf.Tensor:
+    """The values of a worker's gradient, [n, …] with each row once, in a type."""
+    sums = tf.math.unsorted_segment_sum(rows.slices.values, rows.places, rows.size)
     row_shape = rows.variable.get_shape()[1:].as_list()
     return tf.cast(tf.reshape(sums, [-1] + row_shape), dtype)
 
@@ -227,13 +264,20 @@ def _gathered(ring: 'Collectives', tensors: typing.List[tf.Tensor], most: typing
     return Sent(gathered, received)
 
 
+def sent_type(dtype: tf.DType) -> typing.Optional[tf.DType]:
+    """The type that numbers of a type have on their way, without loss; None if there is none."""
+    for sent, held in _SENT.items():
+        if dtype in held:
+            return sent
+    return None
+
+
 def sent_as(variable: tf.Variable) -> tf.DType:
     """The type that a variable has on its way from worker 0, without loss; or `ClusterError`."""
     dtype = variable.dtype.base_dtype
-    if variable.get_shape().is_fully_defined():
-        for sent, held in _SENT.items():
-            if dtype in held:
-                return sent
+    sent = sent_type(dtype)
+    if sent is not None and variable.get_shape().is_fully_defined():
+        return sent
     raise ClusterError(
         'variable %r is %s of shape %s, which worker 0 cannot send to the others: make it a '
         'local variable, or one of a number type and a static shape.' % (
@@ -248,10 +292,12 @@ class Collectives:
     Attributes:
       num_workers: how many take part.
       buffer_bytes: the size of a buffer of gradients.
+      active: see `Cluster`.
     """
 
     def __init__(self, cluster: typing.Any):
         self.num_workers = cluster.num_workers
+        self.active = cluster.active
         self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))
         self._rank = cluster.rank
         self._wire = WIRES.get(cluster.wire)
@@ -267,16 +313,16 @@ class Collectives:
         reduced.set_shape(tensor.shape)
         return reduced
 
-    def reduce_gradient(self, gradient: tf.Tensor, mean: bool, last: typing.Any) -> Sent:
-        """The sum or mean of the workers' dense gradients of one static shape; waits for `last`. A
-        large one is sent in several pieces: in one, 64 MB take twice as long."""
-        dtype = gradient.dtype.base_dtype
-        tensor = gradient if dtype in _ADDED_UP else tf.cast(gradient, tf.float32)
+    def reduce_tensor(self, given: tf.Tensor, last: typing.Any, mean: bool = False) -> Sent:
+        """The sum or mean of the workers' dense gradients, or weights, of one static shape; waits
+        for `last`. A large one is sent in several pieces: in one, 64 MB take twice as long."""
+        dtype = given.dtype.base_dtype
+        tensor = given if dtype in _ADDED_UP else tf.cast(given, tf.float32)
         pieces = self._pieces(tensor)
         reduced = []
         for piece in pieces:
             if self._wire is not None and piece.shape.is_fully_defined():
-                piece, last = self._reduce_16(piece, mean, last)
+                piece, last = self._reduce_16(piece, last)
             else:
                 piece = last = self.reduce(piece, last, mean)
             reduced.append(piece)
@@ -295,8 +341,8 @@ class Collectives:
         sizes = [end - start for start, end in zip(ends, ends[1:])]
         return tf.split(tf.reshape(tensor, [-1]), sizes)
 
-    def _reduce_16(self, tensor: tf.Tensor, mean: bool, last: typing.Any) -> Sent:
-        """The same as `reduce`, in 16 bits on the way; they travel in pairs, by their bits."""
+    def _reduce_16(self, tensor: tf.Tensor, last: typing.Any) -> Sent:
+        """The sum as by `reduce`, in 16 bits on the way; they travel in pairs, by their bits."""
         count = tensor.shape.num_elements()
         own = tf.cast(tf.reshape(tensor, [-1]), self._wire)
         pairs = tf.reshape(tf.pad(own, [[0, count % 2]]), [1, -1, 2])
@@ -308,8 +354,6 @@ class Collectives:
         of_workers = tf.unstack(tf.bitcast(gathered, self._wire))
         total = sum(tf.cast(each, tf.float32) for each in of_workers)
         total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
-        if mean:
-            total = total / self.num_workers
         return Sent(tf.cast(total, tensor.dtype), gathered)
 
     def gather(self, rows: tf.Tensor, last: typing.Any) -> tf.Tensor:
@@ -376,4 +420,4 @@ def _configure(cluster: typing.Any, config: tf.ConfigProto) -> None:
 
 
 ENGINE = Engine(name="TensorFlow's ring", arguments=['buffer_mb', 'every', 'wire'],
-                combine=combine, broadcast=_broadcast, configure=_configure)
+                begin_step=begin_step, broadcast=_broadcast, configure=_configure)

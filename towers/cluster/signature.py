@@ -192,7 +192,7 @@ def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.
     input_names = {tensor.op.name for tensor in inputs}
     operations = losses[0].graph.get_operations()
     before = itertools.takewhile(lambda op: op.name not in input_names, operations)
-    return _lines(losses, input_names, names_of(before))
+    return _lines(losses, input_names, names_of(before), ())
 
 
 def _lines_of_update(machines: Machines) -> typing.List[_Line]:
@@ -201,17 +201,19 @@ def _lines_of_update(machines: Machines) -> typing.List[_Line]:
     for _, operations in sorted(machines.written.items()):
         writes += sorted(operations, key=lambda op: op.name)
     sums = {tensor.op.name for tensor in tensors_of(machines.exchange.gradients)}
-    return _lines(writes, sums, machines.model_operations)
+    return _lines(writes, sums, machines.model_operations, _REDUCED)
 
 
 def _lines(ends: typing.List[tf.Operation], known: typing.Container[str],
-           outside: typing.Container[str]) -> typing.List[_Line]:
+           outside: typing.Container[str], reduced: typing.Tuple[str, ...]) -> typing.List[_Line]:
     """A line for each operation that the `ends` come from.
 
     Args:
       ends: operations.
       known: names of inputs, or of sums over the workers.
       outside: names of what was made before, and is not looked into but for constants.
+      reduced: beginnings of the types of operations whose results are equal on all workers, which
+        are not looked into; none where these are of values of the whole batch.
     """
     texts = _Texts(ends[0].graph)
     order: typing.List[tf.Operation] = []  # grows while it is gone through
@@ -226,7 +228,7 @@ def _lines(ends: typing.List[tf.Operation], known: typing.Container[str],
 
     def is_given(op: tf.Operation) -> bool:
         """Whether an operation is not looked into: data, sums over the workers, and the like."""
-        if op.name in known or op.type.startswith(_REDUCED):
+        if op.name in known or op.type.startswith(reduced):
             return True
         return op.type != 'Const' and (op.name in outside or bool(_SOURCE.search(op.type)))
     for op in ends:

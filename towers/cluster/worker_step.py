@@ -163,25 +163,22 @@ def until_all_end(dataset: typing.Any) -> Feed:
 
 
 class Shares:
-    """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
+    """The weight of a worker's loss: w = n_w / n for the mean, W n_w / n for the sum.
 
     n_w are the examples of worker w (0 of one that is not active), n those of all W workers.
 
     Attributes:
       is_mean: whether the gradient is a mean over the examples.
-      loss: of this machine's batch, which reads the weights before any machine changes them.
       same_examples: n_w where it has to be the same on all workers, else None.
       are_weighted: whether it is None; else `constant` is the weight.
       constant: 1 / W for the mean, else 1.
     """
 
-    def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str,
-                 loss: typing.Optional[tf.Tensor]):
-        """Takes the arguments of `Cluster.combine`."""
+    def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
+        """Takes the arguments of `Cluster.begin_step`."""
         self._cluster = cluster
         self._examples = examples
         self.is_mean = reduction == 'mean'
-        self.loss = loss
         self.same_examples: typing.Optional[int] = None
         if isinstance(examples, int) and not cluster.uneven and cluster.active is None:
             self.same_examples = examples
@@ -202,8 +199,17 @@ class Shares:
         return numerator / tf.maximum(total, 1.)
 
     def weight(self, total: tf.Tensor) -> tf.Tensor:
-        """The weight of this machine, a float64 scalar, where `total` is n."""
+        """The weight of this worker, a float64 scalar, where `total` is n."""
         return self.own_examples() * self.of_all(total)
+
+    def part_of_batch(self, weight: typing.Any) -> typing.Any:
+        """n_w / n, from the weight of this worker: a float or a float64 scalar."""
+        return weight if self.is_mean else weight / self._cluster.num_workers
+
+    def has_batch(self) -> typing.Optional[tf.Tensor]:
+        """Whether this worker has a batch in a step, a bool scalar; None where it always has."""
+        active = self._cluster.active
+        return None if active is None else active >= .5
 
 
 def without_gradient(gradient: typing.Any, own: typing.Any = None) -> typing.Any:

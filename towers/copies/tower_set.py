@@ -31,6 +31,8 @@ class TowerSet(typing.NamedTuple):
       waits: what waits for what, so that the towers write shared variables in the right order.
       recomputed: what is recomputed in the backward pass of tower 0, one for each loss.
       how_built: the plan's line about calls and copies.
+      step: of the workers of the cluster, see `Cluster.begin_step`; None for this machine alone.
+      exchanged: values of the whole batch, see `exchange`.
       cuts: how it was cut; None where the model is not cut into stages.
       slots: the variables that the model function's own optimizers have made.
       copies: for each other tower, a function from a tensor of tower 0 to its copy.
@@ -45,6 +47,8 @@ class TowerSet(typing.NamedTuple):
     waits: typing.List[Wait]
     recomputed: typing.List[Recomputed]
     how_built: str
+    step: typing.Any
+    exchanged: typing.List[tf.Tensor]
     cuts: typing.Optional[StageCuts] = None
     slots: typing.Sequence[tf.Variable] = ()
     copies: typing.Sequence[typing.Callable] = ()

@@ -101,8 +101,9 @@ def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
 
 
 def batch_value_kind(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch that an operation hands on, `'sum'`, `'mean'` or
-    `'concat'`, and in the backward pass `'sum_gradient'` and its like; None for any other one."""
+    """The kind of the value of the whole batch that an operation hands on, `'sum'`, `'mean'`,
+    `'concat'` or `'moments'`, and in the backward pass `'sum_gradient'` and its like; None for any
+    other one."""
     if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:
         return None
     return op.get_attr(BATCH_VALUE).decode().split()[1]

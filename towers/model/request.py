@@ -61,6 +61,19 @@ class Request(typing.NamedTuple):
         return self.cluster is None or self.cluster.workers_a_step == 1
 
     @property
+    def parts_of_batch(self) -> int:
+        """How many parts the batch of a step has, on all machines that train together."""
+        num_parts = len(self.split.parts)
+        if self.cluster is None or not self.training.objectives:
+            return num_parts
+        return num_parts * self.cluster.num_workers
+
+    @property
+    def has_equal_workers(self) -> bool:
+        """Whether a static size of this machine's batch is that of all machines'."""
+        return self.cluster is None or not (self.cluster.uneven or self.cluster.active is not None)
+
+    @property
     def random_step(self) -> typing.Optional[tf.Variable]:
         """The step that random ops draw by; None where they are left as they are."""
         return self.training.global_step if self.numerics.stateless_random else None
@@ -81,7 +94,6 @@ class Request(typing.NamedTuple):
         if self.split.accumulate > 1:
             return ('a tower has %d micro-batches, which are not there at the same time: build '
                     'without micro-batches (Memory, Pipeline)' % self.split.accumulate)
-        if self.cluster is not None:
-            return ('the batch is on several machines, which do not exchange it: build without '
-                    'cluster=')
-        return None
+        if self.cluster is None or not self.training.objectives:
+            return None
+        return self.cluster.no_batch_values

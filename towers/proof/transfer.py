@@ -257,10 +257,12 @@ class Transfer:
         Args:
           op: the operation that marks the value.
           state: of the shard's value.
-          kind: what is taken over the towers: 'sum', 'mean' or 'concat'.
+          kind: what is taken over the towers: 'sum', 'mean', 'concat' or 'moments'.
         """
         if state is None or state.kind is Kind.UNKNOWN:
             return state
+        if kind == 'moments':  # which `sync_batch_norm` alone makes, of statistics that it makes
+            return INDEPENDENT._replace(is_random=state.is_random)
         is_right = state.kind in _OVER_TOWERS[kind]
         if kind == 'sum':
             is_right = (is_right or state.is_count) and not state.has_offset

@@ -8,7 +8,14 @@ the batch's examples, and g_j the gradient that tower j's loss sends back:
     batch_mean    M = sum_k w_k x_k        dx_k = w_k sum_j g_j
     batch_concat  C = [x_0; x_1; ...]      dx_k = rows of tower k in sum_j g_j
 
-(The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss.)
+and for a batch norm in sync, of means m_k and variances v_k over c_k numbers, with p_k = c_k / c
+and g_j = (gm_j, gv_j) (Chan, Golub and LeVeque, 1983),
+
+    batch_moments  M = sum_k p_k m_k                    dm_k = p_k sum_j (gm_j + 2 (m_k - M) gv_j)
+                   V = sum_k p_k (v_k + (m_k - M)^2)    dv_k = p_k sum_j gv_j
+
+(The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss. In a
+cluster k and j run over the towers of all workers, those of worker 0 first.)
 While the model function is recorded, each call adds a placeholder that passes on the tower's own x,
 and its gradient a placeholder that passes on the tower's own g. Once all towers are built,
 `exchange` (in its own module) connects them to the values over all towers.
@@ -48,8 +55,8 @@ def batch_sum(x: typing.Any) -> tf.Tensor:
 
     Raises:
       ModelFunctionError: x is in a loop, or in a function or branch of control flow v2; the parts
-        of the batch are not there at the same time (`accumulate`, micro-batches, machines); or the
-        model function itself takes a gradient (`tf.gradients`) through the value.
+        of the batch are not there at the same time (`accumulate`, micro-batches, parameter
+        servers); or the model function itself takes a gradient (`tf.gradients`) through the value.
 
     >>> total, count = tf.reduce_sum(losses * mask), tf.reduce_sum(mask)
     >>> loss = towers.batch_sum(total) / towers.batch_sum(count)
@@ -85,9 +92,15 @@ def batch_concat(x: typing.Any) -> tf.Tensor:
     return _value(x, 'concat')
 
 
+def batch_moments(moments: tf.Tensor) -> tf.Tensor:
+    """`[mean; variance; count]` of C channels over all towers, from those of the shard, which are
+    over the same examples: a vector [2 C + 1] of floats. One exchange does all of a batch norm."""
+    return _value(moments, 'moments')
+
+
 def _value(x: typing.Any, kind: str) -> tf.Tensor:
-    """The value over all towers of a tensor, by a kind of exchange: `'sum'`, `'mean'` or
-    `'concat'`."""
+    """The value over all towers of a tensor, by a kind of exchange: `'sum'`, `'mean'`, `'concat'`
+    or `'moments'`."""
     x = _checked_tensor(x, kind)
     graph = compat.outermost_graph(tf.get_default_graph())
     graph_of_x = getattr(x, 'graph', None)  # None of an eager tensor
@@ -111,8 +124,8 @@ def _value(x: typing.Any, kind: str) -> tf.Tensor:
         return _mark(x, x.shape, number, kind)
     shape_of_row = x.shape[1:]
     num_rows = x.shape.as_list()[0] if x.shape.ndims else None
-    if num_rows is not None:
-        num_rows *= call.num_parts  # the static size is every tower's
+    if num_rows is not None:  # the static size is every tower's
+        num_rows = num_rows * call.num_parts if call.has_equal_parts else None
     return _mark(x, tf.TensorShape([None]).concatenate(shape_of_row), number, kind,
                  known_shape=tf.TensorShape([num_rows]).concatenate(shape_of_row))
 
@@ -190,7 +203,7 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
 class Mark(typing.NamedTuple):
     """What an operation hands on, see `exchange`."""
     number: int  # of the call of `batch_sum` and its like
-    role: str  # `'sum'`, `'mean'` or `'concat'`, or one of these with `'_gradient'`
+    role: str  # the kind of exchange, or with `'_gradient'`
 
 
 def _mark(x: tf.Tensor, shape: tf.TensorShape, number: int, role: str,
@@ -201,7 +214,7 @@ def _mark(x: tf.Tensor, shape: tf.TensorShape, number: int, role: str,
       x: the tensor.
       shape: of the placeholder, which all inputs have.
       number: of the call of `batch_sum` and its like.
-      role: `'sum'`, `'mean'` or `'concat'`, or one of these with `'_gradient'`.
+      role: the kind of exchange, or with `'_gradient'`.
       known_shape: of what it will pass on, where more is known of it.
     """
     compat.register_gradient(_GRADIENT, _backward)

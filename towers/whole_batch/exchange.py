@@ -1,11 +1,15 @@
 """The exchange of values of the whole batch: connects what the towers have marked.
 
 The formulas stand in `batch_values`. A mark has a number, which the call of `batch_sum` and its
-like has in the model function, and a role: `'sum'`, `'mean'` or `'concat'` for the value, and the
-same with `'_gradient'` for its gradient. In each tower there may be several marks alike, since a
-gradient may be taken more than once.
+like has in the model function, and a role: the kind of exchange for the value, and the same with
+`'_gradient'` for its gradient. In each tower there may be several marks alike: a gradient may be
+taken more than once, and a value recomputed.
 
-Its test is `tests/whole_batch/test_batch_values.py`.
+Each kind of exchange is a class, made of the towers' values: `value` is what every tower gets, and
+`gradients` gives each tower its own from the sum of all towers'. With a cluster, each adds up over
+the workers, too: values in one message (rows of unknown numbers in two), gradients in one.
+
+Its tests are `tests/whole_batch/test_batch_values.py` and `tests/cluster/test_batch_values.py`.
 """
 
 import collections
@@ -18,18 +22,41 @@ from towers.errors import ModelFunctionError
 from towers.placement.variable_device import only_device
 from towers.shards.cut_batch import weighted, zero_if_empty
 from towers.whole_batch.batch_values import Mark, is_batch_value, mark_of
+from towers.whole_batch.workers import Workers
 
 Marks = typing.Dict[Mark, typing.List[tf.Operation]]
 """{mark: the operations of one tower that have it, in the order of making}."""
 
 
-def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str) -> None:
-    """Gives all marked operations their values: sums, means and rows over all towers.
+class _Batch(typing.NamedTuple):
+    """The parts of the batch whose values are exchanged."""
+    weights: typing.Sequence  # the towers' parts of this machine's examples
+    workers: typing.Optional[Workers]  # None: this machine has all examples
+
+    @property
+    def parts(self) -> typing.List[typing.Any]:
+        """The towers' parts of all examples."""
+        if self.workers is None:
+            return list(self.weights)
+        return [weight * self.workers.part for weight in self.weights]
+
+    def sum(self, total: tf.Tensor) -> tf.Tensor:
+        """The sum over all machines, from that over this machine's towers."""
+        return total if self.workers is None else self.workers.sum(total)
+
+
+def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
+             workers: typing.Optional[Workers] = None) -> typing.List[tf.Tensor]:
+    """Gives all marked operations their values, over all towers.
 
     Args:
       towers: the `Tower`s.
-      weights: the towers' parts of the batch's examples.
+      weights: the towers' parts of this machine's examples.
       device: where the values are computed.
+      workers: the workers whose towers take part; None for this one alone.
+
+    Returns:
+      The exchanged values and gradients, but for those of branches, which a step may leave out.
 
     Raises:
       ModelFunctionError: towers ask for different values, or a tower has no rows to concatenate.
@@ -37,15 +64,38 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str) -> 
     marks_of_towers = _marks_of(towers)
     _check_alike(towers, marks_of_towers)
     if not marks_of_towers[0]:
-        return
+        return []
+    batch = _Batch(weights, workers)
+    exchanges: typing.Dict[int, typing.Any] = {}
+    exchanged: typing.List[tf.Tensor] = []
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
-        num_rows = _num_rows(marks_of_towers)
-        for mark in sorted(marks_of_towers[0]):
-            for alike in zip(*[marks[mark] for marks in marks_of_towers]):
-                own_values = [op.inputs[0] for op in alike]
-                values = _exchanged(mark.role, own_values, weights, num_rows.get(mark.number))
-                for op, value in zip(alike, values):
+        for mark in sorted(marks_of_towers[0]):  # 'sum' comes before 'sum_gradient'
+            operations = [marks[mark] for marks in marks_of_towers]
+            if mark.role in _EXCHANGES:
+                own_values = [alike[0].inputs[0] for alike in operations]
+                exchanges[mark.number] = _EXCHANGES[mark.role](own_values, batch)
+                value = exchanges[mark.number].value
+                for op in sum(operations, []):  # what is recomputed is the same
                     compat.replace_input(op, 0, value)
+                values = [value]
+            else:
+                values = _put_gradients(operations, exchanges[mark.number], batch)
+            if not compat.in_control_flow(operations[0][0]):
+                exchanged += values
+    return exchanged
+
+
+def _put_gradients(operations: typing.List[typing.List[tf.Operation]],
+                   exchange_of_value: typing.Any, batch: _Batch) -> typing.List[tf.Tensor]:
+    """Gives the operations of one mark of a gradient, a list for each tower, their values, and
+    returns the sums that these are taken from."""
+    values = []
+    for alike in zip(*operations):
+        total = batch.sum(tf.add_n([op.inputs[0] for op in alike]))
+        for op, value in zip(alike, exchange_of_value.gradients(total)):
+            compat.replace_input(op, 0, value)
+        values.append(total)
+    return values
 
 
 def _marks_of(towers: typing.Sequence) -> typing.List[Marks]:
@@ -72,38 +122,122 @@ def _check_alike(towers: typing.Sequence, marks_of_towers: typing.Sequence[Marks
                 'function.' % tower.index)
 
 
-def _num_rows(marks_of_towers: typing.Sequence[Marks]) -> typing.Dict[int, tf.Tensor]:
-    """{number of a `batch_concat`: [N], how many rows each tower adds}."""
-    num_rows = {}
-    for mark in sorted(marks_of_towers[0]):
-        if mark.role != 'concat':
-            continue
-        own_rows = [marks[mark][0].inputs[0] for marks in marks_of_towers]
-        num_rows[mark.number] = tf.stack([tf.shape(rows)[0] for rows in own_rows])
-    return num_rows
+class _Sum:
+    """`batch_sum`."""
+
+    def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
+        self._parts = batch.parts
+        self.value = batch.sum(tf.add_n(list(map(zero_if_empty, values, batch.weights))))
+
+    def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
+        """Each tower's gradient, from the sum of all."""
+        return [zero_if_empty(total, part) for part in self._parts]
 
 
-def _exchanged(role: str, values: typing.List[tf.Tensor], weights: typing.Sequence,
-               num_rows: typing.Optional[tf.Tensor]) -> typing.List[tf.Tensor]:
-    """What the towers get for their values.
+class _Mean:
+    """`batch_mean`."""
 
-    Args:
-      role: `'sum'`, `'mean'` or `'concat'`, or one of these with `'_gradient'`.
-      values: one from each tower.
-      weights: the towers' parts of the batch's examples.
-      num_rows: [N], how many rows each tower adds to a `'concat'`.
-    """
-    if role == 'concat':
-        with tf.control_dependencies(_assertions_of_examples(weights)):
-            return [_of_any_size(tf.concat(values, 0))] * len(values)
-    if role in ('sum', 'mean'):
-        counted = weighted if role == 'mean' else zero_if_empty
-        return [tf.add_n(list(map(counted, values, weights)))] * len(values)
-    total = tf.add_n(values)
-    if role == 'concat_gradient':
-        return list(map(_of_any_size, tf.split(total, num_rows)))
-    counted = weighted if role == 'mean_gradient' else zero_if_empty
-    return [counted(total, weight) for weight in weights]
+    def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
+        self._parts = batch.parts
+        self.value = batch.sum(tf.add_n(list(map(weighted, values, batch.parts))))
+
+    def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
+        """Each tower's gradient, from the sum of all."""
+        return [weighted(total, part) for part in self._parts]
+
+
+class _Concat:
+    """`batch_concat`. The rows of a machine that has no batch are none of the batch's."""
+
+    def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
+        self._num_rows = tf.stack([tf.shape(rows)[0] for rows in values])
+        self._workers = batch.workers
+        with tf.control_dependencies(_assertions_of_examples(batch.weights)):
+            rows = tf.concat(values, 0)
+            if batch.workers is not None:
+                rows = self._of_all_workers(rows, batch.workers)
+            self.value = _of_any_size(rows)
+
+    def _of_all_workers(self, rows: tf.Tensor, workers: Workers) -> tf.Tensor:
+        """The rows of all workers, from those of this one."""
+        static_size = rows.shape.as_list()[0]
+        if static_size is not None and isinstance(workers.part, float):  # all have as many
+            self._size = static_size
+            self._begin = static_size * workers.rank
+            return workers.concat(rows, self._begin, static_size * workers.num_workers)
+        self._size = tf.shape(rows)[0]
+        if workers.has_batch is not None:
+            self._size *= tf.cast(workers.has_batch, tf.int32)
+        sizes = workers.sum(tf.one_hot(workers.rank, workers.num_workers, self._size, 0))
+        self._begin = tf.reduce_sum(sizes[:workers.rank])
+        return workers.concat(rows[:self._size], self._begin, tf.reduce_sum(sizes))
+
+    def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
+        """Each tower's gradient, from the sum of all."""
+        if self._workers is not None:
+            total = total[self._begin:self._begin + self._size]
+            missing = [[0, tf.reduce_sum(self._num_rows) - self._size]]  # where there is no batch
+            total = tf.pad(total, missing + [[0, 0]] * (total.shape.ndims - 1))
+        return list(map(_of_any_size, tf.split(total, self._num_rows)))
+
+
+class _Moments:
+    """`batch_moments`: one vector of the means, variances and number of a batch norm."""
+
+    def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
+        of_towers = [_ChannelMoments.of(zero_if_empty(value, weight))
+                     for value, weight in zip(values, batch.weights)]
+        joined = _joined(of_towers)
+        if batch.workers is not None:
+            vectors = batch.workers.concat(
+                joined.vector()[tf.newaxis], batch.workers.rank, batch.workers.num_workers)
+            vectors.set_shape([batch.workers.num_workers, None])
+            joined = _joined([_ChannelMoments.of(vector) for vector in tf.unstack(vectors)])
+        self.value = joined.vector()
+        self._joined = joined
+        self._of_towers = of_towers
+
+    def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
+        """Each tower's gradient, from the sum of all."""
+        of_batch = _ChannelMoments.of(total)
+        gradients = []
+        for moments in self._of_towers:
+            part = moments.count / self._joined.count
+            distance = moments.mean - self._joined.mean
+            gradients.append(_ChannelMoments(
+                part * (of_batch.mean + 2. * distance * of_batch.variance),
+                part * of_batch.variance, tf.zeros_like(moments.count)).vector())
+        return gradients
+
+
+class _ChannelMoments(typing.NamedTuple):
+    """Means and variances over some examples, and how many numbers each of them is over."""
+    mean: tf.Tensor  # [C]
+    variance: tf.Tensor  # [C]
+    count: tf.Tensor  # scalar
+
+    @classmethod
+    def of(cls, vector: tf.Tensor) -> '_ChannelMoments':
+        """From `[mean; variance; count]`, a vector [2 C + 1]."""
+        num_channels = (tf.size(vector) - 1) // 2
+        return cls(vector[:num_channels], vector[num_channels:-1], vector[-1])
+
+    def vector(self) -> tf.Tensor:
+        """`[mean; variance; count]`, a vector [2 C + 1]."""
+        return tf.concat([self.mean, self.variance, self.count[tf.newaxis]], 0)
+
+
+def _joined(moments: typing.List[_ChannelMoments]) -> _ChannelMoments:
+    """The moments over the examples of all; at least one of them is over some."""
+    count = tf.add_n([each.count for each in moments])
+    parts = [each.count / count for each in moments]
+    mean = tf.add_n([part * each.mean for part, each in zip(parts, moments)])
+    variance = tf.add_n([part * (each.variance + tf.square(each.mean - mean))
+                         for part, each in zip(parts, moments)])
+    return _ChannelMoments(mean, variance, count)
+
+
+_EXCHANGES = {'sum': _Sum, 'mean': _Mean, 'concat': _Concat, 'moments': _Moments}
 
 
 def _of_any_size(rows: tf.Tensor) -> tf.Tensor:

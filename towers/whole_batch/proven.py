@@ -63,7 +63,7 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
         taken of; a batch norm to synchronize where towers cannot meet; a product that fails with a
         part of the batch, see `check_products_with_inputs`.
     """
-    if len(request.split.parts) == 1 and request.has_whole_batch:
+    if request.parts_of_batch == 1 and request.has_whole_batch:
         return Proven(output, NO_ANALYSIS, NO_ANALYSIS, NO_BATCH_NORMS, None, 0)
     graph = tf.get_default_graph()
     first_operation = operations[0] if operations else None
@@ -71,7 +71,7 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     proof = analyse(operations, inputs, fetches)
     analysis = proof.as_built or proof
     check_batch_values(operations, analysis)
-    has_several_parts = len(request.split.parts) > 1
+    has_several_parts = request.parts_of_batch > 1
     if has_several_parts:
         check_products_with_inputs(operations, analysis, operation_names(leaves_of(inputs)))
     instead: typing.Dict[str, tf.Tensor] = {}

@@ -5,7 +5,7 @@ the examples of its shard, and the mean of the squared distance from it; that th
 proven (`proof.batch_norms`). Each of these two becomes its mean over all towers (`batch_mean`); a
 mean over rows, of which examples have different numbers, is weighted by the rows. All readers of
 the statistics, moving averages included, then read the batch's. TensorFlow's fused kernel does both
-in one operation, which is taken apart:
+in one operation, which is taken apart, and its statistics are exchanged together (`batch_moments`):
 
     mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
 
@@ -26,7 +26,7 @@ from towers.graph.op_types import BRANCHES_V2, is_fused_batch_norm
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, find_batch_norms, is_variance_node, same_means
 from towers.proof.states import Kind, State
-from towers.whole_batch.batch_values import batch_mean, batch_sum
+from towers.whole_batch.batch_values import batch_mean, batch_moments, batch_sum
 
 
 def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
@@ -162,11 +162,18 @@ def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
     data_format = op.get_attr('data_format').decode()
     axes = [axis for axis, letter in enumerate(data_format) if letter != 'C']
     numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
-    mean = batch_mean(tf.reduce_mean(numbers, axes, keepdims=True))
+    sizes = [tf.shape(x)[axis] for axis in axes]
+    shard_mean = tf.reduce_mean(numbers, axes, keepdims=True)
+    shard_variance = tf.reduce_mean(
+        tf.squared_difference(numbers, tf.stop_gradient(shard_mean)), axes)
+    shard_count = tf.cast(tf.reduce_prod(sizes), scale.dtype)
+    moments = batch_moments(
+        tf.concat([tf.reshape(shard_mean, [-1]), shard_variance, shard_count[tf.newaxis]], 0))
+    num_channels = tf.size(scale)
+    mean = moments[:num_channels]
     constant_mean = tf.stop_gradient(mean)
-    variance = batch_mean(tf.reduce_mean(tf.squared_difference(numbers, constant_mean), axes))
-    mean = tf.reshape(mean, [-1])
-    constant_mean = tf.reshape(constant_mean, [-1])
+    variance = moments[num_channels:-1]
+    count = moments[-1]
     epsilon = op.get_attr('epsilon')
     factor = scale * tf.rsqrt(variance + epsilon)
     # One pass of the kernel for (x - mean) factor + offset. It takes its mean for a constant, so
@@ -175,6 +182,4 @@ def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
         x=x, scale=factor, offset=offset - (mean - constant_mean) * factor,
         mean=constant_mean, variance=tf.ones_like(scale) - epsilon, epsilon=epsilon,
         data_format=data_format, is_training=False)[0]
-    sizes = [tf.shape(x)[axis] for axis in axes]
-    count = batch_sum(tf.cast(tf.reduce_prod(sizes), scale.dtype))
     return [y, mean, variance * (count / tf.maximum(count - 1., 1.))]

@@ -1,0 +1,125 @@
+"""Values of the whole batch, and batch norm in sync, over the workers of a cluster, against plain
+TF1 on one device with the examples of all."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from one_process import addresses, together, train
+from sample_models import momentum, plain_step, switched
+
+slow = pytest.mark.slow
+random = np.random.RandomState(0)
+X, Y = random.randn(9, 5), random.randn(9, 3)
+IMAGES = random.randn(9, 4, 4, 3) * 2 + 3
+STEPS = 3
+
+
+def variable(name, shape, seed):
+    return tf.get_variable(name, shape, tf.float64, tf.glorot_uniform_initializer(seed))
+
+
+def moving(name, size, value, dtype=tf.float64):
+    average = tf.get_variable(name, [size], dtype, tf.zeros_initializer(), trainable=False)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(average, .5 * average + .5 * value))
+
+
+def masked_loss(x, y):
+    """A mean over the batch, and a loss over the batch's unmasked examples."""
+    h = tf.matmul(x, variable('w', [5, 3], 1))
+    mean = towers.batch_mean(tf.reduce_mean(h, 0))
+    moving('average', 3, mean)
+    mask = tf.cast(x[:, 0] > 0, tf.float64)
+    total = tf.reduce_sum(tf.reduce_sum((h - mean - y) ** 2, 1) * mask)
+    return towers.batch_sum(total) / towers.batch_sum(tf.reduce_sum(mask))
+
+
+def contrastive_loss(x, y):
+    """Each example against all of the batch; large integers say which is its own."""
+    a, b = tf.matmul(x, variable('w', [5, 4], 1)), tf.matmul(y, variable('u', [3, 4], 2))
+    own = tf.cast(x[:, 0] * 1e6, tf.int64) + 2 ** 60
+    is_own = tf.cast(tf.equal(own[:, None], towers.batch_concat(own)[None]), tf.float64)
+    keys = towers.batch_concat(b)
+    order = tf.cast(tf.range(tf.shape(keys)[0]), tf.float64)  # the rows are in the batch's order
+    moving('ordered', 4, tf.reduce_sum(keys * order[:, tf.newaxis], 0))
+    logits = tf.matmul(a, keys, transpose_b=True)
+    return tf.reduce_mean(-tf.reduce_sum(tf.nn.log_softmax(logits) * is_own, 1))
+
+
+def normalized_twice(x, y):
+    """Two batch norms of single operations, in float64."""
+    h = x
+    for name in 'ab':
+        h = tf.nn.conv2d(h, variable('k' + name, [3, 3, 3, 3], 1), 1, 'SAME')
+        mean, variance = tf.nn.moments(h, [0, 1, 2])
+        moving('mean' + name, 3, mean)
+        moving('variance' + name, 3, variance)
+        h = tf.nn.relu(tf.nn.batch_normalization(
+            h, mean, variance, None, variable('scale' + name, [3], 5), .1))
+    return tf.reduce_mean((tf.reduce_mean(h, [1, 2]) - y) ** 2)
+
+
+def fused(x, y):
+    """A layer of slim, by TensorFlow's kernel, with a mean far from zero."""
+    h = slim.conv2d(x, 6, 3, activation_fn=None, biases_initializer=tf.constant_initializer(9.),
+                    scope='conv', weights_initializer=tf.glorot_uniform_initializer(1))
+    h = slim.batch_norm(h, fused=True, scale=True, decay=.5, scope='norm', is_training=True)
+    out = slim.fully_connected(tf.reduce_mean(tf.nn.relu(h), [1, 2]), 3, activation_fn=None,
+                               weights_initializer=tf.glorot_uniform_initializer(2), scope='out')
+    return tf.reduce_mean((out - y) ** 2)
+
+
+DATA = {masked_loss: (X, Y), contrastive_loss: (X, Y), normalized_twice: (IMAGES, Y),
+        fused: (IMAGES.astype(np.float32), Y.astype(np.float32))}
+
+
+def on_one_device(model_fn, start, data=None, steps=STEPS):
+    """The variables after some steps of plain TF1 on all examples, from their values at the
+    start."""
+    with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
+        _, step = plain_step(model_fn, data or DATA[model_fn], momentum)
+        for each in tf.global_variables():
+            each.load(start[each.op.name], session)
+        for _ in range(steps):
+            session.run(step)
+        return session.run({each.op.name: each for each in tf.global_variables()})
+
+
+def of_workers(model_fn, sizes, **options):
+    """The runs of the workers of a ring, which have as many examples: see `train`."""
+    workers = addresses(len(sizes))
+    ends = np.cumsum([0] + list(sizes))
+
+    def work(rank):
+        batch = [part[ends[rank]:ends[rank + 1]] for part in DATA[model_fn]]
+        cluster = towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1)
+        return train(cluster, model_fn, batch, momentum, STEPS, **options)
+    return together(work, len(sizes))
+
+
+@pytest.fixture(autouse=True)
+def mended_slim():
+    towers.mend_slim()
+    with switched('control_flow_v2', False):
+        yield
+
+
+@pytest.mark.parametrize('model_fn, sizes, options', [
+    pytest.param(*case, marks=slow) for case in [
+        (masked_loss, (5, 4), dict(num_towers=2)),
+        (contrastive_loss, (4, 2, 3), dict(num_towers=2)),
+        (contrastive_loss, (3, 3, 3), {}),
+        (normalized_twice, (5, 4), dict(num_towers=2, batch_norm='sync')),
+        (normalized_twice, (3, 3, 3), dict(batch_norm='sync', copies='reuse')),
+        (fused, (5, 4), dict(num_towers=2, batch_norm='sync')),
+        (fused, (3, 3, 3), dict(batch_norm='sync'))]])
+def test_workers_with_towers_are_one_device(model_fn, sizes, options):
+    runs = of_workers(model_fn, sizes, **options)
+    theirs = on_one_device(model_fn, runs[0]['first'])
+    tolerance = 2e-5 if model_fn is fused else 1e-12
+    for run in runs:
+        for name, value in theirs.items():
+            np.testing.assert_allclose(run['last'][name], value, tolerance, tolerance,
+                                       err_msg=name)
