@@ -42,27 +42,26 @@ def asked(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize('uneven, reduction, given, operations', [
-    (False, 'mean', 4., [('average', None)] * 2), (True, 'mean', 3., [('sum', None)] * 2),
-    (True, 'sum', 6., [('sum', None)] * 2)])
-def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations, asked):
-    """3 of 4 examples are here: the mean is 3/4 of this gradient and 1/4 of the other's."""
-    cluster = towers.Cluster('horovod', uneven=uneven)
+@pytest.mark.parametrize('uneven, reduction, weight', [
+    (False, 'mean', .5), (True, 'mean', .75), (True, 'sum', 1.5)])
+def test_losses_are_weighted_by_examples_and_gradients_are_added(uneven, reduction, weight, asked):
+    """3 of 4 examples are here: the mean is 3/4 of this loss and 1/4 of the other's."""
+    step = towers.Cluster('horovod', uneven=uneven).begin_step(3, reduction)
     v, rows = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in 'vr']
-    machines = cluster.combine([
+    machines = step.combine([
         (tf.constant([4., 4.]), v),
-        (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)],
-        None, 3, reduction)
+        (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)], None)
     combined = machines.gradients
     assert [variable for _, variable in combined] == [v, rows]
-    assert asked == [('sum', NUMBERS)] * uneven + operations
+    assert asked == [('sum', NUMBERS)] * uneven + [('sum', None)] * 2
     with tf.Session() as session:
         with pytest.raises(tf.errors.FailedPreconditionError, match='session_begun'):
             session.run(combined[0][0])  # worker 0's values are not here
         machines.begin_session(session)
         dense, sparse = session.run([gradient for gradient, _ in combined])
-    assert dense.tolist() == [given, given]
-    assert sparse.values.tolist() == [given] and sparse.indices.tolist() == [1]
+        assert session.run(tf.convert_to_tensor(step.loss_weight)) == weight
+    assert dense.tolist() == [4., 4.]
+    assert sparse.values.tolist() == [4.] and sparse.indices.tolist() == [1]
     assert machines.same_examples == (None if uneven else 3)
     assert machines.updates_here
 
@@ -77,9 +76,8 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
         return tf.IndexedSlices(tf.concat([slices.values, [10., 20.]], 0),
                                 tf.concat([slices.indices, [1, 0]], 0))
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
-    machines = towers.Cluster('horovod').combine([(
-        tf.IndexedSlices(tf.constant([1., 2., 4.]), tf.constant([1, 0, 1])), rows)], None, 3,
-        'sum')
+    machines = towers.Cluster('horovod').begin_step(3, 'sum').combine([(
+        tf.IndexedSlices(tf.constant([1., 2., 4.]), tf.constant([1, 0, 1])), rows)], None)
     [(gradient, _)] = machines.gradients
     with tf.Session() as session:
         machines.begin_session(session)
@@ -94,8 +92,8 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
                         lambda tensor, op, name=None: tensor)
     weight = tf.get_variable('w', [], initializer=tf.zeros_initializer())
     active, gradient = tf.placeholder(tf.float32, []), tf.constant(2.) + 0.
-    machines = towers.Cluster('horovod', active=active).combine(
-        [(gradient, weight)], None, 3, 'mean')
+    machines = towers.Cluster('horovod', active=active).begin_step(3, 'mean').combine(
+        [(gradient, weight)], None)
     [(combined, _)] = machines.gradients
     [ended] = machines.conditions
     assert gradient.op in step_operations([ended])
@@ -117,7 +115,8 @@ def test_what_horovod_says_itself_is_refused(asked):
 def test_a_mean_of_float16_is_that_of_float32(asked):
     """Two gradients of 40,000 have a sum that float16 has not."""
     cluster, v = towers.Cluster('horovod'), tf.get_variable('v', [2], tf.float16)
-    machines = cluster.combine([(tf.constant([4e4, 4e4], tf.float16), v)], None, 3, 'mean')
+    machines = cluster.begin_step(3, 'mean').combine(
+        [(tf.constant([4e4, 4e4], tf.float16), v)], None)
     [(combined, _)] = machines.gradients
     [reduced] = [op for op in tf.get_default_graph().get_operations()
                  if op.type == 'Cast' and op.outputs[0].dtype == tf.float16]

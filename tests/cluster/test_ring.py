@@ -194,7 +194,7 @@ def test_rows_of_unknown_shape_are_named():
                         name='table')
     slices = tf.IndexedSlices(tf.placeholder(tf.float32), tf.constant([0, 1]))
     with pytest.raises(ClusterError, match="variable 'table' is float32 of shape <unknown>, which"):
-        towers.Cluster('ring', ['a:1', 'b:2']).combine([(slices, table)], None, 4, 'mean')
+        towers.Cluster('ring', ['a:1', 'b:2']).begin_step(4, 'mean').combine([(slices, table)], None)
 
 
 def test_complex_gradients_are_refused():
@@ -202,4 +202,5 @@ def test_complex_gradients_are_refused():
     rows = tf.IndexedSlices(tf.zeros([1, 2], tf.complex64), tf.constant([1]), tf.constant([4, 2]))
     for gradient in (table + 1., rows):
         with pytest.raises(ClusterError, match="'table' is complex64 of shape .4, 2., which worker 0"):
-            towers.Cluster('ring', ['a:1', 'b:2']).combine([(gradient, table)], None, 4, 'mean')
+            towers.Cluster('ring', ['a:1', 'b:2']).begin_step(4, 'mean').combine(
+                [(gradient, table)], None)

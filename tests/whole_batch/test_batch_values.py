@@ -197,14 +197,16 @@ def test_what_cannot_be_exchanged_is_refused(value, options, text):
 @pytest.mark.parametrize('value, options', [
     (lambda x: towers.batch_sum(tf.reduce_sum(x)), {}),
     (tf.reduce_sum, dict(batch_norm='sync'))])
-def test_several_machines_are_refused(value, options):
+@pytest.mark.parametrize('kind, fields, why', [
+    ('ps', dict(ps=['c:1']), 'on parameter servers exchange gradients alone: use kind='),
+    ('ring', dict(every=4), 'with every=4 a step is of one worker')])
+def test_machines_that_exchange_no_values_refuse_them(kind, fields, why, value, options):
     """With one tower on each, too: its shard is not the batch."""
     def model_fn(x):
         return tf.cast(value(x), tf.float64) * variable('w', [], 1)
-    with pytest.raises(towers.TowersError,
-                       match='(batch_sum|sync).*the batch is on several machines'):
+    with pytest.raises(towers.TowersError, match='(batch_sum|sync).*' + why):
         towers.build_towers(model_fn, tf.constant(X[:8]), tf.train.GradientDescentOptimizer(.1),
-                            1, cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=0),
+                            1, cluster=towers.Cluster(kind, ['a:1', 'b:1'], rank=0, **fields),
                             **options)
 
 

@@ -80,7 +80,13 @@ def _sum_of_values(ring: 'Collectives', tensor: tf.Tensor, last: typing.Any) -> 
     sent = sent_type(tensor.dtype)
     if sent is None:
         raise no_sum(tensor)
-    return tf.cast(ring.reduce(tf.cast(tensor, sent), last), tensor.dtype)
+    summand = tf.cast(tensor, sent)
+    if tensor.shape.num_elements():
+        return tf.cast(ring.reduce(summand, last), tensor.dtype)
+    # TensorFlow's reduction of no number at all is a segmentation fault: one more goes with them.
+    vector = tf.pad(tf.reshape(summand, [-1]), [[0, 1]])
+    total = tf.reshape(ring.reduce(vector, last)[:-1], tf.shape(tensor))
+    return tf.cast(total, tensor.dtype)
 
 
 def no_sum(tensor: tf.Tensor) -> ClusterError:

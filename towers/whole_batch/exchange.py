@@ -9,7 +9,7 @@ Each kind of exchange is a class, made of the towers' values: `value` is what ev
 `gradients` gives each tower its own from the sum of all towers'. With a cluster, each adds up over
 the workers, too: values in one message (rows of unknown numbers in two), gradients in one.
 
-Its tests are `tests/whole_batch/test_batch_values.py` and `tests/cluster/test_batch_values.py`.
+Its tests are `tests/whole_batch/test_batch_values.py` and `tests/whole_batch/test_workers.py`.
 """
 
 import collections
@@ -185,56 +185,52 @@ class _Moments:
     """`batch_moments`: one vector of the means, variances and number of a batch norm."""
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
-        of_towers = [_ChannelMoments.of(zero_if_empty(value, weight))
-                     for value, weight in zip(values, batch.weights)]
-        joined = _joined(of_towers)
+        vectors = tf.stack(list(map(zero_if_empty, values, batch.weights)))
+        self._of_towers = _ChannelMoments.of(vectors)
+        self._joined = self._of_towers.joined()
         if batch.workers is not None:
-            vectors = batch.workers.concat(
-                joined.vector()[tf.newaxis], batch.workers.rank, batch.workers.num_workers)
-            vectors.set_shape([batch.workers.num_workers, None])
-            joined = _joined([_ChannelMoments.of(vector) for vector in tf.unstack(vectors)])
-        self.value = joined.vector()
-        self._joined = joined
-        self._of_towers = of_towers
+            of_workers = batch.workers.concat(
+                self._joined.vectors(), batch.workers.rank, batch.workers.num_workers)
+            self._joined = _ChannelMoments.of(of_workers).joined()
+        self.value = self._joined.vectors()[0]
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
         """Each tower's gradient, from the sum of all."""
-        of_batch = _ChannelMoments.of(total)
-        gradients = []
-        for moments in self._of_towers:
-            part = moments.count / self._joined.count
-            distance = moments.mean - self._joined.mean
-            gradients.append(_ChannelMoments(
-                part * (of_batch.mean + 2. * distance * of_batch.variance),
-                part * of_batch.variance, tf.zeros_like(moments.count)).vector())
-        return gradients
+        of_batch = _ChannelMoments.of(total[tf.newaxis])
+        moments = self._of_towers
+        part = moments.count / self._joined.count
+        distance = moments.mean - self._joined.mean
+        gradients = _ChannelMoments(part * (of_batch.mean + 2. * distance * of_batch.variance),
+                                    part * of_batch.variance, tf.zeros_like(moments.count))
+        return tf.unstack(gradients.vectors())
 
 
 class _ChannelMoments(typing.NamedTuple):
-    """Means and variances over some examples, and how many numbers each of them is over."""
-    mean: tf.Tensor  # [C]
-    variance: tf.Tensor  # [C]
-    count: tf.Tensor  # scalar
+    """Means and variances over N groups of examples, and how many numbers each of them is over."""
+    mean: tf.Tensor  # [N, C]
+    variance: tf.Tensor  # [N, C]
+    count: tf.Tensor  # [N, 1]
 
     @classmethod
-    def of(cls, vector: tf.Tensor) -> '_ChannelMoments':
-        """From `[mean; variance; count]`, a vector [2 C + 1]."""
-        num_channels = (tf.size(vector) - 1) // 2
-        return cls(vector[:num_channels], vector[num_channels:-1], vector[-1])
+    def of(cls, vectors: tf.Tensor) -> '_ChannelMoments':
+        """From `[mean; variance; count]` of each group, [N, 2 C + 1]."""
+        size = vectors.shape.as_list()[1]
+        num_channels: typing.Any = (tf.shape(vectors)[1] - 1) // 2
+        if size is not None:
+            num_channels = (size - 1) // 2
+        return cls(*tf.split(vectors, [num_channels, num_channels, 1], 1))
 
-    def vector(self) -> tf.Tensor:
-        """`[mean; variance; count]`, a vector [2 C + 1]."""
-        return tf.concat([self.mean, self.variance, self.count[tf.newaxis]], 0)
+    def vectors(self) -> tf.Tensor:
+        """`[mean; variance; count]` of each group, [N, 2 C + 1]."""
+        return tf.concat(self, 1)
 
-
-def _joined(moments: typing.List[_ChannelMoments]) -> _ChannelMoments:
-    """The moments over the examples of all; at least one of them is over some."""
-    count = tf.add_n([each.count for each in moments])
-    parts = [each.count / count for each in moments]
-    mean = tf.add_n([part * each.mean for part, each in zip(parts, moments)])
-    variance = tf.add_n([part * (each.variance + tf.square(each.mean - mean))
-                         for part, each in zip(parts, moments)])
-    return _ChannelMoments(mean, variance, count)
+    def joined(self) -> '_ChannelMoments':
+        """The moments over the examples of all groups, with N = 1; at least one group has some."""
+        count = tf.reduce_sum(self.count, 0, keepdims=True)
+        part = self.count / count
+        mean = tf.reduce_sum(part * self.mean, 0, keepdims=True)
+        squares = self.variance + tf.squared_difference(self.mean, mean)
+        return _ChannelMoments(mean, tf.reduce_sum(part * squares, 0, keepdims=True), count)
 
 
 _EXCHANGES = {'sum': _Sum, 'mean': _Mean, 'concat': _Concat, 'moments': _Moments}

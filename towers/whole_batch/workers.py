@@ -2,7 +2,7 @@
 
 `n_w` are the examples of worker w in a step, n those of all W workers.
 
-Its tests are `tests/cluster/test_batch_values.py`.
+Its tests are `tests/whole_batch/test_workers.py`.
 """
 
 import typing

@@ -1,12 +1,15 @@
 """Values of the whole batch, and batch norm in sync, over the workers of a cluster, against plain
 TF1 on one device with the examples of all."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
+from towers import compat
 from one_process import addresses, together, train
 from sample_models import momentum, plain_step, switched
 
@@ -75,11 +78,11 @@ DATA = {masked_loss: (X, Y), contrastive_loss: (X, Y), normalized_twice: (IMAGES
         fused: (IMAGES.astype(np.float32), Y.astype(np.float32))}
 
 
-def on_one_device(model_fn, start, data=None, steps=STEPS):
+def on_one_device(model_fn, start, data, steps=STEPS):
     """The variables after some steps of plain TF1 on all examples, from their values at the
     start."""
     with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
-        _, step = plain_step(model_fn, data or DATA[model_fn], momentum)
+        _, step = plain_step(model_fn, data, momentum)
         for each in tf.global_variables():
             each.load(start[each.op.name], session)
         for _ in range(steps):
@@ -117,9 +120,106 @@ def mended_slim():
         (fused, (3, 3, 3), dict(batch_norm='sync'))]])
 def test_workers_with_towers_are_one_device(model_fn, sizes, options):
     runs = of_workers(model_fn, sizes, **options)
-    theirs = on_one_device(model_fn, runs[0]['first'])
+    theirs = on_one_device(model_fn, runs[0]['first'], DATA[model_fn])
     tolerance = 2e-5 if model_fn is fused else 1e-12
     for run in runs:
         for name, value in theirs.items():
             np.testing.assert_allclose(run['last'][name], value, tolerance, tolerance,
                                        err_msg=name)
+
+
+def until_all_end(model_fn, sizes, **options):
+    """The values before the first step, and after the last one, of each worker: its variables.
+    `sizes[w]` are the numbers of examples in the batches of worker w; worker 0 has the first ones.
+    """
+    workers = addresses(len(sizes))
+    ends = np.cumsum([0] + list(map(sum, sizes)))
+
+    def batches(rank):
+        begin = ends[rank]
+        for size in sizes[rank]:
+            yield tuple(part[begin:begin + size] for part in DATA[model_fn])
+            begin += size
+
+    def work(rank):
+        with tf.Graph().as_default():
+            tf.set_random_seed(7 + rank)
+            parts = DATA[model_fn]
+            feed = towers.until_all_end(tf.data.Dataset.from_generator(
+                lambda: batches(rank), tuple(tf.as_dtype(part.dtype) for part in parts),
+                tuple(tf.TensorShape([None]).concatenate(part.shape[1:]) for part in parts)))
+            cluster = towers.Cluster('ring', workers, rank=rank, active=feed.active)
+            with compat.CONTROL_FLOW_SWITCH:
+                built = towers.build_towers(model_fn, feed.inputs, momentum(), 2, 'mean',
+                                            remainder='weight', cluster=cluster, **options)
+            fetched = {each.op.name: each for each in tf.global_variables()}
+
+            def values(session):
+                return session.run_step_fn(
+                    lambda step_context: step_context.session.run(fetched))
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member, \
+                    member.session() as session:
+                first = last = values(session)
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    while True:
+                        session.run(built.train_op)
+                        last = values(session)
+            return first, last
+    return together(work, len(sizes))
+
+
+@slow
+@pytest.mark.parametrize('model_fn', [contrastive_loss, masked_loss, normalized_twice, fused])
+def test_a_worker_without_data_has_no_part_in_the_batch(model_fn):
+    """Worker 1 has two batches more than worker 0; averages of a worker without data stay."""
+    options = {} if model_fn in (contrastive_loss, masked_loss) else dict(batch_norm='sync')
+    [(values, last_of_0), (_, last)] = until_all_end(model_fn, [[4], [2, 3]], **options)
+    for rows in ([0, 1, 2, 3, 4, 5], [6, 7, 8]):
+        values = on_one_device(model_fn, values, [part[rows] for part in DATA[model_fn]], 1)
+    tolerance = 2e-5 if model_fn is fused else 1e-12
+    for name, value in values.items():
+        np.testing.assert_allclose(last[name], value, tolerance, tolerance, err_msg=name)
+    of_worker_1 = {name: value for name, value in last.items() if 'Momentum' in name or name in 'wu'}
+    for name, value in of_worker_1.items():
+        assert value.tobytes() == last_of_0[name].tobytes(), name
+
+
+@slow
+def test_a_type_that_workers_do_not_add_up_is_refused():
+    cluster = towers.Cluster('ring', ['a:1', 'b:2'])
+    with pytest.raises(towers.ClusterError, match='whole batch is uint64, which workers cannot'):
+        towers.build_towers(
+            lambda x: tf.get_variable('w', []) * tf.cast(
+                towers.batch_sum(tf.cast(tf.reduce_sum(x), tf.uint64)), tf.float32),
+            tf.ones([4]), momentum(), 1, 'mean', cluster=cluster)
+
+
+@slow
+def test_check_towers_tries_them_over_workers():
+    def model_fn(x, y):
+        mean = towers.batch_mean(tf.reduce_mean(y, 0))
+        return normalized_twice(x, y - mean)
+    report = towers.check_towers(
+        model_fn, (IMAGES, Y), momentum, 2, 3, shares=(2, 1), cluster='ring', batch_norm='sync')
+    assert report.equal, report
+
+
+def test_the_proof_is_about_the_towers_of_all_workers():
+    """With one tower a worker, too."""
+    built = towers.build_towers(
+        normalized_twice, [tf.placeholder(part.dtype, (None,) + part.shape[1:])
+                           for part in DATA[normalized_twice]],
+        momentum(), 1, 'mean', cluster=towers.Cluster('ring', ['a:1', 'b:2']), batch_norm='sync',
+        remainder='weight')
+    assert re.match('proven: the loss is a mean over the examples .* is that of all machines',
+                    built.plan.line('one device'))
+    assert built.plan.line('batch norm').startswith('2 in sync over the whole batch')
+
+
+def test_a_batch_norm_by_the_kernel_is_one_message_each_way():
+    cluster = towers.Cluster('ring', ['a:1', 'b:2'])
+    towers.build_towers(fused, list(map(tf.constant, DATA[fused])), momentum(), 3, 'mean',
+                        cluster=cluster, batch_norm='sync')
+    messages = [op.type for op in tf.get_default_graph().get_operations()
+                if op.type.startswith('Collective')]
+    assert messages == ['CollectiveReduce'] * 3  # and one for the gradients
