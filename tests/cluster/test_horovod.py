@@ -177,6 +177,29 @@ def test_processes_of_horovod_are_one_device(arguments, horovodrun):
     assert done.stdout.count(b'equal: True') == 2, done.stdout.decode()
 
 
+WHOLE_BATCH = """
+import sys
+import tensorflow.compat.v1 as tf
+sys.path[:0] = ['tests', 'tests/whole_batch']
+import towers
+from sample_models import momentum
+from test_workers import DATA, contrastive_loss, fused, masked_loss, normalized_twice
+tf.disable_v2_behavior()
+for model_fn in (contrastive_loss, masked_loss, normalized_twice, fused):
+    report = towers.check_towers(
+        model_fn, DATA[model_fn], momentum, 2, 3, 'mean', shares=(2, 1), cluster='horovod',
+        batch_norm='sync', tolerance=2e-5 if model_fn is fused else 1e-12)
+    print('equal: %s' % (report.equal and report.compared > 4))
+    print(report)
+"""
+
+
+@pytest.mark.slow
+def test_values_of_the_whole_batch_are_those_of_all_processes(horovodrun):
+    done = horovodrun(2, ['-c', WHOLE_BATCH])
+    assert done.stdout.count(b'equal: True') == 8, done.stdout.decode()
+
+
 AT_END = """
 import os, signal
 class Told(tf.train.SessionRunHook):

@@ -204,3 +204,33 @@ def test_complex_gradients_are_refused():
         with pytest.raises(ClusterError, match="'table' is complex64 of shape .4, 2., which worker 0"):
             towers.Cluster('ring', ['a:1', 'b:2']).begin_step(4, 'mean').combine(
                 [(gradient, table)], None)
+
+
+@pytest.mark.parametrize('index_type', ['int32', 'int64'])
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_a_static_number_of_rows_is_sent_with_its_indices(dtype, index_type):
+    """Bit for bit, a large index too."""
+    table = tf.get_variable('table', [5, 2, 3], dtype, tf.zeros_initializer())
+    indices = np.array([4, 2 ** 31 - 2 if index_type == 'int32' else 2 ** 40 + 1, 4], index_type)
+    values = np.random.RandomState(0).randn(3, 2, 3).astype(dtype)
+    slices = tf.IndexedSlices(tf.constant(values), tf.constant(indices))
+    sent = tf.float64 if dtype == 'float64' else tf.float32
+    matrix = ring._with_indices(slices, table, sent)
+    received = ring._without_indices(matrix, slices, table)
+    with tf.Session() as session:
+        found = session.run(received)
+    assert found.indices.tolist() == indices.tolist() and found.indices.dtype == index_type
+    assert found.values.tobytes() == values.tobytes()
+
+
+def test_lookups_of_static_numbers_of_rows_are_one_message():
+    """Those of a table with fewer rows are sent once each: numbers of rows, indices, rows."""
+    def messages(size):
+        with tf.Graph().as_default():
+            tables = [tf.get_variable(name, [size, 2]) for name in 'ab']
+            pairs = [(tf.IndexedSlices(tf.ones([4, 2]), tf.constant([0, 1, 1, 3])), table)
+                     for table in tables]
+            towers.Cluster('ring', ['a:1', 'b:2']).begin_step(4, 'mean').combine(pairs, None)
+            return sum(op.type.startswith('Collective')
+                       for op in tf.get_default_graph().get_operations())
+    assert [messages(9), messages(3)] == [1, 3]

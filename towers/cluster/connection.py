@@ -37,7 +37,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.addresses import AGAIN, FIRST
+from towers.cluster.addresses import AGAIN, FIRST, why_silent
 from towers.cluster.signature import difference
 from towers.errors import ClusterError, WorkerLostError, shown
 
@@ -165,6 +165,16 @@ def _compared(signature_of_worker_0: typing.Any, own: dict) -> dict:
     return {'digest': digest_of(signature_of_worker_0), 'why': reason or ''}
 
 
+def say_refusal(rank: int, signature: dict, why: str, connected: socket.socket) -> None:
+    """Tells worker 0 that the worker of a rank, with that signature, cannot join, and why; closes
+    the socket that is connected with worker 0."""
+    lines = Lines(connected)
+    lines.send({'type': 'hello', 'rank': rank, 'digest': digest_of(signature), 'why': why})
+    with contextlib.suppress(OSError, ClusterError):
+        lines.take()  # to close it before an answer might lose the message
+    lines.close()
+
+
 class Connection:
     """A thread that hears what worker 0 says, and the words of this worker to it.
 
@@ -228,8 +238,18 @@ class Connection:
             rank, reason = self.lost
             if rank:  # another worker is refused; 0 is the connection of this one
                 refused_rank = rank
+            elif reason == CUT and self._has_begun_without_this():
+                reason = ('its run has begun, so that worker %d is here already: two processes '
+                          'have the same place in the cluster' % refused_rank)
+            elif reason == CUT:
+                reason += ': see what it says'
         raise ClusterError('%s does not take %s in: %s.' % (
             self._cluster.who(0), self._cluster.who(refused_rank), reason.rstrip('.')))
+
+    def _has_begun_without_this(self) -> bool:
+        """Whether worker 0's port is its TensorFlow server's already, which begins when all workers
+        are there."""
+        return self._cluster.has_addresses and not why_silent(self._cluster.workers[0])
 
     def _begin_steps(self) -> None:
         """Sets what is of one session to its beginning."""
@@ -280,6 +300,15 @@ class Connection:
         finally:
             self._in_step = False
 
+    @contextlib.contextmanager
+    def first_values(self) -> typing.Iterator[None]:
+        """What a session does with all others before its first step; who waits is told."""
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+
     def _begin_together(self, builds: typing.List[int]) -> None:
         """Waits until all workers begin the next step, of these builds."""
         answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
@@ -325,8 +354,11 @@ class Connection:
     def _lost_error(self, lost: typing.Tuple[typing.Optional[int], str]) -> WorkerLostError:
         """The error about the worker, or server, that is `lost`."""
         rank, reason = lost
-        subject = '' if rank is None else self._cluster.who(rank) + ' is lost: '
-        return WorkerLostError('%s%s. %s.' % (subject, reason.rstrip('.'), START_AGAIN))
+        text = '' if rank is None else self._cluster.who(rank) + ' is lost: '
+        text += reason.rstrip('.') + '.'
+        if START_AGAIN not in text:  # as it is in what another worker has said
+            text += ' %s.' % START_AGAIN
+        return WorkerLostError(text)
 
     def lose(self, rank: typing.Optional[int], why: str) -> None:
         """Notes why a worker is gone, or a server, with None for the rank; the first one counts."""
@@ -379,7 +411,7 @@ class Connection:
                     self._take(message)
         except OSError:
             if not self._closed.is_set():
-                self.lose(0, CUT if self._is_member else CUT + ': see what it says')
+                self.lose(0, CUT)
         except ClusterError as error:
             self.lose(0, 'it sent %s: another program may use its port' % error)
 

@@ -437,7 +437,9 @@ class Coordinator:
         silence = max(FIRST, 1.5 * self._beat)
         waited_for = []
         for each in self._workers:
-            if each.has_ended:
+            if each is worker:
+                holds_up = False
+            elif each.has_ended:
                 holds_up = worker.in_step
             else:
                 holds_up = now - each.heard > silence

@@ -105,7 +105,7 @@ class StepOfWorkers:
             step before them, for which others wait.
         """
         combine = functools.partial(self._combine, loss=loss, values=values)
-        return Exchange(self._cluster, gradients, self.same_examples, combine)
+        return Exchange(self._cluster, gradients, self.same_examples, combine, values)
 
 
 class Exchange:
@@ -115,14 +115,16 @@ class Exchange:
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: such a list, for the update, see `Exchanged`.
       conditions: what every write of a step waits for, see `Exchanged`.
-      names_of_sums: of the operations of `gradients`, if all workers make one step; else empty.
+      names_of_sums: of the operations of `gradients`, and of values of the whole batch, if all
+        workers make one step; else empty.
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update; with `served_rank` the chief alone does.
       begin_session: function by which a session lets its steps be made.
     """
 
     def __init__(self, cluster: typing.Any, gradients: Pairs,
-                 same_examples: typing.Optional[int], combine: typing.Callable):
+                 same_examples: typing.Optional[int], combine: typing.Callable,
+                 values: typing.Sequence[tf.Tensor]):
         """Combines the gradients over the machines.
 
         Args:
@@ -130,6 +132,7 @@ class Exchange:
           gradients: as for `StepOfWorkers.combine`.
           same_examples: see the class.
           combine: function of gradients that gives the `Exchanged`.
+          values: as for `StepOfWorkers.combine`.
         """
         self._cluster = cluster
         self.own = gradients
@@ -147,6 +150,7 @@ class Exchange:
             self.gradients = [(without_gradient(gradient), variable)
                               for gradient, variable in self.gradients]
             sums: typing.List[typing.Any] = [gradient for gradient, _ in self.gradients]
+            sums += values
             self.names_of_sums = frozenset(getattr(each, 'values', each).op.name for each in sums)
 
     def completed(self, update: tf.Operation, awaited: typing.Sequence,

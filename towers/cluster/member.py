@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import typing
+from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow.compat.v1 as tf
 
@@ -36,7 +37,7 @@ from towers.cluster.addresses import (
 )
 from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
-from towers.cluster.connection import START_AGAIN, Connection
+from towers.cluster.connection import START_AGAIN, Connection, say_refusal
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of, note_connection
 from towers.cluster.sessions import BeginHook, check_built
@@ -152,7 +153,10 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     meeting = _meeting(cluster, own, start_timeout, dead_after, say, lose)
     with meeting as connection, _servers_watched(cluster, connection, say):
         try:
-            target = start_server(cluster, config).target if cluster.has_addresses else ''
+            target = ''
+            if cluster.has_addresses:
+                target = start_server(cluster, config).target
+                _check_reachable(cluster, time.monotonic() + start_timeout, say)
             note_connection(built, connection)
             yield Member(cluster, built, target, config, connection)
         except BaseException as error:
@@ -220,7 +224,7 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
       lose: called with a `WorkerLostError`, in another thread.
     """
     if cluster.has_addresses and not cluster.is_chief:
-        listen(cluster.workers[cluster.rank]).close()  # TensorFlow's server needs the port
+        _check_port(cluster, own, say)
     wait_until(lambda: (None, silent_servers(cluster)), time.monotonic() + start_timeout, say)
     address = _address(cluster, say)
     listener = listen(address) if cluster.is_chief else None
@@ -241,6 +245,42 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
                 raise
             raise coordinator.missing() from None
         yield connection
+
+
+def _check_port(cluster: Cluster, own: dict, say: typing.Callable) -> None:
+    """Raises `ClusterError` where TensorFlow's server would not get its port, and tells worker 0,
+    if it is there, so that all end. `own` is the signature of this worker."""
+    try:
+        listen(cluster.workers[cluster.rank]).close()
+    except ClusterError as error:
+        with contextlib.suppress(ClusterError):
+            connected = connect(cluster.workers[0], cluster.who(0), time.monotonic() + FIRST, say)
+            say_refusal(cluster.rank, own, str(error), connected)
+        raise
+
+
+def _check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> None:
+    """Raises `ClusterError` where the server of another worker is not reached by its address: its
+    steps would wait without an end. Worker 0 looks at all, every other worker at the next one.
+
+    Args:
+      cluster: the `Cluster`.
+      deadline: by `time.monotonic()`; servers begin one after the other.
+      say: called with a line about the wait.
+    """
+    others = [rank for rank in range(cluster.num_workers) if rank != cluster.rank]
+    if not cluster.is_chief:
+        others = [(cluster.rank + 1) % cluster.num_workers]
+
+    def unreached() -> str:
+        """The workers that are not reached, in words; '' if all are."""
+        with ThreadPoolExecutor(16) as pool:
+            reasons = list(pool.map(why_silent, [cluster.workers[rank] for rank in others]))
+        return '; '.join(
+            '%s is not reached by this address from %s: it %s' % (
+                cluster.who(rank), cluster.who(cluster.rank), reason)
+            for rank, reason in zip(others, reasons) if reason)
+    wait_until(lambda: (None, unreached()), deadline, say)
 
 
 def _address(cluster: Cluster, say: typing.Callable) -> str:

@@ -6,8 +6,10 @@ buffers, filled in the reverse order of the variables, as a backward pass comput
 are sent while it goes on. With `Cluster(wire=…)` they travel as 16-bit numbers: every worker
 gathers those of all, and adds them up in float32, in one order, so that the sums are the same bits.
 
-Sparse gradients are sent as rows: the numbers of rows of all gradients together, then all indices,
-then the rows of each type. A worker with fewer rows fills up with rows that are cut off again.
+Sparse gradients are sent as rows. Where the number of rows is static, as of a lookup of
+`[batch, ids]`, all go in one message of each type, their indices as bits in front of their rows.
+Else three messages: the numbers of rows of all gradients together, then all indices, then the rows
+of each type. A worker with fewer rows fills up with rows that are cut off again.
 """
 
 import typing
@@ -66,7 +68,8 @@ def begin_step(cluster: typing.Any, shares: worker_step.Shares) -> Begun:
 
     def combine(gradients, loss, values):
         del loss  # of parameter servers
-        return _combined(ring, gradients, begun, first, total, values)
+        has_equal_rows = shares.same_examples is not None
+        return _combined(ring, gradients, begun, first, total, values, has_equal_rows)
 
     workers = Workers(
         cluster.num_workers, cluster.rank, shares.part_of_batch(weight), shares.has_batch(),
@@ -97,7 +100,7 @@ def no_sum(tensor: tf.Tensor) -> ClusterError:
 
 def _combined(ring: 'Collectives', gradients: Pairs, begun: worker_step.SessionBegun,
               first: typing.Any, total: typing.Optional[tf.Tensor],
-              values: typing.Sequence[tf.Tensor]) -> Exchanged:
+              values: typing.Sequence[tf.Tensor], has_equal_rows: bool) -> Exchanged:
     """The `Exchanged` of a machine's gradients over the workers of a ring.
 
     Args:
@@ -107,13 +110,14 @@ def _combined(ring: 'Collectives', gradients: Pairs, begun: worker_step.SessionB
       first: the message, or operation, for which the first message waits.
       total: the number of examples of all workers, where it is not static.
       values: exchanged values that each step computes.
+      has_equal_rows: whether a static number of rows is that of all workers.
     """
     for _, variable in gradients:
         sent_as(variable)  # no complex gradient is added up
     with only_device('/cpu:0'), tf.name_scope('ring'):
         # Dense and sparse gradients form two chains, each in the same order on all workers.
         dense = _add_dense(ring, gradients, first)
-        sparse = _add_rows(ring, gradients, first)
+        sparse = _add_rows(ring, gradients, first, has_equal_rows)
         # The end comes after all messages, for which the other workers would wait.
         with tf.control_dependencies([dense.last, sparse.last] + list(values)):
             ended = tf.no_op() if total is None else worker_step.raise_at_end(total <= 0.)
@@ -189,7 +193,8 @@ class _Rows(typing.NamedTuple):
     size: tf.Tensor  # n, an int scalar
 
 
-def _add_rows(ring: 'Collectives', gradients: Pairs, last: typing.Any) -> Sent:
+def _add_rows(ring: 'Collectives', gradients: Pairs, last: typing.Any,
+              has_equal_rows: bool) -> Sent:
     """Adds up the sparse gradients, each to `IndexedSlices` with each row once: a `Sent` with
     `Sums`.
 
@@ -197,9 +202,89 @@ def _add_rows(ring: 'Collectives', gradients: Pairs, last: typing.Any) -> Sent:
       ring: makes the operations.
       gradients: of this worker.
       last: the message, or operation, for which the first message waits.
+      has_equal_rows: whether a static number of rows is that of all workers.
     """
-    sparse = [(slices, variable) for slices, variable in gradients
-              if isinstance(slices, tf.IndexedSlices)]
+    static: Pairs = []
+    dynamic: Pairs = []
+    for slices, variable in gradients:
+        if not isinstance(slices, tf.IndexedSlices):
+            continue
+        if has_equal_rows and _has_few_static_rows(slices, variable):
+            static.append((slices, variable))
+        else:
+            dynamic.append((slices, variable))
+    sums: Sums = {}
+    for dtype, pairs in _by_sent_type(static):
+        of_type, last = _add_static_rows(ring, pairs, dtype, last)
+        sums.update(of_type)
+    of_dynamic, last = _add_dynamic_rows(ring, dynamic, last)
+    return Sent(dict(sums, **of_dynamic), last)
+
+
+def _has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool:
+    """Whether a sparse gradient has a static number of rows, and no more of them than the variable:
+    of more, many are the same row, which is sent once then."""
+    num_rows = slices.indices.shape.num_elements()
+    return num_rows is not None and num_rows <= variable.get_shape().as_list()[0]
+
+
+def _by_sent_type(pairs: Pairs) -> typing.List[typing.Tuple[tf.DType, Pairs]]:
+    """The sparse gradients that are sent in each type, sorted by the type's name."""
+    by_type: typing.Dict[tf.DType, Pairs] = {}
+    for slices, variable in pairs:
+        dtype = slices.values.dtype.base_dtype
+        sent = dtype if dtype in _ADDED_UP else tf.float32
+        by_type.setdefault(sent, []).append((slices, variable))
+    return sorted(by_type.items(), key=lambda item: item[0].name)
+
+
+def _add_static_rows(ring: 'Collectives', pairs: Pairs, dtype: tf.DType, last: typing.Any) -> Sent:
+    """Adds up sparse gradients of static numbers of rows in one message, as `_add_rows`; their
+    rows are sent in a type."""
+    own = [_with_indices(slices, variable, dtype) for slices, variable in pairs]
+    sizes = [matrix.shape.num_elements() for matrix in own]
+    vector = tf.concat([tf.reshape(matrix, [-1]) for matrix in own], 0)
+    received = ring.gather_static(vector, last)
+    by_worker = tf.reshape(received, [ring.num_workers, -1])
+    sums: Sums = {}
+    for piece, matrix, (slices, variable) in zip(tf.split(by_worker, sizes, 1), own, pairs):
+        matrices = tf.reshape(piece, [-1, matrix.shape.as_list()[1]])
+        of_all = _without_indices(matrices, slices, variable)
+        sums[variable.op.name] = each_row_once(of_all)
+    return Sent(sums, received)
+
+
+def _with_indices(slices: tf.IndexedSlices, variable: tf.Variable, dtype: tf.DType) -> tf.Tensor:
+    """The n rows of a sparse gradient as a matrix of a type: in front of each row the bits of its
+    index, one number or two."""
+    num_rows = slices.indices.shape.num_elements()
+    indices = slices.indices
+    if indices.dtype.size < dtype.size:
+        indices = tf.cast(indices, tf.int64)
+    bits = tf.reshape(tf.bitcast(indices, dtype), [num_rows, -1])
+    num_numbers = variable.get_shape()[1:].num_elements()
+    rows = tf.reshape(tf.cast(slices.values, dtype), [num_rows, num_numbers])
+    return tf.concat([bits, rows], 1)
+
+
+def _without_indices(matrix: tf.Tensor, like: tf.IndexedSlices,
+                     variable: tf.Variable) -> tf.IndexedSlices:
+    """The sparse gradient of rows with the bits of their indices, of the types of another one."""
+    num_numbers = variable.get_shape()[1:].num_elements()
+    num_bits = matrix.shape.as_list()[1] - num_numbers
+    index_type = tf.int64 if num_bits * matrix.dtype.size == tf.int64.size else tf.int32
+    bits, rows = tf.split(matrix, [num_bits, num_numbers], 1)
+    if num_bits == 1:
+        bits = tf.reshape(bits, [-1])
+    indices = tf.cast(tf.bitcast(bits, index_type), like.indices.dtype)
+    row_shape = variable.get_shape()[1:].as_list()
+    values = tf.cast(tf.reshape(rows, [-1] + row_shape), like.values.dtype)
+    return tf.IndexedSlices(values, indices, like.dense_shape)
+
+
+def _add_dynamic_rows(ring: 'Collectives', sparse: Pairs, last: typing.Any) -> Sent:
+    """Adds up sparse gradients whose numbers of rows the workers tell each other, as `_add_rows`.
+    """
     if not sparse:
         return Sent({}, last)
     unique = [tf.unique(slices.indices) for slices, _ in sparse]
@@ -371,6 +456,15 @@ class Collectives:
                 return tf.raw_ops.CollectiveGather(input=rows, shape=shape, **self._next())
         alone = compat.among_zeros(rows, self._rank, self.num_workers)
         return tf.cast(self.reduce(alone, last), rows.dtype)
+
+    def gather_static(self, vector: tf.Tensor, last: typing.Any) -> tf.Tensor:
+        """The workers' vectors of one static size, one after the other, bit by bit; waits for
+        `last`."""
+        shape = [self.num_workers * vector.shape.as_list()[0]]
+        with tf.control_dependencies([last]):
+            gathered = tf.raw_ops.CollectiveGather(input=vector, shape=shape, **self._next())
+        gathered.set_shape(shape)
+        return gathered
 
     def broadcast(self, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
         """An operation that gives variables, the same on all workers, their values on worker 0."""

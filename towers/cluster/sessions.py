@@ -117,8 +117,9 @@ class BeginHook(tf.train.SessionRunHook):
                 '%.300s: worker 0 gives them to all. Make the same ones on every worker, or what '
                 'one needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
                     ', '.join(others) or 'none'))
-        for operation in self._operations:
-            session.run(operation)
+        with self._connection.first_values():
+            for operation in self._operations:
+                session.run(operation)
         _StepsTogether(session, builds, self._connection).take_over()
 
 
@@ -183,8 +184,8 @@ def _builds_stepped_by(fetched: typing.List[typing.Any],
       builds: the builds of the graph, which number them by their places.
 
     Raises:
-      ClusterError: the call needs the sums of all workers' gradients, and makes no step. The other
-        workers send theirs only in a step, so it would wait for ever.
+      ClusterError: the call needs sums over all workers, and makes no step. The other workers send
+        theirs only in a step, so it would wait for ever.
     """
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
@@ -195,8 +196,9 @@ def _builds_stepped_by(fetched: typing.List[typing.Any],
             numbers.append(position)
         elif not names.isdisjoint(built.machines.exchange.names_of_sums):
             raise ClusterError(
-                "session.run takes built.gradients, the sums of all workers' gradients, without "
-                'the step: fetch them with built.train_op.')
+                'session.run takes what needs all workers (built.gradients, which are the sums of '
+                'all, or what is computed from a value of the whole batch) without the step: fetch '
+                'it with built.train_op.')
     return numbers
 
 

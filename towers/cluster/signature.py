@@ -107,7 +107,11 @@ def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
     their place in a message, or on a server."""
     texts = {}
     for position, (gradient, variable) in enumerate(machines.exchange.own):
-        kind = 'sparse' if isinstance(gradient, tf.IndexedSlices) else 'dense'
+        kind = 'dense'
+        if isinstance(gradient, tf.IndexedSlices):
+            kind = 'sparse'
+            if machines.exchange.same_examples is not None:  # a ring sends a static number as it is
+                kind += ' [%s rows]' % gradient.indices.shape.num_elements()
         texts[variable.op.name] = '%s %s, number %d' % (
             kind, gradient.dtype.base_dtype.name, position)
     return texts
