@@ -5,8 +5,9 @@
 
 Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tower each;
 `ring-float16` and `ring-bfloat16`, whose gradients travel so; `ring@1`, with buffers of 1 MiB;
-`mirrored`, TensorFlow's `MultiWorkerMirroredStrategy`; `horovod`, plain Horovod, where it is
-installed. All on this machine, over loopback, by turns, so that what else runs there hits all
+`ring+sync`, with `batch_norm='sync'`; `mirrored`, TensorFlow's `MultiWorkerMirroredStrategy`; where
+Horovod is installed, `towers-horovod`, two workers by `kind='horovod'`, and `horovod`, its own
+optimizer. All on this machine, over loopback, by turns, so that what else runs there hits all
 alike. Rates are of all processes together; ratios are of the same round, medians over the rounds.
 Processor time is that of the processes that train, without parameter servers; it is steadier than
 the rates where other programs run. Bytes are what the kernel counts as acknowledged on this
@@ -25,7 +26,9 @@ import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-WAYS = ('towers', 'ring', 'ring-float16', 'ring-bfloat16', 'ps', 'mirrored', 'horovod')
+_BY_HOROVOD = ('towers-horovod', 'horovod')
+WAYS = ('towers', 'ring', 'ring-float16', 'ring-bfloat16', 'ring+sync', 'ps',
+        'mirrored') + _BY_HOROVOD
 HOROVODRUN = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
 _CHUNK = 10  # steps between two looks at the clock
 _TCP_INFO, _BYTES_ACKED = 11, 120  # where struct tcp_info has tcpi_bytes_acked, from Linux 4.2 on
@@ -57,7 +60,8 @@ def _left_out():
     if sys.version_info < (3, 8):
         yield 'mirrored', 'its processes find no device on TensorFlow 1.15'
     if not os.path.exists(HOROVODRUN):
-        yield 'horovod', 'it is not installed beside this Python'
+        for way in _BY_HOROVOD:
+            yield way, 'Horovod is not installed beside this Python'
 
 
 def compare(options, workload):
@@ -88,7 +92,7 @@ def run(way, options, workload):
     command = [sys.executable, '-m', 'benchmarks.cluster', '--worker=' + way,
                '--seconds=%g' % options.seconds, '--workloads=' + workload,
                '--examples=%d' % options.examples]
-    if way == 'horovod':
+    if way in _BY_HOROVOD:
         command = [HOROVODRUN, '-np', '2'] + command
     elif way != 'towers':
         command = [sys.executable, '-m', 'towers.launch', '--workers=2',
@@ -120,11 +124,14 @@ def worker(options):
     if options.worker in ('mirrored', 'horovod'):
         peer = getattr(cluster_peers, options.worker)(model_fn, arrays, _CHUNK)
         return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)
-    kind, _, buffer_mb = options.worker.partition('@')
+    kind, _, sync = options.worker.partition('+')
+    kind, _, buffer_mb = kind.partition('@')
     kind, _, wire = kind.partition('-')
     tf.disable_v2_behavior()
     cluster = None
-    if options.worker != 'towers':
+    if options.worker == 'towers-horovod':
+        cluster = towers.Cluster('horovod')
+    elif options.worker != 'towers':
         cluster = towers.Cluster.from_tf_config(kind, wire=wire or None,
                                                 buffer_mb=float(buffer_mb) if buffer_mb else None)
         if cluster.job == 'ps':
@@ -132,7 +139,8 @@ def worker(options):
     count = 2 if cluster is None else 1
     step = tf.train.get_or_create_global_step()
     built = towers.build_towers(model_fn, arrays(), tf.train.GradientDescentOptimizer(
-        cluster_peers.RATE), count, 'mean', global_step=step, cluster=cluster)
+        cluster_peers.RATE), count, 'mean', global_step=step, cluster=cluster,
+                                batch_norm=sync or 'shard')
     least = 2 * 1 / 2 * sum(
         each.dtype.size * each.get_shape().num_elements() for each in built.variables)
     if cluster is None:
