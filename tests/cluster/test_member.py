@@ -80,20 +80,19 @@ def test_a_passed_on_loss_says_once_what_to_do():
 
 
 def test_a_worker_that_was_frozen_is_not_told_to_wait_for_itself(monkeypatch):
-    """It says once that it is in a step, and then nothing, which worker 0 is told."""
+    """It says nothing any more, which worker 0 is told."""
     monkeypatch.setattr(coordinator, 'FIRST', .1)
     workers, said = addresses(2), []
 
     def work(rank):
         if rank == 0:
             member = Member(workers, 0, dead_after=2., said=said)
-            member.connection._in_step = True
             member.lost()
             return None
         cluster = towers.Cluster('ring', workers, rank=1)
         lines = Lines(connect(workers[0], cluster.who(0), time.monotonic() + 60., print))
         lines.send({'type': 'hello', 'rank': 1, 'digest': digest_of(SAME)})
-        lines.send({'type': 'alive', 'in_step': True})
+        lines.send({'type': 'alive', 'in_step': False})
         received = []
         with contextlib.suppress(OSError):
             while not any(message['type'] == 'lost' for message in received):

@@ -178,7 +178,7 @@ def of_variables(names, trained=None, sparse=()):
      "it trains other variables, or trains them otherwise: the gradient of 'a' is missing, and "
      'that of worker 0 dense float32, number 1.'),
     (of_variables('wa', sparse='a'), of_variables('wa'), SERVED,
-     "of 'a' is dense float32, number 1, and that of worker 0 sparse .2 rows. float32, number 1.")])
+     "of 'a' is dense float32, number 1, and that of worker 0 sparse [2 rows] float32, number 1.")])
 def test_variables_whose_gradients_would_meet_those_of_others_are_named(own, other, fields, text):
     why = why_apart(dict(model_fn=own), dict(model_fn=other), compare='variables', **fields)
     assert text in why

@@ -225,7 +225,7 @@ def _has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> boo
     """Whether a sparse gradient has a static number of rows, and no more of them than the variable:
     of more, many are the same row, which is sent once then."""
     num_rows = slices.indices.shape.num_elements()
-    return num_rows is not None and num_rows <= variable.get_shape().as_list()[0]
+    return bool(num_rows) and num_rows <= variable.get_shape().as_list()[0]
 
 
 def _by_sent_type(pairs: Pairs) -> typing.List[typing.Tuple[tf.DType, Pairs]]:
