@@ -701,7 +701,7 @@ def colocated_with(graph: tf.Graph):
 
 def is_colocating(graph: tf.Graph):
     """Whether Python is within `tf.colocate_with`."""
-    return bool(graph._colocation_stack.peek_objs())
+    return bool(list(graph._colocation_stack.peek_objs()))  # an iterator in TF 2
 
 
 def waiting_for(op: tf.Operation) -> typing.List[tf.Operation]:
