@@ -40,9 +40,11 @@ def test_the_whole_text(monkeypatch):
   optimizer        GradientDescentOptimizer
   reduction        sum: 2 x the gradient of the batch's mean loss
   learning rate    0.5; on the sum, steps as 2 x 0.5 = 1 would on the mean
-  one device       not proven: the graph has the size of a shard, 4, in it
-                   ('fully_connected/BatchNorm/Reshape_1' (Reshape)); pass a batch [None, ...], and
-                   take sizes from tf.shape
+  one device       proven, if 4 in 1 operation ('fully_connected/BatchNorm/Reshape_1/shape') is the
+                   static size of a shard, and no other number comes from it (a batch [None, ...]
+                   needs no if), but for 1 batch norm of each tower's shard (batch_norm='sync' takes
+                   the statistics of the whole batch): the loss is a mean over the examples (43
+                   operations)
   regularization   1 registered loss added, counted once
   batch norm       2 update ops of tower 0 ride on the train op
   updated by       all towers together: 5 trained; tower 0 alone: 2 averages and counters
