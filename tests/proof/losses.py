@@ -2777,32 +2777,3 @@ def counted_in_a_reference_variable(x):
                         use_resource=False)
     with tf.control_dependencies([tf.assign_add(s, 1.)]):
         return average(tf.square(score(x)) / s)
-
-
-def _average_in_branches(x, is_written_where_read):
-    """Values divided by the average of their statistic in one branch, and in the other, where it is
-    written, by the mean of the batch; or by the average where it is written."""
-    values = score(x)
-    statistic = average(tf.square(values))
-    with tf.control_dependencies(None):
-        kept = tf.get_variable('r', [], tf.float32, tf.ones_initializer(), trainable=False,
-                               use_resource=False)
-    flag = tf.placeholder_with_default(False, [])
-    done = tf.cond(flag, lambda: tf.identity(tf.assign(kept, tf.reduce_max(statistic))),
-                   lambda: tf.constant(0.))
-
-    def behind_write():
-        with tf.control_dependencies([done]):
-            return kept if is_written_where_read else tf.constant(2.)
-    divisor = tf.cond(flag, behind_write, lambda: tf.constant(1.) if is_written_where_read else kept)
-    return average(tf.square(values) / divisor)
-
-
-@coupled
-def average_that_is_read_in_the_branch_that_writes_it(x):
-    return _average_in_branches(x, True)
-
-
-@independent
-def average_that_is_read_in_the_branch_that_does_not_write_it(x):
-    return _average_in_branches(x, False)
