@@ -223,6 +223,8 @@ TABLE = [
     Row('ScatterNd', rows.scatter_nd,
         'The rows of each example at their places; or all, added up at places that they tell.',
         takes_positions=True, takes_sizes=True),
+    Row('SparseTensorDenseAdd', rows.sparse_dense_add,
+        'The rows of all examples, added up at places that they tell.', takes_sizes=True),
     Row('UnsortedSegmentSum', rows.segment_sum,
         'The sum of the rows of each example; or of all of a class.', takes_positions=True,
         takes_sizes=True),

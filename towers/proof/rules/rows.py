@@ -96,6 +96,21 @@ def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
     return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
 
 
+def sparse_dense_add(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.sparse.add` of a sparse tensor and a dense one that all towers share: the sum of what each
+    example adds at its place, as in TensorFlow 1's `tf.math.confusion_matrix`, and an offset where
+    the dense one is not known to be zeros."""
+    places, values, shape, dense = states
+    sizes = sizes_in(op.inputs[2], shape, view)
+    if not any_by_example(states):
+        return not_linear(op, states, view)
+    if not _are_added_up(places, values, sizes) or not dense.is_alike_on_towers:
+        return unknown(op, 'adds up rows by their places')
+    numbers = view.value(op.inputs[3])
+    has_offset = numbers is None or bool(numbers.any())
+    return total(Kind.SUM, op)._replace(has_offset=has_offset).with_marks_of(*states)
+
+
 def _are_added_up(places: State, values: State,
                   sizes: typing.Optional[typing.Tuple[Size, ...]]) -> bool:
     """Whether each row of some values is added at the place that the same example tells, in a
