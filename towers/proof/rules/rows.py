@@ -97,9 +97,9 @@ def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def sparse_dense_add(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.sparse.add` of a sparse tensor and a dense one that all towers share: the sum of what each
-    example adds at its place, as in TensorFlow 1's `tf.math.confusion_matrix`, and an offset where
-    the dense one is not known to be zeros."""
+    """`tf.sparse.add` of a sparse tensor and a dense one that all towers share: the sum of what
+    each example adds at its place, as in TensorFlow 1's `tf.math.confusion_matrix`, and an offset
+    where the dense one is not known to be zeros."""
     places, values, shape, dense = states
     sizes = sizes_in(op.inputs[2], shape, view)
     if not any_by_example(states):
