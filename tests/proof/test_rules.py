@@ -91,11 +91,6 @@ def of_blocks(b, places):
     return tf.gather(tf.reshape(b.seq, [-1, 4]), tf.range(b.n) * 3 + places)
 
 
-def rows_of_mask_summed_by_class(b):
-    kept = tf.where(b.ids > 1)[:, 0]
-    return tf.math.unsorted_segment_sum(tf.gather(b.x, kept), tf.gather(b.ids, kept), 4)
-
-
 CASES = {
     # ---- entries
     'exp': (lambda b: tf.exp(b.x), EACH),
@@ -196,7 +191,6 @@ CASES = {
     'rows_of_two_masks': (lambda b: tf.boolean_mask(b.x, b.ids > 1) + tf.boolean_mask(
         b.x, b.ids > 2), UNKNOWN),
     'rows_summed_by_class': (lambda b: tf.math.unsorted_segment_sum(b.x, b.ids, 4), SUM),
-    'rows_of_mask_summed_by_class': (rows_of_mask_summed_by_class, SUM),
     'rows_summed_by_class_of_others': (lambda b: tf.math.unsorted_segment_sum(
         tf.boolean_mask(b.x, b.ids > 1), tf.boolean_mask(b.ids, b.ids < 2), 4), UNKNOWN),
     'rows_summed_by_as_many_classes': (lambda b: tf.math.unsorted_segment_sum(
