@@ -224,7 +224,7 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
       lose: called with a `WorkerLostError`, in another thread.
     """
     if cluster.has_addresses and not cluster.is_chief:
-        _check_port(cluster, own, say)
+        _check_port(cluster, own, time.monotonic() + start_timeout, say)
     wait_until(lambda: (None, silent_servers(cluster)), time.monotonic() + start_timeout, say)
     address = _address(cluster, say)
     listener = listen(address) if cluster.is_chief else None
@@ -247,14 +247,22 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
         yield connection
 
 
-def _check_port(cluster: Cluster, own: dict, say: typing.Callable) -> None:
+def _check_port(cluster: Cluster, own: dict, deadline: float, say: typing.Callable) -> None:
     """Raises `ClusterError` where TensorFlow's server would not get its port, and tells worker 0,
-    if it is there, so that all end. `own` is the signature of this worker."""
+    as soon as it is there, so that all end.
+
+    Args:
+      cluster: the `Cluster`.
+      own: the signature of this worker.
+      deadline: by `time.monotonic()`, until which worker 0 may come.
+      say: called with lines: the error itself at once.
+    """
     try:
         listen(cluster.workers[cluster.rank]).close()
     except ClusterError as error:
+        say('cannot join    %s' % error)
         with contextlib.suppress(ClusterError):
-            connected = connect(cluster.workers[0], cluster.who(0), time.monotonic() + FIRST, say)
+            connected = connect(cluster.workers[0], cluster.who(0), deadline, say)
             say_refusal(cluster.rank, own, str(error), connected)
         raise
 
