@@ -278,14 +278,18 @@ def test_updates_of_a_functional_keras_model_are_found():
         np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def cosines(shape, dtype=None):
+    return tf.cos(tf.reshape(tf.range(float(np.prod(shape))), shape))
+
+
 def keras_3_program(x, y):
     """`(loss, {name: variable}, the writes of its layers)`; one layer is called on no input, too,
     and one is frozen."""
     layers = tf.keras.layers
     norm, frozen = layers.BatchNormalization(momentum=.9), layers.BatchNormalization()
     frozen.trainable = False
-    network = [layers.Dense(4, kernel_initializer='ones'), norm, frozen,
-               layers.Dense(3, kernel_initializer='ones')]
+    network = [layers.Dense(4, kernel_initializer=cosines), norm, frozen,
+               layers.Dense(3, kernel_initializer=cosines)]
     norm(tf.ones([5, 4]), training=True)
     h = tf.cast(x, tf.float32)
     for layer in network:
