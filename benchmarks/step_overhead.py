@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import turns
 from towers.run.checkpoint_hook import CheckpointHook
-from towers.run.evaluation import EvaluationHook
+from towers.run.evaluation_hook import EvaluationHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook
 from trainer.progress import ProgressHook

@@ -152,7 +152,7 @@ OTHERS = {
         'Audit', 'BuiltTowers', 'CutBatch', 'Damaged', 'DeviceAccount', 'Devices', 'Difference',
         'Feed', 'FittedBatch', 'HeldTensor', 'InitialValues', 'LeftOut', 'MeasuredMemory', 'Member',
         'MemoryAccount', 'Newest', 'Placement', 'Plan', 'PlannedTower', 'Replicas', 'StagedInputs',
-        'StepReport', 'Tower', 'TowersReport', 'Transfers', 'WatchedLosses'],
+        'StepReport', 'Tower', 'TowersReport', 'Transfers', 'VariableRole', 'Wait', 'WatchedLosses'],
     'called in model functions, with a tensor': ['batch_concat', 'batch_mean', 'batch_sum'],
     'checked when a model function returns it': ['ModelOutput'],
     'checked by the build that it is given to': ['Shards']}
