@@ -198,7 +198,7 @@ def test_another_call_has_scopes_of_its_own(graph):
 @needs_estimator
 @pytest.mark.parametrize('arguments, error, text', [
     (dict(loss_reduction=Reduction.NONE), towers.InvalidArgumentError,
-     "loss_reduction='none': expected one of 'weighted_sum', 'weighted_sum', "),
+     "loss_reduction='none': expected one of 'weighted_mean', 'weighted_sum', "),
     (dict(loss_reduction=None), towers.InvalidArgumentError, 'loss_reduction=None: expected'),
     (dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3'), towers.DeviceError,
      r'replicate_model_fn: /cpu:0\+/cpu:1 is one tower on 2 devices'),

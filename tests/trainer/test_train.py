@@ -24,7 +24,7 @@ def test_a_run_shows_its_plan_its_audit_and_its_result(reference):
             'examples' in reference.stdout)
     assert re.search(r'^audit: every promise kept; 0\.\d+ MB a step are sent between devices$',
                      reference.stdout, re.MULTILINE)
-    assert lines.index('--plan shows all of the plan and of the audit') < 12
+    assert lines.index('--plan shows all of the plan and of the audit') < 14
     accuracy = metrics(reference.train_dir)[-1]['test_accuracy']
     assert 'test accuracy  %.4f on 360 images' % accuracy in lines
     assert accuracy > 0.6

@@ -40,7 +40,7 @@ def begin_step(cluster: typing.Any, shares: worker_step.Shares) -> Begun:
     total = None
     if shares.are_weighted:
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
-            examples = tf.reshape(shares.own_examples(), [1])
+            examples = _of_a_step(tf.reshape(shares.own_examples(), [1]))
             with tf.control_dependencies([begun.check]):
                 total = hvd.allreduce(examples, op=hvd.Sum, name='towers_numbers')[0]
             weight = shares.weight(total)
@@ -69,8 +69,18 @@ def _sum_of_values(hvd: typing.Any, tensor: tf.Tensor, check: tf.Operation) -> t
         raise no_sum(tensor)
     name = tensor.graph.unique_name('towers_value')
     with tf.control_dependencies([check]):
-        total = hvd.allreduce(tf.cast(tensor, sent), op=hvd.Sum, name=name)
+        total = hvd.allreduce(_of_a_step(tf.cast(tensor, sent)), op=hvd.Sum, name=name)
     return tf.cast(total, tensor.dtype)
+
+
+def _of_a_step(tensor: tf.Tensor) -> tf.Tensor:
+    """The same values, which TensorFlow does not take for constants.
+
+    Horovod's all-reduce counts as an operation without state. Of a constant, such as a static
+    number of examples, TensorFlow would compute it while it infers shapes, before there is a step,
+    and wait for the other processes.
+    """
+    return tf.placeholder_with_default(tensor, tensor.shape)
 
 
 def _combined(hvd: typing.Any, gradients: Pairs) -> Pairs:
