@@ -185,7 +185,12 @@ import towers
 from sample_models import momentum
 from test_workers import DATA, contrastive_loss, fused, masked_loss, normalized_twice
 tf.disable_v2_behavior()
-for model_fn in (contrastive_loss, masked_loss, normalized_twice, fused):
+try:
+    towers.build_towers(contrastive_loss, DATA[contrastive_loss], momentum(), 1, 'mean',
+                        cluster=towers.Cluster('horovod'))
+except towers.ModelFunctionError as error:
+    print('refused: %s' % error)
+for model_fn in (masked_loss, normalized_twice, fused):
     report = towers.check_towers(
         model_fn, DATA[model_fn], momentum, 2, 3, 'mean', shares=(2, 1), cluster='horovod',
         batch_norm='sync', tolerance=2e-5 if model_fn is fused else 1e-12)
@@ -197,7 +202,8 @@ for model_fn in (contrastive_loss, masked_loss, normalized_twice, fused):
 @pytest.mark.slow
 def test_values_of_the_whole_batch_are_those_of_all_processes(horovodrun):
     done = horovodrun(2, ['-c', WHOLE_BATCH])
-    assert done.stdout.count(b'equal: True') == 8, done.stdout.decode()
+    assert done.stdout.count(b'equal: True') == 6, done.stdout.decode()
+    assert done.stdout.count(b'rows over processes of Horovod are not supported') == 2
 
 
 AT_END = """

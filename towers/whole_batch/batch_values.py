@@ -156,8 +156,9 @@ def _can_be_exchanged(tensor: tf.Tensor, kind: str) -> bool:
 
 def _check_not_refused(x: tf.Tensor, kind: str, call: Call) -> None:
     """Raises `ModelFunctionError` where the call of the model function exchanges no values."""
-    if call.no_batch_values is not None:
-        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.no_batch_values))
+    reason = call.no_batch_rows if kind == 'concat' else call.no_batch_values
+    if reason is not None:
+        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, reason))
 
 
 def _mark_for_build(x: tf.Tensor, kind: str) -> tf.Tensor:
