@@ -356,9 +356,23 @@ def map_batches(dataset: typing.Any, function: typing.Callable):
     return tensorflow.compat.v2.data.Dataset.map(dataset, function)
 
 
+_LEARNING_RATES = '_lr', '_learning_rate', 'learning_rate'
+"""Attributes in which the optimizers of TensorFlow, and those written after them, keep the rate."""
+
+
+def learning_rate_as_given(optimizer: typing.Any):
+    """The learning rate that an optimizer was made with: a number, a tensor or a function; None if
+    it is not known."""
+    for name in _LEARNING_RATES:
+        rate = getattr(optimizer, name, None)
+        if rate is not None:
+            return rate
+    return None
+
+
 def optimizer_learning_rate(optimizer: typing.Any):
     """An optimizer's learning rate, a number or a tensor, for the plan; None if it is not known."""
-    for name in ('_lr', '_learning_rate', 'learning_rate'):
+    for name in _LEARNING_RATES:
         rate = getattr(optimizer, name, None)
         if callable(rate) and not isinstance(rate, VARIABLE_TYPES):
             try:

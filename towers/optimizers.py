@@ -139,6 +139,17 @@ def number_of_slots(optimizer: typing.Any) -> int:
     return 1 if inner is None else number_of_slots(inner)
 
 
+def check_learning_rate(optimizer: typing.Any, graph: tf.Graph) -> None:
+    """Raises `InvalidArgumentError` if an optimizer's learning rate is a tensor or a variable of
+    another graph than `graph`, in which it is to be used."""
+    rate = compat.learning_rate_as_given(optimizer)
+    is_in_a_graph = isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES)
+    if is_in_a_graph and getattr(rate, 'graph', graph) is not graph:
+        raise InvalidArgumentError(
+            'the learning rate of %.80r is %.80r, which belongs to another graph: make it, and the '
+            'optimizer, in the graph of the model.' % (type(optimizer).__name__, rate.name))
+
+
 def describe_learning_rate(optimizer: typing.Any, num_summed: int) -> str:
     """The plan's text about an optimizer's learning rate.
 

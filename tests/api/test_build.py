@@ -305,6 +305,26 @@ def test_a_build_beside_another_operation_is_refused(graph):
         towers.build_towers(samples.slope, tf.zeros([4], tf.float64), None, 2)
 
 
+def test_a_rate_of_another_graph_is_refused(graph):
+    with tf.Graph().as_default():
+        optimizer = tf.train.GradientDescentOptimizer(tf.constant(.1, name='rate'))
+    with pytest.raises(towers.InvalidArgumentError,
+                       match="the learning rate of 'GradientDescentOptimizer' is 'rate:0', which "
+                             'belongs to another graph'):
+        towers.build_towers(linear, VECTORS, optimizer, 2)
+    assert not graph.get_operations()
+
+
+@pytest.mark.parametrize('call, text', [
+    (lambda built: built.towers[1].has(3), 'name=3 of type int'),
+    (lambda built: built.towers[1].own(['w']), "an operation='w' of type str"),
+    (lambda built: built.placement.scope_of('w'), "variable='w' of type str")])
+def test_methods_of_what_a_build_returns_check_their_arguments(call, text):
+    built = towers.build_towers(linear, VECTORS, sgd(), 2)
+    with pytest.raises(towers.InvalidArgumentError, match=text):
+        call(built)
+
+
 def test_a_second_build_has_name_scopes_of_its_own():
     scopes = [towers.build_towers(linear, VECTORS, sgd(), 2, reuse=reuse).towers[1].name_scope
               for reuse in (None, True)]

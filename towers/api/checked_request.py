@@ -26,7 +26,7 @@ from towers.model.build_context import check_no_failed_build
 from towers.model.objectives import Objectives
 from towers.model.request import Request
 from towers.model.requested import BatchSplit, KeptResults, ModelCall, Part, Training
-from towers.optimizers import check_alone, number_of_slots
+from towers.optimizers import check_alone, check_learning_rate, number_of_slots
 from towers.placement.devices import Devices, check_variable_device, resolve_devices
 from towers.placement.numerics import rewrite_field
 from towers.placement.tower_device import stages_of
@@ -64,6 +64,8 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
     check_choice('batch_norm', batch_norm, ('shard', 'sync'))
     check_choice('copies', copies, ('clone', 'reuse'))
     objectives = checked_objectives(optimizer)
+    for objective in objectives:
+        check_learning_rate(objective.optimizer, tf.get_default_graph())
     model = checked_model(model, objectives)
     if global_step is not None:
         check_step_variable(global_step)

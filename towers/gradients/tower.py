@@ -4,6 +4,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.arguments import check_instance
 from towers.model.objectives import all_pairs
 from towers.placement.tower_device import stages_of
 
@@ -59,12 +60,20 @@ class Tower(typing.NamedTuple):
         return all_pairs(self.gradients)
 
     def has(self, name: str) -> bool:
-        """Whether the operation of this name belongs to the tower."""
+        """Whether the operation of this name belongs to the tower. Raises `InvalidArgumentError` if
+        the name is no string."""
+        check_instance('name', name, str, 'the name of an operation')
         return name in self.forward or name in self.backward
 
     def own(self, operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
-        """List of those of some operations that belong to the tower."""
-        return [op for op in operations if self.has(op.name)]
+        """List of those of some operations that belong to the tower. Raises `InvalidArgumentError`
+        if one is no operation."""
+        own_operations = []
+        for op in operations:
+            check_instance('an operation', op, tf.Operation, 'a tf.Operation')
+            if self.has(op.name):
+                own_operations.append(op)
+        return own_operations
 
     def __repr__(self) -> str:
         micro_batch = ', micro-batch %d' % self.micro_batch if self.micro_batch else ''

@@ -6,6 +6,8 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
+from towers.arguments import check_instance
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import bytes_of
 from towers.optimizers import check_alone
@@ -184,7 +186,8 @@ class Placement:
 
     def scope_of(self, variable: tf.Variable) -> typing.ContextManager:
         """The device scope for the sum of a variable's gradients and for its slots: the variable's
-        device."""
+        device. Raises `InvalidArgumentError` if `variable` is no variable."""
+        check_instance('variable', variable, compat.VARIABLE_TYPES, 'a variable')
         return only_device(variable.device or self.main)
 
 
