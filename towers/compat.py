@@ -449,9 +449,12 @@ GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 
 
 def among_zeros(rows: tf.Tensor, rank: int, num_workers: int) -> tf.Tensor:
-    """The rows of one of some workers among zeros for those of the others, of a type that
-    `CollectiveReduce` takes. Their sum is what `CollectiveGather` gives, which on 1.15 takes the
-    first step's number of rows for ever."""
+    """This worker's rows [n, …] in a tensor [num_workers * n, …], with zeros in the places of the
+    other workers' rows; all workers have n rows.
+
+    The sum over the workers is what `CollectiveGather` gives; on 1.15 that keeps the number of rows
+    of its first step for ever. Types that `CollectiveReduce` does not take become float64.
+    """
     if rows.dtype not in (tf.float32, tf.float64):
         rows = tf.cast(rows, tf.float64)
     count = tf.shape(rows)[0]

@@ -153,6 +153,9 @@ def check_learning_rate(optimizer: typing.Any, graph: tf.Graph) -> None:
 def describe_learning_rate(optimizer: typing.Any, num_summed: int) -> str:
     """The plan's text about an optimizer's learning rate.
 
+    Of SGD with a rate of 0.1 on a sum of 4: '0.1; on the sum, steps as 4 x 0.1 = 0.4 would on the
+    mean'.
+
     Args:
       optimizer: the optimizer.
       num_summed: how many towers' gradients are summed, and not averaged; 1 for a mean.

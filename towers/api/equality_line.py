@@ -41,7 +41,8 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
 
 
 def _question(tower_set: TowerSet) -> Question:
-    """What the proof is asked about every loss of this build; without `shard_averages`."""
+    """What the proof is asked about every loss of this build; `equality_line` adds the
+    `shard_averages`, which differ from loss to loss."""
     request = tower_set.request
     accumulate = request.split.accumulate
     if len(tower_set.towers) == 1:
@@ -50,6 +51,7 @@ def _question(tower_set: TowerSet) -> Question:
         name_of_part = 'tower'
     else:
         name_of_part = 'micro-batch'
+    # The weights of N shards add up to N: each is 1, if all shards have the same size.
     sums_even_shards = (request.training.reduction == 'sum' and tower_set.batch.is_even
                         and accumulate == 1 and request.has_whole_batch)
     return Question(adds_shards=losses_are_sums(request) or sums_even_shards,

@@ -290,11 +290,12 @@ class FinishedModel:
     # ---- what is imported ------------------------------------------------------------------------
 
     def _updates(self, output: ModelOutput) -> list:
-        """The updates that the program returned, and those of `UPDATE_OPS`, of the Keras 2 layers
-        of a functional model, and of Keras 3 layers, that are the model's.
+        """The updates of the model, each once; a step runs them after all towers' reads.
 
-        These depend on the inputs, or the outputs wait for them, or they write a variable that the
-        outputs are computed from, such as a counter: they are to come after all towers' reads.
+        Of what the program returned, all but updates of a `keras.Input`, which no step can run. Of
+        `UPDATE_OPS`, of the Keras 2 layers of a functional model and of Keras 3 layers, the updates
+        that depend on the inputs, that the outputs wait for, or that write a variable from which
+        the outputs are computed, such as a counter.
         """
         updates = {}  # by the name of the operation
         for update in output.updates or ():

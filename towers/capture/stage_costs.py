@@ -237,10 +237,13 @@ def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
       limit: in bytes.
     """
     def can_end(place: int) -> bool:
+        """Whether the stages after this one fit, if this one ends at a place."""
         return _latest_cuts(pieces[place + 1:], copies[1:], limit) is not None
 
+    # The caller has made the limit so high that there are such cuts: they are not None.
     cuts = _latest_cuts(pieces[start:], copies, limit)
-    last = start + cuts[0]  # type: ignore[index]  # there are such cuts, or the limit were higher
+    last = start + cuts[0]  # type: ignore[index]
+    # The later this stage ends, the less the others hold, so `_first` can bisect.
     return _first(start, last, can_end), last
 
 

@@ -67,7 +67,11 @@ def _combine(cluster: typing.Any, shares: Shares, gradients: Pairs,
 
 def _step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operation],
           update: tf.Operation) -> tf.Operation:
-    """The operation of a step, on the chief with the update, elsewhere without.
+    """The operation that ends a step.
+
+    The chief's makes the update, and gives all workers the number of the round as a token; the
+    others' wait for it. With `Cluster(active=…)` a token below 0 says that the data of all workers
+    have ended, and raises.
 
     Args:
       cluster: the `Cluster`.
@@ -78,8 +82,8 @@ def _step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operati
     with tf.name_scope(_SCOPE), only_device('/cpu:0'):
         if cluster.is_chief:
             with tf.control_dependencies([update] + pushes):
-                told = rounds.tell(rounds.own.read_value())
-            with tf.control_dependencies([told]):
+                tokens_sent = rounds.tell(rounds.own.read_value())
+            with tf.control_dependencies([tokens_sent]):
                 return tf.assign_add(rounds.own, 1).op
         token, next_round = rounds.wait(pushes)
         if cluster.active is None:

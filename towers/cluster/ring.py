@@ -283,7 +283,12 @@ def _without_indices(matrix: tf.Tensor, like: tf.IndexedSlices,
 
 
 def _add_dynamic_rows(ring: 'Collectives', sparse: Pairs, last: typing.Any) -> Sent:
-    """Adds up sparse gradients whose numbers of rows the workers tell each other, as `_add_rows`.
+    """Adds up sparse gradients whose numbers of rows differ from worker to worker.
+
+    Three kinds of messages: the numbers of rows; the indices; the rows, one message for each type.
+
+    Returns:
+      `Sent` with the sums, `tf.IndexedSlices` with each row once.
     """
     if not sparse:
         return Sent({}, last)
@@ -292,20 +297,23 @@ def _add_dynamic_rows(ring: 'Collectives', sparse: Pairs, last: typing.Any) -> S
     own = [_Rows(slices, variable, indices, places, size)
            for (slices, variable), (indices, places), size in zip(sparse, unique, sizes)]
     counts = ring.gather(tf.stack(sizes)[tf.newaxis], last)  # [W, number of gradients]
-    most = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(sparse))
-    all_indices, last = _gathered(ring, [tf.cast(each.indices, tf.int64) for each in own], most,
-                                  counts)
-    values: typing.Dict[int, tf.Tensor] = {}
+    # All workers pad to the most rows of any worker; at least one, as a message is never empty.
+    most_rows = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(sparse))
+    all_indices, last = _gathered(ring, [tf.cast(each.indices, tf.int64) for each in own],
+                                  most_rows, counts)
+    rows_by_position: typing.Dict[int, tf.Tensor] = {}
     for dtype, positions in _positions_by_type(own):
         sums_of_rows = [_sums_of_rows(own[position], dtype) for position in positions]
-        most_of_type = [most[position] for position in positions]
+        most_of_type = [most_rows[position] for position in positions]
         gathered, last = _gathered(ring, sums_of_rows, most_of_type, last)
-        values.update(zip(positions, gathered))
+        rows_by_position.update(zip(positions, gathered))
     sums: Sums = {}
     for position, rows in enumerate(own):
-        is_row = tf.reshape(tf.sequence_mask(counts[:, position], most[position]), [-1])
+        # The rows without the padding.
+        is_row = tf.reshape(tf.sequence_mask(counts[:, position], most_rows[position]), [-1])
         of_all = tf.IndexedSlices(
-            tf.cast(tf.boolean_mask(values[position], is_row), rows.slices.values.dtype),
+            tf.cast(tf.boolean_mask(rows_by_position[position], is_row),
+                    rows.slices.values.dtype),
             tf.cast(tf.boolean_mask(all_indices[position], is_row), rows.slices.indices.dtype),
             rows.slices.dense_shape)
         sums[rows.variable.op.name] = each_row_once(of_all)

@@ -55,7 +55,7 @@ def _loads(op: tf.Operation) -> bool:
 
 def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
                       train_op: typing.Optional[tf.Operation] = None) -> None:
-    """Gives what waits for a write of a reference variable the value from after that write.
+    """Gives each operation that waits for a write of a reference variable the value after it.
 
     Between a server and a worker the value is sent at the start of the step: moving averages that
     take the global step after the train op would get the one before it. Here such an operation gets
@@ -63,9 +63,9 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
     `ClusterError` in a loop or branch (v1), or through a reshape.
 
     Args:
-      graph: of the operations.
-      variables: that may be written.
-      train_op: counts as a write of all variables: it waits for the chief's; or None.
+      graph: the graph of the operations.
+      variables: the variables that may be written.
+      train_op: counts as a write of all variables, since it waits for the chief's update; or None.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
     reads = _LateReads(graph, names, train_op)

@@ -266,7 +266,7 @@ def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing
     """
     put_with = {}
     for name, node in nodes.items():
-        if node.device:
+        if node.device:  # else TensorFlow chooses: the operation leads itself
             put_with[name] = _put_with(node, operations[name])
     leaders = {}
     for name in nodes:

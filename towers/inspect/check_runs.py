@@ -78,6 +78,8 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
                 session.run(built.replicas.refresh())
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
                             names, sum_of_losses)
+        # A variable that begins with a value of tower 0's shard begins with another value on one
+        # device, unless the shards are equal; named here, so that it is not compared.
         if not same_shards:
             from_shard = [names[name] for name in built.plan.initial_of_first]
             numbers = numbers._replace(initial_values=dict.fromkeys(from_shard))

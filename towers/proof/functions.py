@@ -91,8 +91,11 @@ def _has_own_gradient(function: typing.Any, program: tf.Graph) -> bool:
 
 
 def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> LoopBody:
-    """Imports a loop: with the shapes that its values have at its beginning, where an iteration
-    keeps them; lengths that it changes are not static.
+    """Imports a loop, with the static lengths that an iteration keeps.
+
+    The body is imported with the shapes of the values before the loop. Where a result has another
+    length, this length is not static, and the body is imported again; earlier imports stay in the
+    graph, and nothing uses them.
 
     Args:
       op: the loop.

@@ -292,13 +292,14 @@ _LOOPS = ('While', 'StatelessWhile')
 
 def _together(op: tf.Operation
               ) -> typing.List[typing.Tuple[tf.Tensor, typing.List[tf.Tensor]]]:
-    """`[(result, inputs that have as many examples)]` of an operation."""
+    """`[(result, the inputs that have as many examples as it has)]` of an operation; [] where there
+    are none."""
     tensors = list(op.inputs)
     if op.type in _LOOPS:
         return [(result, [tensor]) for result, tensor in zip(op.outputs, tensors)]
     if op.type in ('Merge', 'ReverseSequence') or op.type in _BY_ENTRY or op.type in _BESIDE:
         return [(op.outputs[0], tensors)]
-    if op.type == 'CTCLoss':  # of all lengths
+    if op.type == 'CTCLoss':  # its last input has the length of each example
         return [(op.outputs[0], tensors[-1:])]
     if op.type in _SHAPE_ARGUMENTS:
         return [(op.outputs[0], [])]

@@ -127,7 +127,8 @@ class CheckpointHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
         """Saves if the run has come to a step at which a checkpoint is due."""
-        # The exact step costs another `session.run`, so it is read only where one may be due.
+        # The fetched step may be the one before the update: then the run is at the next step. To
+        # know the exact step costs another `session.run`, so it is read only where either is due.
         if not self._is_time(int(run_values.results) + 1):
             return
         step = int(run_context.session.run(self._global_step))

@@ -119,8 +119,10 @@ def _write(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -
             element = unknown(op, 'writes a value of all examples for each')
         else:
             element = ONE_EXAMPLE.with_marks_of(value)
-    elif index.kind is not Kind.INDEPENDENT or value.kind is Kind.ONE_EXAMPLE:
+    elif index.kind is not Kind.INDEPENDENT:
         element = unknown(op, 'writes elements at places that are not known')
+    elif value.kind is Kind.ONE_EXAMPLE:
+        element = unknown(op, 'writes a value of one example at a place that is not its own')
     else:
         element = value.with_marks_of(index)
     return _written(op, element, view, maker)

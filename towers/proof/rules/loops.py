@@ -144,12 +144,13 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
 def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
     """One of several values of the examples, which have them in the same place.
 
-    In a graph of a static batch, the state of zeros [8, 4] that a recurrent cell begins with is
-    that of what it goes on with.
+    In a graph of a static batch (`view.is_as_built`) uniform values, such as the zeros [8, 4] that
+    a recurrent cell begins with, fit examples in any place, and are left out.
     """
     values = states
     if view.is_as_built:
         values = [state for state in states if not state.is_uniform]
+    # In the iteration of an example, either a value of this example or one that all examples have.
     kinds = {state.kind for state in values}
     if kinds == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
         return ONE_EXAMPLE

@@ -21,7 +21,7 @@ _States = typing.Sequence[State]
 
 
 def any_by_example(states: typing.Iterable[State]) -> bool:
-    """Whether any of some states has entries of single examples."""
+    """Whether one of the states at least has entries of single examples."""
     return any(state.is_by_example for state in states)
 
 
