@@ -671,14 +671,17 @@ def current_device_scopes(graph: tf.Graph):
 
 
 def devices_of_new_variables():
-    """The devices that the open `tf.device` scopes would give to variables, in one text; '' where
-    no scope names a job."""
+    """The devices that the open `tf.device` scopes would give to a new variable of either kind,
+    joined by a space, to be searched for a job.
+
+    '' where all scopes are names without a job: only a device function has to be tried.
+    """
     stack = tf.get_default_graph()._device_function_stack
     scopes = [scope._device_name_or_function for scope in stack.peek_objs()]
     if all(each is None or isinstance(each, str) and '/job:' not in each for each in scopes):
         return ''
     with tf.Graph().as_default(), contextlib.ExitStack() as opened:
-        for scope in scopes[::-1]:
+        for scope in scopes[::-1]:  # the outermost first
             opened.enter_context(tf.device(scope))
         # A resource and a reference variable: a device function may go by the operation's type.
         made = [make(dtype=tf.float32, shape=[]) for make in (

@@ -96,7 +96,7 @@ class FinishedModel:
         """Checks the model, and makes no operation. `num_parts` is how many parts a batch has."""
         self._graph = tf.get_default_graph()
         self._axes = entries.axes
-        self._fed = entries.fed
+        self._fed = entries.fed  # {name of an input: the tensor that is fed in its place}
         checked = checked_entries(entries, num_parts)
         self._inputs = leaves_of(entries.of_model)
         self._input_names = names_of(self._inputs)
@@ -189,9 +189,15 @@ class FinishedModel:
                     'op runs by itself: call it outside of that block.' % operation_of(update).name)
 
     def values_of_outputs(self, merged: ModelOutput) -> typing.Dict[str, tf.Tensor]:
-        """{name of a tensor of the program: its value over all towers}, of the tensors that the
-        build was given; of an input in whose place another one is fed, that one. `merged` is the
-        output over all towers."""
+        """What to fetch in the place of each tensor that the build was given: `{its name: the
+        tensor}`.
+
+        A loss, a prediction or a metric gives its value over all towers. An input in whose place
+        the caller feeds another tensor gives that tensor.
+
+        Args:
+          merged: the output over all towers.
+        """
         values = dict(self._fed)
         own = self.output
         for of_program, of_batch in (

@@ -332,7 +332,11 @@ class Coordinator:
         return dict(signal, type='go', checks=checks, is_last=bool(signal))
 
     def _let_begin_alone(self) -> None:
-        """Lets asynchronous workers begin when the chief has begun, and end when it has left."""
+        """Lets asynchronous workers begin once the chief has begun a session.
+
+        When the chief has left, all are told that the training is over, and their sessions end. A
+        worker that has ended its own training may leave at once.
+        """
         chief = self._workers[0]
         waiting = [worker for worker in self._workers if worker.waits]
         if chief.left or chief.has_ended:

@@ -94,7 +94,8 @@ class _LateReads:
 
     def __init__(self, graph: tf.Graph, names: typing.Set[str],
                  train_op: typing.Optional[tf.Operation]):
-        """Looks for the writes of the variables of these `names`; all of them for `train_op`."""
+        """Looks for the writes of the variables of these `names`; `train_op`, if there is one,
+        counts as a write of each of them."""
         self.writes: typing.Dict[str, typing.List[tf.Operation]] = {}
         if names:
             finder = Writes(graph)

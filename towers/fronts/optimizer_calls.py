@@ -126,6 +126,10 @@ class OptimizerCalls(GradientsOfModel):
         Args:
           weight: the factor of the tower's loss, a number or a float64 scalar; or None.
           placement: the placement of the variables, for the slots.
+
+        Raises:
+          GradientError: the model function adds gradients up in a variable or an accumulator before
+            it applies them, which the towers would share.
         """
         self._placement = placement
         self._weight = weight
@@ -133,8 +137,8 @@ class OptimizerCalls(GradientsOfModel):
         yield
         self._operations = self._operations_of_call()
         updates = self._update_operations()
-        model = [op for op in self._operations if op.name not in updates]
-        check_no_gathering(model, self._gradient_tensors())
+        model_operations = [op for op in self._operations if op.name not in updates]
+        check_no_gathering(model_operations, self._gradient_tensors())
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
         """A tower's loss times its weight: the sum over the towers is the loss of the batch."""

@@ -76,7 +76,7 @@ def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
 
 def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> None:
     """Puts each operation that the model has made outside of stages on the last stage that it takes
-    a tensor from; on the first stage if it takes none.
+    a tensor from; on the first stage if it takes none. An operation on a stage stays there.
 
     Args:
       operations: the operations of the forward pass, each after its inputs.
@@ -95,7 +95,8 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
         elif op.device in stages:
             placed[op.name] = op.device
         elif last_stage is not None and not op.device:
-            # An operation of a TensorArray: it hands on data of the loop that fills the array.
+            # An operation of a TensorArray, which is not moved, as TensorFlow places it with the
+            # array. What takes its tensors goes to the stage of the loop that fills the array.
             placed[op.name] = last_stage
 
 

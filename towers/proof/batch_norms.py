@@ -100,14 +100,17 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
     into_losses = _ways_into(losses)
     found = set()
     for op in batch_norms.fused:
-        if all(_only_normalizes(output, True, into_losses, analysis) for output in op.outputs[1:]):
+        # The kernel has taken the root itself.
+        if all(_only_normalizes(output, False, into_losses, analysis)
+               for output in op.outputs[1:]):
             found.add(op.name)
     for mean, variance in batch_norms.moments:
+        # This analysis may be another than the one that has found the batch norms.
         if not analysis.is_mean(mean.op) or not analysis.is_mean(variance.op):
             continue
-        if _only_normalizes(mean, True, into_losses, analysis):
+        if _only_normalizes(mean, False, into_losses, analysis):
             found.add(mean.op.name)
-        if _only_normalizes(variance, False, into_losses, analysis):
+        if _only_normalizes(variance, True, into_losses, analysis):
             found.add(variance.op.name)
     return found
 
@@ -127,16 +130,18 @@ def _ways_into(losses: typing.List[tf.Tensor]) -> _Ways:
     return _Ways({loss.name for loss in losses}, set(operations))
 
 
-def _only_normalizes(statistic: tf.Tensor, is_root: bool, ways: _Ways, analysis: Analysis) -> bool:
+def _only_normalizes(statistic: tf.Tensor, needs_root: bool, ways: _Ways,
+                     analysis: Analysis) -> bool:
     """Whether every way of a statistic into the losses ends at values of the examples.
 
     Args:
       statistic: the mean or the variance.
-      is_root: whether it needs no root before.
+      needs_root: whether a root has to be taken on the way, as of a variance.
       ways: `_Ways` into the losses.
       analysis: `Analysis` of the forward pass.
     """
-    stack = [(statistic, is_root)]  # pairs of a tensor and whether it is behind a root
+    # Pairs of a tensor and whether it needs no root any more.
+    stack = [(statistic, not needs_root)]
     seen: typing.Set[typing.Tuple[str, bool]] = set()
     while stack:
         tensor, is_behind_root = stack.pop()
@@ -151,8 +156,8 @@ def _only_normalizes(statistic: tf.Tensor, is_root: bool, ways: _Ways, analysis:
             continue
         for op in tensor.consumers():
             if op.name in ways.operations:
-                is_root = is_behind_root or op.type in _ROOTS
-                stack += [(output, is_root) for output in op.outputs]
+                has_root = is_behind_root or op.type in _ROOTS
+                stack += [(output, has_root) for output in op.outputs]
     return True
 
 

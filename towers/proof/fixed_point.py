@@ -169,8 +169,13 @@ _NeededFirst = typing.Dict[str, typing.List[tf.Tensor]]
 
 
 def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore) -> _NeededFirst:
-    """What calls and loops need first: the results of their bodies, and for these the values that a
-    loop carries at its beginning. A read needs the values that were written before it."""
+    """Tensors that need their states before an operation, beside its inputs.
+
+        a call              the results of the functions' bodies
+        a loop (v2)         the results of its body, and its condition
+        a body's argument   the initial value that the loop gives it
+        a read              the values that were written before it
+    """
     found: _NeededFirst = {}
     for name, branches in bodies.results.items():
         found[name] = [tensor for results in branches for tensor in results]
@@ -180,8 +185,8 @@ def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore
         for argument, initial in zip(loop.arguments, initial_values):
             if argument is not initial:
                 found[argument.op.name] = [initial]
-    for names in written_before:
-        for name, writes in names.items():
+    for writes_before in written_before:  # for reads, and for takers of memory
+        for name, writes in writes_before.items():
             for write in writes:
                 found.setdefault(name, []).extend(values_written(write, graph) or [])
     return found

@@ -77,7 +77,8 @@ _HAND_ON = frozenset('Identity Cast StopGradient Reshape ExpandDims Squeeze Swit
 
 
 def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
-    """How a value depends on the value of a variable, by operations on statistics and weights.
+    """How a value depends on the value that a variable had before, through operations on statistics
+    and weights.
 
     `v * 0.9 + mean * 0.1` is linear in v, `v + total` is a running sum, `v * v` is neither. A value
     of single examples ends the search: what follows from it is a statistic of them, even if the
@@ -89,11 +90,12 @@ def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
       view: `View`.
     """
     if variable in view.variables_read(tensor):
-        return Dependence.RUNNING_SUM
+        return Dependence.RUNNING_SUM  # v itself is v + 0
     op = tensor.op
     state = view.state(tensor)
     if state.is_by_example or state.kind is Kind.UNKNOWN or not op.inputs:
         return Dependence.NONE
+    # Around a loop the value counts as one that does not depend on the variable, while it is found.
     of_inputs = [view.remembered(_dependence, source, variable, Dependence.NONE)
                  for source in _sources(tensor, view)]
     return _combined(op, of_inputs, view)

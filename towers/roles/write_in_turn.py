@@ -45,6 +45,15 @@ Variables = typing.Dict[str, tf.Variable]
 def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[Wait]:
     """Makes the writes of shared variables by all towers come one tower after the other.
 
+    It makes three kinds of waits. A tower's forward pass takes a variable that forward passes write
+    after the tower before. Update ops write after all forward passes have read. And update ops take
+    turns, too.
+
+    Args:
+      towers: all towers.
+      roles: the roles of the variables: where tower 0 alone would write by `update_ops='first'`
+        (the role `FIRST`), all towers write here.
+
     Returns:
       What waits for what.
 
@@ -69,7 +78,8 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
                 variables = _written_by(op, written, finder)
                 if variables:
                     _check_reads_anew(op, variables, tower, forward)
-                writes += [TowerWrite(index, op, name, False) for name in variables]
+                for name in variables:  # `take_turns` orders them, so none counts as every tower's
+                    writes.append(TowerWrite(index, op, name, is_every=False))
         turns_of_towers.append(turns)
     made_waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
     made_waits += take_turns(turns_of_towers, finder)

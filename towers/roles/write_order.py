@@ -36,7 +36,7 @@ Takers = typing.Dict[str, typing.List[tf.Operation]]
 
 
 class TowerWrite(typing.NamedTuple):
-    """A write of a tower before the update."""
+    """A write by a tower, in its forward pass or its update ops; not by the optimizer."""
     tower: int  # index
     op: tf.Operation
     variable: str  # name

@@ -120,14 +120,18 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], weights: list, padded: typin
 def why_not_merged(of_first: tf.Tensor, proven: typing.Any) -> str:
     """Why `merged_tensor` finds nothing for a tensor of the first tower, in words."""
     state = proven.analysis.state(of_first)
-    estimated = proven.analysis.in_order(
+    # Statistics of the shard on which the tensor depends, beside those of batch norms.
+    statistics = proven.analysis.in_order(
         state.shard_statistics - proven.batch_norms.statistics())
     reason = state.reason
-    if reason is None and estimated:
-        reason = proven.analysis.reasons[estimated[0]]
+    if reason is None and statistics:
+        reason = proven.analysis.reasons[statistics[0]]
     if reason is not None:
         return "'%s' (%s) %s" % reason
-    return 'it is %s, %d times after each other' % (state.kind.value, state.outer)
+    text = 'it is %s' % state.kind.value
+    if state.outer > 1:
+        text += ', %d times after each other' % state.outer
+    return text
 
 
 def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State, weights: list,

@@ -273,8 +273,11 @@ def _static_range(limits: typing.List[typing.Optional[Sizes]]) -> typing.Optiona
 
 
 def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.broadcast_to`: a value [4] or [1, 4] that is the same for all becomes one [n, 4] of each
-    example; a value [n, 4] becomes [2, n, 4]."""
+    """`tf.broadcast_to`.
+
+    A value [4] or [1, 4] that is the same on every tower becomes a value [n, 4] with a row for each
+    example. A value [n, 4] of the examples may get new dimensions, as [2, n, 4].
+    """
     value, shape_state = states
     shape = sizes_in(op.inputs[1], shape_state, view)
     rank = view.rank(op.inputs[0])
@@ -286,10 +289,11 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
         return unknown(op, 'repeats %s' % value.kind.value)
     found = tensor_of_shape(op, shape, shape_state)
     if found.kind is Kind.PER_EXAMPLE and rank:
-        axis = found.axis - (len(shape) - rank)  # of the examples, in the value
+        # The dimension of the value that becomes the examples'; negative where that is a new one.
+        axis = found.axis - (len(shape) - rank)
         lengths = view.shape(op.inputs[0])
-        has_length = axis >= 0 and (lengths is None or lengths[axis] != 1)
-        if has_length:
+        has_own_size = axis >= 0 and (lengths is None or lengths[axis] != 1)
+        if has_own_size:  # it fits batches of this size only
             return unknown(op, 'has another size of its own along the examples')
     is_uniform = found.is_uniform and (rank == 0 or value.is_uniform)
     return found._replace(is_uniform=is_uniform).with_marks_of(*states)
