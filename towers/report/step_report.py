@@ -12,7 +12,7 @@ from towers.placement.devices import short_name
 from towers.report.chain import Link, longest_chain, parts_of_chain
 from towers.report.memory_curves import MemoryCurves, memory_curves
 from towers.report.page import packed_trace, report_in, written_page
-from towers.report.parts import OTHER, PARTS, StepParts
+from towers.report.parts import COMBINATION, OTHER, PARTS, StepParts
 from towers.report.time_use import TimeUse, time_use
 from towers.report.trace import Trace, read_trace
 from towers.report.variable_rows import variable_rows
@@ -136,7 +136,8 @@ def _shares(use: TimeUse) -> list:
 def _facts(trace: Trace, use: TimeUse) -> typing.List[str]:
     """The sentences below the table of shares: what it does not show, and how to read it."""
     facts = []
-    if use.hidden is not None:
+    micros_of_combination = sum(each.micros for each in trace.of_part(COMBINATION))
+    if use.hidden is not None and micros_of_combination > .01 * trace.micros:
         facts.append('%.0f %% of the combination of gradients ran while a tower was still at its '
                      'backward pass.' % (100 * use.hidden))
     others = trace.of_part(OTHER)
@@ -147,6 +148,8 @@ def _facts(trace: Trace, use: TimeUse) -> typing.List[str]:
     if not trace.copies:
         facts.append('The trace has no copies between devices: CPUs of one process hand tensors '
                      'over without any, and some versions of TensorFlow do not trace them.')
+    facts.append('At most %d operations ran at the same time, on all devices together.'
+                 % use.most_at_once)
     facts.append('Where operations of several parts run on a device at the same time, each part '
                  'gets the same share of that time. CPUs of one process share its processors: two '
                  'that compute at the same time may each take longer.')

@@ -27,6 +27,7 @@ class TimeUse(typing.NamedTuple):
       longest: dict from a device to `{part: its longest operation}`.
       hidden: share of the combination's time that ran before the last operation of a backward pass
         had ended; None without a combination.
+      most_at_once: the largest number of operations that ran at the same time, on all devices.
     """
     micros: int
     shares: typing.Dict[str, typing.Dict[str, float]]
@@ -36,6 +37,7 @@ class TimeUse(typing.NamedTuple):
     tower_micros: typing.Dict[int, int]
     longest: typing.Dict[str, typing.Dict[str, Traced]]
     hidden: typing.Optional[float]
+    most_at_once: int
 
     def busy(self, device: str) -> float:
         """Microseconds in which anything ran on a device."""
@@ -70,7 +72,8 @@ def time_use(trace: Trace) -> TimeUse:
     return TimeUse(
         micros=trace.micros, shares=shares, exposed=_exposed(trace),
         nothing=trace.micros - length(ran), computing=computing,
-        tower_micros=_tower_micros(trace), longest=longest, hidden=_hidden(trace))
+        tower_micros=_tower_micros(trace), longest=longest, hidden=_hidden(trace),
+        most_at_once=_most_at_once(trace))
 
 
 def union(spans: typing.Iterable[Span]) -> typing.List[Span]:
@@ -155,6 +158,20 @@ def _moments(operations: typing.Iterable[Traced]
         running[part] = running.get(part, 0) + change
         if not running[part]:
             del running[part]
+
+
+def _most_at_once(trace: Trace) -> int:
+    """The largest number of operations that ran at the same time, on all devices."""
+    changes = []
+    for operation in trace.operations:
+        changes.append((operation.begin, 1))
+        changes.append((operation.end, -1))
+    running = 0
+    most = 0
+    for _, change in sorted(changes):  # at the same time, ends come before beginnings
+        running += change
+        most = max(most, running)
+    return most
 
 
 def _hidden(trace: Trace) -> typing.Optional[float]:

@@ -113,6 +113,10 @@ def _exposed_parts(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
         OTHER: 'see the operations of this part in the timeline',
     }
     found = []
+    if INPUT in use.exposed:
+        rest = use.micros - use.exposed[INPUT]
+        advice[INPUT] += '. Prefetching alone brings the step to %.1f ms at best' % (
+            max(rest, use.exposed[INPUT]) / 1e3)
     for parts in _parts_to_name(use):
         micros = sum(use.exposed[part] for part in parts)
         subject = ' and '.join(_SUBJECTS[part] for part in parts)
@@ -230,8 +234,18 @@ def _long_stage(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
         found.append(Finding(
             (max(micros) - mean) / use.micros, text,
             'move layers from this stage to the others (with towers.stage in the model function), '
-            "or let Pipeline(stages='auto') cut"))
+            "or let Pipeline(stages='auto') choose the cuts" + _on_shared_processors(built, use)))
     return sorted(found, key=lambda finding: -finding.share)[:1]
+
+
+def _on_shared_processors(built: BuiltTowers, use: TimeUse) -> str:
+    """The condition of advice that is good for devices of their own, but not for CPU devices that
+    share fewer processors; '' where it always holds."""
+    num_devices = len(set(all_devices(built.devices)))
+    if _has_gpus(built) or use.most_at_once >= num_devices:
+        return ''
+    return (', which helps where each device has a processor of its own: here at most %d '
+            'operations ran at once on %d devices' % (use.most_at_once, num_devices))
 
 
 def _long_tower(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
