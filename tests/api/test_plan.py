@@ -44,10 +44,10 @@ def test_the_whole_text(monkeypatch):
   reduction        sum: 2 x the gradient of the batch's mean loss
   learning rate    0.5; on the sum, steps as 2 x 0.5 = 1 would on the mean
   one device       proven, if 4 in 1 operation ('fully_connected/BatchNorm/Reshape_1/shape') is the
-                   static size of a shard, and no other number comes from it (a batch [None, ...]
-                   needs no if), but for 1 batch norm of each tower's shard (batch_norm='sync' takes
-                   the statistics of the whole batch): the loss is a mean over the examples (43
-                   operations)
+                   static size of a shard, and no other constant was computed from it (with a batch
+                   [None, ...] this condition falls away), but for 1 batch norm of each tower's
+                   shard (batch_norm='sync' takes the statistics of the whole batch): the loss is a
+                   mean over the examples (43 operations)
   regularization   1 registered loss added, counted once
   batch norm       2 update ops of tower 0 ride on the train op
   updated by       all towers together: 5 trained; tower 0 alone: 2 averages and counters

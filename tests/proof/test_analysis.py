@@ -148,6 +148,6 @@ def test_a_proof_says_what_it_supposes_of_a_shape():
     x = tf.placeholder(tf.float32, [None, None])
     columns = tf.reduce_max(tf.reshape(x, [-1, 5, 1], name='columns'), 1)
     assert verdict(tf.reduce_mean(columns), x).startswith(
-        "proven, if 'columns' takes 5 numbers of each example (a static shape needs no if): ")
+        "proven, if 'columns' takes 5 numbers of each example (with a static shape this condition falls away): ")
     rows = tf.reshape(tf.transpose(x), [-1, 5, 1])
     assert verdict(tf.reduce_mean(tf.reduce_max(rows, 1)), x).startswith('not proven: ')

@@ -28,15 +28,15 @@ def batch(*shape):
 
 
 def condition(*names, multiple=''):
-    return 'proven, if %d%s in %d operation%s (%s) is the static size of a shard, and no other number ' \
-        'comes from it (a batch [None, ...] needs no if): ' % (
+    return 'proven, if %d%s in %d operation%s (%s) is the static size of a shard, and no other ' \
+        'constant was computed from it (with a batch [None, ...] this condition falls away): ' % (
             SIZE, multiple, len(names), '' if len(names) == 1 else 's', ', '.join(map(repr, names)))
 
 
 def test_a_loss_in_which_no_number_is_the_size():
     x = batch(6)
     assert line(tf.reduce_mean(tf.square(x)), x).startswith(
-        'proven, if no number in it comes from the static size of a shard, 4 (')
+        'proven, if no constant of the model was computed from the static size of a shard, 4 (')
 
 
 def test_the_shape_of_random_numbers_beside_the_examples():
@@ -142,7 +142,7 @@ def test_a_number_that_equals_the_size_stays_what_it_is_where_nothing_asks_for_i
     one_hot = tf.one_hot(y, SIZE)  # as many classes as examples
     scores = tf.matmul(x, tf.get_variable('w', [6, SIZE]))
     loss = tf.reduce_mean(tf.reduce_sum(one_hot * scores, 1))
-    assert line(loss, (x, y)).startswith('proven, if no number in it ')
+    assert line(loss, (x, y)).startswith('proven, if no constant of the model ')
 
 
 def test_a_sum_is_proven_for_towers_that_add_up():

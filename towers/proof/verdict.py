@@ -139,8 +139,8 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     """The conditions of a proof, in words: ', if …, but for …', or ''."""
     conditions = ''
     if question.static_size is not None:
-        conditions += ', if %s (a batch [None, ...] needs no if)' % _condition_of_size(
-            question.static_size, analysis.read or {})
+        conditions += ', if %s (with a batch [None, ...] this condition falls away)' % (
+            _condition_of_size(question.static_size, analysis.read or {}))
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions += ', if %s is fed a scalar (give it the shape [])' % names
@@ -148,7 +148,8 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
                 if name in analysis.suppositions]
     if supposed:
         sentences = [analysis.suppositions[name] for name in supposed]
-        conditions += ', if %s (a static shape needs no if)' % ' and '.join(sentences)
+        conditions += ', if %s (with a static shape this condition falls away)' % (
+            ' and '.join(sentences))
     if state.shard_statistics.difference(supposed) and batch_norms.number:
         norms = '%d batch norm%s' % (batch_norms.number, '' if batch_norms.number == 1 else 's')
         conditions += ", but for %s of each %s's shard (batch_norm='sync' takes the statistics " \
@@ -168,11 +169,11 @@ def _condition_of_size(size: int, read: Readings) -> str:
       read: the constants that it reads as computed from this size.
     """
     if not read:
-        return 'no number in it comes from the static size of a shard, %d' % size
+        return 'no constant of the model was computed from the static size of a shard, %d' % size
     operations = 'operation' if len(read) == 1 else 'operations'
     multiple = ', or a multiple of it,' if any(each.is_multiple for each in read.values()) else ''
-    return '%d%s in %d %s (%s) is the static size of a shard, and no other number comes from it' % (
-        size, multiple, len(read), operations, _names(read))
+    return ('%d%s in %d %s (%s) is the static size of a shard, and no other constant was computed '
+            'from it') % (size, multiple, len(read), operations, _names(read))
 
 
 # ---- in words ------------------------------------------------------------------------------------
