@@ -125,7 +125,7 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     if len(unique) == 1:
         return [Lookup(slices, unique[0])]
     if not any(unique):
-        return [Lookup(slices, False)]
+        return [Lookup(slices, is_unique=False)]
     lengths = [tf.shape(each)[0] for each in indices_by_lookup]
     lookups = []
     for values, lookup_indices, is_unique in zip(

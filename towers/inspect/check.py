@@ -175,7 +175,7 @@ def _as_output(model: typing.Any) -> ModelOutput:
     names = None
     if isinstance(model, dict) and not set(model) <= set(ModelOutput._fields):
         names = list(model)
-    return output_of_finished(model, True, names)
+    return output_of_finished(model, needs_loss=True, names=names)
 
 
 def _check_make_optimizer(make_optimizer: typing.Any) -> None:

@@ -113,7 +113,8 @@ def _loss_on_one_device(program: Program, batch: typing.Any, objectives: Objecti
     with record_keras_calls() as keras, tf.variable_scope(
             tf.get_variable_scope(), auxiliary_name_scope=False,
             custom_getter=_registering_tensors):
-        output = to_model_output(call_model_fn(program.model_fn, batch), True, objectives.names)
+        output = to_model_output(call_model_fn(program.model_fn, batch), needs_loss=True,
+                                 names=objectives.names)
     loss = output.loss
     if program.options.get('regularization') == 'add':
         if objectives.names is not None:

@@ -34,12 +34,12 @@ DeviceOf = typing.Callable[[tf.Variable], str]
 
 def broken(line: str) -> Finding:
     """The finding that a promise of the plan does not hold."""
-    return Finding(True, line)
+    return Finding(is_broken=True, line=line)
 
 
 def note(line: str) -> Finding:
     """The finding of a fact that is no fault."""
-    return Finding(False, line)
+    return Finding(is_broken=False, line=line)
 
 
 def counted_operations(operations: typing.Sized) -> str:

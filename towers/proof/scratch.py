@@ -164,8 +164,9 @@ class _ForwardPass:
                 reads[placeholder.name] = [source.name for source in read_from(tensor)]
             tf.import_graph_def(part.graph_def, input_map=input_map, name='')
         has_static_batch = static_size(self._inputs) is not None
-        return Scratch(graph, self._examples, True, given, cuts, reads, has_static_batch,
-                       attempt.scalars)
+        return Scratch(
+            graph, self._examples, is_prime=True, given=given, cuts=cuts, reads=reads,
+            has_static_batch=has_static_batch, scalars=attempt.scalars)
 
     def _leave_out_lengths(self, node: tf.NodeDef) -> None:
         """Leaves the lengths out of the shape of an array's elements that may be those of a static
