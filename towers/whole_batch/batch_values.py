@@ -87,7 +87,8 @@ def batch_concat(x: typing.Any) -> tf.Tensor:
       A tensor [rows of all towers, …].
 
     Raises:
-      ModelFunctionError: as `batch_sum`; or x is a scalar.
+      ModelFunctionError: as `batch_sum`; or x is a scalar; or the batch is on several processes
+        of Horovod.
     """
     return _value(x, 'concat')
 
