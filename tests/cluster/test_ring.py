@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import ring
+from towers.cluster import collectives, ring, ring_rows
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, together, train
@@ -19,7 +19,7 @@ def test_gradients_and_weights_are_those_of_one_device(
     size = {}
     if len(sizes) == 3:  # of a kernel's 9 numbers 5 travel, by halves, and then 4
         size['buffer_mb'] = 40. / 2 ** 20
-        monkeypatch.setattr(ring, '_HALVED', 40)
+        monkeypatch.setattr(collectives, '_BYTES_TO_HALVE', 40)
     parts, workers = batches(sizes), addresses(len(sizes))
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1, **size),
@@ -186,7 +186,7 @@ def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
 def test_a_variable_that_cannot_be_sent_is_named():
     text = tf.get_variable('text', [], tf.string, tf.constant_initializer('x'), trainable=False)
     with pytest.raises(ClusterError, match="variable 'text' is string"):
-        ring.Collectives(towers.Cluster('ring', ['a:1', 'b:2'])).broadcast([text])
+        collectives.Collectives(towers.Cluster('ring', ['a:1', 'b:2'])).broadcast([text])
 
 
 def test_rows_of_unknown_shape_are_named():
@@ -215,8 +215,8 @@ def test_a_static_number_of_rows_is_sent_with_its_indices(dtype, index_type):
     values = np.random.RandomState(0).randn(3, 2, 3).astype(dtype)
     slices = tf.IndexedSlices(tf.constant(values), tf.constant(indices))
     sent = tf.float64 if dtype == 'float64' else tf.float32
-    matrix = ring._with_indices(slices, table, sent)
-    received = ring._without_indices(matrix, slices, table)
+    matrix = ring_rows.matrix_of(slices, table, sent)
+    received = ring_rows.slices_of(matrix, slices, table)
     with tf.Session() as session:
         found = session.run(received)
     assert found.indices.tolist() == indices.tolist() and found.indices.dtype == index_type

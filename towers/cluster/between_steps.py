@@ -5,8 +5,8 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.collectives import Collectives
 from towers.cluster.machines import builds_of, shared_variables
-from towers.cluster.ring import Collectives
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 
@@ -132,14 +132,15 @@ class AveragingHook(_AfterSteps):
     def begin(self) -> None:
         """Makes the operations, when all variables are there."""
         ring = Collectives(self._cluster)
-        last: typing.Any = tf.no_op()
+        awaited: typing.Any = tf.no_op()
         assignments = []
         for variable in shared_variables(self._built):
             if not variable.dtype.is_floating:
                 continue  # counters, which all workers count alike
             with only_device('/cpu:0'), tf.name_scope('average'):
-                with tf.control_dependencies([last]):  # a copy of one variable at a time
-                    mean, last = ring.reduce_tensor(variable.read_value(), last, mean=True)
+                with tf.control_dependencies([awaited]):  # a copy of one variable at a time
+                    value = variable.read_value()
+                    mean, awaited = ring.reduce_in_pieces(value, awaited, mean=True)
                 assignments.append(tf.assign(variable, mean).op)
         self._operations = [tf.group(*assignments)] + replica_refreshes(self._built)
 

@@ -1,24 +1,35 @@
-"""Horovod, an optional package: gradients over its processes, the broadcast at the start."""
+"""Horovod, an optional package: gradients over its processes, the broadcast at the start.
 
+Horovod's launcher starts the processes, one a worker, and gives each its rank. Each process adds up
+its towers' gradients; Horovod adds up those of all processes.
+"""
+
+import functools
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
-from towers.cluster.machines import Begun, Engine, Exchanged, Pairs
-from towers.cluster.ring import no_sum, sent_as, sent_type
+from towers.cluster.machines import Engine, EngineGradients, EngineStep, Pairs
+from towers.cluster.sent_types import (
+    type_of_sent_gradient,
+    type_of_sent_value,
+    type_of_sent_variable,
+)
 from towers.errors import ClusterError, MissingPackageError, reason_of
 from towers.gradients.gradient_pairs import cast, each_row_once, map_values, tensors_of
 from towers.placement.variable_device import only_device
 from towers.whole_batch.workers import Workers
 
 _SCOPE = 'towers_shared/'
-"""At the root of the graph: Horovod brings together by name, and callers' scopes may differ."""
+"""A name scope at the root of the graph. Horovod brings together the tensors of one name on all
+processes, and the name scopes around a build may differ."""
 
 
 def _load() -> typing.Any:
-    """`horovod.tensorflow`, initialised; raises `MissingPackageError` if it cannot be loaded."""
+    """The module `horovod.tensorflow`, initialised; raises `MissingPackageError` if it cannot be
+    loaded."""
     try:
         import horovod.tensorflow as hvd
         hvd.init()
@@ -31,107 +42,131 @@ def _load() -> typing.Any:
     return hvd
 
 
-def begin_step(cluster: typing.Any, shares: worker_step.Shares) -> Begun:
-    """The `Begun` of a step of Horovod's processes. `cluster` is the `Cluster`, and `shares` have
-    the weight of this worker."""
+def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineStep:
+    """Begins a step of Horovod's processes, before this machine's towers have losses.
+
+    Args:
+      cluster: the `Cluster`.
+      weighting: how this worker's losses are weighted.
+    """
     hvd = _load()
-    begun = worker_step.session_begun()
-    weight: typing.Any = shares.constant
-    total = None
-    if shares.are_weighted:
-        with only_device('/cpu:0'), tf.name_scope(_SCOPE):  # before the backward pass
-            examples = _of_a_step(tf.reshape(shares.own_examples(), [1]))
-            with tf.control_dependencies([begun.check]):
-                total = hvd.allreduce(examples, op=hvd.Sum, name='towers_numbers')[0]
-            weight = shares.weight(total)
-
-    def combine(gradients, loss, values):
-        del loss  # of parameter servers
-        combined = _combined(hvd, worker_step.after(begun.check, gradients))
-        if cluster.active is None:
-            return Exchanged(combined, [], begun.begin)
-        # Other workers wait for all messages of this one.
-        with tf.control_dependencies(tensors_of(combined) + list(values)):
-            ended = worker_step.raise_at_end(total <= 0.)
-        return Exchanged(worker_step.after(ended, combined), [ended], begun.begin)
-
-    workers = Workers(
-        cluster.num_workers, cluster.rank, shares.part_of_batch(weight), shares.has_batch(),
-        lambda tensor: _sum_of_values(hvd, tensor, begun.check))
-    return Begun(combine, weight, workers)
+    guard = worker_step.session_guard()
+    num_examples = None
+    loss_weight: typing.Any = weighting.constant
+    if not weighting.is_constant:
+        # Before the backward pass, and not with the gradients: the weight is in the losses.
+        with only_device('/cpu:0'), tf.name_scope(_SCOPE):
+            own_examples = _known_in_step(tf.reshape(weighting.own_examples(), [1]))
+            with tf.control_dependencies([guard.check]):
+                num_examples = hvd.allreduce(own_examples, op=hvd.Sum, name='towers_numbers')[0]
+            loss_weight = weighting.in_step(num_examples)
+    workers = Workers(num_workers=cluster.num_workers, rank=cluster.rank,
+                      fraction=weighting.own_fraction(loss_weight),
+                      has_batch=weighting.has_batch(),
+                      add_up=functools.partial(_sum_of_values, hvd, guard.check))
+    step = _HorovodStep(hvd=hvd, guard=guard, num_examples=num_examples,
+                        data_may_end=cluster.active is not None)
+    return EngineStep(step.combine, loss_weight, workers)
 
 
-def _sum_of_values(hvd: typing.Any, tensor: tf.Tensor, check: tf.Operation) -> tf.Tensor:
-    """The sum of the processes' values of the forward pass, or of their gradients, which Horovod
-    brings together by name; waits for `check`."""
-    sent = sent_type(tensor.dtype)
-    if sent is None:
-        raise no_sum(tensor)
+def _sum_of_values(hvd: typing.Any, awaited: tf.Operation, tensor: tf.Tensor) -> tf.Tensor:
+    """The sum of the processes' values of the forward pass, or of the gradients of such values,
+    after an operation. Horovod brings together the tensors of one name."""
     name = tensor.graph.unique_name('towers_value')
-    with tf.control_dependencies([check]):
-        total = hvd.allreduce(_of_a_step(tf.cast(tensor, sent)), op=hvd.Sum, name=name)
+    summand = tf.cast(tensor, type_of_sent_value(tensor))
+    with tf.control_dependencies([awaited]):
+        total = hvd.allreduce(_known_in_step(summand), op=hvd.Sum, name=name)
     return tf.cast(total, tensor.dtype)
 
 
-def _of_a_step(tensor: tf.Tensor) -> tf.Tensor:
+def _known_in_step(tensor: tf.Tensor) -> tf.Tensor:
     """The same values, which TensorFlow does not take for constants.
 
-    Horovod's all-reduce counts as an operation without state. Of a constant, such as a static
-    number of examples, TensorFlow would compute it while it infers shapes, before there is a step,
-    and wait for the other processes.
+    Horovod's all-reduce counts as an operation without state. So TensorFlow would run that of a
+    constant, such as a static number of examples, while it infers shapes: before there is a step,
+    it would wait for the other processes.
     """
     return tf.placeholder_with_default(tensor, tensor.shape)
 
 
+class _HorovodStep(typing.NamedTuple):
+    """A step of Horovod's processes, before its gradients."""
+    hvd: typing.Any  # Horovod's module
+    guard: worker_step.SessionGuard
+    num_examples: typing.Any
+    """The examples of all processes in the step, a scalar; None where all have the same static
+    number."""
+    data_may_end: bool  # whether `until_all_end` tells which processes have data
+
+    def combine(self, gradients: Pairs, loss: typing.Optional[tf.Tensor],
+                values: typing.Sequence[tf.Tensor]) -> EngineGradients:
+        """Adds up the gradients over the processes; see `StepOfWorkers.combine`."""
+        del loss  # parameter servers alone wait for it
+        combined = _combined(self.hvd, worker_step.after(self.guard.check, gradients))
+        if not self.data_may_end:
+            return EngineGradients(combined, [], self.guard.begin)
+        # A process that left the step before a message would let the others wait in it.
+        with tf.control_dependencies(tensors_of(combined) + list(values)):
+            ended = worker_step.raise_at_end(self.num_examples <= 0.)
+        return EngineGradients(worker_step.after(ended, combined), [ended], self.guard.begin)
+
+
 def _combined(hvd: typing.Any, gradients: Pairs) -> Pairs:
-    """The sums of the processes' gradients, by the variables' names."""
+    """The sums of the processes' gradients. Horovod brings them together by the names of their
+    operations, which are made of the variables' names."""
     combined = []
     for gradient, variable in gradients:
-        with only_device(variable.device or None), tf.name_scope(
-                '%ssums/%s/' % (_SCOPE, variable.op.name)):
+        scope = '%ssums/%s/' % (_SCOPE, variable.op.name)
+        with only_device(variable.device or None), tf.name_scope(scope):
             total = cast(_summed(hvd, gradient), gradient.dtype.base_dtype)
             combined.append((total, variable))
     return combined
 
 
 def _summed(hvd: typing.Any, gradient: typing.Any) -> typing.Any:
-    """The sum of the processes' gradients of a variable, in float32; in float64 if they are.
-    Horovod gathers sparse rows and adds none: each is sent once, and those of all are added."""
-    sent = tf.float64 if gradient.dtype.base_dtype == tf.float64 else tf.float32  # as in a ring
-    gradient = map_values(tf.identity, cast(gradient, sent))
-    if isinstance(gradient, tf.IndexedSlices):
-        return each_row_once(hvd.allreduce(each_row_once(gradient), op=hvd.Sum))
-    return hvd.allreduce(gradient, op=hvd.Sum)
+    """The sum of the processes' gradients of a variable, in the type in which they are sent.
+
+    Of sparse gradients, Horovod gathers the rows, and adds none of them up. So each row is sent
+    once, and the gathered rows are added up afterwards.
+    """
+    sent = cast(gradient, type_of_sent_gradient(gradient.dtype))
+    sent = map_values(tf.identity, sent)  # an operation in this scope, by whose name they meet
+    if isinstance(sent, tf.IndexedSlices):
+        return each_row_once(hvd.allreduce(each_row_once(sent), op=hvd.Sum))
+    return hvd.allreduce(sent, op=hvd.Sum)
 
 
 def broadcast(unused_cluster: typing.Any, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
-    """The operation by which all processes get these variables of rank 0."""
+    """The operation by which all processes get the values that variables have on rank 0."""
+    hvd = _load()
     assignments = []
     for variable in variables:
         with only_device('/cpu:0'), tf.name_scope('%sstate/%s/' % (_SCOPE, variable.op.name)):
-            own_value = tf.cast(variable.read_value(), sent_as(variable))
-            value = _load().broadcast(own_value, 0, name='of_rank_0')
-            assignments.append(
-                tf.assign(variable, tf.cast(value, variable.dtype.base_dtype)).op)
+            own_value = tf.cast(variable.read_value(), type_of_sent_variable(variable))
+            value = hvd.broadcast(own_value, 0, name='of_rank_0')
+            value = tf.cast(value, variable.dtype.base_dtype)
+            assignments.append(tf.assign(variable, value).op)
     return tf.group(*assignments)
 
 
 def gathered_lines(text: str) -> typing.List[str]:
-    """The texts of all processes, by rank. They are sent as bytes: nothing is unpickled."""
+    """The texts of all processes, by rank; `text` is that of this process. They are sent as bytes:
+    nothing is unpickled."""
     hvd = _load()
-    data = np.frombuffer(text.encode('utf-8'), np.uint8)
+    text_bytes = np.frombuffer(text.encode('utf-8'), np.uint8)
     with tf.Graph().as_default(), tf.device('/cpu:0'):
-        size = tf.constant(np.array([data.size], np.int64))
-        fetches = [hvd.allgather(size, name='towers_sizes'),
-                   hvd.allgather(tf.constant(data), name='towers_texts')]
+        own_size = tf.constant(np.array([text_bytes.size], np.int64))
+        fetches = [hvd.allgather(own_size, name='towers_sizes'),
+                   hvd.allgather(tf.constant(text_bytes), name='towers_texts')]
         try:
+            # Without GPUs, whose memory this session would keep from the program's own.
             with tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
-                sizes, together = session.run(fetches)
+                sizes, texts = session.run(fetches)
         except tf.errors.OpError as error:
             raise ClusterError('Horovod lost a process before all had joined; see what that one '
                                'says: %s' % reason_of(error)) from None
     ends = np.cumsum(sizes)
-    return [together[end - size:end].tobytes().decode('utf-8') for size, end in zip(sizes, ends)]
+    return [texts[end - size:end].tobytes().decode('utf-8') for size, end in zip(sizes, ends)]
 
 
 def _configure(unused_cluster: typing.Any, config: tf.ConfigProto) -> None:
@@ -142,7 +177,7 @@ def _configure(unused_cluster: typing.Any, config: tf.ConfigProto) -> None:
 
 
 def _place() -> typing.Tuple[int, int]:
-    """The number of processes, and the rank of this one."""
+    """The number of processes, and the rank of this process."""
     hvd = _load()
     return hvd.size(), hvd.rank()
 

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.worker_step import Shares, without_gradient
+from towers.cluster.worker_step import Weighting, without_gradient
 from towers.errors import ClusterError
 from towers.gradients.gradient_pairs import rows_once, tensors_of
 from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
@@ -34,21 +34,22 @@ Pairs = typing.List[typing.Tuple[typing.Any, tf.Variable]]
 """Gradients, each a tensor or `tf.IndexedSlices`, with their variables."""
 
 
-class Exchanged(typing.NamedTuple):
-    """What a kind of cluster makes of a machine's gradients."""
-    gradients: Pairs  # for the update; in a ring and by Horovod the same bits on all workers
+class EngineGradients(typing.NamedTuple):
+    """The gradients with which a worker makes its update, as a kind of cluster gives them."""
+    gradients: Pairs  # in a ring and by Horovod the same bits on all workers
     conditions: typing.List[tf.Operation]
     """What every write of a step waits for: on the chief of parameter servers the arrival of all
-    gradients, until which the other workers read the variables; with `active` the proof that a
-    worker has data."""
+    gradients, until which the other workers read the variables; with `Cluster(active=…)` the proof
+    that a worker has data."""
     begin_session: typing.Callable = lambda session: None  # lets the steps of a session be made
-    step: typing.Callable = lambda update: update  # from the update to the operation of a step
+    operation_of_step: typing.Callable = lambda update: update
+    """`f(update)`: the operation of a step of this worker."""
 
 
-class Begun(typing.NamedTuple):
-    """The beginning of a step of several workers, as a kind of cluster makes it."""
+class EngineStep(typing.NamedTuple):
+    """A step of several workers before its gradients, as a kind of cluster begins it."""
     combine: typing.Callable
-    """`f(gradients, loss, values)`: an `Exchanged`, see `StepOfWorkers.combine`."""
+    """`f(gradients, loss, values)`: `EngineGradients`, see `StepOfWorkers.combine`."""
     loss_weight: typing.Union[float, tf.Tensor] = 1.  # by which this worker's losses are multiplied
     workers: typing.Optional[Workers] = None  # None where they exchange no values
 
@@ -58,7 +59,7 @@ class Engine(typing.NamedTuple):
     name: str  # in words
     arguments: typing.List[str]  # names of the arguments of `Cluster` that are not of all kinds
     begin_step: typing.Callable
-    """`f(cluster, shares)`, where several workers make one step: its `Begun`."""
+    """`f(cluster, weighting)`, where several workers make one step: its `EngineStep`."""
     broadcast: typing.Any
     """`f(cluster, variables)`: the operation by which all workers get those of worker 0; None where
     servers have them."""
@@ -83,15 +84,15 @@ class StepOfWorkers:
 
     def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
         """Begins a step; the arguments are those of `Cluster.begin_step`."""
-        shares = Shares(cluster, examples, reduction)
-        begun = Begun(functools.partial(_of_this_worker, cluster))
+        weighting = Weighting(cluster, examples, reduction)
+        step = EngineStep(functools.partial(_of_this_worker, cluster))
         if cluster.workers_a_step > 1:
-            begun = cluster.engine.begin_step(cluster, shares)
-        self.loss_weight = begun.loss_weight
-        self.workers = begun.workers
-        self.same_examples = shares.same_examples
+            step = cluster.engine.begin_step(cluster, weighting)
+        self.loss_weight = step.loss_weight
+        self.workers = step.workers
+        self.same_examples = weighting.same_examples
         self._cluster = cluster
-        self._combine = begun.combine
+        self._combine = step.combine
 
     def combine(self, gradients: Pairs, loss: typing.Optional[tf.Tensor],
                 values: typing.Sequence[tf.Tensor] = ()) -> 'Exchange':
@@ -113,8 +114,8 @@ class Exchange:
 
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
-      gradients: such a list, for the update, see `Exchanged`.
-      conditions: what every write of a step waits for, see `Exchanged`.
+      gradients: such a list, for the update, see `EngineGradients`.
+      conditions: what every write of a step waits for, see `EngineGradients`.
       names_of_sums: of the operations of `gradients`, and of values of the whole batch, if all
         workers make one step; else empty.
       same_examples: this machine's number of examples, if all need the same number; else None.
@@ -131,7 +132,7 @@ class Exchange:
           cluster: the `Cluster`.
           gradients: as for `StepOfWorkers.combine`.
           same_examples: see the class.
-          combine: function of gradients that gives the `Exchanged`.
+          combine: function of gradients that gives the `EngineGradients`.
           values: as for `StepOfWorkers.combine`.
         """
         self._cluster = cluster
@@ -144,7 +145,7 @@ class Exchange:
         self.gradients = exchanged.gradients
         self.conditions = exchanged.conditions
         self.begin_session = exchanged.begin_session
-        self._operation_of_step = exchanged.step  # a function of the update
+        self._operation_of_step = exchanged.operation_of_step  # a function of the update
         self.names_of_sums: typing.FrozenSet[str] = frozenset()
         if cluster.workers_a_step > 1:
             self.gradients = [(without_gradient(gradient), variable)
@@ -207,8 +208,9 @@ class Machines(typing.NamedTuple):
 
 
 def _of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typing.Any,
-                    values: typing.Any) -> Exchanged:
-    """The `Exchanged` for an update by the gradients of this worker alone, whose data may end."""
+                    values: typing.Any) -> EngineGradients:
+    """The `EngineGradients` of a worker that makes its update by its own gradients alone: a single
+    one, an asynchronous one, or one in local steps."""
     del loss, values  # for steps of several workers
     gradients = rows_once(gradients)
     conditions = []
@@ -217,9 +219,10 @@ def _of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typing.Any,
         conditions = [ended]
         gradients = worker_step.after(ended, gradients)
     if cluster.num_workers == 1:
-        return Exchanged(gradients, conditions)
-    begun = worker_step.session_begun()
-    return Exchanged(worker_step.after(begun.check, gradients), conditions, begun.begin)
+        return EngineGradients(gradients, conditions)
+    guard = worker_step.session_guard()
+    gradients = worker_step.after(guard.check, gradients)
+    return EngineGradients(gradients, conditions, guard.begin)
 
 
 def _writes_of(finder: Writes, names: typing.Set[str], operations: typing.Iterable[tf.Operation]

@@ -17,9 +17,9 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Begun, Engine, Exchanged, Pairs
+from towers.cluster.machines import Engine, EngineGradients, EngineStep, Pairs
 from towers.cluster.server_placement import device_of_server, tasks_by_size
-from towers.cluster.worker_step import COLLECTIONS, Shares, without_gradient
+from towers.cluster.worker_step import COLLECTIONS, Weighting, without_gradient
 from towers.gradients.gradient_pairs import cast, each_row_once, rows_once, tensors_of, times
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
@@ -27,49 +27,79 @@ from towers.placement.variable_device import only_device
 _FIRST_SERVER = device_of_server(0)
 
 _SCOPE = 'served/'
-"""At the root of the graph: workers find things by name, and callers' scopes may differ."""
+"""A name scope at the root of the graph. Workers find accumulators and queues by their names, and
+the name scopes around a build may differ."""
 
 
 class _Sum(typing.NamedTuple):
     """The sum over the workers of one gradient, or of the numbers of their examples."""
-    accumulator: typing.Any
+    accumulator: typing.Any  # adds up on a server
     push: tf.Operation  # adds this worker's summand
-    total: typing.Any  # for the chief alone
+    total: typing.Any  # takes the sum out of the accumulator; the chief alone runs it
 
 
-def begin_step(cluster: typing.Any, shares: Shares) -> Begun:
-    """The `Begun` of a step on servers, where the gradients are multiplied by the numbers of
-    examples, and the sum is divided by that of all: no worker waits for them before its losses.
-    `cluster` is the `Cluster`, and `shares` have the weight of this machine."""
-    return Begun(functools.partial(_combine, cluster, shares))
+class _Sums(typing.NamedTuple):
+    """What the workers add up in a step."""
+    gradients: typing.List[_Sum]
+    examples: typing.Optional[_Sum]  # None where all workers have the same number of examples
+
+    def listed(self) -> typing.List[_Sum]:
+        """All sums."""
+        return self.gradients if self.examples is None else [self.examples] + self.gradients
 
 
-def _combine(cluster: typing.Any, shares: Shares, gradients: Pairs,
-             loss: typing.Optional[tf.Tensor], values: typing.Sequence[tf.Tensor]) -> Exchanged:
-    """The `Exchanged` by the accumulators on the servers: the chief gets the gradients over all
-    machines, every other worker its own back. There are no exchanged `values`."""
+def begin_step(cluster: typing.Any, weighting: Weighting) -> EngineStep:
+    """Begins a step of the workers on servers, which does not weight the losses.
+
+    The gradients are multiplied by the numbers of examples, and their sum is divided by the number
+    of all examples. So no worker waits for the others' numbers before it has its losses.
+
+    Args:
+      cluster: the `Cluster`.
+      weighting: how this worker's gradients are weighted.
+    """
+    return EngineStep(functools.partial(_combine, cluster, weighting))
+
+
+def _combine(cluster: typing.Any, weighting: Weighting, gradients: Pairs,
+             loss: typing.Optional[tf.Tensor], values: typing.Sequence[tf.Tensor]
+             ) -> EngineGradients:
+    """Adds up the gradients in the accumulators on the servers; see `StepOfWorkers.combine`.
+
+    The chief gets the gradients over all machines. Every other worker gets its own gradients back:
+    it never runs an update, but builds the same one, by which the workers' programs are compared.
+
+    Args:
+      cluster: the `Cluster`.
+      weighting: how this worker's gradients are weighted.
+      gradients: this worker's `(gradient, variable)` pairs.
+      loss: the loss of this worker's batch, or None.
+      values: none, since workers on servers exchange no values.
+    """
     del values
-    # Other workers send when they have their loss, too: the update may begin as soon as they have.
-    after = [] if cluster.is_chief or loss is None else [loss]
+    # The chief writes the variables as soon as all gradients are there. Another worker, which may
+    # still read variables for its loss, sends its gradients when it has the loss.
+    awaited = [] if cluster.is_chief or loss is None else [loss]
     with tf.name_scope(_SCOPE):
         rounds = _Rounds(cluster)
-        sums = [_sum(cluster, rounds, summand, after)
-                for summand in _summands(cluster, gradients, shares)]
-        step = functools.partial(_step, cluster, rounds, [each.push for each in sums])
-        if not cluster.is_chief:
-            own = rows_once([(_as_sum(gradient, variable), variable)
-                             for gradient, variable in gradients])
-            return Exchanged(own, [], lambda session: session.run(rounds.take_up), step)
-        begin = rounds.beginning([each.accumulator for each in sums])
-        return _for_update(cluster, gradients, shares, rounds, sums)._replace(
-            begin_session=begin, step=step)
+        sums = _sums(cluster, weighting, gradients, rounds, awaited)
+        pushes = [each.push for each in sums.listed()]
+        operation_of_step = functools.partial(_end_of_step, cluster, rounds, pushes)
+        if cluster.is_chief:
+            begin = rounds.beginning([each.accumulator for each in sums.listed()])
+            return _gradients_of_chief(cluster, gradients, weighting, rounds, sums)._replace(
+                begin_session=begin, operation_of_step=operation_of_step)
+        own = rows_once([(_as_sum(gradient, variable), variable)
+                         for gradient, variable in gradients])
+        return EngineGradients(own, [], lambda session: session.run(rounds.take_up),
+                               operation_of_step)
 
 
-def _step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operation],
-          update: tf.Operation) -> tf.Operation:
-    """The operation that ends a step.
+def _end_of_step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operation],
+                 update: tf.Operation) -> tf.Operation:
+    """The operation that ends a step of this worker.
 
-    The chief's makes the update, and gives all workers the number of the round as a token; the
+    The chief's makes the update, and sends the number of the round to all workers as a token; the
     others' wait for it. With `Cluster(active=…)` a token below 0 says that the data of all workers
     have ended, and raises.
 
@@ -82,33 +112,41 @@ def _step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operati
     with tf.name_scope(_SCOPE), only_device('/cpu:0'):
         if cluster.is_chief:
             with tf.control_dependencies([update] + pushes):
-                tokens_sent = rounds.tell(rounds.own.read_value())
+                tokens_sent = rounds.send_tokens(rounds.own.read_value())
             with tf.control_dependencies([tokens_sent]):
                 return tf.assign_add(rounds.own, 1).op
-        token, next_round = rounds.wait(pushes)
-        if cluster.active is None:
+        token, next_round = rounds.receive_token(pushes)
+        data_may_end = cluster.active is not None
+        if not data_may_end:
             return next_round.op
         with tf.control_dependencies([next_round]):
             return worker_step.raise_at_end(token < 0)
 
 
+# ---- rounds --------------------------------------------------------------------------------------
+
 class _Rounds:
-    """The number of the round, on the first server and on this worker, and queues of tokens.
+    """The number of the round, and the queues in which the chief sends it to the other workers.
+
+    A round is a step of all workers. Its number is on the first server, from where a worker takes
+    it up at its start, and on each worker, which counts on by itself.
 
     Attributes:
       own: the variable with this worker's number.
-      take_up: the operation that gives it a value, which begins the session.
+      take_up: the operation that gives `own` the number on the server: begins a session of a
+        worker but the chief.
     """
 
     def __init__(self, cluster: typing.Any):
+        """Makes the variables and the queues of a `Cluster`."""
         self._rank = cluster.rank
         with only_device(_FIRST_SERVER):
             self._shared = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
                                        collections=['towers_rounds'], name='round')
-            self._tokens = {}  # the queue of each worker but the chief, by rank
+            self._queues = {}  # {rank of a worker but the chief: the queue of its tokens}
             for rank in range(1, cluster.num_workers):
                 name = 'tokens_%d' % rank
-                self._tokens[rank] = tf.FIFOQueue(-1, tf.int64, [[]], name=name,
+                self._queues[rank] = tf.FIFOQueue(-1, tf.int64, [[]], name=name,
                                                   shared_name=_SCOPE + name)
         with only_device('/cpu:0'):
             self.own = tf.Variable(
@@ -117,45 +155,71 @@ class _Rounds:
             self.take_up = tf.assign(self.own, self._shared.read_value()).op
 
     def beginning(self, accumulators: typing.List[typing.Any]) -> typing.Callable:
-        """Function of a session by which the chief begins its rounds, before others take them up.
-        It drops the gradients that another run has left in the accumulators."""
+        """Function of a session by which the chief begins its rounds, before the others take them
+        up. It drops the gradients that another run has left in the accumulators."""
         with only_device(_FIRST_SERVER):
-            first = tf.placeholder(tf.int64, [])
+            first_round = tf.placeholder(tf.int64, [])
             num_dropped = tf.placeholder(tf.int32, [])
-            refuse_older = tf.group(*[each.set_global_step(first) for each in accumulators])
-            counts = [each.num_accumulated() for each in accumulators]
-            dropped = [_take(each, num_dropped) for each in accumulators]
-            drops = [getattr(each, 'indices', each) for each in dropped]
+            refuse_older = tf.group(*[accumulator.set_global_step(first_round)
+                                      for accumulator in accumulators])
+            counts = [accumulator.num_accumulated() for accumulator in accumulators]
+            dropped = [_take(accumulator, num_dropped) for accumulator in accumulators]
         with only_device('/cpu:0'):
-            set_round = tf.group(tf.assign(self._shared, first), tf.assign(self.own, first))
+            set_round = tf.group(tf.assign(self._shared, first_round),
+                                 tf.assign(self.own, first_round))
+        beginning = _Beginning(first_round=first_round, refuse_older=refuse_older, counts=counts,
+                               num_dropped=num_dropped, dropped=dropped, set_round=set_round)
+        return beginning.run
 
-        def begin(session: tf.Session) -> None:
-            """Gives all accumulators the number of the first round, which is the time of day."""
-            feed = {first: int(time.time() * 1e6)}
-            session.run(refuse_older, feed)
-            for drop, count in zip(drops, session.run(counts)):
-                if count:
-                    session.run(drop, {num_dropped: count})
-            session.run([refuse_older, set_round], feed)
-        return begin
-
-    def tell(self, token: tf.Tensor) -> tf.Operation:
-        """The operation that gives all other workers a token."""
+    def send_tokens(self, token: tf.Tensor) -> tf.Operation:
+        """The operation by which the chief gives each other worker a token."""
         with only_device(_FIRST_SERVER):
-            return tf.group(*[queue.enqueue([token]) for _, queue in sorted(self._tokens.items())])
+            return tf.group(*[queue.enqueue([token]) for _, queue in sorted(self._queues.items())])
 
-    def wait(self, pushes: typing.List[tf.Operation]) -> typing.Tuple[tf.Tensor, tf.Tensor]:
-        """`(this worker's token of the round, the number of the next round)`, after some pushes;
-        tokens of another run are passed over."""
-        queue = self._tokens[self._rank]
+    def receive_token(self, pushes: typing.List[tf.Operation]
+                      ) -> typing.Tuple[tf.Tensor, tf.Tensor]:
+        """Waits for the token of this round, when this worker has added its summands.
+
+        Args:
+          pushes: the operations that add this worker's summands.
+
+        Returns:
+          `(the token, the number of the next round)`.
+        """
+        queue = self._queues[self._rank]
         with tf.control_dependencies(pushes):
             own = self.own.read_value()
+        # Tokens of lower rounds are left from another run, and are passed over.
         with compat.control_flow_v1():  # a queue takes part in no loop of control flow v2
             token = tf.while_loop(lambda token: tf.abs(token) < own,
                                   lambda token: queue.dequeue(), [tf.zeros([], tf.int64)])
         with tf.control_dependencies([token]):
             return token, tf.assign_add(self.own, 1)
 
+
+class _Beginning(typing.NamedTuple):
+    """The operations by which the chief begins its rounds in a session."""
+    first_round: tf.Tensor  # a placeholder of its number
+    refuse_older: tf.Operation
+    """Gives the accumulators the number of the first round: they drop gradients of lower ones."""
+    counts: typing.List[tf.Tensor]  # how many gradients each accumulator holds
+    num_dropped: tf.Tensor  # a placeholder of the number of gradients to drop
+    dropped: typing.List[typing.Any]  # for each accumulator, takes that many gradients out of it
+    set_round: tf.Operation  # gives the server and this worker the number of the first round
+
+    def run(self, session: tf.Session) -> None:
+        """Begins the rounds; the number of the first one is the time of day."""
+        feed = {self.first_round: int(time.time() * 1e6)}
+        session.run(self.refuse_older, feed)
+        for dropped, count in zip(self.dropped, session.run(self.counts)):
+            if count:
+                fetch = getattr(dropped, 'indices', dropped)  # one tensor of a sparse gradient
+                session.run(fetch, {self.num_dropped: count})
+        # Taking gradients out raises an accumulator's number by 1: it is set again.
+        session.run([self.refuse_older, self.set_round], feed)
+
+
+# ---- sums ----------------------------------------------------------------------------------------
 
 class _Summand(typing.NamedTuple):
     """What a worker adds to a sum."""
@@ -165,26 +229,46 @@ class _Summand(typing.NamedTuple):
     device: str  # the server of the accumulator
 
 
-def _summands(cluster: typing.Any, gradients: Pairs, shares: Shares) -> typing.List[_Summand]:
-    """What this worker adds to the sum of each gradient: the gradient times the number of its
-    examples, where these weigh, and before them that number; else times the constant weight.
+def _sums(cluster: typing.Any, weighting: Weighting, gradients: Pairs, rounds: _Rounds,
+          awaited: typing.List[tf.Tensor]) -> _Sums:
+    """Makes the sums of a step.
+
+    Args:
+      cluster: the `Cluster`.
+      weighting: how this worker's gradients are weighted.
+      gradients: this worker's `(gradient, variable)` pairs.
+      rounds: this worker's count of the rounds.
+      awaited: what this worker's summands wait for.
+    """
+    factor: typing.Any = weighting.constant
+    sum_of_examples = None
+    if not weighting.is_constant:
+        factor = weighting.own_examples()
+        own_examples = _Summand(factor, [], 'examples', _FIRST_SERVER)
+        sum_of_examples = _sum(cluster, rounds, own_examples, awaited)
+    summands = _summands(cluster, gradients, factor)
+    sums = [_sum(cluster, rounds, summand, awaited) for summand in summands]
+    return _Sums(sums, sum_of_examples)
+
+
+def _summands(cluster: typing.Any, gradients: Pairs, factor: typing.Any
+              ) -> typing.List[_Summand]:
+    """What this worker adds to the sum of each gradient: the gradient times a factor.
 
     Args:
       cluster: the `Cluster`.
       gradients: this worker's `(gradient, variable)` pairs.
-      shares: with the weight of this worker's gradients.
+      factor: a float or a float64 scalar.
     """
     summands = []
-    factor: typing.Any = shares.constant
-    if shares.are_weighted:
-        factor = shares.own_examples()
-        summands.append(_Summand(factor, [], 'examples', _FIRST_SERVER))
     sizes = {variable.op.name: bytes_of(variable) for _, variable in gradients}
     tasks = tasks_by_size(sizes, len(cluster.ps))
     for gradient, variable in gradients:
         name = variable.op.name
         dtype = gradient.dtype.base_dtype
-        if dtype in (tf.float16, tf.bfloat16):  # times examples may overflow; and no accumulator's
+        # A number of 16 bits times the number of examples may overflow; and accumulators do not
+        # take all of these types.
+        if dtype in (tf.float16, tf.bfloat16):
             dtype = tf.float32
         with only_device('/cpu:0'):
             weighted = times(cast(gradient, dtype), factor)
@@ -196,23 +280,26 @@ def _summands(cluster: typing.Any, gradients: Pairs, shares: Shares) -> typing.L
 
 
 def _sum(cluster: typing.Any, rounds: _Rounds, summand: _Summand,
-         after: typing.List[tf.Tensor]) -> _Sum:
-    """The `_Sum` of the summands of all workers.
+         awaited: typing.List[tf.Tensor]) -> _Sum:
+    """The sum of one summand of each worker.
 
     Args:
       cluster: the `Cluster`.
       rounds: this worker's count of the rounds.
       summand: what this worker adds to the sum.
-      after: what it waits for.
+      awaited: what the summand waits for.
     """
     is_sparse = isinstance(summand.value, tf.IndexedSlices)
-    kind = tf.SparseConditionalAccumulator if is_sparse else tf.ConditionalAccumulator
+    accumulator_type = tf.ConditionalAccumulator
+    if is_sparse:
+        accumulator_type = tf.SparseConditionalAccumulator
     with only_device(summand.device):
-        accumulator = kind(summand.value.dtype.base_dtype, summand.shape,
-                           shared_name=_SCOPE + summand.name, reduction_type='SUM')
+        accumulator = accumulator_type(
+            summand.value.dtype.base_dtype, summand.shape, shared_name=_SCOPE + summand.name,
+            reduction_type='SUM')
         add = accumulator.apply_indexed_slices_grad if is_sparse else accumulator.apply_grad
         own_round = rounds.own.read_value()
-        with tf.control_dependencies(after):
+        with tf.control_dependencies(awaited):
             push = add(summand.value, local_step=own_round)
         with tf.control_dependencies([push]):
             total = without_gradient(_take(accumulator, cluster.num_workers), summand.value)
@@ -220,9 +307,11 @@ def _sum(cluster: typing.Any, rounds: _Rounds, summand: _Summand,
 
 
 def _as_sum(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
-    """A gradient of a variable with types and static shapes that are the same on the chief, where
-    it is a server's sum, and elsewhere, where it is the worker's own. So all workers make the
-    update, which they compare, of the same operations."""
+    """A gradient of a variable with the types and static shapes that a server's sum has.
+
+    The chief makes its update of servers' sums, and another worker builds the same update of its
+    own gradients. So that both have the same operations, both go through this function.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices = tf.cast(gradient.indices, tf.int64)
@@ -233,49 +322,66 @@ def _as_sum(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
 
 
 def _take(accumulator: typing.Any, count: typing.Any) -> typing.Any:
-    """The sum of `count` gradients, which leaves the accumulator."""
+    """The sum of `count` gradients, which leaves the accumulator; waits until they are there."""
     if isinstance(accumulator, tf.SparseConditionalAccumulator):
         return accumulator.take_indexed_slices_grad(count)
     return accumulator.take_grad(count)
 
 
-def _for_update(cluster: typing.Any, gradients: Pairs, shares: Shares, rounds: _Rounds,
-                sums: typing.List[_Sum]) -> Exchanged:
+def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weighting,
+                        rounds: _Rounds, sums: _Sums) -> EngineGradients:
     """The sums over all workers as the chief's gradients, and the conditions of its writes.
 
     Args:
       cluster: the `Cluster`.
       gradients: this worker's `(gradient, variable)` pairs.
-      shares: with the weight of this worker's gradients.
+      weighting: how this worker's gradients are weighted.
       rounds: this worker's count of the rounds.
-      sums: the sums of all workers' gradients; where gradients are weighted by their numbers of
-        examples, the sum of these comes first.
+      sums: what the workers add up.
     """
-    totals = [each.total for each in sums]
     with only_device('/cpu:0'):  # one operation, which every write of the step waits for
-        tensors = tensors_of([(total, None) for total in totals])
+        tensors = tensors_of([(each.total, None) for each in sums.listed()])
         all_gradients = tf.group(*tensors, name='all_gradients')
-    if shares.are_weighted:
-        num_examples = totals.pop(0)
+    totals = [each.total for each in sums.gradients]
+    num_examples: typing.Any = None  # of all workers; None where it is static
+    if sums.examples is not None:
+        num_examples = sums.examples.total
         with only_device(_FIRST_SERVER):
-            of_all = shares.of_all(num_examples)
-            is_over = num_examples <= 0.
-        totals = [times(total, of_all) for total in totals]
-    # An accumulator adds up equal rows of two workers only where both send them in ascending order.
+            factor = weighting.of_one_example(num_examples)
+        totals = [times(total, factor) for total in totals]
     with only_device('/cpu:0'):
         combined = []
         for total, (gradient, variable) in zip(totals, gradients):
-            of_dtype = cast(total, gradient.dtype.base_dtype)
-            combined.append((_as_sum(of_dtype, variable), variable))
+            total = cast(total, gradient.dtype.base_dtype)
+            combined.append((_as_sum(total, variable), variable))
+        # An accumulator adds up the rows of one index only where all workers send their rows in
+        # ascending order.
         combined = rows_once(combined)
-    if cluster.active is None:
-        return Exchanged(combined, [all_gradients])
-    # In every step the chief enqueues a token: minus the round at the end of all data, else 0.
+    data_may_end = cluster.active is not None
+    if not data_may_end:
+        return EngineGradients(combined, [all_gradients])
+    ended = _raise_when_all_ended(rounds, all_gradients, num_examples)
+    return EngineGradients(worker_step.after(ended, combined), [ended])
+
+
+def _raise_when_all_ended(rounds: _Rounds, all_gradients: tf.Operation,
+                          num_examples: tf.Tensor) -> tf.Operation:
+    """The operation that ends the chief's training in a step in which no worker has an example, and
+    before that sends the others a token below 0, by which they end, too.
+
+    Args:
+      rounds: this worker's count of the rounds.
+      all_gradients: the operation that waits for the gradients of all workers.
+      num_examples: the examples of all workers in the step, a scalar.
+    """
+    with only_device(_FIRST_SERVER):
+        is_over = num_examples <= 0.
+    # The token is sent in every step: in all others it is 0, which a worker passes over.
     with tf.control_dependencies([all_gradients]), only_device('/cpu:0'):
-        told = rounds.tell(-rounds.own.read_value() * tf.cast(is_over, tf.int64))
-    with tf.control_dependencies([told]):
-        ended = worker_step.raise_at_end(is_over)
-    return Exchanged(worker_step.after(ended, combined), [ended])
+        token = -rounds.own.read_value() * tf.cast(is_over, tf.int64)
+        token_sent = rounds.send_tokens(token)
+    with tf.control_dependencies([token_sent]):
+        return worker_step.raise_at_end(is_over)
 
 
 def _configure(cluster: typing.Any, config: tf.ConfigProto) -> None:

@@ -50,18 +50,19 @@ class Feed(typing.NamedTuple):
     initializer: tf.Operation
 
 
-class SessionBegun(typing.NamedTuple):
-    """What keeps steps from being made in a session that has not begun."""
-    check: tf.Operation  # fails until then
-    begin: typing.Callable  # function of the session that has begun
+class SessionGuard(typing.NamedTuple):
+    """Keeps steps from being made in a session that has not begun as those of a cluster do."""
+    check: tf.Operation  # fails in a session until `begin` was called with it; steps wait for it
+    begin: typing.Callable  # function of a session, which lets steps be made in it
 
 
-def session_begun() -> SessionBegun:
-    """Makes the operations of a `SessionBegun`."""
+def session_guard() -> SessionGuard:
+    """Makes the operations of a `SessionGuard`: a variable, which a session does not initialize by
+    itself, and its read."""
     with only_device('/cpu:0'):
         begun = tf.Variable(0., trainable=False, collections=COLLECTIONS, name=_BEGUN)
         check = tf.identity(begun.read_value()).op
-        return SessionBegun(check, lambda session: session.run(begun.initializer))
+        return SessionGuard(check, lambda session: session.run(begun.initializer))
 
 
 def explained(error: Exception) -> typing.Optional[TowersError]:
@@ -162,52 +163,62 @@ def until_all_end(dataset: typing.Any) -> Feed:
     return Feed(inputs, active, iterator.initializer)
 
 
-class Shares:
-    """The weight of a worker's loss: w = n_w / n for the mean, W n_w / n for the sum.
+class Weighting:
+    """The factor of a worker's losses with which the workers' gradients add up to that of all.
 
-    n_w are the examples of worker w (0 of one that is not active), n those of all W workers.
+    It is n_w / n for the mean, W n_w / n for the sum, where worker w has n_w examples (0 when its
+    data have ended), and all W workers have n. If all workers have to have the same number of
+    examples, it is constant; else each step adds up n.
 
     Attributes:
       is_mean: whether the gradient is a mean over the examples.
-      same_examples: n_w where it has to be the same on all workers, else None.
-      are_weighted: whether it is None; else `constant` is the weight.
-      constant: 1 / W for the mean, else 1.
+      same_examples: n_w where all workers have to have the same number, an int; else None.
+      is_constant: whether all workers have to have the same number of examples.
+      constant: the factor if `is_constant`: 1 / W for the mean, 1 for the sum.
     """
 
     def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
-        """Takes the arguments of `Cluster.begin_step`."""
+        """
+        Args:
+          cluster: the `Cluster`.
+          examples: the number of examples of this worker, an int or an int scalar tensor.
+          reduction: `'mean'` or `'sum'`.
+        """
         self._cluster = cluster
         self._examples = examples
         self.is_mean = reduction == 'mean'
         self.same_examples: typing.Optional[int] = None
-        if isinstance(examples, int) and not cluster.uneven and cluster.active is None:
+        data_may_end = cluster.active is not None
+        if isinstance(examples, int) and not cluster.uneven and not data_may_end:
             self.same_examples = examples
-        self.are_weighted = self.same_examples is None
+        self.is_constant = self.same_examples is not None
         self.constant = 1. / cluster.num_workers if self.is_mean else 1.
 
     def own_examples(self) -> tf.Tensor:
-        """n_w as a float64 scalar."""
+        """n_w in a step, a float64 scalar: 0 when the data of this worker have ended."""
         examples = tf.cast(self._examples, tf.float64)
-        if self._cluster.active is not None:
-            examples *= tf.cast(self._cluster.active, tf.float64)
+        active = self._cluster.active  # 1, or 0 when the data have ended; None if they never do
+        if active is not None:
+            examples *= tf.cast(active, tf.float64)
         return examples
 
-    def of_all(self, total: tf.Tensor) -> tf.Tensor:
-        """1 / n for the mean, W / n for the sum, a float64 scalar, where `total` is n, and 0 counts
-        as 1."""
+    def of_one_example(self, num_examples: tf.Tensor) -> tf.Tensor:
+        """The factor of a worker with one example: 1 / n for the mean, W / n for the sum. A float64
+        scalar; `num_examples` is n, of which 0 counts as 1: there is no gradient then."""
         numerator = 1. if self.is_mean else float(self._cluster.num_workers)
-        return numerator / tf.maximum(total, 1.)
+        return numerator / tf.maximum(num_examples, 1.)
 
-    def weight(self, total: tf.Tensor) -> tf.Tensor:
-        """The weight of this worker, a float64 scalar, where `total` is n."""
-        return self.own_examples() * self.of_all(total)
+    def in_step(self, num_examples: tf.Tensor) -> tf.Tensor:
+        """The factor of this worker in a step, a float64 scalar; `num_examples` is n."""
+        return self.own_examples() * self.of_one_example(num_examples)
 
-    def part_of_batch(self, weight: typing.Any) -> typing.Any:
-        """n_w / n, from the weight of this worker: a float or a float64 scalar."""
-        return weight if self.is_mean else weight / self._cluster.num_workers
+    def own_fraction(self, loss_weight: typing.Any) -> typing.Any:
+        """n_w / n, a float or a float64 scalar, from the factor of this worker."""
+        return loss_weight if self.is_mean else loss_weight / self._cluster.num_workers
 
     def has_batch(self) -> typing.Optional[tf.Tensor]:
-        """Whether this worker has a batch in a step, a bool scalar; None where it always has."""
+        """Whether the data of this worker go on in a step, a bool scalar; None where they always
+        do."""
         active = self._cluster.active
         return None if active is None else active >= .5
 

@@ -54,7 +54,7 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
         looked at: `hold_back` has made them wait.
       fetchable: tensors that a program can have without a step: nothing upstream of them gets a new
         wait.
-      conditions: operations of the cluster, after which a step may write; see `Exchanged`. []
+      conditions: operations of the cluster, after which a step may write; see `EngineGradients`. []
         without a cluster.
 
     Returns:
@@ -207,7 +207,7 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
 
     Args:
       updates: list of the update ops, operations or tensors.
-      conditions: operations of the cluster, after which a step may write; see `Exchanged`.
+      conditions: operations of the cluster, after which a step may write; see `EngineGradients`.
       active: float scalar, 0 in a worker whose own data have ended; None if no data end.
       fetchable: tensors that a program can have without a step: what they need is left as it is,
         also a write of the forward pass.

@@ -38,7 +38,7 @@ class _Batch(typing.NamedTuple):
         """The towers' parts of all examples."""
         if self.workers is None:
             return list(self.weights)
-        return [weight * self.workers.part for weight in self.weights]
+        return [weight * self.workers.fraction for weight in self.weights]
 
     def sum(self, total: tf.Tensor) -> tf.Tensor:
         """The sum over all machines, from that over this machine's towers."""
@@ -161,7 +161,7 @@ class _Concat:
     def _of_all_workers(self, rows: tf.Tensor, workers: Workers) -> tf.Tensor:
         """The rows of all workers, from those of this one."""
         static_size = rows.shape.as_list()[0]
-        if static_size is not None and isinstance(workers.part, float):  # all have as many
+        if static_size is not None and isinstance(workers.fraction, float):  # all have as many
             self._size = static_size
             self._begin = static_size * workers.rank
             return workers.concat(rows, self._begin, static_size * workers.num_workers)

@@ -1,6 +1,7 @@
-"""The workers of a cluster that make a step together, as what exchanges values sees them.
+"""The workers of a cluster that make a step together, for the exchange of values between them.
 
-`n_w` are the examples of worker w in a step, n those of all W workers.
+`n_w` are the examples of worker w in a step, n those of all W workers. A *message* is one operation
+that all workers run, see `towers/cluster/`.
 
 Its tests are `tests/whole_batch/test_workers.py`.
 """
@@ -16,27 +17,35 @@ class Workers(typing.NamedTuple):
     """This worker, and those that make a step with it."""
     num_workers: int  # W
     rank: int  # of this worker
-    part: typing.Union[float, tf.Tensor]  # n_w / n of this worker; a tensor is a float64 scalar
-    has_batch: typing.Optional[tf.Tensor]  # bool scalar, see `until_all_end`; None: always
-    reduce: typing.Callable[[tf.Tensor], tf.Tensor]  # the sum of the workers' tensors, of one shape
+    fraction: typing.Union[float, tf.Tensor]
+    """n_w / n of this worker; a float64 scalar where only a step knows it."""
+    has_batch: typing.Optional[tf.Tensor]
+    """Whether the data of this worker go on in a step, a bool scalar; None where they always do.
+    Without a batch it runs the messages, too, since the others wait in them."""
+    add_up: typing.Callable[[tf.Tensor], tf.Tensor]
+    """`f(tensor)`: the sum of the tensors of all workers, which are of one shape; one message."""
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of the tensors, of one shape, of all workers that have a batch: one message."""
+        """The sum of the tensors of all workers that have a batch; one message. The tensors are of
+        one shape."""
         with only_device('/cpu:0'):
             if self.has_batch is not None:
                 tensor = tf.where_v2(self.has_batch, tensor, tf.zeros_like(tensor))
-            total = self.reduce(tensor)
+            total = self.add_up(tensor)
         total.set_shape(tensor.shape)
         return total
 
-    def concat(self, rows: tf.Tensor, begin: typing.Any, total: typing.Any) -> tf.Tensor:
-        """The rows of all workers, each worker's after those of the workers before it: one message.
+    def concat(self, rows: tf.Tensor, num_before: typing.Any, num_rows: typing.Any) -> tf.Tensor:
+        """The rows of all workers, in the order of their ranks; one message.
+
+        It is a sum: each worker puts zeros in the places of the others' rows.
 
         Args:
           rows: [n, …] of this worker.
-          begin: how many rows the workers before it have, an int or a scalar.
-          total: how many rows all workers have.
+          num_before: how many rows the workers of lower rank have, an int or a scalar.
+          num_rows: how many rows all workers have, an int or a scalar.
         """
-        missing = [[begin, total - tf.shape(rows)[0] - begin]]
+        num_after = num_rows - tf.shape(rows)[0] - num_before
+        zeros = [[num_before, num_after]] + [[0, 0]] * (rows.shape.ndims - 1)
         with only_device('/cpu:0'):
-            return self.sum(tf.pad(rows, missing + [[0, 0]] * (rows.shape.ndims - 1)))
+            return self.sum(tf.pad(rows, zeros))

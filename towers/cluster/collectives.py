@@ -1,0 +1,187 @@
+"""TensorFlow's collective operations, by which the workers of a ring exchange messages.
+
+A *message* is one collective operation that all workers run: each worker gives a tensor, and gets
+the sum of all of them, or all of them. TensorFlow brings together the operations that have the same
+key on all workers.
+
+Messages with gradients form chains, in one order on all workers, each after the message before it.
+Else one worker could wait in a message for a worker that waits in another one, or end its training
+while another worker waits for it. So each method of `Collectives` takes `awaited`: the message, or
+operation, that the new message waits for.
+
+Its test is `tests/cluster/test_ring.py`.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster.sent_types import type_of_sent_gradient, type_of_sent_variable
+from towers.graph.graph_walk import bytes_of
+from towers.placement.variable_device import only_device
+
+WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}  # the words of `Cluster(wire=…)`
+MOST_GATHERED = 3
+"""The number of workers up to which gathering 16-bit numbers sends fewer bytes than a ring sends of
+float32. Of W workers, each sends 2 (W - 1) bytes a number to gather, and 8 (W - 1) / W in a
+ring."""
+
+_GROUP = 7919  # an arbitrary number, which a program's own collectives hardly use
+_BYTES_TO_HALVE = 1 << 20  # a smaller tensor is added up in no time
+
+
+class Received(typing.NamedTuple):
+    """What a worker gets from all workers."""
+    values: typing.Any  # a tensor, or what the function says that returns this
+    message: typing.Any  # the last message that the values came by; the next one waits for it
+
+
+class Collectives:
+    """Makes the messages of this worker in the default graph.
+
+    Each message waits for `awaited` by a control edge of its own: TensorFlow drops the edges of a
+    constant, such as a shape, when it simplifies what the constant is for.
+
+    Attributes:
+      num_workers: how many workers take part, W.
+      buffer_bytes: bytes of gradients that travel in one message.
+    """
+
+    def __init__(self, cluster: typing.Any):
+        """Takes the keys that follow those in the graph. `cluster` is the `Cluster`."""
+        self.num_workers = cluster.num_workers
+        self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))
+        self._rank = cluster.rank
+        self._wire = WIRES.get(cluster.wire)  # None: dense gradients travel as they are
+        self._last_key = max([0] + _keys_in_use(tf.get_default_graph()))
+
+    def reduce(self, tensor: tf.Tensor, awaited: typing.Any, mean: bool = False) -> tf.Tensor:
+        """The sum, or the mean, of the workers' tensors of one shape."""
+        # TensorFlow cuts a tensor into as many pieces as there are offsets, and adds one up while
+        # it sends the other.
+        offsets = [0, 0] if bytes_of(tensor) >= _BYTES_TO_HALVE else [0]
+        with tf.control_dependencies([awaited]):
+            reduced = tf.raw_ops.CollectiveReduce(
+                input=tensor, merge_op='Add', final_op='Div' if mean else 'Id',
+                subdiv_offsets=offsets, **self._next_key())
+        reduced.set_shape(tensor.shape)
+        return reduced
+
+    def reduce_in_pieces(self, large: tf.Tensor, awaited: typing.Any,
+                         mean: bool = False) -> Received:
+        """The sum, or the mean, of the workers' dense gradients, or weights, of one static shape.
+
+        What does not fit a buffer is sent in several messages: in one, 64 MB take twice as long.
+        With `Cluster(wire=…)` gradients travel as 16-bit numbers, and `mean` is not asked for.
+        """
+        dtype = large.dtype.base_dtype
+        tensor = tf.cast(large, type_of_sent_gradient(dtype))
+        pieces = self._pieces(tensor)
+        reduced = []
+        for piece in pieces:
+            # A gather has to know the shape of its result.
+            if self._wire is not None and piece.shape.is_fully_defined():
+                piece, awaited = self._reduce_in_16_bits(piece, awaited)
+            else:
+                piece = self.reduce(piece, awaited, mean)
+                awaited = piece
+            reduced.append(piece)
+        total = reduced[0]
+        if len(reduced) > 1:
+            total = tf.reshape(tf.concat(reduced, 0), tensor.shape)
+        return Received(tf.cast(total, dtype), awaited)
+
+    def _pieces(self, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+        """A tensor as vectors that fit a buffer, about equally long; one that fits, as it is."""
+        num_pieces = -(-bytes_of(tensor) // self.buffer_bytes)  # rounded up
+        if num_pieces <= 1:
+            return [tensor]
+        num_elements = tensor.shape.num_elements()
+        ends = [num_elements * number // num_pieces for number in range(num_pieces + 1)]
+        sizes = [end - start for start, end in zip(ends, ends[1:])]
+        return tf.split(tf.reshape(tensor, [-1]), sizes)
+
+    def _reduce_in_16_bits(self, tensor: tf.Tensor, awaited: typing.Any) -> Received:
+        """The sum of the workers' tensors, which travel as 16-bit numbers.
+
+        TensorFlow's reductions would add up in 16 bits, too. So every worker gathers the numbers
+        of all workers, and adds them up in float32, in the same order on all of them. Two 16-bit
+        numbers travel as the bits of an int32.
+        """
+        count = tensor.shape.num_elements()
+        numbers = tf.cast(tf.reshape(tensor, [-1]), self._wire)
+        numbers = tf.pad(numbers, [[0, count % 2]])
+        pairs = tf.bitcast(tf.reshape(numbers, [1, -1, 2]), tf.int32)
+        num_pairs = pairs.shape.as_list()[1]
+        gathered = self._gather(pairs, [self.num_workers, num_pairs], awaited)
+        numbers_of_workers = tf.unstack(tf.bitcast(gathered, self._wire))
+        total = sum(tf.cast(numbers, tf.float32) for numbers in numbers_of_workers)
+        total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
+        return Received(tf.cast(total, tensor.dtype), gathered)
+
+    def gather(self, rows: tf.Tensor, awaited: typing.Any) -> tf.Tensor:
+        """The workers' tensors `rows`, [n, …], one after the other: [W n, …]. n is the same on all
+        workers, and may differ from step to step."""
+        if compat.GATHERS_ANY_ROWS:
+            with tf.control_dependencies([awaited]):
+                return tf.raw_ops.CollectiveGather(
+                    input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next_key())
+        with_zeros = compat.among_zeros(rows, self._rank, self.num_workers)
+        return tf.cast(self.reduce(with_zeros, awaited), rows.dtype)
+
+    def gather_static(self, vector: tf.Tensor, awaited: typing.Any) -> tf.Tensor:
+        """The workers' vectors of one static size, one after the other, bit by bit."""
+        return self._gather(vector, [self.num_workers * vector.shape.as_list()[0]], awaited)
+
+    def _gather(self, tensor: tf.Tensor, shape: typing.List[int], awaited: typing.Any) -> tf.Tensor:
+        """The workers' tensors of one static shape, one after the other along axis 0: a tensor of
+        `shape`."""
+        with tf.control_dependencies([awaited]):
+            gathered = tf.raw_ops.CollectiveGather(input=tensor, shape=shape, **self._next_key())
+        gathered.set_shape(shape)
+        return gathered
+
+    def broadcast(self, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
+        """An operation that gives variables their values on worker 0; all workers have the same
+        variables."""
+        operations = []
+        awaited: typing.List[tf.Tensor] = []
+        for variable in sorted(variables, key=lambda each: each.op.name):
+            with only_device('/cpu:0'), tf.name_scope('broadcast'):
+                with tf.control_dependencies(awaited):
+                    value = self._value_of_worker_0(variable)
+                awaited = [value]
+                if self._rank == 0:
+                    operations.append(value.op)
+                else:
+                    value = tf.cast(value, variable.dtype.base_dtype)
+                    operations.append(tf.assign(variable, value).op)
+        return tf.group(*operations)
+
+    def _value_of_worker_0(self, variable: tf.Variable) -> tf.Tensor:
+        """The value of a variable on worker 0, as it is sent: worker 0 sends it, and every other
+        worker receives it."""
+        sent = type_of_sent_variable(variable)
+        shape = variable.get_shape()
+        if self._rank == 0:
+            own_value = tf.cast(variable.read_value(), sent)
+            return tf.raw_ops.CollectiveBcastSend(
+                input=own_value, shape=shape, **self._next_key())
+        return tf.raw_ops.CollectiveBcastRecv(T=sent, shape=shape, **self._next_key())
+
+    def _next_key(self) -> typing.Dict[str, int]:
+        """The attributes by which TensorFlow brings a message of all workers together."""
+        self._last_key += 1
+        return {'group_size': self.num_workers, 'group_key': _GROUP,
+                'instance_key': self._last_key}
+
+
+def _keys_in_use(graph: tf.Graph) -> typing.List[int]:
+    """The keys of the messages that are in a graph already, as of another build."""
+    keys = []
+    for op in graph.get_operations():
+        if op.type.startswith('Collective') and 'group_key' in op.node_def.attr:
+            if op.get_attr('group_key') == _GROUP:
+                keys.append(op.get_attr('instance_key'))
+    return keys

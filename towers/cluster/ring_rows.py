@@ -1,0 +1,255 @@
+"""Sparse gradients over the workers of a ring, which are sent as rows.
+
+Every worker gathers the rows of all workers, and adds up those with one index. Where the number of
+rows is static and the same on all workers, as of a lookup of `[batch, ids]`, all gradients of a
+type go in one message, each row with the bits of its index in front. Else there are three kinds of
+messages: the numbers of rows of all gradients together, then all indices, then the rows of each
+type. Since a message has one size on all workers, a worker with fewer rows adds padding, which is
+cut off again.
+
+Its test is `tests/cluster/test_ring.py`.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.cluster.collectives import Collectives, Received
+from towers.cluster.machines import Pairs
+from towers.cluster.sent_types import type_of_sent_gradient
+from towers.gradients.gradient_pairs import each_row_once
+
+Sums = typing.Dict[str, typing.Any]
+"""The sum over the workers of each gradient, by the name of its variable."""
+
+
+def add_rows(ring: Collectives, gradients: Pairs, awaited: typing.Any,
+             have_equal_batches: bool) -> Received:
+    """Adds up the sparse gradients over the workers.
+
+    Args:
+      ring: makes the messages.
+      gradients: all gradients of this worker.
+      awaited: the message, or operation, for which the first message waits.
+      have_equal_batches: whether all workers have the same static number of examples, so that a
+        static number of rows is the same on all of them, too.
+
+    Returns:
+      `Received` with `Sums`, `tf.IndexedSlices` with each row once.
+    """
+    of_static_number: Pairs = []
+    of_any_number: Pairs = []
+    for slices, variable in gradients:
+        if not isinstance(slices, tf.IndexedSlices):
+            continue
+        if have_equal_batches and _has_few_static_rows(slices, variable):
+            of_static_number.append((slices, variable))
+        else:
+            of_any_number.append((slices, variable))
+    sums: Sums = {}
+    for sent, pairs in _by_sent_type(of_static_number):
+        sums_of_type, awaited = _add_static_rows(ring, pairs, sent, awaited)
+        sums.update(sums_of_type)
+    if of_any_number:
+        other_sums, awaited = _add_dynamic_rows(ring, of_any_number, awaited)
+        sums.update(other_sums)
+    return Received(sums, awaited)
+
+
+def _has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool:
+    """Whether a sparse gradient has a static number of rows, and no more rows than its variable. Of
+    more rows many have one index: it is cheaper to add these up before they are sent, and their
+    number is then not static."""
+    num_rows = slices.indices.shape.num_elements()
+    return bool(num_rows) and num_rows <= variable.get_shape().as_list()[0]
+
+
+def _by_sent_type(pairs: Pairs) -> typing.List[typing.Tuple[tf.DType, Pairs]]:
+    """The sparse gradients that are sent in each type, in the same order on all workers: sorted by
+    the name of the type."""
+    by_type: typing.Dict[tf.DType, Pairs] = {}
+    for slices, variable in pairs:
+        by_type.setdefault(type_of_sent_gradient(slices.dtype), []).append((slices, variable))
+    return sorted(by_type.items(), key=lambda item: item[0].name)
+
+
+# ---- static numbers of rows ----------------------------------------------------------------------
+
+def _add_static_rows(ring: Collectives, pairs: Pairs, sent: tf.DType,
+                     awaited: typing.Any) -> Received:
+    """Adds up sparse gradients that have static numbers of rows, in one message.
+
+    Args:
+      ring: makes the message.
+      pairs: this worker's `(gradient, variable)` pairs.
+      sent: the type in which the rows are sent.
+      awaited: the message, or operation, for which this one waits.
+
+    Returns:
+      `Received` with `Sums`.
+    """
+    matrices = [matrix_of(slices, variable, sent) for slices, variable in pairs]
+    vector = tf.concat([tf.reshape(matrix, [-1]) for matrix in matrices], 0)
+    received = ring.gather_static(vector, awaited)
+    by_worker = tf.reshape(received, [ring.num_workers, -1])
+    sizes = [matrix.shape.num_elements() for matrix in matrices]
+    numbers_by_gradient = tf.split(by_worker, sizes, 1)
+    sums: Sums = {}
+    for numbers, matrix, (slices, variable) in zip(numbers_by_gradient, matrices, pairs):
+        rows_of_all = tf.reshape(numbers, [-1, matrix.shape.as_list()[1]])
+        sums[variable.op.name] = each_row_once(slices_of(rows_of_all, slices, variable))
+    return Received(sums, received)
+
+
+def matrix_of(slices: tf.IndexedSlices, variable: tf.Variable, sent: tf.DType) -> tf.Tensor:
+    """The rows of a sparse gradient as a matrix, each with the bits of its index in front.
+
+    Args:
+      slices: the gradient, of n rows.
+      variable: its variable.
+      sent: the type of the matrix, a float of 32 or 64 bits.
+
+    Returns:
+      [n, index + numbers of a row], where an index takes two columns if it has 64 bits, and `sent`
+      has 32.
+    """
+    num_rows = slices.indices.shape.num_elements()
+    indices = slices.indices
+    if indices.dtype.size < sent.size:  # a bitcast does not make one number of a smaller one
+        indices = tf.cast(indices, tf.int64)
+    bits = tf.reshape(tf.bitcast(indices, sent), [num_rows, -1])
+    numbers_in_row = variable.get_shape()[1:].num_elements()
+    rows = tf.reshape(tf.cast(slices.values, sent), [num_rows, numbers_in_row])
+    return tf.concat([bits, rows], 1)
+
+
+def slices_of(matrix: tf.Tensor, like: tf.IndexedSlices,
+              variable: tf.Variable) -> tf.IndexedSlices:
+    """The sparse gradient whose rows a matrix has, as `matrix_of` made it; its types are those of
+    the gradient `like`."""
+    numbers_in_row = variable.get_shape()[1:].num_elements()
+    columns_of_index = matrix.shape.as_list()[1] - numbers_in_row
+    index_bytes = columns_of_index * matrix.dtype.size
+    index_type = tf.int64 if index_bytes == tf.int64.size else tf.int32
+    bits, rows = tf.split(matrix, [columns_of_index, numbers_in_row], 1)
+    if columns_of_index == 1:
+        # A bitcast to a type of the same size keeps the columns, and indices are a vector.
+        bits = tf.reshape(bits, [-1])
+    indices = tf.cast(tf.bitcast(bits, index_type), like.indices.dtype)
+    row_shape = variable.get_shape()[1:].as_list()
+    values = tf.cast(tf.reshape(rows, [-1] + row_shape), like.values.dtype)
+    return tf.IndexedSlices(values, indices, like.dense_shape)
+
+
+# ---- numbers of rows that only a step knows ------------------------------------------------------
+
+class _Rows(typing.NamedTuple):
+    """A sparse gradient of this worker, with the indices of its rows."""
+    slices: tf.IndexedSlices
+    variable: tf.Variable
+    indices: tf.Tensor  # [n], each index of the slices once
+    positions: tf.Tensor  # for each row of the slices, the position of its index in `indices`
+    num_rows: tf.Tensor  # n, an int scalar
+
+
+def _add_dynamic_rows(ring: Collectives, pairs: Pairs, awaited: typing.Any) -> Received:
+    """Adds up sparse gradients whose numbers of rows differ from worker to worker.
+
+    Args:
+      ring: makes the messages.
+      pairs: this worker's `(gradient, variable)` pairs.
+      awaited: the message, or operation, for which the first message waits.
+
+    Returns:
+      `Received` with `Sums`.
+    """
+    own = [_rows_of(slices, variable) for slices, variable in pairs]
+    num_rows = tf.stack([rows.num_rows for rows in own])
+    counts = ring.gather(num_rows[tf.newaxis], awaited)  # [W, number of gradients]
+    # All workers pad to the most rows of any worker; at least one, as a message is never empty.
+    most_rows = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(own))
+    own_indices = [tf.cast(rows.indices, tf.int64) for rows in own]
+    indices, awaited = _gathered(ring, own_indices, most_rows, awaited=counts)
+    values, awaited = _gathered_values(ring, own, most_rows, awaited)
+    sums: Sums = {}
+    for number, rows in enumerate(own):
+        is_row = tf.sequence_mask(counts[:, number], most_rows[number])  # False for padding
+        is_row = tf.reshape(is_row, [-1])
+        values_of_all = tf.boolean_mask(values[number], is_row)
+        indices_of_all = tf.boolean_mask(indices[number], is_row)
+        slices = tf.IndexedSlices(tf.cast(values_of_all, rows.slices.values.dtype),
+                                  tf.cast(indices_of_all, rows.slices.indices.dtype),
+                                  rows.slices.dense_shape)
+        sums[rows.variable.op.name] = each_row_once(slices)
+    return Received(sums, awaited)
+
+
+def _rows_of(slices: tf.IndexedSlices, variable: tf.Variable) -> _Rows:
+    """The `_Rows` of a sparse gradient."""
+    indices, positions = tf.unique(slices.indices)
+    return _Rows(slices, variable, indices, positions, tf.size(indices))
+
+
+def _gathered_values(ring: Collectives, own: typing.List[_Rows],
+                     most_rows: typing.List[tf.Tensor], awaited: typing.Any) -> Received:
+    """The values of the rows of all workers, one message for each type in which they are sent.
+
+    Args:
+      ring: makes the messages.
+      own: this worker's gradients.
+      most_rows: of each gradient, the most rows that a worker has.
+      awaited: the message for which the first one waits.
+
+    Returns:
+      `Received` with a list of tensors, one for each of `own`, as `_gathered` gives them.
+    """
+    numbers_by_type: typing.Dict[tf.DType, typing.List[int]] = {}  # of the gradients, in `own`
+    for number, rows in enumerate(own):
+        sent = type_of_sent_gradient(rows.slices.dtype)
+        numbers_by_type.setdefault(sent, []).append(number)
+    values: typing.Dict[int, tf.Tensor] = {}
+    # Sorted, as all workers have to send in the same order.
+    for sent in sorted(numbers_by_type, key=lambda dtype: dtype.name):
+        numbers = numbers_by_type[sent]
+        sums_of_rows = [_sums_of_rows(own[number], sent) for number in numbers]
+        most_of_type = [most_rows[number] for number in numbers]
+        gathered, awaited = _gathered(ring, sums_of_rows, most_of_type, awaited)
+        values.update(zip(numbers, gathered))
+    return Received([values[number] for number in range(len(own))], awaited)
+
+
+def _sums_of_rows(rows: _Rows, sent: tf.DType) -> tf.Tensor:
+    """The values of a worker's gradient, [n, …], in the type in which they are sent: those of one
+    index are added up."""
+    sums = tf.math.unsorted_segment_sum(rows.slices.values, rows.positions, rows.num_rows)
+    row_shape = rows.variable.get_shape()[1:].as_list()
+    return tf.cast(tf.reshape(sums, [-1] + row_shape), sent)
+
+
+def _gathered(ring: Collectives, tensors: typing.List[tf.Tensor],
+              most_rows: typing.List[tf.Tensor], awaited: typing.Any) -> Received:
+    """The tensors of all W workers in one message.
+
+    Args:
+      ring: makes the message.
+      tensors: of this worker, each [n, …], of one type.
+      most_rows: for each of the tensors, the largest n of all workers.
+      awaited: the message for which this one waits.
+
+    Returns:
+      `Received` with a list of tensors [W * most_rows, …]: in each, worker after worker, the rows
+      of a worker and then its padding.
+    """
+    padded = []
+    for tensor, most in zip(tensors, most_rows):
+        padding = [[0, most - tf.shape(tensor)[0]]]
+        padded.append(tf.pad(tensor, padding + [[0, 0]] * (tensor.shape.ndims - 1)))
+    vector = tf.concat([tf.reshape(tensor, [-1]) for tensor in padded], 0)
+    received = ring.gather(vector, awaited)
+    by_worker = tf.reshape(received, [ring.num_workers, -1])
+    sizes = tf.stack([tf.size(tensor) for tensor in padded])
+    numbers_by_tensor = tf.split(by_worker, sizes, 1, num=len(padded))
+    gathered = []
+    for numbers, tensor in zip(numbers_by_tensor, padded):
+        gathered.append(tf.reshape(numbers, [-1] + tensor.shape.as_list()[1:]))
+    return Received(gathered, received)
