@@ -105,8 +105,15 @@ def sums(rows, features):
     return tf.matmul(tf.one_hot(rows, 12, dtype=tf.float64), features, transpose_a=True)
 
 
+def averages_of_one_product(centers, rows, features, difference):
+    other = tf.get_variable('other', [12, 3], tf.float64, tf.zeros_initializer(), trainable=False)
+    step = .1 * sums(rows, features)
+    with tf.control_dependencies([difference]):  # after the read
+        return tf.group(tf.assign(centers, .9 * centers + step), tf.assign(other, .5 * other + step))
+
+
 @pytest.mark.parametrize('write', first_fast(2, [
-    counted_in(towers.batch_sum), codebook(sizes), codebook(sums),
+    counted_in(towers.batch_sum), averages_of_one_product, codebook(sizes), codebook(sums),
     codebook(lambda *given: towers.batch_sum(sizes(*given)))]))
 def test_rows_and_averages_of_sums_over_the_batch_are_those_of_one_device(write):
     assert_one_device(model(write), LABELS, 3)

@@ -1,8 +1,8 @@
 """Values of the whole batch inside a model function: `batch_sum`, `batch_mean`, `batch_concat`.
 
 A tower sees its shard. A loss that divides by a count of the batch, a batch norm, negatives
-from the whole batch need values of all shards. With x_k on tower k of N, w_k = n_k / n its part of
-the batch's examples, and g_j the gradient that tower j's loss sends back:
+from the whole batch need values of all shards. With x_k on tower k of N, w_k = n_k / n the weight
+of its shard, and g_j the gradient that tower j's loss sends back:
 
     batch_sum     S = sum_k x_k            dx_k = sum_j g_j
     batch_mean    M = sum_k w_k x_k        dx_k = w_k sum_j g_j
@@ -16,9 +16,9 @@ and g_j = (gm_j, gv_j) (Chan, Golub and LeVeque, 1983),
 
 (The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss. In a
 cluster k and j run over the towers of all workers, those of worker 0 first.)
-While the model function is recorded, each call adds a placeholder that passes on the tower's own x,
-and its gradient a placeholder that passes on the tower's own g. Once all towers are built,
-`exchange` (in its own module) connects them to the values over all towers.
+While the model function is recorded, each call adds a placeholder that hands on the tower's own x,
+and its gradient a placeholder that hands on the tower's own g. Both have a `Mark`. Once all towers
+are built, `exchange` (in its own module) connects them to the values over all towers.
 """
 
 import typing
@@ -37,8 +37,40 @@ from towers.model.build_context import Call, current_call
 from towers.proof.analysis import Analysis
 from towers.proof.states import Kind, State
 
-_GRADIENT = 'TowersBatchValue'
+_GRADIENT = 'TowersBatchValue'  # the name under which TensorFlow finds `_backward`
 
+_SUFFIX_OF_GRADIENT = '_gradient'
+
+
+class Mark(typing.NamedTuple):
+    """What an operation is to hand on, when `exchange` has connected the towers."""
+    number: int  # of the call of `batch_sum` and its like; the same in all towers
+    kind: str  # of exchange: 'sum', 'mean', 'concat' or 'moments'
+    is_gradient: bool  # whether it is to hand on a gradient, and else a value
+
+    @property
+    def role(self) -> str:
+        """`'sum'` for a value, `'sum_gradient'` for a gradient."""
+        return self.kind + _SUFFIX_OF_GRADIENT if self.is_gradient else self.kind
+
+    def attribute(self) -> bytes:
+        """The value of the attribute `BATCH_VALUE` of the operation."""
+        return b'%d %s' % (self.number, self.role.encode())
+
+
+def mark_of(op: tf.Operation) -> Mark:
+    """The mark of an operation that has one."""
+    number, role = op.get_attr(BATCH_VALUE).decode().split()
+    kind, suffix, _ = role.partition(_SUFFIX_OF_GRADIENT)
+    return Mark(int(number), kind, is_gradient=bool(suffix))
+
+
+def is_batch_value(op: tf.Operation) -> bool:
+    """Whether an operation has a mark."""
+    return batch_value_kind(op) is not None
+
+
+# ---- the functions of the model's author ---------------------------------------------------------
 
 def batch_sum(x: typing.Any) -> tf.Tensor:
     """The sum of a tensor over all towers of the batch; every tower gets it.
@@ -100,35 +132,38 @@ def batch_moments(moments: tf.Tensor) -> tf.Tensor:
 
 
 def _value(x: typing.Any, kind: str) -> tf.Tensor:
-    """The value over all towers of a tensor, by a kind of exchange: `'sum'`, `'mean'`, `'concat'`
-    or `'moments'`."""
+    """The value over all towers of a tensor.
+
+    Args:
+      x: the tensor, or what TensorFlow makes a tensor of.
+      kind: of exchange: `'sum'`, `'mean'`, `'concat'` or `'moments'`.
+    """
     x = _checked_tensor(x, kind)
     graph = compat.outermost_graph(tf.get_default_graph())
-    graph_of_x = getattr(x, 'graph', None)  # None of an eager tensor
-    if graph_of_x is not None and compat.outermost_graph(graph_of_x) is not graph:
-        raise ModelFunctionError('batch_%s(%s): the tensor is of another graph: expected one of '
-                                 'the model that is being built.' % (kind, x.name))
+    _check_is_in_graph(x, kind, graph)
     call = current_call(graph)
-    if call is None:
+    if call is None:  # outside of a build: the model is on one device, or is built before its build
         return _mark_for_build(x, kind)
     _check_not_refused(x, kind, call)
-    if call.num_parts == 1:
+    if call.num_parts == 1:  # the one tower has the whole batch
         return x
-    is_in_graph = graph is tf.get_default_graph() and compat.in_branches_alone(x.op)
-    if not is_in_graph or compat.builds_loop(graph):
-        raise ModelFunctionError(
-            'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
-            'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '
-            'helps.' % (kind, x.name))
-    number = next(call.numbers)
+    _check_towers_can_meet(x, kind, graph)
+    mark = Mark(next(call.numbers), kind, is_gradient=False)
     if kind != 'concat':
-        return _mark(x, x.shape, number, kind)
-    shape_of_row = x.shape[1:]
-    num_rows = x.shape.as_list()[0] if x.shape.ndims else None
-    if num_rows is not None:  # the static size is every tower's
-        num_rows = num_rows * call.num_parts if call.has_equal_parts else None
-    return _mark(x, tf.TensorShape([None]).concatenate(shape_of_row), number, kind,
-                 known_shape=tf.TensorShape([num_rows]).concatenate(shape_of_row))
+        return _marked(x, mark, x.shape)
+    rows_of_any_number = tf.TensorShape([None]).concatenate(x.shape[1:])
+    marked = _marked(x, mark, rows_of_any_number)
+    marked.set_shape(tf.TensorShape([_num_rows_of_batch(x, call)]).concatenate(x.shape[1:]))
+    return marked
+
+
+def _num_rows_of_batch(rows: tf.Tensor, call: Call) -> typing.Optional[int]:
+    """How many rows all parts of the batch have together, where the static size of one part's rows
+    tells it; else None."""
+    num_rows = rows.shape.as_list()[0] if rows.shape.ndims else None
+    if num_rows is None or not call.has_equal_parts:
+        return None
+    return num_rows * call.num_parts
 
 
 def _checked_tensor(x: typing.Any, kind: str) -> tf.Tensor:
@@ -155,17 +190,83 @@ def _can_be_exchanged(tensor: tf.Tensor, kind: str) -> bool:
     return tensor.dtype.is_floating
 
 
+def _check_is_in_graph(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
+    """Raises `ModelFunctionError` for a tensor of another graph than the outermost one of the
+    model."""
+    graph_of_x = getattr(x, 'graph', None)
+    if graph_of_x is None:  # an eager tensor, of no graph
+        return
+    if compat.outermost_graph(graph_of_x) is not graph:
+        raise ModelFunctionError('batch_%s(%s): the tensor is of another graph: expected one of '
+                                 'the model that is being built.' % (kind, x.name))
+
+
 def _check_not_refused(x: tf.Tensor, kind: str, call: Call) -> None:
-    """Raises `ModelFunctionError` where the call of the model function exchanges no values."""
+    """Raises `ModelFunctionError` where the parts of the batch exchange no values of this kind."""
     reason = call.no_batch_rows if kind == 'concat' else call.no_batch_values
     if reason is not None:
         raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, reason))
 
 
+def _check_towers_can_meet(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
+    """Raises `ModelFunctionError` for a tensor in a loop, which the towers may repeat differently
+    often, or in a function, into which a tensor of another tower cannot be led.
+
+    Args:
+      x: the tensor.
+      kind: of exchange.
+      graph: the outermost graph of the model.
+    """
+    is_in_function = graph is not tf.get_default_graph()
+    is_in_loop = not compat.in_branches_alone(x.op) or compat.builds_loop(graph)
+    if is_in_function or is_in_loop:
+        raise ModelFunctionError(
+            'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
+            'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '
+            'helps.' % (kind, x.name))
+
+
+# ---- marks ---------------------------------------------------------------------------------------
+
+def _marked(x: tf.Tensor, mark: Mark, shape: tf.TensorShape) -> tf.Tensor:
+    """A placeholder that hands on a tensor until `exchange` gives it another input.
+
+    Args:
+      x: the tensor.
+      mark: the mark of the placeholder.
+      shape: the shape of the placeholder, which both inputs have to fit.
+    """
+    compat.register_gradient(_GRADIENT, _backward)
+    with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
+        marked = tf.placeholder_with_default(x, shape, name='batch_' + mark.role)
+    compat.set_attribute(marked.op, BATCH_VALUE, tf.AttrValue(s=mark.attribute()))
+    return marked
+
+
+def _backward(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    """The gradient of a marked operation: a placeholder, which is marked itself."""
+    mark = mark_of(op)
+    x = op.inputs[0]
+    # Gradients are added up over the towers, which is right if each tower's loss has the tower's
+    # weight. Of a gradient that the model function takes, that is not known.
+    if current_call(op.graph) is not None:
+        raise ModelFunctionError(
+            'the model function takes a gradient (tf.gradients) through batch_%s(%s), which towers '
+            'add up for the loss alone: take it of values of the shard.' % (mark.kind, x.name))
+    mark_of_gradient = mark._replace(is_gradient=True)
+    if mark.kind != 'concat':
+        return _marked(gradient, mark_of_gradient, gradient.shape)
+    # `gradient` has the rows of the batch, and what comes in its place the rows of the tower.
+    rows_of_any_number = tf.TensorShape([None]).concatenate(x.shape[1:])
+    marked = _marked(gradient, mark_of_gradient, rows_of_any_number)
+    marked.set_shape(x.shape)
+    return marked
+
+
 def _mark_for_build(x: tf.Tensor, kind: str) -> tf.Tensor:
-    """The tensor itself, with a mark for the build of the finished model that it is in. Of an eager
-    tensor, or in the graph of a function, nothing is kept; `kind` is `'sum'`,
-    `'mean'` or `'concat'`."""
+    """The tensor itself, with a note of the kind of exchange for the build of the finished model
+    that it is in. Of an eager tensor, and in the graph of a function, nothing is noted: these are
+    in no finished model."""
     if not hasattr(x, 'graph') or x.graph is not compat.outermost_graph(x.graph):
         return x
     marked = tf.identity(x, name='batch_' + kind)
@@ -174,8 +275,12 @@ def _mark_for_build(x: tf.Tensor, kind: str) -> tf.Tensor:
 
 
 def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
-    """Makes `node`, of the import of an operation of a finished model, hand on a value of the whole
-    batch, where the program has asked for one.
+    """Marks the import of an operation of a finished model, where `_mark_for_build` has noted that
+    it is to hand on a value of the whole batch; leaves other operations as they are.
+
+    Args:
+      op: the operation of the finished model.
+      node: the node that it is going to be imported as; changed in place.
 
     Raises:
       ModelFunctionError: as `batch_sum`.
@@ -185,67 +290,26 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
     if kind is None or call is None:
         return
     _check_not_refused(op.inputs[0], kind, call)
-    if call.num_parts == 1:
+    if call.num_parts == 1:  # the one tower has the whole batch
         return
     if not compat.in_branches_alone(op):
         raise ModelFunctionError('batch_%s(%s) is in a loop, where towers cannot meet: compute it '
                                  'outside.' % (kind, op.inputs[0].name))
     compat.register_gradient(_GRADIENT, _backward)
+    mark = Mark(next(call.numbers), kind, is_gradient=False)
     shape = op.outputs[0].shape
     if kind == 'concat':
         shape = tf.TensorShape([None]).concatenate(shape[1:])
+    # From an Identity to the placeholder that `_marked` makes.
     node.op = 'PlaceholderWithDefault'
     node.attr['dtype'].type = node.attr['T'].type
     node.attr['shape'].shape.CopyFrom(shape.as_proto())
     node.attr['_gradient_op_type'].s = _GRADIENT.encode()
-    node.attr[BATCH_VALUE].s = b'%d %s' % (next(call.numbers), kind.encode())
+    node.attr[BATCH_VALUE].s = mark.attribute()
     del node.attr['T'], node.attr[BATCH_VALUE_TO_BE]
 
 
-class Mark(typing.NamedTuple):
-    """What an operation hands on, see `exchange`."""
-    number: int  # of the call of `batch_sum` and its like
-    role: str  # the kind of exchange, or with `'_gradient'`
-
-
-def _mark(x: tf.Tensor, shape: tf.TensorShape, number: int, role: str,
-          known_shape: typing.Optional[tf.TensorShape] = None) -> tf.Tensor:
-    """Makes a placeholder that passes on a tensor until `exchange` gives it another input.
-
-    Args:
-      x: the tensor.
-      shape: of the placeholder, which all inputs have.
-      number: of the call of `batch_sum` and its like.
-      role: the kind of exchange, or with `'_gradient'`.
-      known_shape: of what it will pass on, where more is known of it.
-    """
-    compat.register_gradient(_GRADIENT, _backward)
-    with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
-        marked = tf.placeholder_with_default(x, shape, name='batch_' + role)
-    compat.set_attribute(marked.op, BATCH_VALUE, tf.AttrValue(s=b'%d %s' % (number, role.encode())))
-    if known_shape is not None:
-        marked.set_shape(known_shape)
-    return marked
-
-
-def _backward(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    """The gradient of a marked operation: a placeholder, which is marked itself."""
-    number, kind = mark_of(op)
-    x = op.inputs[0]
-    if current_call(op.graph) is not None:  # its loss is not known to carry the tower's weight
-        raise ModelFunctionError(
-            'the model function takes a gradient (tf.gradients) through batch_%s(%s), which towers '
-            'add up for the loss alone: take it of values of the shard.' % (kind, x.name))
-    if kind != 'concat':
-        return _mark(gradient, gradient.shape, number, kind + '_gradient')
-    shape = tf.TensorShape([None]).concatenate(x.shape[1:])
-    return _mark(gradient, shape, number, 'concat_gradient', known_shape=x.shape)
-
-
-def is_batch_value(op: tf.Operation) -> bool:
-    """Whether an operation hands on a value of the whole batch."""
-    return batch_value_kind(op) is not None
-
+# ---- what a kind of exchange is made for ---------------------------------------------------------
 
 _INSTEAD = {
     'sum': 'take the sum over its examples first, tf.reduce_sum(x, axis)',
@@ -262,10 +326,10 @@ def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Anal
 
     Args:
       operations: those of the forward pass.
-      analysis: its analysis.
+      analysis: the analysis of this forward pass.
 
     Raises:
-      ModelFunctionError: one is not.
+      ModelFunctionError: a value is taken of a tensor that it is not made for.
     """
     for op in operations:
         kind = batch_value_kind(op)
@@ -282,20 +346,16 @@ def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Anal
             kind, tensor.name, given, _INSTEAD[kind]))
 
 
-_OF_EXAMPLES = (Kind.PER_EXAMPLE, Kind.ROWS)
-_WITHOUT_ROWS = (Kind.MEAN, Kind.SUM, Kind.INDEPENDENT, Kind.SIZES)
+_OF_EXAMPLES = (Kind.PER_EXAMPLE, Kind.ROWS)  # the examples are along an axis
+_WITHOUT_ROWS = (Kind.MEAN, Kind.SUM, Kind.INDEPENDENT, Kind.SIZES)  # no axis has the examples
 
 
 def _is_made_for(kind: str, state: State) -> bool:
-    """Whether a kind of exchange is made for a tensor in that state."""
+    """Whether a kind of exchange is made for a tensor in a state; also where nothing is proven of
+    the tensor: its author may know."""
+    has_examples_along_axis = state.kind in _OF_EXAMPLES
     if kind != 'concat':
-        return state.kind not in _OF_EXAMPLES
-    if state.kind in _OF_EXAMPLES:
+        return not has_examples_along_axis
+    if has_examples_along_axis:
         return state.axis == 0
     return state.kind not in _WITHOUT_ROWS
-
-
-def mark_of(op: tf.Operation) -> Mark:
-    """The mark of an operation that has one."""
-    number, role = op.get_attr(BATCH_VALUE).decode().split()
-    return Mark(int(number), role)

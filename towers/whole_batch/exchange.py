@@ -1,9 +1,7 @@
 """The exchange of values of the whole batch: connects what the towers have marked.
 
-The formulas stand in `batch_values`. A mark has a number, which the call of `batch_sum` and its
-like has in the model function, and a role: the kind of exchange for the value, and the same with
-`'_gradient'` for its gradient. In each tower there may be several marks alike: a gradient may be
-taken more than once, and a value recomputed.
+`batch_values` has the formulas, and the marks. In each tower several operations may have the same
+mark: a value may be recomputed, and its gradient be taken more than once.
 
 Each kind of exchange is a class, made of the towers' values: `value` is what every tower gets, and
 `gradients` gives each tower its own from the sum of all towers'. With a cluster, each adds up over
@@ -29,19 +27,19 @@ Marks = typing.Dict[Mark, typing.List[tf.Operation]]
 
 
 class _Batch(typing.NamedTuple):
-    """The parts of the batch whose values are exchanged."""
-    weights: typing.Sequence  # the towers' parts of this machine's examples
+    """How the examples are shared out among what exchanges values."""
+    machine_weights: typing.Sequence  # of the towers: their parts of this machine's examples
     workers: typing.Optional[Workers]  # None: this machine has all examples
 
     @property
-    def parts(self) -> typing.List[typing.Any]:
-        """The towers' parts of all examples."""
+    def weights(self) -> typing.List[typing.Any]:
+        """The weight of each tower of this machine: its part of all machines' examples."""
         if self.workers is None:
-            return list(self.weights)
-        return [weight * self.workers.fraction for weight in self.weights]
+            return list(self.machine_weights)
+        return [weight * self.workers.fraction for weight in self.machine_weights]
 
     def sum(self, total: tf.Tensor) -> tf.Tensor:
-        """The sum over all machines, from that over this machine's towers."""
+        """The sum over all machines, from the sum over this machine's towers."""
         return total if self.workers is None else self.workers.sum(total)
 
 
@@ -53,10 +51,10 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
       towers: the `Tower`s.
       weights: the towers' parts of this machine's examples.
       device: where the values are computed.
-      workers: the workers whose towers take part; None for this one alone.
+      workers: the workers whose towers take part; None for this worker alone.
 
     Returns:
-      The exchanged values and gradients, but for those of branches, which a step may leave out.
+      The exchanged values and gradients that every step computes.
 
     Raises:
       ModelFunctionError: towers ask for different values, or a tower has no rows to concatenate.
@@ -66,36 +64,55 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
     if not marks_of_towers[0]:
         return []
     batch = _Batch(weights, workers)
-    exchanges: typing.Dict[int, typing.Any] = {}
+    exchanges: typing.Dict[int, _Exchange] = {}
     exchanged: typing.List[tf.Tensor] = []
+    # Outside of the caller's control dependencies: a value is computed when a tower needs it.
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
-        for mark in sorted(marks_of_towers[0]):  # 'sum' comes before 'sum_gradient'
-            operations = [marks[mark] for marks in marks_of_towers]
-            if mark.role in _EXCHANGES:
-                own_values = [alike[0].inputs[0] for alike in operations]
-                exchanges[mark.number] = _EXCHANGES[mark.role](own_values, batch)
-                value = exchanges[mark.number].value
-                for op in sum(operations, []):  # what is recomputed is the same
-                    compat.replace_input(op, 0, value)
-                values = [value]
+        for mark in sorted(marks_of_towers[0]):  # a value comes before its gradient
+            by_tower = [marks[mark] for marks in marks_of_towers]
+            if mark.is_gradient:
+                values = _put_gradients(by_tower, exchanges[mark.number], batch)
             else:
-                values = _put_gradients(operations, exchanges[mark.number], batch)
-            if not compat.in_control_flow(operations[0][0]):
+                own_values = [operations[0].inputs[0] for operations in by_tower]
+                exchanges[mark.number] = _EXCHANGES[mark.kind](own_values, batch)
+                values = [_put_value(by_tower, exchanges[mark.number])]
+            is_in_every_step = not compat.in_control_flow(by_tower[0][0])  # and in no branch
+            if is_in_every_step:
                 exchanged += values
     return exchanged
 
 
-def _put_gradients(operations: typing.List[typing.List[tf.Operation]],
-                   exchange_of_value: typing.Any, batch: _Batch) -> typing.List[tf.Tensor]:
-    """Gives the operations of one mark of a gradient, a list for each tower, their values, and
-    returns the sums that these are taken from."""
-    values = []
-    for alike in zip(*operations):
-        total = batch.sum(tf.add_n([op.inputs[0] for op in alike]))
-        for op, value in zip(alike, exchange_of_value.gradients(total)):
+def _put_value(by_tower: typing.List[typing.List[tf.Operation]],
+               exchange_of_value: '_Exchange') -> tf.Tensor:
+    """Gives the operations of a mark of a value, a list for each tower, the value over all towers,
+    which is returned."""
+    value = exchange_of_value.value
+    for operations in by_tower:
+        for op in operations:  # several where the value is recomputed: it is the same again
             compat.replace_input(op, 0, value)
-        values.append(total)
-    return values
+    return value
+
+
+def _put_gradients(by_tower: typing.List[typing.List[tf.Operation]],
+                   exchange_of_value: '_Exchange', batch: _Batch) -> typing.List[tf.Tensor]:
+    """Gives the operations of a mark of a gradient, a list for each tower, the gradients of the
+    towers' values. A gradient that the towers take several times is exchanged each time.
+
+    Args:
+      by_tower: the operations.
+      exchange_of_value: the exchange of the value whose gradient this is.
+      batch: how the examples are shared out.
+
+    Returns:
+      The sums over all towers, from which the gradients are taken.
+    """
+    sums = []
+    for operations in zip(*by_tower):  # an operation a tower
+        total = batch.sum(tf.add_n([op.inputs[0] for op in operations]))
+        for op, gradient in zip(operations, exchange_of_value.gradients(total)):
+            compat.replace_input(op, 0, gradient)
+        sums.append(total)
+    return sums
 
 
 def _marks_of(towers: typing.Sequence) -> typing.List[Marks]:
@@ -105,103 +122,151 @@ def _marks_of(towers: typing.Sequence) -> typing.List[Marks]:
         for tower, marks in zip(towers, marks_of_towers):
             if tower.has(op.name):
                 marks[mark_of(op)].append(op)
+    # The order of making in the first tower, which an import does not keep, is in the names:
+    # 'batch_sum_9' was made before 'batch_sum_10'.
     for marks in marks_of_towers:
-        for operations in marks.values():  # an import changes the order of operations
+        for operations in marks.values():
             operations.sort(key=lambda op: (len(op.name), op.name))
     return marks_of_towers
 
 
 def _check_alike(towers: typing.Sequence, marks_of_towers: typing.Sequence[Marks]) -> None:
-    """Raises `ModelFunctionError` where the `Tower`s do not all have the same marks."""
-    first = {mark: len(operations) for mark, operations in marks_of_towers[0].items()}
+    """Raises `ModelFunctionError` where the `Tower`s do not all have the same marks, which happens
+    if the model function is called once for each tower."""
+    first = _num_operations(marks_of_towers[0])
     for tower, marks in zip(towers, marks_of_towers):
-        if {mark: len(operations) for mark, operations in marks.items()} != first:
+        if _num_operations(marks) != first:
             raise ModelFunctionError(
                 'tower %d asks for other values of the whole batch than tower 0 (batch_sum, '
                 'batch_mean, batch_concat): ask for the same ones in every call of the model '
                 'function.' % tower.index)
 
 
-class _Sum:
+def _num_operations(marks: Marks) -> typing.Dict[Mark, int]:
+    """How many operations of a tower have each mark."""
+    return {mark: len(operations) for mark, operations in marks.items()}
+
+
+# ---- kinds of exchange ---------------------------------------------------------------------------
+
+class _Exchange:
+    """One value over all towers.
+
+    Attributes:
+      value: what every tower gets.
+    """
+    value: tf.Tensor
+
+    def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
+        """Exchanges the values of this machine's towers."""
+        raise NotImplementedError
+
+    def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
+        """The gradient of the loss with respect to each tower's own value.
+
+        Args:
+          total: the sum over the towers of the gradients with respect to `value`.
+        """
+        raise NotImplementedError
+
+
+class _Sum(_Exchange):
     """`batch_sum`."""
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
-        self._parts = batch.parts
-        self.value = batch.sum(tf.add_n(list(map(zero_if_empty, values, batch.weights))))
+        self._weights = batch.weights
+        # A tower without examples has computed its value from padding.
+        own_sum = tf.add_n(list(map(zero_if_empty, values, batch.machine_weights)))
+        self.value = batch.sum(own_sum)
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
-        """Each tower's gradient, from the sum of all."""
-        return [zero_if_empty(total, part) for part in self._parts]
+        return [zero_if_empty(total, weight) for weight in self._weights]
 
 
-class _Mean:
+class _Mean(_Exchange):
     """`batch_mean`."""
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
-        self._parts = batch.parts
-        self.value = batch.sum(tf.add_n(list(map(weighted, values, batch.parts))))
+        self._weights = batch.weights
+        self.value = batch.sum(tf.add_n(list(map(weighted, values, self._weights))))
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
-        """Each tower's gradient, from the sum of all."""
-        return [weighted(total, part) for part in self._parts]
+        return [weighted(total, weight) for weight in self._weights]
 
 
-class _Concat:
-    """`batch_concat`. The rows of a machine that has no batch are none of the batch's."""
+class _OwnRows(typing.NamedTuple):
+    """Which of all workers' rows are this worker's; ints, or int32 scalars."""
+    begin: typing.Any  # the rows of the workers of lower rank
+    size: typing.Any  # the rows of this worker; none when it has no batch
+    total: typing.Any  # the rows of all workers
+
+
+class _Concat(_Exchange):
+    """`batch_concat`."""
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
-        self._num_rows = tf.stack([tf.shape(rows)[0] for rows in values])
-        self._workers = batch.workers
-        with tf.control_dependencies(_assertions_of_examples(batch.weights)):
+        self._num_rows = tf.stack([tf.shape(rows)[0] for rows in values])  # of each tower
+        self._own_rows: typing.Optional[_OwnRows] = None  # with several workers
+        with tf.control_dependencies(_assertions_of_examples(batch.machine_weights)):
             rows = tf.concat(values, 0)
             if batch.workers is not None:
-                rows = self._of_all_workers(rows, batch.workers)
+                own = _own_rows(rows, batch.workers)
+                self._own_rows = own
+                rows = batch.workers.concat(rows[:own.size], own.begin, own.total)
             self.value = _of_any_size(rows)
 
-    def _of_all_workers(self, rows: tf.Tensor, workers: Workers) -> tf.Tensor:
-        """The rows of all workers, from those of this one."""
-        static_size = rows.shape.as_list()[0]
-        if static_size is not None and isinstance(workers.fraction, float):  # all have as many
-            self._size = static_size
-            self._begin = static_size * workers.rank
-            return workers.concat(rows, self._begin, static_size * workers.num_workers)
-        self._size = tf.shape(rows)[0]
-        if workers.has_batch is not None:
-            self._size *= tf.cast(workers.has_batch, tf.int32)
-        sizes = workers.sum(tf.one_hot(workers.rank, workers.num_workers, self._size, 0))
-        self._begin = tf.reduce_sum(sizes[:workers.rank])
-        return workers.concat(rows[:self._size], self._begin, tf.reduce_sum(sizes))
-
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
-        """Each tower's gradient, from the sum of all."""
-        if self._workers is not None:
-            total = total[self._begin:self._begin + self._size]
-            missing = [[0, tf.reduce_sum(self._num_rows) - self._size]]  # where there is no batch
-            total = tf.pad(total, missing + [[0, 0]] * (total.shape.ndims - 1))
+        own = self._own_rows
+        if own is not None:
+            total = total[own.begin:own.begin + own.size]
+            # A worker without a batch has computed rows, whose gradients are zeros.
+            num_missing = tf.reduce_sum(self._num_rows) - own.size
+            total = tf.pad(total, [[0, num_missing]] + [[0, 0]] * (total.shape.ndims - 1))
         return list(map(_of_any_size, tf.split(total, self._num_rows)))
 
 
-class _Moments:
+def _own_rows(rows: tf.Tensor, workers: Workers) -> _OwnRows:
+    """Which of all workers' rows a worker's rows are; takes a message where their numbers are not
+    static, or differ from worker to worker."""
+    static_size = rows.shape.as_list()[0]
+    have_equal_batches = isinstance(workers.fraction, float)
+    if static_size is not None and have_equal_batches:
+        return _OwnRows(begin=static_size * workers.rank, size=static_size,
+                        total=static_size * workers.num_workers)
+    size = tf.shape(rows)[0]
+    if workers.has_batch is not None:
+        size *= tf.cast(workers.has_batch, tf.int32)
+    # The sum of vectors in which each worker has filled in its own number.
+    sizes = workers.sum(tf.one_hot(workers.rank, workers.num_workers, size, 0))
+    return _OwnRows(begin=tf.reduce_sum(sizes[:workers.rank]), size=size,
+                    total=tf.reduce_sum(sizes))
+
+
+class _Moments(_Exchange):
     """`batch_moments`: one vector of the means, variances and number of a batch norm."""
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
-        vectors = tf.stack(list(map(zero_if_empty, values, batch.weights)))
-        self._of_towers = _ChannelMoments.of(vectors)
-        self._joined = self._of_towers.joined()
+        # Zeros of a tower without examples have a count of 0, and so no weight.
+        vectors = tf.stack(list(map(zero_if_empty, values, batch.machine_weights)))
+        self._moments_of_towers = _ChannelMoments.of(vectors)
+        joined = self._moments_of_towers.joined()
         if batch.workers is not None:
-            of_workers = batch.workers.concat(
-                self._joined.vectors(), batch.workers.rank, batch.workers.num_workers)
-            self._joined = _ChannelMoments.of(of_workers).joined()
-        self.value = self._joined.vectors()[0]
+            vectors_of_workers = batch.workers.concat(
+                joined.vectors(), batch.workers.rank, batch.workers.num_workers)
+            joined = _ChannelMoments.of(vectors_of_workers).joined()
+        self._moments_of_batch = joined
+        self.value = joined.vectors()[0]
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
-        """Each tower's gradient, from the sum of all."""
-        of_batch = _ChannelMoments.of(total[tf.newaxis])
-        moments = self._of_towers
-        part = moments.count / self._joined.count
-        distance = moments.mean - self._joined.mean
-        gradients = _ChannelMoments(part * (of_batch.mean + 2. * distance * of_batch.variance),
-                                    part * of_batch.variance, tf.zeros_like(moments.count))
+        total_gradients = _ChannelMoments.of(total[tf.newaxis])
+        moments = self._moments_of_towers
+        weight = moments.count / self._moments_of_batch.count
+        distance = moments.mean - self._moments_of_batch.mean
+        gradient_of_variance = weight * total_gradients.variance
+        gradient_of_mean = weight * (
+            total_gradients.mean + 2. * distance * total_gradients.variance)
+        gradients = _ChannelMoments(gradient_of_mean, gradient_of_variance,
+                                    tf.zeros_like(moments.count))
         return tf.unstack(gradients.vectors())
 
 
@@ -214,10 +279,10 @@ class _ChannelMoments(typing.NamedTuple):
     @classmethod
     def of(cls, vectors: tf.Tensor) -> '_ChannelMoments':
         """From `[mean; variance; count]` of each group, [N, 2 C + 1]."""
-        size = vectors.shape.as_list()[1]
-        num_channels: typing.Any = (tf.shape(vectors)[1] - 1) // 2
-        if size is not None:
-            num_channels = (size - 1) // 2
+        length: typing.Any = vectors.shape.as_list()[1]
+        if length is None:
+            length = tf.shape(vectors)[1]
+        num_channels = (length - 1) // 2
         return cls(*tf.split(vectors, [num_channels, num_channels, 1], 1))
 
     def vectors(self) -> tf.Tensor:
@@ -227,17 +292,19 @@ class _ChannelMoments(typing.NamedTuple):
     def joined(self) -> '_ChannelMoments':
         """The moments over the examples of all groups, with N = 1; at least one group has some."""
         count = tf.reduce_sum(self.count, 0, keepdims=True)
-        part = self.count / count
-        mean = tf.reduce_sum(part * self.mean, 0, keepdims=True)
+        weight = self.count / count
+        mean = tf.reduce_sum(weight * self.mean, 0, keepdims=True)
         squares = self.variance + tf.squared_difference(self.mean, mean)
-        return _ChannelMoments(mean, tf.reduce_sum(part * squares, 0, keepdims=True), count)
+        variance = tf.reduce_sum(weight * squares, 0, keepdims=True)
+        return _ChannelMoments(mean, variance, count)
 
 
 _EXCHANGES = {'sum': _Sum, 'mean': _Mean, 'concat': _Concat, 'moments': _Moments}
 
 
 def _of_any_size(rows: tf.Tensor) -> tf.Tensor:
-    """Rows of no static number, which can take the place of any other number of rows."""
+    """The same rows, without a static number of them: as an input of an operation, they can take
+    the place of any other number of rows."""
     return tf.placeholder_with_default(rows, tf.TensorShape([None]).concatenate(rows.shape[1:]))
 
 
