@@ -98,8 +98,7 @@ class BatchTensors:
         self._check_is_no_sum_of_a_static_size(tensor, values, proven)
         request = tower_set.request
         with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
-            merged = merged_tensor(
-                values, batch.weights, batch.sizes if batch.pads else None, proven)
+            merged = merged_tensor(values, batch, proven)
         if merged is None:
             why = self._why_not(values[0], proven.analysis, import_index)
             raise ModelFunctionError(

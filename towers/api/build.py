@@ -285,11 +285,8 @@ def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
                 lambda *losses_of_towers: weighted_sum(losses_of_towers, batch.weights), *losses)
         metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
         waits = join_counters(towers, batch.weights, tower_set.roles)
-        sizes = None
-        if batch.pads:  # a shard without examples holds padding, whose rows are left out
-            sizes = batch.sizes
-        predictions = merge_predictions([tower.predictions for tower in towers], batch.weights,
-                                        sizes, tower_set.recorded.proven)
+        predictions = merge_predictions([tower.predictions for tower in towers], batch,
+                                        tower_set.recorded.proven)
         return _MergedOutputs(ModelOutput(loss, predictions, metrics), waits)
 
 

@@ -17,7 +17,7 @@ from towers import compat
 from towers.errors import ModelFunctionError
 from towers.model.outputs import weighted_sum
 from towers.proof.states import Kind, State
-from towers.shards.cut_batch import Size, zero_if_empty
+from towers.shards.cut_batch import CutBatch, Size, zero_if_empty
 
 _WHAT_TO_DO = ('return a tensor with the examples of the shard along one dimension, a mean over '
                'them, or take it from built.towers[k].predictions')
@@ -29,15 +29,12 @@ class RowsOfExamples(typing.NamedTuple):
     rows: typing.Any  # a nest of tensors
 
 
-def merge_predictions(predictions: list, weights: list, padded: typing.Optional[list],
-                      proven: typing.Any) -> typing.Any:
+def merge_predictions(predictions: list, batch: CutBatch, proven: typing.Any) -> typing.Any:
     """Merges the predictions of the towers.
 
     Args:
       predictions: list of N nests, of the towers.
-      weights: list of the towers' parts of the batch's examples.
-      padded: list of the sizes of the shards, where a shard without an example holds padding, whose
-        rows are left out; else None.
+      batch: the batch that was cut into the towers' shards.
       proven: `Proven`, of the first tower's forward pass.
 
     Returns:
@@ -53,11 +50,11 @@ def merge_predictions(predictions: list, weights: list, padded: typing.Optional[
     except (ValueError, TypeError) as error:
         raise ModelFunctionError('the predictions of the towers differ in structure: %s'
                                  % str(error).split('\n', 1)[0]) from None
-    is_of_rows = isinstance(predictions[0], RowsOfExamples)
+    are_rows = isinstance(predictions[0], RowsOfExamples)
     merged = []
     for by_tower in predictions_by_leaf:
         _check_is_tensor(by_tower[0])
-        merged.append(_merged(list(by_tower), weights, padded, proven, is_of_rows))
+        merged.append(_merged(list(by_tower), batch, proven, are_rows))
     return tf.nest.pack_sequence_as(predictions[0], merged)
 
 
@@ -66,63 +63,66 @@ _LEAVES = (tf.Tensor, tf.SparseTensor, bool, int, float, str, bytes, np.ndarray,
 
 
 def _check_is_tensor(leaf: typing.Any) -> None:
-    """Raises `ModelFunctionError` for what is neither a tensor nor a number, a string or None."""
+    """Raises `ModelFunctionError` for a prediction that is neither a tensor nor a number, a string
+    or None."""
     if leaf is not None and not isinstance(leaf, _LEAVES):
         raise ModelFunctionError('the model function returned %.80r of type %s among its '
                                  'predictions: expected tensors [shard, ...], or scalars.'
                                  % (leaf, type(leaf).__name__))
 
 
-def _merged(by_tower: list, weights: list, padded: typing.Optional[list], proven: typing.Any,
-            is_of_rows: bool) -> typing.Any:
-    """Merges one prediction of the towers. That it depends on the shard by the statistics of batch
-    norms alone does not stop this: the loss differs from one device's by them, too.
+def _merged(by_tower: list, batch: CutBatch, proven: typing.Any, are_rows: bool) -> typing.Any:
+    """Merges one prediction of the towers.
 
     Args:
       by_tower: list of the towers' predictions.
-      weights: list of the towers' parts of the batch's examples.
-      padded: the sizes of the shards, where one without an example holds padding; else None.
+      batch: the batch that was cut into the towers' shards.
       proven: `Proven`, of the first tower's forward pass.
-      is_of_rows: whether its author says that it is rows of examples, where nothing is proven.
+      are_rows: whether their author says that they are rows of examples, see `RowsOfExamples`.
     """
     first = by_tower[0]
     if first is None:
         return None
     if isinstance(first, tf.SparseTensor):
-        return _joined_sparse(by_tower, padded, proven, is_of_rows)
+        return _joined_sparse(by_tower, batch, proven, are_rows)
     tensors = _as_tensors(by_tower)
     if len(tensors) == 1:
         return tensors[0]
-    if not isinstance(first, tf.Tensor):  # a number, or a variable
+    if not isinstance(first, tf.Tensor):  # a number, or a variable: the same on every tower
         return tf.identity(tensors[0])
-    merged = merged_tensor(tensors, weights, padded, proven)
-    if merged is None and is_of_rows and first.shape.ndims != 0:
+    merged = merged_tensor(tensors, batch, proven)
+    if merged is not None:
+        return merged
+    if are_rows and first.shape.ndims != 0:
         state = proven.analysis.state(first)
         axis = state.axis if state.is_by_example else 0
-        merged = _joined(tensors, axis, padded)
-    if merged is None:
-        raise _refusal(first, why_not_merged(first, proven))
-    return merged
+        return _joined(tensors, axis, batch)
+    raise _refusal(first, why_not_merged(first, proven))
 
 
-def merged_tensor(by_tower: typing.List[tf.Tensor], weights: list, padded: typing.Optional[list],
+def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
                   proven: typing.Any) -> typing.Optional[tf.Tensor]:
     """The batch's value of the towers' tensors; None where nothing is proven by which they could be
     merged. The arguments are those of `merge_predictions`, with one tensor a tower."""
     if len(by_tower) == 1:
         return by_tower[0]
     state = proven.analysis.state(by_tower[0])
-    if state.shard_statistics - proven.batch_norms.statistics():
+    if _statistics_beside_batch_norms(state, proven):
         return None
-    return _merged_by_proof(by_tower, state, weights, padded)
+    return _merged_by_proof(by_tower, state, batch)
 
 
-def why_not_merged(of_first: tf.Tensor, proven: typing.Any) -> str:
-    """Why `merged_tensor` finds nothing for a tensor of the first tower, in words."""
-    state = proven.analysis.state(of_first)
-    # Statistics of the shard on which the tensor depends, beside those of batch norms.
-    statistics = proven.analysis.in_order(
-        state.shard_statistics - proven.batch_norms.statistics())
+def _statistics_beside_batch_norms(state: State, proven: typing.Any) -> typing.Set[str]:
+    """The names of the statistics of the shard that a tensor depends on, but for those of batch
+    norms. The latter do not stop a merge: the loss differs from one device's by them, too."""
+    return set(state.shard_statistics - proven.batch_norms.statistics())
+
+
+def why_not_merged(first: tf.Tensor, proven: typing.Any) -> str:
+    """Why `merged_tensor` returns None for tensors of which `first` is the first tower's, in
+    words."""
+    state = proven.analysis.state(first)
+    statistics = proven.analysis.in_order(_statistics_beside_batch_norms(state, proven))
     reason = state.reason
     if reason is None and statistics:
         reason = proven.analysis.reasons[statistics[0]]
@@ -134,31 +134,29 @@ def why_not_merged(of_first: tf.Tensor, proven: typing.Any) -> str:
     return text
 
 
-def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State, weights: list,
-                     padded: typing.Optional[list]) -> typing.Optional[tf.Tensor]:
-    """The batch's value of the towers' tensors, by the state of the first one; None where there is
-    none. `weights` are the towers' parts of the examples; `padded` has the sizes of the shards,
-    where one without an example holds padding, else None."""
-    is_same_on_every_tower = (
-        state.kind is Kind.INDEPENDENT
-        or state.kind is Kind.SIZES and not state.depends_on_size)
-    if is_same_on_every_tower:
+def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State,
+                     batch: CutBatch) -> typing.Optional[tf.Tensor]:
+    """The batch's value of the towers' tensors, by the state of the first one: a row of the table
+    at the top of this module; None where no row fits."""
+    is_of_static_sizes = state.kind is Kind.SIZES and not state.depends_on_size
+    if state.kind is Kind.INDEPENDENT or is_of_static_sizes:
         return tf.identity(tensors[0])
-    is_along_examples = (
-        state.kind is Kind.ROWS
-        or state.kind is Kind.PER_EXAMPLE and state.outer == 1)
-    if is_along_examples:
-        return _joined(tensors, state.axis, padded)
+    # With `outer` > 1 the shard's examples are there several times, one set after the other: joined
+    # shards would not have the order of the batch.
+    has_examples_once = state.kind is Kind.PER_EXAMPLE and state.outer == 1
+    if state.kind is Kind.ROWS or has_examples_once:
+        return _joined(tensors, state.axis, batch)
     if state.kind is Kind.MEAN:
-        return weighted_sum(tensors, weights)
-    is_sum = state.is_count or state.kind is Kind.SUM and not state.has_offset
-    if is_sum:
-        return tf.add_n(list(map(zero_if_empty, tensors, weights)))
+        return weighted_sum(tensors, batch.weights)
+    # An offset, which every tower has added, would be in the sum several times.
+    is_plain_sum = state.kind is Kind.SUM and not state.has_offset
+    if is_plain_sum or state.is_count:
+        return tf.add_n(list(map(zero_if_empty, tensors, batch.weights)))
     return None
 
 
 def _as_tensors(by_tower: list) -> typing.List[tf.Tensor]:
-    """Numbers, strings and variables as tensors."""
+    """The predictions of the towers, which may be numbers, strings and variables, as tensors."""
     try:
         return list(map(tf.convert_to_tensor, by_tower))
     except (TypeError, ValueError) as error:  # a number or a text that no tensor holds
@@ -167,7 +165,7 @@ def _as_tensors(by_tower: list) -> typing.List[tf.Tensor]:
 
 
 def _refusal(tensor: tf.Tensor, why: str) -> ModelFunctionError:
-    """The error for a prediction that has no value of the whole batch, and why."""
+    """The error for a prediction that has no value of the whole batch; `why` is said in it."""
     return ModelFunctionError(
         'the prediction %r of shape %s is not known to be one of the batch (%s): %s.' % (
             tensor.name, tensor.shape, why, _WHAT_TO_DO))
@@ -175,13 +173,13 @@ def _refusal(tensor: tf.Tensor, why: str) -> ModelFunctionError:
 
 # ---- values of examples --------------------------------------------------------------------------
 
-def _joined(tensors: typing.List[tf.Tensor], axis: int,
-            padded: typing.Optional[list]) -> tf.Tensor:
-    """The examples of all towers, along a dimension, without padding, see `merge_predictions`."""
-    if padded is None:
+def _joined(tensors: typing.List[tf.Tensor], axis: int, batch: CutBatch) -> tf.Tensor:
+    """The examples of all towers along a dimension, without the padding of shards that have no
+    example."""
+    if not batch.pads:
         return tf.concat(tensors, axis)
     without_padding = []
-    for tensor, size in zip(tensors, padded):
+    for tensor, size in zip(tensors, batch.sizes):
         length = _length_unless_padding(tf.shape(tensor)[axis], size)
         without_padding.append(_up_to(tensor, axis, length))
     return tf.concat(without_padding, axis)
@@ -197,33 +195,37 @@ def _up_to(tensor: tf.Tensor, axis: int, length: tf.Tensor) -> tf.Tensor:
     return tf.slice(tensor, [0] * rank, tf.stack(sizes))
 
 
-def _joined_sparse(by_tower: typing.List[tf.SparseTensor], padded: typing.Optional[list],
-                   proven: typing.Any, is_of_rows: bool) -> tf.SparseTensor:
+def _joined_sparse(by_tower: typing.List[tf.SparseTensor], batch: CutBatch, proven: typing.Any,
+                   are_rows: bool) -> tf.SparseTensor:
     """The rows of the sparse tensors of all towers; the arguments are those of `_merged`."""
     if len(by_tower) == 1:
         return by_tower[0]
     indices = proven.analysis.state(by_tower[0].indices)
     values = proven.analysis.state(by_tower[0].values)
     are_rows_at_places = indices.kind is Kind.INDICES and values.kind is Kind.ROWS
-    is_of_examples = are_rows_at_places and indices.selection == values.selection
-    if not is_of_examples and not is_of_rows:
+    is_proven = are_rows_at_places and indices.selection == values.selection
+    if not is_proven and not are_rows:
         raise _refusal(by_tower[0].values, why_not_merged(by_tower[0].values, proven))
-    if padded is not None:
-        by_tower = list(map(_without_padding, by_tower, padded))
+    if batch.pads:
+        by_tower = list(map(_without_padding, by_tower, batch.sizes))
     # Shards may differ in the other dimensions, as the texts of a decoder do in length.
     return tf.sparse.concat(0, by_tower, expand_nonconcat_dim=True)
 
 
 def _without_padding(rows: tf.SparseTensor, size: Size) -> tf.SparseTensor:
-    """A sparse tensor without rows, if its shard of that size has no example."""
+    """The rows of a sparse tensor of a shard of that size; none if the shard has no example."""
     length = tf.cast(_length_unless_padding(rows.dense_shape[0], size), tf.int64)
     shape = tf.concat([[length], rows.dense_shape[1:]], 0)
     return tf.sparse.slice(rows, tf.zeros_like(rows.dense_shape), shape)
 
 
 def _length_unless_padding(length: tf.Tensor, size: Size) -> tf.Tensor:
-    """How many entries count, of that length: none if the example of the shard, of that size, is
-    padding, else all."""
+    """How many entries of a tensor of a shard are examples'.
+
+    Args:
+      length: how many entries there are along the dimension of the examples.
+      size: the number of examples of the shard; 0 if it holds padding.
+    """
     if isinstance(size, int):
         return length if size else tf.zeros_like(length)
     return tf.where(size > 0, length, tf.zeros_like(length))

@@ -18,24 +18,25 @@ from towers.proof.states import Kind
 
 class _Factor(typing.NamedTuple):
     """A factor of a matrix product."""
-    tensor: tf.Tensor  # of a sparse one the dense shape
-    axis: int  # the dimension that the product adds up over, counted from the last (-1)
+    tensor: tf.Tensor  # the dense shape of a sparse factor, as its shape tells what is asked here
+    summed_axis: int  # the dimension that the product adds up over, counted from the last (-1)
     rank: typing.Optional[int]
 
 
 def check_products_with_inputs(operations: typing.Iterable[tf.Operation], analysis: Analysis,
                                shard: typing.Container[str]) -> None:
-    """Raises `ModelFunctionError` for such a product.
+    """Raises `ModelFunctionError` for a product of an input, with a column for each example of the
+    batch, with values of the examples of one shard.
 
     Args:
-      operations: of the forward pass.
-      analysis: of it.
+      operations: those of the forward pass.
+      analysis: the analysis of this forward pass.
       shard: the names of the operations that give the shard.
     """
     for op in operations:
         factors = _factors(op)
         for one, other in zip(factors, reversed(factors)):
-            if _is_whole(one, analysis, shard) and _is_over_examples(other, analysis):
+            if _is_whole(one, shard) and _is_over_examples(other, analysis):
                 raise ModelFunctionError(
                     '%s (%s) multiplies %s, which has a column for each example of the batch, with '
                     'values of the examples of one shard, %s: put towers.batch_concat around '
@@ -46,32 +47,34 @@ def check_products_with_inputs(operations: typing.Iterable[tf.Operation], analys
 def _factors(op: tf.Operation) -> typing.List[_Factor]:
     """The two factors of a matrix product; of other operations none."""
     if op.type == 'MatMul':
-        turned = op.get_attr('transpose_a'), op.get_attr('transpose_b')
         first, second = op.inputs
+        is_first_transposed = op.get_attr('transpose_a')
+        is_second_transposed = op.get_attr('transpose_b')
         rank = first.shape.ndims
     elif op.type == 'SparseTensorDenseMatMul':
-        turned = op.get_attr('adjoint_a'), op.get_attr('adjoint_b')
-        first, second = op.inputs[2], op.inputs[3]
+        _, _, first, second = op.inputs  # indices, values, dense shape; the dense factor
+        is_first_transposed = op.get_attr('adjoint_a')
+        is_second_transposed = op.get_attr('adjoint_b')
         rank = 2
     else:
         return []
-    return [_Factor(first, -2 if turned[0] else -1, rank),
-            _Factor(second, -1 if turned[1] else -2, second.shape.ndims)]
+    return [_Factor(first, -2 if is_first_transposed else -1, rank),
+            _Factor(second, -1 if is_second_transposed else -2, second.shape.ndims)]
 
 
-def _is_whole(factor: _Factor, analysis: Analysis, shard: typing.Container[str]) -> bool:
-    """Whether a factor is an input, or is fed, and is not cut along the dimension that is added up
-    over."""
+def _is_whole(factor: _Factor, shard: typing.Container[str]) -> bool:
+    """Whether a factor is an input, or is fed, and is not cut along the dimension that the product
+    adds up over."""
     op = factor.tensor.op
-    if op.type in PLACEHOLDERS and op.name not in shard:
-        return True
-    # The first dimension of an input is cut.
-    return op.name in shard and factor.rank is not None and factor.axis != -factor.rank
+    if op.name in shard:
+        # An input of the model function is cut along its first dimension.
+        return factor.rank is not None and factor.summed_axis != -factor.rank
+    return op.type in PLACEHOLDERS
 
 
 def _is_over_examples(factor: _Factor, analysis: Analysis) -> bool:
-    """Whether the dimension of a factor that is added up over is that of the shard's examples."""
+    """Whether the product adds up over the dimension of a factor that has the shard's examples."""
     state = analysis.state(factor.tensor)
     if state.kind is not Kind.PER_EXAMPLE or factor.rank is None:
         return False
-    return state.axis == factor.rank + factor.axis
+    return state.axis == factor.rank + factor.summed_axis

@@ -4,7 +4,7 @@ Statistics that a build takes over the whole batch, of batch norms in sync and o
 averages, are exchanged here, before the forward pass is differentiated; the analysis is then made
 of the pass with these values.
 
-Its tests are those of what it calls.
+Its tests are those of the modules that it calls.
 """
 
 import typing
@@ -31,7 +31,7 @@ class Proven(typing.NamedTuple):
         shard's.
       proof: of a batch of any size; `NO_ANALYSIS` where one tower has the whole batch.
       analysis: of the graph as it was built, for the size that its shard has.
-      batch_norms: those that use the statistics of a shard.
+      batch_norms: the batch norms that use the statistics of a shard.
       static_size: examples of the shard, where that is static.
       in_sync: how many batch norms have the statistics of the whole batch.
     """
@@ -63,42 +63,78 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
         taken of; a batch norm to synchronize where towers cannot meet; a product that fails with a
         part of the batch, see `check_products_with_inputs`.
     """
-    if request.parts_of_batch == 1 and request.has_whole_batch:
-        return Proven(output, NO_ANALYSIS, NO_ANALYSIS, NO_BATCH_NORMS, None, 0)
-    graph = tf.get_default_graph()
-    first_operation = operations[0] if operations else None
-    fetches = fetches_of(output) + updates + registered
-    proof = analyse(operations, inputs, fetches)
-    analysis = proof.as_built or proof
-    check_batch_values(operations, analysis)
     has_several_parts = request.parts_of_batch > 1
-    if has_several_parts:
-        check_products_with_inputs(operations, analysis, operation_names(leaves_of(inputs)))
-    instead: typing.Dict[str, tf.Tensor] = {}
+    if not has_several_parts and request.has_whole_batch:  # one tower has it: nothing to prove
+        return Proven(output=output, proof=NO_ANALYSIS, analysis=NO_ANALYSIS,
+                      batch_norms=NO_BATCH_NORMS, static_size=None, in_sync=0)
+    first_operation = operations[0] if operations else None
+    other_fetches = updates + registered
+    proof = analyse(operations, inputs, fetches_of(output) + other_fetches)
+    check_batch_values(operations, _of_this_graph(proof))
     in_sync = 0
-    if request.training.batch_norm == 'sync' and has_several_parts:
-        in_sync, instead = synchronize(operations, analysis, graph)
-    has_exchanged_sums = False
-    if request.training.update_ops == 'first' and has_several_parts:
-        outputs = fetches_of(_with_exchanged(output, instead)) + registered
-        has_exchanged_sums = exchange_sums(operations, analysis, outputs, request.no_batch_values)
-    if instead or has_exchanged_sums:
-        output = _with_exchanged(output, instead)
-        operations = _operations_since(first_operation)
-        proof = analyse(operations, inputs, fetches_of(output) + updates + registered)
-        analysis = proof.as_built or proof
+    if has_several_parts:
+        shard_names = operation_names(leaves_of(inputs))
+        check_products_with_inputs(operations, _of_this_graph(proof), shard_names)
+        exchanged = _exchange_statistics(operations, _of_this_graph(proof), output, registered,
+                                         request)
+        output = exchanged.output
+        in_sync = exchanged.batch_norms
+        if exchanged.has_changed_graph:
+            operations = _operations_since(first_operation)
+            proof = analyse(operations, inputs, fetches_of(output) + other_fetches)
+    analysis = _of_this_graph(proof)
     batch_norms = find_batch_norms(analysis, operations)
-    return Proven(output, proof, analysis, batch_norms, static_size(inputs), in_sync)
+    return Proven(output=output, proof=proof, analysis=analysis, batch_norms=batch_norms,
+                  static_size=static_size(inputs), in_sync=in_sync)
 
 
-def _with_exchanged(output: ModelOutput, instead: typing.Dict[str, tf.Tensor]) -> ModelOutput:
-    """An output with other tensors in the place of those whose names are keys of `instead`."""
+def _of_this_graph(proof: Analysis) -> Analysis:
+    """The analysis that tells where the examples are in the graph as it is. It is another one than
+    the proof where the graph takes no batch of another size, see `Analysis.as_built`."""
+    return proof.as_built or proof
+
+
+class _Exchanged(typing.NamedTuple):
+    """A forward pass with statistics of the whole batch."""
+    output: ModelOutput  # with these statistics
+    batch_norms: int  # how many take them
+    has_changed_graph: bool  # whether there was a statistic to exchange
+
+
+def _exchange_statistics(operations: list, analysis: Analysis, output: ModelOutput,
+                         registered: list, request: Request) -> _Exchanged:
+    """Exchanges the statistics of a forward pass that the request says are to be the batch's.
+
+    Args:
+      operations: the operations of the forward pass.
+      analysis: the analysis of this graph.
+      output, registered, request: see `prove`.
+    """
+    batch_norms = 0
+    has_changed_graph = False
+    if request.training.batch_norm == 'sync':
+        synchronized = synchronize(operations, analysis, tf.get_default_graph())
+        batch_norms = synchronized.number
+        if synchronized.substitutes:
+            has_changed_graph = True
+            output = _with_substitutes(output, synchronized.substitutes)
+    # With other values of `update_ops`, every tower or none writes the averages.
+    if request.training.update_ops == 'first':
+        outputs = fetches_of(output) + registered
+        if exchange_sums(operations, analysis, outputs, request.no_batch_values):
+            has_changed_graph = True
+    return _Exchanged(output, batch_norms, has_changed_graph)
+
+
+def _with_substitutes(output: ModelOutput,
+                      substitutes: typing.Dict[str, tf.Tensor]) -> ModelOutput:
+    """An output with other tensors in the place of those whose names are keys of `substitutes`."""
     def substitute(leaf: typing.Any) -> typing.Any:
-        return instead.get(leaf.name, leaf)
+        return substitutes.get(leaf.name, leaf)
     return ModelOutput(*map_leaves(substitute, tuple(output)))
 
 
 def _operations_since(first: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations of a graph from one of them on."""
+    """The operations of the graph from one of them on, in the order of making."""
     operations = first.graph.get_operations()
     return operations[operations.index(first):]

@@ -29,17 +29,20 @@ from towers.proof.states import Kind, State
 from towers.whole_batch.batch_values import batch_mean, batch_moments, batch_sum
 
 
+class Synchronized(typing.NamedTuple):
+    """The batch norms that normalize by the statistics of the whole batch."""
+    number: int  # how many they are
+    substitutes: typing.Dict[str, tf.Tensor]  # {name of a tensor: the tensor that took its place}
+
+
 def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
-                graph: tf.Graph) -> typing.Tuple[int, typing.Dict[str, tf.Tensor]]:
+                graph: tf.Graph) -> Synchronized:
     """Rewrites the batch norms of an analysed forward pass.
 
     Args:
       operations: list of the operations of the forward pass.
       analysis: its `Analysis`.
       graph: the `tf.Graph` that it is in.
-
-    Returns:
-      `(number of batch norms, {name of a tensor: the tensor that took its place})`.
 
     Raises:
       ModelFunctionError: a batch norm is in a loop or in a function, where towers cannot meet; or a
@@ -51,38 +54,38 @@ def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
     _check_places(list(map(operation_of, means)) + batch_norms.fused)
     variances = [moments.variance.op for moments in batch_norms.moments]
     _check_gradients(variances + batch_norms.fused, operations)
-    instead = {}
+    substitutes = {}
     for mean in means:
-        instead[mean.name] = _replace_by_batch_mean(mean, analysis.state(mean.op.inputs[0]))
+        state_of_input = analysis.state(mean.op.inputs[0])
+        substitutes[mean.name] = _replace_by_batch_mean(mean, state_of_input)
     for op in batch_norms.fused:
         with compat.within_branch(op):
-            instead.update(_take_apart(op))
-    return batch_norms.number, instead
+            substitutes.update(_take_apart(op))
+    return Synchronized(batch_norms.number, substitutes)
 
 
 def _means_of(batch_norms: BatchNorms,
               operations: typing.List[tf.Operation]) -> typing.List[tf.Tensor]:
-    """The means over the examples that batch norms of single operations take, and those that
-    compute the same: a list, each once."""
+    """The means over the examples that are to be the batch's, each once: the means and variances of
+    batch norms of single operations, and means of the same tensor, as a moving average may be
+    given."""
     means = {}
     for moments in batch_norms.moments:
-        for statistic in moments:
+        for statistic in moments:  # a variance is a mean, too, of squared distances
             for tensor in [statistic] + same_means(statistic, operations):
                 means[tensor.name] = tensor
     return list(means.values())
 
 
 def _check_functions(operations: typing.Iterable[tf.Operation], graph: tf.Graph) -> None:
-    """Refuses batch norms in branches of control flow v2, and in functions."""
-    calls = []
-    for op in operations:
-        if op.type in BRANCHES_V2 or 'Call' in op.type:
-            calls.append(op.node_def)
+    """Raises `ModelFunctionError` for a batch norm in a branch of control flow v2, or in another
+    function that the forward pass calls."""
+    calls = [op.node_def for op in operations if op.type in BRANCHES_V2 or 'Call' in op.type]
     for name, function in Library(graph).reached_from(calls).items():
         nodes = {node.name: node for node in function.node_def}
         for node in function.node_def:
-            is_fused = is_fused_batch_norm(node.op) and node.attr['is_training'].b
-            if is_fused or is_variance_node(node, nodes):
+            is_fused_training = is_fused_batch_norm(node.op) and node.attr['is_training'].b
+            if is_fused_training or is_variance_node(node, nodes):
                 raise ModelFunctionError(
                     "batch_norm='sync', and batch norm %s is in a function or a branch of control "
                     'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
@@ -90,7 +93,7 @@ def _check_functions(operations: typing.Iterable[tf.Operation], graph: tf.Graph)
 
 
 def _check_places(statistics: typing.Iterable[tf.Operation]) -> None:
-    """Refuses statistics of batch norms in loops of control flow v1."""
+    """Raises `ModelFunctionError` for a statistic of a batch norm in a loop of control flow v1."""
     for op in statistics:
         if not compat.in_branches_alone(op):
             raise ModelFunctionError(
@@ -101,11 +104,18 @@ def _check_places(statistics: typing.Iterable[tf.Operation]) -> None:
 
 def _check_gradients(batch_norms: typing.Iterable[tf.Operation],
                      operations: typing.Iterable[tf.Operation]) -> None:
-    """Refuses gradients through `batch_norms` that are among the operations already: they use the
-    shard's statistics."""
-    gradients = [op.name for op in operations if '_grad/' in op.name]
+    """Raises `ModelFunctionError` where the forward pass has taken a gradient through a batch norm,
+    which used the shard's statistics.
+
+    Args:
+      batch_norms: an operation of each batch norm.
+      operations: those of the forward pass.
+    """
+    # TensorFlow makes the gradient of the operation 'x/y' in the name scope 'x/y_grad'.
+    names_of_gradients = [op.name for op in operations if '_grad/' in op.name]
     for op in batch_norms:
-        if any('/%s_grad/' % op.name in name for name in gradients):
+        scope = '/%s_grad/' % op.name
+        if any(scope in name for name in names_of_gradients):
             raise ModelFunctionError(
                 "batch_norm='sync', and the model function takes a gradient through batch norm %s "
                 "(tf.gradients inside): leave that batch norm out, or pass batch_norm='shard'."
@@ -119,7 +129,7 @@ def _replace_by_batch_mean(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
       mean: the mean.
       state_of_input: the state of the tensor that it is the mean of.
     """
-    readers = list(mean.consumers())
+    readers = list(mean.consumers())  # before `batch_mean` becomes one of them
     with compat.within_branch(mean.op), tf.name_scope('sync_batch_norm/'):
         if state_of_input.kind is Kind.ROWS:
             mean_of_batch = _mean_over_rows(mean)
@@ -130,7 +140,8 @@ def _replace_by_batch_mean(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
 
 
 def _mean_over_rows(mean: tf.Tensor) -> tf.Tensor:
-    """The mean over the rows of all towers, which have different numbers of rows."""
+    """The mean over the rows of all towers, from a mean over a shard's rows. An example may have
+    any number of rows, so towers are weighted by their rows, not by their examples."""
     rows, axes = mean.op.inputs
     total = tf.reduce_sum(rows, axes, keepdims=mean.op.get_attr('keep_dims'))
     lengths = tf.gather(tf.shape(rows), tf.reshape(axes, [-1]))
@@ -139,47 +150,70 @@ def _mean_over_rows(mean: tf.Tensor) -> tf.Tensor:
 
 
 def _take_apart(op: tf.Operation) -> typing.Dict[str, tf.Tensor]:
-    """Replaces a fused batch norm in training mode: {name of an output: its substitute}."""
+    """Replaces a fused batch norm in training mode by operations with the statistics of the whole
+    batch: `{name of an output: its substitute}`."""
     attributes = op.node_def.attr
-    if 'exponential_avg_factor' in attributes and attributes['exponential_avg_factor'].f != 1.:
+    averages_itself = ('exponential_avg_factor' in attributes
+                       and attributes['exponential_avg_factor'].f != 1.)
+    if averages_itself:
         raise ModelFunctionError("batch_norm='sync', and the kernel of batch norm %s averages by "
                                  'itself: leave exponential_avg_factor= out.' % op.name)
-    readers = [list(output.consumers()) for output in op.outputs]
+    readers_of_outputs = [list(output.consumers()) for output in op.outputs]
     with tf.name_scope('sync_batch_norm/'):
-        outputs = _normalized_by_batch(op)
-    instead = {}
-    for old, new, readers_of_old in zip(op.outputs, outputs, readers):
-        new.set_shape(old.shape)
-        compat.replace_tensor(old, new, readers_of_old)
-        instead[old.name] = new
-    return instead
+        substitutes = _normalized_by_batch(op)
+    # The kernel has more outputs, reserved for its gradient, which nothing reads yet.
+    by_name = {}
+    for output, substitute, readers in zip(op.outputs, substitutes, readers_of_outputs):
+        substitute.set_shape(output.shape)
+        compat.replace_tensor(output, substitute, readers)
+        by_name[output.name] = substitute
+    return by_name
+
+
+class _BatchMoments(typing.NamedTuple):
+    """Statistics of the C channels of the whole batch."""
+    mean: tf.Tensor  # [C]
+    variance: tf.Tensor  # [C]
+    count: tf.Tensor  # how many numbers of a channel they are over, a scalar
 
 
 def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
-    """What the outputs of a fused batch norm would be with the statistics of the whole batch: the
+    """The first three outputs of a fused batch norm, with the statistics of the whole batch: the
     normalized input, the mean, and the variance for the moving average."""
     x, scale, offset = op.inputs[:3]
     data_format = op.get_attr('data_format').decode()
     axes = [axis for axis, letter in enumerate(data_format) if letter != 'C']
-    numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
-    sizes = [tf.shape(x)[axis] for axis in axes]
-    shard_mean = tf.reduce_mean(numbers, axes, keepdims=True)
-    shard_variance = tf.reduce_mean(
-        tf.squared_difference(numbers, tf.stop_gradient(shard_mean)), axes)
-    shard_count = tf.cast(tf.reduce_prod(sizes), scale.dtype)
-    moments = batch_moments(
-        tf.concat([tf.reshape(shard_mean, [-1]), shard_variance, shard_count[tf.newaxis]], 0))
-    num_channels = tf.size(scale)
-    mean = moments[:num_channels]
-    constant_mean = tf.stop_gradient(mean)
-    variance = moments[num_channels:-1]
-    count = moments[-1]
+    numbers = tf.cast(x, scale.dtype)  # the statistics of a float16 input are float32
+    batch = _moments_of_batch(numbers, axes)
     epsilon = op.get_attr('epsilon')
-    factor = scale * tf.rsqrt(variance + epsilon)
-    # One pass of the kernel for (x - mean) factor + offset. It takes its mean for a constant, so
-    # the offset carries the mean's gradient.
+    factor = scale * tf.rsqrt(batch.variance + epsilon)
+    # One pass of the kernel computes (x - mean) factor + offset, given a variance with which it
+    # divides by 1. It takes its mean for a constant, so the offset carries the mean's gradient.
+    constant_mean = tf.stop_gradient(batch.mean)
+    offset_with_gradient = offset - (batch.mean - constant_mean) * factor
     y = tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=factor, offset=offset - (mean - constant_mean) * factor,
-        mean=constant_mean, variance=tf.ones_like(scale) - epsilon, epsilon=epsilon,
-        data_format=data_format, is_training=False)[0]
-    return [y, mean, variance * (count / tf.maximum(count - 1., 1.))]
+        x=x, scale=factor, offset=offset_with_gradient, mean=constant_mean,
+        variance=tf.ones_like(scale) - epsilon, epsilon=epsilon, data_format=data_format,
+        is_training=False)[0]
+    unbiased_variance = batch.variance * (batch.count / tf.maximum(batch.count - 1., 1.))
+    return [y, batch.mean, unbiased_variance]
+
+
+def _moments_of_batch(numbers: tf.Tensor, axes: typing.List[int]) -> _BatchMoments:
+    """The statistics of the whole batch.
+
+    Args:
+      numbers: those of the shard.
+      axes: the dimensions of `numbers` to take the statistics over, all but the channels'.
+    """
+    sizes = [tf.shape(numbers)[axis] for axis in axes]
+    mean = tf.reduce_mean(numbers, axes, keepdims=True)
+    # The distances from the mean add up to 0, so the variance has no gradient by way of it.
+    squared_distances = tf.squared_difference(numbers, tf.stop_gradient(mean))
+    variance = tf.reduce_mean(squared_distances, axes)
+    count = tf.cast(tf.reduce_prod(sizes), numbers.dtype)
+    shard = tf.concat([tf.reshape(mean, [-1]), variance, count[tf.newaxis]], 0)
+    batch = batch_moments(shard)
+    num_channels = tf.size(variance)
+    return _BatchMoments(mean=batch[:num_channels], variance=batch[num_channels:-1],
+                         count=batch[-1])
