@@ -27,7 +27,7 @@ class Inputs(typing.NamedTuple):
 
     Attributes:
       leaves: list of `(path, leaf)`; a path names a leaf in errors, such as `inputs['x']`.
-      size: their first dimension; None if it is not static.
+      size: their first dimension; None if no leaf has a static one.
       unknown: the paths of leaves whose first dimension is not static.
     """
     leaves: typing.List[typing.Tuple[str, typing.Any]]
@@ -49,37 +49,46 @@ def checked_inputs(inputs: typing.Any) -> Inputs:
     """
     check_graph_mode('the result of split_batch')
     leaves = _leaves(inputs)
-    sizes = {}
+    static_sizes = {}  # {path: first dimension}
     unknown = []
     for path, leaf in leaves:
         if leaf is None:
             continue
-        shape = static_shape(path, leaf)
-        if shape.ndims == 0:
-            raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
-                             'function take it from its closure, or leave it out of inputs; of a '
-                             'Python list of numbers pass np.array(...).' % path)
-        size = None if shape.ndims is None else shape.as_list()[0]
+        size = _static_size(path, leaf)
         if size is None:
             unknown.append(path)
         else:
-            sizes[path] = size
-    if len(set(sizes.values())) > 1:
-        found = ['%s has %d' % item for item in sizes.items()]
+            static_sizes[path] = size
+    if len(set(static_sizes.values())) > 1:
+        found = ['%s has %d' % item for item in static_sizes.items()]
         raise InputError('the first dimensions of the inputs differ: %s. Every tensor needs the '
                          'same number of examples.' % ', '.join(found))
-    return Inputs(leaves, next(iter(sizes.values()), None), unknown)
+    static_size = next(iter(static_sizes.values()), None)
+    return Inputs(leaves, static_size, unknown)
+
+
+def _static_size(path: str, leaf: typing.Any) -> typing.Optional[int]:
+    """The first dimension of a leaf; None if it is not static. Raises `InputError`, which names the
+    path of the leaf, for a scalar."""
+    shape = static_shape(path, leaf)
+    if shape.ndims is None:
+        return None
+    if shape.ndims == 0:
+        raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
+                         'function take it from its closure, or leave it out of inputs; of a '
+                         'Python list of numbers pass np.array(...).' % path)
+    return shape.as_list()[0]
 
 
 def tensors_of_leaves(leaves: typing.Iterable[typing.Tuple[str, typing.Any]]) -> list:
     """List of the leaves of `Inputs` as tensors; None stays None. Raises `InputError` for a leaf
-    that is no tensor."""
+    that no tensor can be made of."""
     tensors = []
     for path, leaf in leaves:
         if leaf is not None and not isinstance(leaf, tf.SparseTensor):
             try:
                 leaf = tf.convert_to_tensor(leaf)
-            except TowersError:  # of the caller's device function
+            except TowersError:  # an error of the caller's device function, not of the leaf
                 raise
             except (TypeError, ValueError, RuntimeError) as error:
                 raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
@@ -95,23 +104,25 @@ def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, l
       tensors: their leaves as tensors, see `tensors_of_leaves`.
 
     Returns:
-      `(size, guards)`: an int, or an int32 scalar; and a list of operations.
+      `(size, guards)`: an int, or an int32 scalar; and a list of operations. Tensors of a static
+      size have been compared by `checked_inputs`, and need no assertion.
     """
-    sizes = []  # (path, size) where the size is known only when the step runs
+    sizes_in_step = []  # (path, size) of each tensor whose size only the step knows
     for tensor, (path, _) in zip(tensors, inputs.leaves):
         if path in inputs.unknown:
-            sizes.append((path, _size_of(tensor)))
-    size = inputs.size
-    compared_path = 'the others'
-    if size is None:
-        compared_path, size = sizes.pop(0)
+            sizes_in_step.append((path, _size_of(tensor)))
+    if inputs.size is None:
+        compared_path, size = sizes_in_step.pop(0)
+    else:
+        compared_path = 'the others'
+        size = inputs.size
     guards = []
-    for path, other_size in sizes:
+    for path, other_size in sizes_in_step:
         text = 'towers: the first dimensions of the inputs differ: those of %s and %s are' % (
             compared_path, path)
-        # In an assertion TensorFlow puts backslashes before each quote.
-        is_equal = tf.equal(size, other_size)
-        guards.append(tf.Assert(is_equal, [text.replace("'", ''), size, other_size]))
+        # Without quotes: an assertion of TensorFlow puts a backslash before each one.
+        text = text.replace("'", '')
+        guards.append(tf.Assert(tf.equal(size, other_size), [text, size, other_size]))
     return size, guards
 
 
@@ -127,23 +138,23 @@ def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
     """
     try:
         paths = _paths(inputs, '')
-        flat = tf.nest.flatten(inputs)
+        leaves = tf.nest.flatten(inputs)
     except TypeError as error:
         raise InputError('inputs cannot be taken apart: %s' % error) from None
     except RecursionError:
         raise InputError('inputs contain themselves, or are nested too deeply: expected the '
                          'tensors of one batch, [batch, ...] each.') from None
-    if len(flat) == 1 and not isinstance(inputs, dict):
+    if len(leaves) == 1 and not isinstance(inputs, dict):
         paths = ['']
-    elif len(paths) != len(flat):  # a nest of a kind that only tf.nest knows
-        paths = ['[%d]' % position for position in range(len(flat))]
+    elif len(paths) != len(leaves):  # a nest of a kind that `tf.nest` knows, and `_paths` does not
+        paths = ['[%d]' % position for position in range(len(leaves))]
     paths = ['inputs' + path for path in paths]
-    for path, leaf in zip(paths, flat):
+    for path, leaf in zip(paths, leaves):
         _check_leaf(path, leaf)
-    if all(leaf is None for leaf in flat):
+    if all(leaf is None for leaf in leaves):
         raise InputError('inputs=%.80r holds no tensor: pass the tensors of one batch, [batch, ...]'
                          ' each.' % (inputs,))
-    return list(zip(paths, flat))
+    return list(zip(paths, leaves))
 
 
 def _check_leaf(path: str, leaf: typing.Any) -> None:
@@ -169,7 +180,7 @@ def _paths(nest: typing.Any, path: str) -> typing.List[str]:
       nest: the nest.
       path: the path of the nest itself, with which the paths of its leaves begin.
     """
-    if isinstance(nest, tf.SparseTensorValue):  # which `tf.nest` would take apart
+    if isinstance(nest, tf.SparseTensorValue):  # a named tuple, which `tf.nest` would take apart
         raise InputError('inputs%s is a SparseTensorValue: pass tf.SparseTensor.from_value(…) of '
                          'it.' % path)
     paths = []
@@ -188,19 +199,19 @@ def _paths(nest: typing.Any, path: str) -> typing.List[str]:
 
 
 def _no_tensor(path: str, leaf: typing.Any, because: str) -> InputError:
-    """Makes the error for a leaf, at a path, that is no tensor; `because` says why."""
+    """The error for a leaf, at a path, that no tensor can be made of; `because` says why."""
     return InputError('%s is a %s, which cannot be made a tensor of this graph: %s. Pass dense or '
                       'sparse tensors, or arrays of numbers or strings.'
                       % (path, type(leaf).__name__, because.rstrip('.')))
 
 
 def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
-    """The static `tf.TensorShape` of a leaf: a tensor, a variable or an array. Raises `InputError`,
-    which names the path of the leaf, for anything else."""
+    """The static `tf.TensorShape` of a leaf: a tensor, a variable, or what numpy makes an array of.
+    Raises `InputError`, which names the path of the leaf, for anything else."""
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
     array = np.asarray(leaf)
-    if array.dtype == object and not array.shape:
+    if array.dtype == object and not array.shape:  # numpy takes any object for a scalar
         raise _no_tensor(path, leaf, 'no tensor and no array')
     return tf.TensorShape(array.shape)
 
@@ -210,7 +221,8 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
 def _trained_upstream(leaf: typing.Any) -> typing.List[str]:
     """Sorted list of the names of the trainable variables to which a leaf of a nest has a gradient.
     """
-    if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES) or not leaf.dtype.is_floating:
+    is_tensor = isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES)
+    if not is_tensor or not leaf.dtype.is_floating:  # TensorFlow differentiates floats alone
         return []
     trainable = graph_walk.operation_names(tf.trainable_variables())
     return sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',)))
@@ -241,20 +253,21 @@ class UpstreamVariables(typing.NamedTuple):
     variables: typing.Sequence[tf.Variable] = ()
 
     def shard_tensors(self, shard: typing.Any) -> typing.List[tf.Tensor]:
-        """List of the tensors of a shard that trained variables are upstream of."""
+        """List of the tensors of a shard that are cut from leaves with trained variables
+        upstream."""
         tensors = []
         for tensor, leaf in zip(tf.nest.flatten(shard), self.leaves):
             if leaf is not None:
                 tensors.append(tensor)
         return tensors
 
-    def gradients(self, of_shards: typing.Sequence[list], sizes: list,
+    def gradients(self, gradients_of_shards: typing.Sequence[list], sizes: list,
                   trained: typing.Iterable[tf.Variable]) -> typing.List[list]:
         """Takes the gradients of those variables that are trained.
 
         Args:
-          of_shards: for each shard the gradients with respect to its `shard_tensors`; None for an
-            input that the loss does not depend on.
+          gradients_of_shards: for each shard the gradients with respect to its `shard_tensors`;
+            None for an input that the loss does not depend on.
           sizes: the shards' numbers of examples. The padding after them gets no gradient.
           trained: the trained variables.
 
@@ -266,21 +279,32 @@ class UpstreamVariables(typing.NamedTuple):
         if not variables:
             return []
         leaves = [leaf for leaf in self.leaves if leaf is not None]
-        ends = []  # of the computation of the inputs
-        gradients_of_ends = []
+        examples = []  # of each leaf that the loss depends on
+        gradients_of_examples = []
         with tf.name_scope('behind_batch'):
-            for leaf, by_shard in zip(leaves, zip(*of_shards)):
+            for leaf, by_shard in zip(leaves, zip(*gradients_of_shards)):
                 if by_shard[0] is None:
                     continue
                 with only_device(leaf.device or None):
-                    rows = [tf.convert_to_tensor(gradient)[:size]
-                            for gradient, size in zip(by_shard, sizes)]
-                    gradients_of_ends.append(tf.concat(rows, 0))
-                    ends.append(leaf[:sum(sizes)])  # a remainder may have been dropped
-            if not ends:
+                    gradients_of_examples.append(_joined_examples(by_shard, sizes))
+                    examples.append(leaf[:sum(sizes)])  # a remainder may have been dropped
+            if not examples:
                 return []
-            gradients = tf.gradients(ends, variables, gradients_of_ends)
+            gradients = tf.gradients(examples, variables, gradients_of_examples)
             return [list(zip(gradients, variables))]
+
+
+def _joined_examples(gradients: typing.Sequence, sizes: list) -> tf.Tensor:
+    """The gradient with respect to the examples of all shards, in the order of the batch.
+
+    Args:
+      gradients: those with respect to the shards.
+      sizes: the shards' numbers of examples. What follows them in a shard is padding.
+    """
+    rows = []
+    for gradient, size in zip(gradients, sizes):
+        rows.append(tf.convert_to_tensor(gradient)[:size])
+    return tf.concat(rows, 0)
 
 
 def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
@@ -291,19 +315,20 @@ def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
     leaves = tf.nest.flatten(inputs)
     sparse_leaves = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)]
     check_nothing_is_trained_upstream(sparse_leaves)
-    computed: typing.List[typing.Optional[tf.Tensor]] = []  # from trained variables
-    stopped = []
+    with_upstream: typing.List[typing.Optional[tf.Tensor]] = []  # see `UpstreamVariables.leaves`
+    ended = []  # the leaves, at which gradients end
     names: typing.Set[str] = set()
     for leaf in leaves:
         names_of_leaf = _trained_upstream(leaf)
         if not names_of_leaf:
-            computed.append(None)
-            stopped.append(leaf)
+            with_upstream.append(None)
+            ended.append(leaf)
             continue
         names.update(names_of_leaf)
-        computed.append(tf.convert_to_tensor(leaf))
-        stopped.append(tf.stop_gradient(computed[-1]))
+        tensor = tf.convert_to_tensor(leaf)
+        with_upstream.append(tensor)
+        ended.append(tf.stop_gradient(tensor))
     if names:
-        inputs = tf.nest.pack_sequence_as(inputs, stopped)
+        inputs = tf.nest.pack_sequence_as(inputs, ended)
     variables = [variable for variable in tf.trainable_variables() if variable.op.name in names]
-    return UpstreamVariables(inputs, computed, variables)
+    return UpstreamVariables(inputs, with_upstream, variables)

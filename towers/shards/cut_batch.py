@@ -77,51 +77,54 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
 
 
 def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
-        called: str = 'towers') -> CutBatch:
+        word_for_parts: str = 'towers') -> CutBatch:
     """Cuts a batch into parts; see `split_batch`.
 
     Args:
       inputs, remainder: the arguments of `split_batch`.
       shares: the proportions of the parts, see `checked_shares`.
-      called: what errors call the parts: `'towers'` or `'micro-batches'`.
+      word_for_parts: what errors call the parts: `'towers'` or `'micro-batches'`.
     """
-    checked = checked_size(inputs, shares, remainder, called)
+    checked = checked_size(inputs, shares, remainder, word_for_parts)
     with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
         tensors = tensors_of_leaves(checked.leaves)
         size, guards = size_and_guards(checked, tensors)
         if checked.size is None:
-            guards += _size_assertions(size, shares, remainder, called)
-        sizes, used = sizes_of_shards(size, shares, remainder)
+            guards += _size_assertions(size, shares, remainder, word_for_parts)
+        sizes, used_size = sizes_of_shards(size, shares, remainder)
         pieces_of_leaves = []
         with tf.control_dependencies(guards):
             for tensor in tensors:
                 if tensor is None:
-                    pieces = [None] * len(sizes)
-                elif remainder == 'drop' and not isinstance(tensor, tf.SparseTensor):
-                    pieces = _pieces(tensor[:used], sizes)
-                else:
-                    pieces = _pieces(tensor, sizes)
-                pieces_of_leaves.append(pieces)
+                    pieces_of_leaves.append([None] * len(sizes))
+                    continue
+                if remainder == 'drop' and not isinstance(tensor, tf.SparseTensor):
+                    tensor = tensor[:used_size]  # slices of a sparse one leave the rest out
+                pieces_of_leaves.append(_pieces(tensor, sizes))
         shards = [tf.nest.pack_sequence_as(inputs, pieces) for pieces in zip(*pieces_of_leaves)]
-        pads = remainder == 'weight'
-        is_even = _are_certainly_equal(sizes, shares, pads)
-        return cut_batch(shards, sizes, used, is_even, None if pads else shares, pads)
+        spreads_remainder = remainder == 'weight'
+        return cut_batch(
+            shards, sizes, used_size,
+            is_even=_are_certainly_equal(sizes, shares, spreads_remainder),
+            shares=None if spreads_remainder else shares,
+            pads=spreads_remainder)
 
 
-def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], pads: bool) -> bool:
+def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...],
+                         spreads_remainder: bool) -> bool:
     """Whether all shards have the same size, whatever the size of the batch.
 
     Args:
       sizes: the sizes of the shards.
       shares: the proportions of the sizes.
-      pads: whether a remainder is spread over the shards.
+      spreads_remainder: whether a remainder is spread over the shards.
     """
     if len(sizes) == 1:
         return True
-    if len(set(shares)) == 1 and not pads:
+    if len(set(shares)) == 1 and not spreads_remainder:
         return True
-    is_static = all(isinstance(size, int) for size in sizes)
-    return is_static and len(set(sizes)) == 1
+    are_static = all(isinstance(size, int) for size in sizes)
+    return are_static and len(set(sizes)) == 1
 
 
 def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
@@ -135,12 +138,12 @@ def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
     """
     if is_even:
         shares = (1,) * len(sizes)
-    if shares is not None:
+    if shares is None:
+        weights = [_quotient(size, batch_size) for size in sizes]
+    else:
         # Equal weights are one object, by which they are known to be equal.
         weight_of_share = {share: share / sum(shares) for share in shares}
         weights = [weight_of_share[share] for share in shares]
-    else:
-        weights = [_quotient(size, batch_size) for size in sizes]
     return CutBatch(inputs, sizes, weights, batch_size, is_even, pads)
 
 
@@ -166,14 +169,14 @@ def zero_if_empty(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> t
 
 
 def checked_shares(shares: typing.Any, count: int,
-                   called: str = 'shards') -> typing.Tuple[int, ...]:
+                   word_for_parts: str = 'shards') -> typing.Tuple[int, ...]:
     """Checks the proportions of the parts of a batch, and divides them by their greatest common
     divisor.
 
     Args:
       shares: a list or tuple with a whole number of at least 1 for each part; or None.
       count: how many parts there are.
-      called: what errors call the parts.
+      word_for_parts: what errors call the parts.
 
     Returns:
       The smallest whole numbers in the same proportions: `(3, 1)` for `[6, 2]`, 1s for None.
@@ -187,7 +190,7 @@ def checked_shares(shares: typing.Any, count: int,
     if not is_list or not all(map(_is_positive, shares)):
         raise InvalidArgumentError('shares=%.80r for %d %s: expected a list with a whole number of '
                                    'at least 1 for each, such as %r.' % (
-                                       shares, count, called, [3] + [1] * (count - 1)))
+                                       shares, count, word_for_parts, [3] + [1] * (count - 1)))
     divisor = functools.reduce(math.gcd, map(int, shares))
     return tuple(int(share) // divisor for share in shares)
 
@@ -200,11 +203,11 @@ def _is_positive(share: typing.Any) -> bool:
 
 
 def checked_size(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
-                 called: str) -> Inputs:
+                 word_for_parts: str) -> Inputs:
     """Checks that a batch can be cut, as far as its static size tells; makes no operation.
 
     Args:
-      inputs, shares, remainder, called: the arguments of `cut`.
+      inputs, shares, remainder, word_for_parts: the arguments of `cut`.
 
     Returns:
       The `Inputs` of the batch.
@@ -212,46 +215,49 @@ def checked_size(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: 
     check_choice('remainder', remainder, REMAINDERS)
     checked = checked_inputs(inputs)
     size = checked.size
-    if size is None:
+    if size is None:  # `_size_assertions` check it in each step
         return checked
-    unit = sum(shares)
+    unit = sum(shares)  # each multiple of it divides among the parts
+    parts = _parts_text(shares, word_for_parts)
     least = _least_size(shares, remainder)
     if size < least:
         raise InputError('a batch of %d is too small for %s: pass a batch of at least %d.' % (
-            size, _parts_text(shares, called), least))
+            size, parts, least))
     if remainder == 'error' and size % unit:
         or_drop = ''
         if size > unit:
             or_drop = " or remainder='drop' (leave %d out)" % (size % unit)
+        nearest = unit * max(1, round(size / unit))
         raise InputError(
             "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
-            '(uneven shards, weighted by their size)%s.' % (
-                size, _parts_text(shares, called), unit * max(1, round(size / unit)), or_drop))
+            '(uneven shards, weighted by their size)%s.' % (size, parts, nearest, or_drop))
     return checked
 
 
 def _least_size(shares: typing.Tuple[int, ...], remainder: str) -> int:
-    """The least number of examples that a batch may have; the arguments are those of `cut`."""
+    """The least number of examples that a batch may have; the arguments are those of `cut`. With
+    `'drop'` no shard may be empty; with `'weight'` a shard is padded, and `'error'` has its own
+    error for a batch that does not divide."""
     return sum(shares) if remainder == 'drop' else 1
 
 
-def _parts_text(shares: typing.Tuple[int, ...], called: str) -> str:
+def _parts_text(shares: typing.Tuple[int, ...], word_for_parts: str) -> str:
     """The parts of the batch for an error: `'4 towers'`, `'2 towers with shares 3 : 1'`."""
-    text = '%d %s' % (len(shares), called)
+    text = '%d %s' % (len(shares), word_for_parts)
     if len(set(shares)) > 1:
         text += ' with shares %.60s' % ' : '.join(map(str, shares))
     return text
 
 
 def _size_assertions(size: tf.Tensor, shares: typing.Tuple[int, ...], remainder: str,
-                     called: str) -> typing.List[tf.Operation]:
+                     word_for_parts: str) -> typing.List[tf.Operation]:
     """Makes the assertions that run before a batch of unknown static size is cut.
 
     Args:
       size: the number of examples, int32 scalar.
-      shares, remainder, called: the arguments of `cut`.
+      shares, remainder, word_for_parts: the arguments of `cut`.
     """
-    parts = _parts_text(shares, called)
+    parts = _parts_text(shares, word_for_parts)
     least = _least_size(shares, remainder)
     assertions = [tf.Assert(tf.greater_equal(size, least), [
         'towers: a batch for %s needs at least %d examples and has' % (parts, least), size])]
@@ -280,8 +286,8 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
     """
     unit = sum(shares)
     sizes: typing.List[Size] = []
-    is_without_remainder = isinstance(size, int) and size % unit == 0
-    if remainder == 'weight' and not is_without_remainder:
+    may_have_remainder = not isinstance(size, int) or size % unit != 0
+    if remainder == 'weight' and may_have_remainder:
         floors = [size * share // unit for share in shares]
         num_left = size - sum(floors)
         for index, floor in enumerate(floors):
@@ -305,19 +311,34 @@ def _pieces(tensor: typing.Union[tf.Tensor, tf.SparseTensor], sizes: list) -> li
     """List of the shards of a tensor, of these sizes, each of which can be fed."""
     starts = list(itertools.accumulate([0] + sizes[:-1]))
     if isinstance(tensor, tf.SparseTensor):
-        return list(map(functools.partial(sparse_shard, tensor), starts, sizes))
+        return [sparse_shard(tensor, start, size) for start, size in zip(starts, sizes)]
+    pieces = _dense_pieces(tensor, starts, sizes)
+    # Copies of one graph take the shards, so its static shapes have to fit all of them.
+    have_one_shape = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
+    return [dense_shard(piece, have_one_shape) for piece in pieces]
+
+
+def _dense_pieces(tensor: tf.Tensor, starts: list, sizes: list) -> typing.List[tf.Tensor]:
+    """The pieces of a dense tensor.
+
+    One `tf.split` is the cheapest cut, but it neither takes sizes that only the step knows, unless
+    they are equal, nor gives a shard without an example its padding.
+
+    Args:
+      tensor: the tensor.
+      starts: the number of the first example of each shard.
+      sizes: the sizes of the shards.
+    """
     are_static = all(isinstance(size, int) for size in sizes)
     if are_static and min(sizes) > 0:
-        pieces = tf.split(tensor, sizes)
-    elif all(size is sizes[0] for size in sizes):  # equal, though known only when a step runs
-        pieces = tf.split(tensor, len(sizes))
-    else:
-        pieces = []
-        for start, size in map(_first_example_if_empty, starts, sizes):
-            pieces.append(tensor[start:start + size])
-    # Copies of one graph take the shards, so its static shapes have to fit all of them.
-    is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
-    return [dense_shard(piece, is_even) for piece in pieces]
+        return tf.split(tensor, sizes)
+    are_equal = all(size is sizes[0] for size in sizes)
+    if are_equal:
+        return tf.split(tensor, len(sizes))
+    pieces = []
+    for start, size in map(_first_example_if_empty, starts, sizes):
+        pieces.append(tensor[start:start + size])
+    return pieces
 
 
 def dense_shard(piece: tf.Tensor, is_even: bool) -> tf.Tensor:
@@ -328,40 +349,41 @@ def dense_shard(piece: tf.Tensor, is_even: bool) -> tf.Tensor:
       is_even: whether all shards have the same size for certain; the shard's static shape has a
         size only then.
     """
-    if is_even:
-        return tf.placeholder_with_default(piece, piece.shape)
-    return tf.placeholder_with_default(
-        piece, tf.TensorShape([None]).concatenate(piece.shape[1:]))
+    shape = piece.shape
+    if not is_even:
+        shape = tf.TensorShape([None]).concatenate(piece.shape[1:])
+    return tf.placeholder_with_default(piece, shape)
 
 
-def sparse_shard(tensor: tf.SparseTensor, start: Size, count: Size) -> tf.SparseTensor:
-    """Makes a shard of a sparse tensor that can be fed: `count` examples, from `start` on."""
-    start, count = _first_example_if_empty(start, count)
+def sparse_shard(tensor: tf.SparseTensor, start: Size, size: Size) -> tf.SparseTensor:
+    """Makes a shard of a sparse tensor that can be fed: `size` examples, from number `start` on."""
+    start, size = _first_example_if_empty(start, size)
     dense_shape = tensor.dense_shape
     begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(dense_shape[1:])], 0)
-    size = tf.concat([[tf.cast(count, tf.int64)], dense_shape[1:]], 0)
-    shard = tf.sparse.slice(tensor, begin, size)
+    shape_of_slice = tf.concat([[tf.cast(size, tf.int64)], dense_shape[1:]], 0)
+    shard = tf.sparse.slice(tensor, begin, shape_of_slice)
     rank = tensor.shape.ndims
-    shape = tf.placeholder_with_default(shard.dense_shape, [rank])
+    fed_shape = tf.placeholder_with_default(shard.dense_shape, [rank])
     if rank is not None:
-        shape = _with_static_dimensions(shape, tensor.shape.as_list())
+        fed_shape = _with_static_dimensions(fed_shape, tensor.shape.as_list())
     return tf.SparseTensor(
         tf.placeholder_with_default(shard.indices, [None, rank]),
-        tf.placeholder_with_default(shard.values, [None]), shape)
+        tf.placeholder_with_default(shard.values, [None]), fed_shape)
 
 
-def _with_static_dimensions(shape: tf.Tensor, static: list) -> tf.Tensor:
+def _with_static_dimensions(shape: tf.Tensor, static_sizes: list) -> tf.Tensor:
     """The same dense shape of a sparse tensor, with constants for its static dimensions, so that
     TensorFlow knows them.
 
     Args:
       shape: the dense shape, an int64 vector.
-      static: the static size of each dimension, or None; the first one is not looked at.
+      static_sizes: the static size of each dimension, or None. The first dimension, of the
+        examples, stays as it is.
     """
-    if not any(static[1:]):
+    if not any(static_sizes[1:]):
         return shape
     dimensions = [shape[:1]]
-    for axis, size in enumerate(static[1:], start=1):
+    for axis, size in enumerate(static_sizes[1:], start=1):
         if size is None:
             dimensions.append(shape[axis:axis + 1])
         else:
@@ -369,10 +391,10 @@ def _with_static_dimensions(shape: tf.Tensor, static: list) -> tf.Tensor:
     return tf.concat(dimensions, 0)
 
 
-def _first_example_if_empty(start: Size, count: Size) -> typing.Tuple[Size, Size]:
-    """`(start, count)` of a shard; for a shard without an example `(0, 1)`, the batch's first
+def _first_example_if_empty(start: Size, size: Size) -> typing.Tuple[Size, Size]:
+    """`(start, size)` of a shard; for a shard without an example `(0, 1)`, the batch's first
     example as padding."""
-    if isinstance(count, int):
-        return (start, count) if count else (0, 1)
-    is_empty = tf.equal(count, 0)
-    return tf.where(is_empty, tf.zeros_like(start), start), tf.maximum(count, 1)
+    if isinstance(size, int):
+        return (start, size) if size else (0, 1)
+    is_empty = tf.equal(size, 0)
+    return tf.where(is_empty, tf.zeros_like(start), start), tf.maximum(size, 1)

@@ -4,6 +4,7 @@ For `staged` TensorFlow's own `MultiDeviceIterator` reads ahead: while the tower
 the shards of the next are copied to their devices.
 """
 
+import functools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -60,14 +61,15 @@ class Shards:
     def cut(self) -> CutBatch:
         """Makes the `CutBatch` of a build; each shard stays on the device where the caller has made
         it."""
-        checked = self._checked()
-        static_sizes = {inputs.size for inputs in checked}
-        is_even = self._are_equal or len(static_sizes) == 1 and None not in static_sizes
+        inputs_of_shards = self._checked()
+        static_sizes = {inputs.size for inputs in inputs_of_shards}
+        have_one_static_size = len(static_sizes) == 1 and None not in static_sizes
+        is_even = self._are_equal or have_one_static_size
         shards = []
         sizes = []
         with tf.name_scope('shards'):
-            for position, batch in enumerate(self.batches):
-                shard, size = _fed_shard(position, batch, checked[position], is_even)
+            for index, batch in enumerate(self.batches):
+                shard, size = _fed_shard(index, batch, inputs_of_shards[index], is_even)
                 shards.append(shard)
                 sizes.append(size)
             with tf.device(None), tf.device('/cpu:0'):
@@ -76,21 +78,31 @@ class Shards:
     def _checked(self) -> typing.List[Inputs]:
         """List of the `Inputs` of each shard; raises `InputError` unless all have the same
         structure, types and shapes [n, …]."""
-        checked = [checked_inputs(batch) for batch in self.batches]
-        for position, each in enumerate(checked):
-            try:
-                tf.nest.assert_same_structure(self.batches[0], self.batches[position])
-            except (TypeError, ValueError) as error:
-                raise InputError('shard %d has another structure than shard 0: %s'
-                                 % (position, str(error).split('\n', 1)[0])) from None
-            if each.size == 0:
+        inputs_of_shards = [checked_inputs(batch) for batch in self.batches]
+        for index, inputs in enumerate(inputs_of_shards):
+            self._check_structure(index)
+            if inputs.size == 0:
                 raise InputError('shard %d has no example: pass one for each tower at least.'
-                                 % position)
-            for (path, leaf), (_, other) in zip(each.leaves, checked[0].leaves):
-                if not _have_same_type(path, leaf, other):
-                    raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
-                                     'and shape [n, …].' % (path, position, leaf, other))
-        return checked
+                                 % index)
+            _check_same_types(index, inputs, inputs_of_shards[0])
+        return inputs_of_shards
+
+    def _check_structure(self, index: int) -> None:
+        """Raises `InputError` if the nest of the shard with that index differs from shard 0's."""
+        try:
+            tf.nest.assert_same_structure(self.batches[0], self.batches[index])
+        except (TypeError, ValueError) as error:
+            raise InputError('shard %d has another structure than shard 0: %s'
+                             % (index, str(error).split('\n', 1)[0])) from None
+
+
+def _check_same_types(index: int, inputs: Inputs, first: Inputs) -> None:
+    """Raises `InputError` if the leaves of the shard with that index differ in type or shape from
+    those of the `first` shard."""
+    for (path, leaf), (_, first_leaf) in zip(inputs.leaves, first.leaves):
+        if not _have_same_type(path, leaf, first_leaf):
+            raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
+                             'and shape [n, …].' % (path, index, leaf, first_leaf))
 
 
 def _have_same_type(path: str, leaf: typing.Any, other: typing.Any) -> bool:
@@ -107,17 +119,17 @@ def _have_same_type(path: str, leaf: typing.Any, other: typing.Any) -> bool:
 
 
 def _device_of_input(op: tf.Operation) -> str:
-    """A device function: the device of the first input of an operation, or else the CPU."""
+    """A function for `tf.device`: the device of the first input of an operation, or else the CPU."""
     device = op.inputs[0].device if len(op.inputs) else ''
     return device or '/cpu:0'
 
 
-def _fed_shard(position: int, batch: typing.Any, inputs: Inputs,
+def _fed_shard(index: int, batch: typing.Any, inputs: Inputs,
                is_even: bool) -> typing.Tuple[typing.Any, typing.Any]:
     """Makes the tensors of a shard that can be fed, on the devices of the caller's tensors.
 
     Args:
-      position: the index of the shard.
+      index: the index of the shard.
       batch: the nest of the caller's tensors.
       inputs: the `Inputs` of this nest.
       is_even: whether all shards have the same size for certain.
@@ -130,17 +142,26 @@ def _fed_shard(position: int, batch: typing.Any, inputs: Inputs,
         size, guards = size_and_guards(inputs, tensors)
         if inputs.size is None:
             guards.append(tf.Assert(size > 0, [
-                'towers: shard %d of Shards has no example' % position]))
-        fed: typing.List[typing.Any] = []
+                'towers: shard %d of Shards has no example' % index]))
         with tf.control_dependencies(guards):
-            for tensor in tensors:
-                if tensor is None:
-                    fed.append(None)
-                elif isinstance(tensor, tf.SparseTensor):
-                    fed.append(sparse_shard(tensor, 0, size))
-                else:
-                    fed.append(dense_shard(tf.identity(tensor), is_even))
+            fed = [_fed(tensor, size, is_even) for tensor in tensors]
     return tf.nest.pack_sequence_as(batch, fed), size
+
+
+def _fed(tensor: typing.Any, size: typing.Any, is_even: bool) -> typing.Any:
+    """A tensor of a shard as one that can be fed; None stays None.
+
+    Args:
+      tensor: a dense or a sparse tensor, or None.
+      size: the number of examples of the shard.
+      is_even: whether all shards have the same size for certain.
+    """
+    if tensor is None:
+        return None
+    if isinstance(tensor, tf.SparseTensor):
+        return sparse_shard(tensor, start=0, size=size)
+    # The identity is on the tensor's device, and waits for the assertions.
+    return dense_shard(tf.identity(tensor), is_even)
 
 
 class StagedInputs(Shards):
@@ -195,42 +216,52 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
     check_count('buffer_size', buffer_size)
     names = tuple(resolve_devices(devices))
     check_one_stage('staged', names)
-    count = len(names)
+    num_towers = len(names)
     for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset)):
-        if not _can_be_cut(shape, count):
+        if not _can_be_cut(shape, num_towers):
             raise InputError('the dataset has elements of shape %s: expected dense batches [n, …], '
-                             'with an n that %d towers divide.' % (shape, count))
-
-    def shards_of(*elements: tf.Tensor) -> tf.data.Dataset:
-        batch = elements[0] if len(elements) == 1 else elements
-        return tf.data.Dataset.from_tensor_slices(
-            tf.nest.map_structure(lambda tensor: _stacked_shards(tensor, count), batch))
-
+                             'with an n that %d towers divide.' % (shape, num_towers))
+    # A `MultiDeviceIterator` gives its devices the elements of a dataset in turn: the elements are
+    # to be shards, those of one batch after each other.
+    shards_of_batch = functools.partial(_dataset_of_shards, num_towers)
     with only_device('/cpu:0'):
         iterator = compat.multi_device_iterator(
-            dataset.flat_map(shards_of), names, int(buffer_size))
+            dataset.flat_map(shards_of_batch), names, int(buffer_size))
         shards = iterator.get_next()
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return StagedInputs(shards, names, iterator.initializer)
 
 
-def _can_be_cut(shape: typing.Any, count: int) -> bool:
-    """Whether `count` towers can divide the elements of a dataset that have this shape: they are
-    dense, and of unknown or divisible size."""
+def _can_be_cut(shape: typing.Any, num_towers: int) -> bool:
+    """Whether towers can divide the elements of a dataset that have this shape: they are dense, and
+    of unknown or divisible size."""
     if not isinstance(shape, tf.TensorShape) or not shape.ndims:
         return False
     size = shape.as_list()[0]
-    return size is None or size % count == 0
+    return size is None or size % num_towers == 0
 
 
-def _stacked_shards(tensor: tf.Tensor, count: int) -> tf.Tensor:
-    """Reshapes a tensor `[n, …] → [count, n / count, …]`."""
+def _dataset_of_shards(num_towers: int, *components: tf.Tensor) -> tf.data.Dataset:
+    """The shards of one batch, as a dataset of as many elements as there are towers.
+
+    Args:
+      num_towers: N.
+      *components: the batch: one nest, or several if it is a tuple, as `Dataset.map` gives it.
+    """
+    batch = components[0] if len(components) == 1 else components
+    stacked = tf.nest.map_structure(functools.partial(_stacked_shards, num_towers), batch)
+    return tf.data.Dataset.from_tensor_slices(stacked)
+
+
+def _stacked_shards(num_towers: int, tensor: tf.Tensor) -> tf.Tensor:
+    """Reshapes a tensor `[n, …] → [N, n / N, …]` for N towers."""
     size, *shape_of_example = tensor.shape.as_list()
     if size is None:
-        size_of_shard = tf.shape(tensor)[0] // count
+        size_of_shard = tf.shape(tensor)[0] // num_towers
         static_size = None
     else:
-        size_of_shard = static_size = size // count
-    stacked = tf.reshape(tensor, tf.concat([[count, size_of_shard], tf.shape(tensor)[1:]], 0))
-    stacked.set_shape([count, static_size] + shape_of_example)
+        size_of_shard = static_size = size // num_towers
+    new_shape = tf.concat([[num_towers, size_of_shard], tf.shape(tensor)[1:]], 0)
+    stacked = tf.reshape(tensor, new_shape)
+    stacked.set_shape([num_towers, static_size] + shape_of_example)
     return stacked
