@@ -11,7 +11,8 @@ from towers.arguments import check_choice, check_count, check_flag, check_instan
 from towers.cluster import horovod, parameter_servers, ring
 from towers.cluster.addresses import JOBS, parse_tf_config, split_address
 from towers.cluster.collectives import MOST_GATHERED, WIRES
-from towers.cluster.machines import BUILDS, Engine, StepOfWorkers
+from towers.cluster.engine import Engine
+from towers.cluster.machines import BUILDS, StepOfWorkers
 from towers.cluster.ring import BUFFER_MB
 from towers.errors import ClusterError, InvalidArgumentError
 from towers.optimizers import combiner_of, name_of

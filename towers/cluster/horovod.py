@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
-from towers.cluster.machines import Engine, EngineGradients, EngineStep, Pairs
+from towers.cluster.engine import Engine, EngineGradients, EngineStep, Pairs
 from towers.cluster.sent_types import (
     type_of_sent_gradient,
     type_of_sent_value,

@@ -8,21 +8,17 @@ Horovod: `join` is given one of them, and takes in all.
 """
 
 import functools
-import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.cluster import worker_step
+from towers.cluster.engine import EngineGradients, EngineStep, Pairs
+from towers.cluster.shared_state import SharedState, writes_of
 from towers.cluster.worker_step import Weighting, without_gradient
-from towers.errors import ClusterError
-from towers.gradients.gradient_pairs import rows_once, tensors_of
-from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
-from towers.graph.order import Frames, operations_to_await
-from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
-from towers.placement.variable_device import only_device
-from towers.whole_batch.workers import Workers
+from towers.gradients.gradient_pairs import rows_once
+from towers.graph.graph_walk import step_operations
+from towers.graph.variable_access import Writes
 
 BUILDS = ('__towers_builds_of_clusters',)
 """The key of the collection of builds. TensorFlow writes collections with a string for a key into
@@ -30,54 +26,14 @@ checkpoints' graphs, as it does not its own with such a tuple."""
 
 _CONNECTION = ('__towers_connection',)  # the key of the collection with the graph's `Connection`
 
-Pairs = typing.List[typing.Tuple[typing.Any, tf.Variable]]
-"""Gradients, each a tensor or `tf.IndexedSlices`, with their variables."""
-
-
-class EngineGradients(typing.NamedTuple):
-    """The gradients with which a worker makes its update, as a kind of cluster gives them."""
-    gradients: Pairs  # in a ring and by Horovod the same bits on all workers
-    conditions: typing.List[tf.Operation]
-    """What every write of a step waits for: on the chief of parameter servers the arrival of all
-    gradients, until which the other workers read the variables; with `Cluster(active=…)` the proof
-    that a worker has data."""
-    begin_session: typing.Callable = lambda session: None  # lets the steps of a session be made
-    operation_of_step: typing.Callable = lambda update: update
-    """`f(update)`: the operation of a step of this worker."""
-
-
-class EngineStep(typing.NamedTuple):
-    """A step of several workers before its gradients, as a kind of cluster begins it."""
-    combine: typing.Callable
-    """`f(gradients, loss, values)`: `EngineGradients`, see `StepOfWorkers.combine`."""
-    loss_weight: typing.Union[float, tf.Tensor] = 1.  # by which this worker's losses are multiplied
-    workers: typing.Optional[Workers] = None  # None where they exchange no values
-
-
-class Engine(typing.NamedTuple):
-    """What makes a kind of cluster work; `cluster.cluster` has the list of all."""
-    name: str  # in words
-    arguments: typing.List[str]  # names of the arguments of `Cluster` that are not of all kinds
-    begin_step: typing.Callable
-    """`f(cluster, weighting)`, where several workers make one step: its `EngineStep`."""
-    broadcast: typing.Any
-    """`f(cluster, variables)`: the operation by which all workers get those of worker 0; None where
-    servers have them."""
-    configure: typing.Callable
-    """`f(cluster, config)`: adds to a `tf.ConfigProto` what sessions need."""
-    place: typing.Optional[typing.Callable] = None
-    """None where workers have addresses; else `f()`: `(their number, the rank of this one)`."""
-    gathered: typing.Any = None
-    """With `place`: `f(text)`: the texts of all workers, by rank, from that of this one."""
-
 
 class StepOfWorkers:
     """A step of the workers of a cluster, before its gradients; made by `Cluster.begin_step`.
 
     Attributes:
-      loss_weight: by which this worker's losses are multiplied, a float or a float64 scalar, so
-        that the sum of the workers' gradients is that of all: n_w / n for the mean, W n_w / n for
-        the sum. 1. where its gradients are multiplied, or not added up with others'.
+      loss_weight: by which this worker's losses are multiplied, a float or a float64 scalar, see
+        `Weighting`; 1. where its gradients are multiplied instead, or are not added up with those
+        of others.
       workers: the `Workers` that values of the forward pass are exchanged with; None if with none.
       same_examples: this machine's number of examples, if all need the same number; else None.
     """
@@ -85,9 +41,11 @@ class StepOfWorkers:
     def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
         """Begins a step; the arguments are those of `Cluster.begin_step`."""
         weighting = Weighting(cluster, examples, reduction)
-        step = EngineStep(functools.partial(_of_this_worker, cluster))
-        if cluster.workers_a_step > 1:
+        steps_with_others = cluster.workers_a_step > 1
+        if steps_with_others:
             step = cluster.engine.begin_step(cluster, weighting)
+        else:
+            step = EngineStep(functools.partial(_gradients_of_this_worker, cluster))
         self.loss_weight = step.loss_weight
         self.workers = step.workers
         self.same_examples = weighting.same_examples
@@ -116,10 +74,10 @@ class Exchange:
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: such a list, for the update, see `EngineGradients`.
       conditions: what every write of a step waits for, see `EngineGradients`.
-      names_of_sums: of the operations of `gradients`, and of values of the whole batch, if all
-        workers make one step; else empty.
+      names_of_sums: names of the operations that give sums over all workers: of `gradients`, and of
+        values of the whole batch; empty where each worker steps by itself.
       same_examples: this machine's number of examples, if all need the same number; else None.
-      updates_here: whether this worker makes the update; with `served_rank` the chief alone does.
+      updates_here: whether this worker makes the update.
       begin_session: function by which a session lets its steps be made.
     """
 
@@ -138,14 +96,17 @@ class Exchange:
         self._cluster = cluster
         self.own = gradients
         self.same_examples = same_examples
-        self.updates_here = not cluster.served_rank
-        if cluster.active is not None and cluster.num_workers > 1:
+        # In steps on parameter servers that all workers make together, the chief alone updates.
+        makes_step_of_chief = cluster.served_rank is not None and not cluster.is_chief
+        self.updates_here = not makes_step_of_chief
+        data_may_end = cluster.active is not None
+        if data_may_end and cluster.num_workers > 1:
             gradients = worker_step.empty_at_end(gradients, cluster.active)
-        exchanged = combine(gradients)
-        self.gradients = exchanged.gradients
-        self.conditions = exchanged.conditions
-        self.begin_session = exchanged.begin_session
-        self._operation_of_step = exchanged.operation_of_step  # a function of the update
+        combined = combine(gradients)
+        self.gradients = combined.gradients
+        self.conditions = combined.conditions
+        self.begin_session = combined.begin_session
+        self._operation_of_step = combined.operation_of_step  # a function of the update
         self.names_of_sums: typing.FrozenSet[str] = frozenset()
         if cluster.workers_a_step > 1:
             self.gradients = [(without_gradient(gradient), variable)
@@ -157,10 +118,11 @@ class Exchange:
     def completed(self, update: tf.Operation, awaited: typing.Sequence,
                   replicated: typing.Container[str],
                   redirect: typing.Optional[typing.Callable]) -> 'Machines':
-        """The complete `Machines` of the build.
+        """The `Machines` of the build, when its update is there.
 
         Args:
-          update: the operation of the update, where this worker makes it.
+          update: the operation of the update; of a worker that leaves the update to the chief,
+            the same operation, which it never runs.
           awaited: what the optimizer waits for in the model: losses, and update ops that run
             with the update.
           replicated: names of the variables of which this worker's towers have replicas.
@@ -169,16 +131,17 @@ class Exchange:
         """
         model_operations = frozenset(op.name for op in step_operations(awaited))
         variables = tf.global_variables() + [variable for _, variable in self.gradients]
+        variable_names = {variable.op.name for variable in variables}
         update_operations = [op for op in step_operations([update])
                              if op.name not in model_operations]
-        written = _writes_of(Writes(update.graph), {each.op.name for each in variables},
-                             update_operations)
+        written = writes_of(Writes(update.graph), variable_names, update_operations)
         state: typing.List[tf.Variable] = []
+        # With variables on servers, or steps of its own, a worker reads no other's state.
         if self._cluster.has_copies and self._cluster.workers_a_step > 1:
-            sharing = _SharedState(self, update, model_operations)
-            state = sharing.variables(replicated)
+            shared_state = SharedState(self.own, self.gradients, update, model_operations)
+            state = shared_state.variables(replicated)
             if state:
-                update = sharing.shared(self._cluster, state, update, awaited)
+                update = shared_state.sent_before_update(self._cluster, update, awaited)
         return Machines(exchange=self, train_op=self._operation_of_step(update),
                         redirect=redirect or (lambda: None), written=written,
                         model_operations=model_operations, state=state)
@@ -195,7 +158,7 @@ class Machines(typing.NamedTuple):
     """From names of variables to the operations by which the update writes them."""
     model_operations: typing.FrozenSet[str]
     """Names of the operations of the model that the update waits for."""
-    state: typing.List[tf.Variable]  # that worker 0 gives to the others in each step
+    state: typing.List[tf.Variable]  # what worker 0 gives to the others in each step
 
     @property
     def updates_here(self) -> bool:
@@ -207,14 +170,15 @@ class Machines(typing.NamedTuple):
         tf.add_to_collection(BUILDS, built)
 
 
-def _of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typing.Any,
-                    values: typing.Any) -> EngineGradients:
-    """The `EngineGradients` of a worker that makes its update by its own gradients alone: a single
-    one, an asynchronous one, or one in local steps."""
-    del loss, values  # for steps of several workers
+def _gradients_of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typing.Any,
+                              values: typing.Any) -> EngineGradients:
+    """The gradients of a worker that makes its update by its own gradients alone: of a single
+    worker, an asynchronous one, or one in local steps; see `StepOfWorkers.combine`."""
+    del loss, values  # which are for steps of several workers
     gradients = rows_once(gradients)
     conditions = []
-    if cluster.active is not None:
+    data_may_end = cluster.active is not None
+    if data_may_end:
         ended = worker_step.raise_at_end(cluster.active < .5)
         conditions = [ended]
         gradients = worker_step.after(ended, gradients)
@@ -225,170 +189,15 @@ def _of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typing.Any,
     return EngineGradients(gradients, conditions, guard.begin)
 
 
-def _writes_of(finder: Writes, names: typing.Set[str], operations: typing.Iterable[tf.Operation]
-               ) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """Those of the operations that write a variable, by its name.
-
-    Args:
-      finder: of the graph's writes.
-      names: of the variables to look for.
-      operations: to look among.
-    """
-    writes: typing.Dict[str, typing.List[tf.Operation]] = {}
-    for op in operations:
-        for name in names.intersection(finder.of(op)):
-            writes.setdefault(name, []).append(op)
-    return writes
-
-
-class _SharedState:
-    """The state that the model writes and training reads, which worker 0 gives to the others.
-
-    A codebook, centers of classes, a learning rate that falls with the loss: every worker writes
-    its copy from its own batch. So worker 0's value goes to the others after all of the model's
-    writes, and before the update, whose reads wait for it. State that training only writes, such as
-    moving averages, needs no message, nor does what the update writes.
-    """
-
-    def __init__(self, exchange: Exchange, update: tf.Operation,
-                 model_operations: typing.FrozenSet[str]):
-        """
-        Args:
-          exchange: of the build.
-          update: the operation of its update.
-          model_operations: names of the operations of the model that the update waits for.
-        """
-        self._finder = Writes(tf.get_default_graph())
-        self._model_operations = model_operations
-        self._step = step_operations([update])
-        self._sums = tensors_of(exchange.gradients)
-        self._own_gradients = tensors_of(exchange.own)
-        before_update = model_operations | names_of(step_operations(self._sums))
-        self._update_operations = [op for op in self._step if op.name not in before_update]
-        trained = [variable for _, variable in exchange.own]
-        self._trained_names = {variable.op.name for variable in trained}
-        self._variables = {variable.op.name: variable
-                           for variable in tf.global_variables() + trained}
-        operations = [op for op in self._step if op.name in model_operations]
-        self._writes = _writes_of(self._finder, self._names_read() & set(self._variables),
-                                  operations)
-
-    def _names_read(self) -> typing.Set[str]:
-        """Names of what training reads: for gradients, by the optimizer, and what is trained."""
-        names = ancestors(self._own_gradients) | self._trained_names
-        for op in self._update_operations:
-            for tensor in op.inputs:
-                names.update(source.name for source in read_from(tensor))
-        return names
-
-    def variables(self, replicated: typing.Container[str]) -> typing.List[tf.Variable]:
-        """The variables of the state, by name; raises `ClusterError` for state that cannot be
-        given to the others in time. `replicated` are the names of the variables
-        of which towers have replicas."""
-        if self._writes:
-            self._check_trained(replicated)
-            self._check_reads()
-        return [self._variables[name] for name in sorted(self._writes)]
-
-    def shared(self, cluster: typing.Any, state: typing.List[tf.Variable], update: tf.Operation,
-               awaited: typing.Sequence) -> tf.Operation:
-        """The operation of the step: the update, which waits for the values of worker 0.
-
-        Args:
-          cluster: the `Cluster`.
-          state: what `variables` returned.
-          update: the operation of the update.
-          awaited: the losses and update ops that the optimizer waits for.
-        """
-        waits_for = self._last_writes(awaited) + [tensor.op for tensor in self._sums]
-        with only_device('/cpu:0'), tf.name_scope('shared_state'):
-            for variable in state:
-                with tf.control_dependencies(waits_for):
-                    waits_for = [cluster.engine.broadcast(cluster, [variable])]
-        for op in self._update_operations:
-            if any(_held_variable(tensor) in self._writes for tensor in op.inputs):
-                compat.add_control_inputs(op, waits_for)
-        return tf.group(update, *waits_for)
-
-    def _last_writes(self, before: typing.Sequence) -> typing.List[tf.Operation]:
-        """The operations to wait for so that the model has written the state: those that come after
-        a write, among the losses and updates `before` the optimizer."""
-        writes = sum(self._writes.values(), [])
-        after_writes = reachable_from(writes, self._step, control=True)
-        waits_for: typing.List[tf.Operation] = []
-        for fetch in before:
-            op = getattr(fetch, 'op', fetch)
-            if op.name in after_writes:
-                waits_for.extend(operations_to_await(op, self._finder))
-        return waits_for
-
-    def _check_trained(self, replicated: typing.Container[str]) -> None:
-        """Raises `ClusterError` for a trained variable that the model writes where the other
-        workers cannot get the value in time: into replicas, or within the forward pass."""
-        forward = names_of(step_operations(self._own_gradients))
-        for name in sorted(self._trained_names.intersection(self._writes)):
-            writes = self._writes[name]
-            if name in replicated:
-                raise ClusterError(
-                    "VariablePlacement('replicated'), and the model writes the trained variable %r "
-                    '(%r), on each worker for itself. Use another placement.' % (
-                        name, writes[0].name))
-            for op in writes:
-                if op.name in forward:
-                    raise ClusterError(
-                        'the forward pass writes the trained variable %r (%r): each worker would '
-                        'compute with its own value. Put the update into the collection '
-                        "UPDATE_OPS, or return it in 'updates'." % (name, op.name))
-
-    def _check_reads(self) -> None:
-        """Raises `ClusterError` for a value of the state that the update takes, and that may be
-        this worker's own."""
-        early_names = self._names_before_gradients()
-        frames = Frames(self._update_operations)
-        for op in self._update_operations:
-            # What was made before the gradients the program may run at any time.
-            is_late = op.name not in early_names and frames.is_outside(op)
-            for tensor in op.inputs:
-                for name in self._early_values(tensor, is_late):
-                    if name in self._writes:
-                        raise ClusterError(
-                            'variable %r is written by the model of each worker and read by %r, '
-                            'for the update of the weights, at a time that cannot be told. Give '
-                            'the optimizer the variable itself (use_resource=True), or read it in '
-                            'transform_gradients by read_value().' % (name, op.name))
-
-    def _names_before_gradients(self) -> typing.Set[str]:
-        """Names of the operations that were made before the first gradient."""
-        gradient_names = {tensor.op.name for tensor in self._own_gradients}
-        operations = tf.get_default_graph().get_operations()
-        early = itertools.takewhile(lambda op: op.name not in gradient_names, operations)
-        return names_of(early)
-
-    def _early_values(self, tensor: tf.Tensor, is_late: bool) -> typing.List[str]:
-        """Names of the variables whose values an input of the update may have from before the
-        message; `is_late` says whether the operation that takes it comes after that for sure."""
-        held = _held_variable(tensor)
-        if held is not None:
-            return [] if is_late else [held]
-        if tensor.op.name in self._model_operations:
-            return [source.name for source in read_from(tensor)]
-        return []
-
-
-def _held_variable(tensor: tf.Tensor) -> typing.Optional[str]:
-    """The name of the variable whose handle or reference a tensor is; else None."""
-    source = variable_op(tensor) if is_variable(tensor) else None
-    return None if source is None else source.name
-
-
 def builds_of(built: typing.Any) -> typing.List[typing.Any]:
-    """All builds over machines in the graph of a build, in their order."""
+    """All builds over machines in the graph of a build, in the order of making."""
     return built.train_op.graph.get_collection(BUILDS)
 
 
 def number_of(built: typing.Any) -> int:
     """The position of a build among `builds_of` its graph."""
-    return [each.machines.exchange for each in builds_of(built)].index(built.machines.exchange)
+    exchanges = [each.machines.exchange for each in builds_of(built)]
+    return exchanges.index(built.machines.exchange)
 
 
 def note_connection(built: typing.Any, connection: typing.Any) -> None:

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import worker_step
-from towers.cluster.machines import Engine, EngineGradients, EngineStep, Pairs
+from towers.cluster.engine import Engine, EngineGradients, EngineStep, Pairs
 from towers.cluster.server_placement import device_of_server, tasks_by_size
 from towers.cluster.worker_step import COLLECTIONS, Weighting, without_gradient
 from towers.gradients.gradient_pairs import cast, each_row_once, rows_once, tensors_of, times

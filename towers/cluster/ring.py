@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
 from towers.cluster.collectives import Collectives, Received
-from towers.cluster.machines import Engine, EngineGradients, EngineStep, Pairs
+from towers.cluster.engine import Engine, EngineGradients, EngineStep, Pairs
 from towers.cluster.ring_rows import Sums, add_rows
 from towers.cluster.sent_types import type_of_sent_value, type_of_sent_variable
 from towers.graph.graph_walk import bytes_of

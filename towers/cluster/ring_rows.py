@@ -15,7 +15,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.collectives import Collectives, Received
-from towers.cluster.machines import Pairs
+from towers.cluster.engine import Pairs
 from towers.cluster.sent_types import type_of_sent_gradient
 from towers.gradients.gradient_pairs import each_row_once
 

@@ -119,7 +119,7 @@ def _have_same_type(path: str, leaf: typing.Any, other: typing.Any) -> bool:
 
 
 def _device_of_input(op: tf.Operation) -> str:
-    """A function for `tf.device`: the device of the first input of an operation, or else the CPU."""
+    """A function for `tf.device`: the device of an operation's first input, or else the CPU."""
     device = op.inputs[0].device if len(op.inputs) else ''
     return device or '/cpu:0'
 

@@ -1,0 +1,189 @@
+"""The state that the model writes and training reads, which worker 0 gives to the others.
+
+A codebook, centers of classes, a learning rate that falls with the loss: every worker writes its
+copy from its own batch. So worker 0's value goes to the others after all of the model's writes, and
+before the update, whose reads wait for it. State that training only writes, such as moving averages
+for evaluation, needs no message, nor does what the update writes: that is the same on all workers.
+
+Its test is `tests/cluster/test_machines.py`.
+"""
+
+import itertools
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster.engine import Pairs
+from towers.errors import ClusterError
+from towers.gradients.gradient_pairs import tensors_of
+from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
+from towers.graph.order import Frames, operations_to_await
+from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
+from towers.placement.variable_device import only_device
+
+
+def writes_of(finder: Writes, names: typing.Set[str], operations: typing.Iterable[tf.Operation]
+              ) -> typing.Dict[str, typing.List[tf.Operation]]:
+    """Those of some operations that write variables, by the variable's name.
+
+    Args:
+      finder: finds the variables that an operation of the graph writes.
+      names: of the variables to look for.
+      operations: to look among.
+    """
+    writes: typing.Dict[str, typing.List[tf.Operation]] = {}
+    for op in operations:
+        for name in names.intersection(finder.of(op)):
+            writes.setdefault(name, []).append(op)
+    return writes
+
+
+class SharedState:
+    """The state of one build that worker 0 gives to the others."""
+
+    def __init__(self, own_gradients: Pairs, sums: Pairs, update: tf.Operation,
+                 model_operations: typing.FrozenSet[str]):
+        """Finds the variables that the model writes and training reads.
+
+        Args:
+          own_gradients: the gradients of this machine's towers.
+          sums: the gradients over all machines.
+          update: the operation of the update.
+          model_operations: names of the operations of the model that the update waits for.
+        """
+        self._finder = Writes(tf.get_default_graph())
+        self._model_operations = model_operations
+        self._step = step_operations([update])
+        self._sums = tensors_of(sums)
+        self._own_gradients = tensors_of(own_gradients)
+        before_update = model_operations | names_of(step_operations(self._sums))
+        self._update_operations = [op for op in self._step if op.name not in before_update]
+        trained = [variable for _, variable in own_gradients]
+        self._trained_names = {variable.op.name for variable in trained}
+        self._variables = {variable.op.name: variable
+                           for variable in tf.global_variables() + trained}
+        names = self._names_read() & set(self._variables)
+        operations_of_model = [op for op in self._step if op.name in model_operations]
+        self._writes = writes_of(self._finder, names, operations_of_model)
+
+    def _names_read(self) -> typing.Set[str]:
+        """Names of the operations, variables among them, that training reads: for gradients, and in
+        the update. What is trained counts as read."""
+        names = ancestors(self._own_gradients) | self._trained_names
+        for op in self._update_operations:
+            for tensor in op.inputs:
+                names.update(source.name for source in read_from(tensor))
+        return names
+
+    def variables(self, replicated: typing.Container[str]) -> typing.List[tf.Variable]:
+        """The variables of the state, sorted by name.
+
+        Args:
+          replicated: names of the variables of which this worker's towers have replicas.
+
+        Raises:
+          ClusterError: the other workers cannot get the value of a variable in time.
+        """
+        if self._writes:
+            self._check_trained(replicated)
+            self._check_reads()
+        return [self._variables[name] for name in sorted(self._writes)]
+
+    def sent_before_update(self, cluster: typing.Any, update: tf.Operation,
+                           awaited: typing.Sequence) -> tf.Operation:
+        """The operation of the step: the update, which waits for the values of worker 0.
+
+        Args:
+          cluster: the `Cluster`.
+          update: the operation of the update.
+          awaited: the losses and update ops that the optimizer waits for.
+        """
+        # One message after the other, in the same order on all workers, after the gradients'.
+        waits_for = self._last_writes(awaited) + [tensor.op for tensor in self._sums]
+        with only_device('/cpu:0'), tf.name_scope('shared_state'):
+            for name in sorted(self._writes):
+                with tf.control_dependencies(waits_for):
+                    waits_for = [cluster.engine.broadcast(cluster, [self._variables[name]])]
+        for op in self._update_operations:
+            takes_state = any(_held_variable(tensor) in self._writes for tensor in op.inputs)
+            if takes_state:
+                compat.add_control_inputs(op, waits_for)
+        return tf.group(update, *waits_for)
+
+    def _last_writes(self, awaited: typing.Sequence) -> typing.List[tf.Operation]:
+        """The operations to wait for so that the model has written the state: those of the losses
+        and update ops that come after a write of it."""
+        writes = sum(self._writes.values(), [])
+        after_writes = reachable_from(writes, self._step, control=True)
+        waits_for: typing.List[tf.Operation] = []
+        for fetch in awaited:
+            op = getattr(fetch, 'op', fetch)
+            if op.name in after_writes:
+                waits_for.extend(operations_to_await(op, self._finder))
+        return waits_for
+
+    def _check_trained(self, replicated: typing.Container[str]) -> None:
+        """Raises `ClusterError` for a trained variable that the model writes where the other
+        workers cannot get the value in time: into replicas, or within the forward pass."""
+        forward_pass = names_of(step_operations(self._own_gradients))
+        for name in sorted(self._trained_names.intersection(self._writes)):
+            writes = self._writes[name]
+            if name in replicated:
+                raise ClusterError(
+                    "VariablePlacement('replicated'), and the model writes the trained variable %r "
+                    '(%r), on each worker for itself. Use another placement.' % (
+                        name, writes[0].name))
+            for op in writes:
+                if op.name in forward_pass:
+                    raise ClusterError(
+                        'the forward pass writes the trained variable %r (%r): each worker would '
+                        'compute with its own value. Put the update into the collection '
+                        "UPDATE_OPS, or return it in 'updates'." % (name, op.name))
+
+    def _check_reads(self) -> None:
+        """Raises `ClusterError` for an operation of the update that may take a value of the state
+        from before worker 0's is there."""
+        early_names = self._names_before_gradients()
+        frames = Frames(self._update_operations)
+        for op in self._update_operations:
+            # What was made before the gradients, the program may run at any time; and an operation
+            # in a loop cannot wait for one outside of it.
+            waits_for_message = op.name not in early_names and frames.is_outside(op)
+            for tensor in op.inputs:
+                for name in self._variables_read_early(tensor, waits_for_message):
+                    if name in self._writes:
+                        raise ClusterError(
+                            'variable %r is written by the model of each worker and read by %r, '
+                            'for the update of the weights, at a time that cannot be told. Give '
+                            'the optimizer the variable itself (use_resource=True), or read it in '
+                            'transform_gradients by read_value().' % (name, op.name))
+
+    def _names_before_gradients(self) -> typing.Set[str]:
+        """Names of the operations that were made before the first gradient."""
+        gradient_names = {tensor.op.name for tensor in self._own_gradients}
+        operations = tf.get_default_graph().get_operations()
+        early = itertools.takewhile(lambda op: op.name not in gradient_names, operations)
+        return names_of(early)
+
+    def _variables_read_early(self, tensor: tf.Tensor,
+                              waits_for_message: bool) -> typing.List[str]:
+        """Names of the variables whose values an input of an operation of the update may have from
+        before the message of worker 0.
+
+        Args:
+          tensor: the input.
+          waits_for_message: whether the operation reads what it takes after that message for sure.
+        """
+        held = _held_variable(tensor)
+        if held is not None:  # the operation itself reads the variable
+            return [] if waits_for_message else [held]
+        if tensor.op.name in self._model_operations:  # the model has read it
+            return [source.name for source in read_from(tensor)]
+        return []
+
+
+def _held_variable(tensor: tf.Tensor) -> typing.Optional[str]:
+    """The name of the variable whose handle or reference a tensor is; None for any other tensor."""
+    source = variable_op(tensor) if is_variable(tensor) else None
+    return None if source is None else source.name
