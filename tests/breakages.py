@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # (file, old text, which is there once, new text, tests that should notice, in tests/)
 BREAKAGES = [
-    ('towers/proof/static_batch.py', '            if others:\n',
+    ('towers/proof/static_batch.py', '            if op.name in in_row:\n',
      '            if False:\n', 'proof/test_static_batch.py'),
     ('towers/proof/analysis.py', '    if not have_one_size(inputs):',
      '    if False:', 'proof/test_static_batch.py'),

@@ -137,10 +137,10 @@ def check_static_graph(seed):
                 continue
             of_plain = Question(question.adds_shards, None, 'tower')
             is_plain = verdict_of(
-                [loss], analysis._replace(as_read=None), norms, of_plain).is_proven
-            readings = {} if is_plain else analysis.as_read.read
+                [loss], analysis._replace(with_size_constants=None), norms, of_plain).is_proven
+            size_constants = {} if is_plain else analysis.with_size_constants.size_constants
             other = same_programs[number][1]
-            if is_true(readings, loss, other):
+            if is_true(size_constants, loss, other):
                 checked.append((program, loss, other, 'the loss is a sum' in verdict.text))
     values = random_graphs.draw_values(np.random.RandomState(seed % 2 ** 32))
     false_proofs = []
@@ -158,7 +158,7 @@ def check_static_graph(seed):
     return len(checked), false_proofs
 
 
-def is_true(readings, loss, other):
+def is_true(size_constants, loss, other):
     """Whether a loss of a shard becomes that of the batch if constants are read so."""
     of_batch = {op.name: op for op in other.graph.get_operations()}
     for name in graph_walk.ancestors([loss]):
@@ -169,8 +169,8 @@ def is_true(readings, loss, other):
             return False
         if op.type == 'Const':
             value = tf.get_static_value(op.outputs[0])
-            if name in readings:
-                value = tf.make_ndarray(readings[name].of_batch(random_graphs.EXAMPLES))
+            if name in size_constants:
+                value = tf.make_ndarray(size_constants[name].of_batch(random_graphs.EXAMPLES))
             if not np.array_equal(value, tf.get_static_value(same.outputs[0])):
                 return False
         elif op.type != 'Placeholder' and attributes(op) != attributes(same):

@@ -2,7 +2,14 @@
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.stand_ins import lengths_of, prime_for, stand_in_of, states_of_inputs, static_size
+from towers.proof.stand_ins import (
+    LEAST_STAND_IN,
+    lengths_of,
+    prime_for,
+    stand_in_of,
+    states_of_inputs,
+    static_size,
+)
 from towers.proof.states import Kind, Size
 
 
@@ -20,6 +27,10 @@ def test_lengths_that_are_not_static_are_primes_far_from_that_of_the_batch():
     assert dimension[0] == dimension[2] != dimension[1]
     assert len(set(all_)) == 1
     assert none == [None] * 3
+
+
+def test_these_primes_are_told_from_other_numbers_in_a_graph_of_a_static_batch_too():
+    assert lengths_of('all', 4)(1) >= LEAST_STAND_IN
 
 
 def test_an_input_has_the_examples_along_its_first_dimension():

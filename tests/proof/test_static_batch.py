@@ -178,7 +178,7 @@ def test_a_single_example_is_not_read():
     x = tf.placeholder(tf.float32, [1, 6])
     loss = tf.reduce_sum(x) / 2.
     analysis = analyse(tf.get_default_graph().get_operations(), x, [loss])
-    assert analysis.as_read is None
+    assert analysis.with_size_constants is None
 
 
 def written_for_its_batch(x):

@@ -1,4 +1,7 @@
-"""The analysis: the state of each tensor of a forward pass, from its inputs to its results."""
+"""The analysis: the state of each tensor of a forward pass, from its inputs to its results.
+
+A forward pass of a static batch is analysed up to three times: `static_batch` says why.
+"""
 
 import typing
 
@@ -6,10 +9,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph import graph_walk
-from towers.graph.graph_walk import leaves_of
+from towers.graph.graph_walk import leaves_of, names_of, operation_of
 from towers.proof.fixed_point import Settled, settle
 from towers.proof.scratch import Scratch, make_scratch
-from towers.proof.stand_ins import Readings, have_one_size, states_of_inputs, static_size
+from towers.proof.stand_ins import SizeConstants, have_one_size, states_of_inputs, static_size
 from towers.proof.states import (
     HAS_OWN_SIZE,
     INDEPENDENT,
@@ -20,7 +23,7 @@ from towers.proof.states import (
     State,
     unknown,
 )
-from towers.proof.static_batch import read_sizes
+from towers.proof.static_batch import find_size_constants
 from towers.proof.written import Written, written_by
 
 
@@ -47,11 +50,11 @@ class Analysis(typing.NamedTuple):
     # where the graph takes no batch of another size, the analysis for the size that it has: it
     # tells where the examples are in this graph, and nothing of one for another batch
     as_built: typing.Optional['Analysis'] = None
-    # of a static batch, the analysis with some constants read as computed from its size
-    as_read: typing.Optional['Analysis'] = None
-    # the constants that this analysis reads so
-    read: typing.Optional[Readings] = None
-    # names of the divisors of sums any of which may be that size, so that none is read so
+    # of a static batch, the analysis with some constants taken for multiples of its size
+    with_size_constants: typing.Optional['Analysis'] = None
+    # the constants that this analysis takes so
+    size_constants: typing.Optional[SizeConstants] = None
+    # names of the divisors of sums any of which may be that size, so that none is taken so
     other_divisors: typing.Sequence[str] = ()
 
     @property
@@ -75,7 +78,9 @@ class Analysis(typing.NamedTuple):
         return self.states.get(tensor.name, INDEPENDENT)
 
 
-NO_ANALYSIS = Analysis({}, {}, [], [], {}, frozenset(), frozenset(), [], {})
+NO_ANALYSIS = Analysis(
+    states={}, reasons={}, operations=[], random=[], writes={}, means=frozenset(),
+    forward_pass=frozenset(), assumed_scalars=[], suppositions={})
 """The analysis of nothing, where one tower has the whole batch."""
 
 
@@ -91,24 +96,39 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     Returns:
       `Analysis`.
     """
-    pass_ = _ForwardPass(_needed(operations, inputs, fetches), inputs,
-                         frozenset(op.name for op in operations))
-    scratch = make_scratch(pass_.needed, inputs)
-    analysis = pass_.analysis_of(scratch)
-    size = static_size(inputs)
-    if size is None:
+    forward_pass = _ForwardPass(
+        _needed(operations, inputs, fetches), inputs, frozenset(names_of(operations)))
+    analysis = forward_pass.analysed_in(make_scratch(forward_pass.needed, inputs))
+    batch_size = static_size(inputs)
+    if batch_size is None:
         return analysis
     if _holds_size(analysis):
-        as_built = pass_.analysis_of(make_scratch(pass_.needed, inputs, size))
-        analysis = analysis._replace(as_built=as_built)
+        scratch = make_scratch(forward_pass.needed, inputs, examples=batch_size)
+        analysis = analysis._replace(as_built=forward_pass.analysed_in(scratch))
     if not have_one_size(inputs):
         return analysis
-    found = read_sizes(pass_.needed, (analysis.as_built or analysis).states, size)
-    if not found.readings and not found.other_divisors:
-        return analysis
-    as_read = pass_.analysis_of(make_scratch(pass_.needed, inputs, readings=found.readings))
-    return analysis._replace(as_read=as_read._replace(
-        read=found.readings, other_divisors=found.other_divisors))
+    with_size_constants = _analysed_with_size_constants(forward_pass, analysis, batch_size)
+    return analysis._replace(with_size_constants=with_size_constants)
+
+
+def _analysed_with_size_constants(forward_pass: '_ForwardPass', analysis: Analysis,
+                                  batch_size: int) -> typing.Optional[Analysis]:
+    """The analysis with some constants taken for multiples of the number of examples; None where
+    nothing may be taken so.
+
+    Args:
+      forward_pass: `_ForwardPass`.
+      analysis: its `Analysis` with each constant as it is.
+      batch_size: the static number of examples.
+    """
+    graph_analysis = analysis.as_built or analysis
+    found = find_size_constants(forward_pass.needed, graph_analysis.states, batch_size)
+    if not found.size_constants and not found.other_divisors:
+        return None
+    scratch = make_scratch(
+        forward_pass.needed, forward_pass.inputs, size_constants=found.size_constants)
+    return forward_pass.analysed_in(scratch)._replace(
+        size_constants=found.size_constants, other_divisors=found.other_divisors)
 
 
 class _ForwardPass(typing.NamedTuple):
@@ -117,53 +137,66 @@ class _ForwardPass(typing.NamedTuple):
     inputs: typing.Any  # nest of tensors at which the batch enters
     operations: typing.FrozenSet[str]  # names of all operations of the pass
 
-    def analysis_of(self, scratch: Scratch) -> Analysis:
-        """The analysis of the pass in a scratch graph."""
+    def analysed_in(self, scratch: Scratch) -> Analysis:
+        """The analysis of the pass by its scratch graph."""
         settled = settle(scratch, self.needed)
-        program = {op.name for op in self.needed}
-        names = [op.name for op in settled.operations if op.name in program]
-        random = [op.name for op in settled.operations if graph_walk.is_random(op)]
         states = dict(settled.view.states)
         states.update(states_of_inputs(self.inputs))
+        # The scratch graph has the bodies of functions, too, whose operations the pass lacks.
+        program_names = names_of(self.needed)
+        names = [op.name for op in settled.operations if op.name in program_names]
+        random = [op.name for op in settled.operations if graph_walk.is_random(op)]
         return Analysis(
             states=states, reasons=settled.view.reasons, operations=names, random=random,
             writes=_writes(settled), means=_means(settled), forward_pass=self.operations,
-            assumed_scalars=scratch.scalars, suppositions=settled.view.suppositions)
+            assumed_scalars=scratch.assumed_scalars, suppositions=settled.view.suppositions)
 
 
 def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,
             fetches: list) -> typing.List[tf.Operation]:
-    """The operations of the forward pass that fetches need, behind the tensors at which the batch
-    enters: `inputs`."""
-    ends = {leaf.op.name for leaf in leaves_of(inputs)}
-    forward_pass = {op.name for op in operations}
+    """The operations of a forward pass that fetches need, behind the tensors at which the batch
+    enters.
 
-    def sources(op: tf.Operation):
-        """What an operation needs; nothing for one at which the batch enters."""
-        if op.name in ends:
+    Args:
+      operations: list of the operations of the forward pass.
+      inputs: nest of the tensors at which the batch enters.
+      fetches: list of tensors and operations.
+    """
+    batch_enters_at = graph_walk.operation_names(leaves_of(inputs))
+    forward_pass = names_of(operations)
+
+    def needed_by(op: tf.Operation) -> typing.List[tf.Operation]:
+        """The operations that one of the forward pass needs; nothing where the batch enters."""
+        if op.name in batch_enters_at:
             return []
-        return [source for source in graph_walk.inputs_of(op) + _conditions(op)
-                if source.name in forward_pass]
+        sources = graph_walk.inputs_of(op) + _conditions(op)
+        return [source for source in sources if source.name in forward_pass]
 
-    fetched = [getattr(fetch, 'op', fetch) for fetch in fetches]
-    found = graph_walk.reached(fetched, sources)
-    return [op for op in operations if op.name in found and op.name not in ends]
+    found = graph_walk.reached([operation_of(fetch) for fetch in fetches], needed_by)
+    return [op for op in operations if op.name in found and op.name not in batch_enters_at]
 
 
-def _conditions(op: tf.Operation):
-    """The operations that compute the condition of the branches that end at a `Merge`."""
+def _conditions(op: tf.Operation) -> typing.List[tf.Operation]:
+    """The operations that compute the conditions of the branches that end at a `Merge`; [] for any
+    other operation.
+
+    Which value the `Merge` gives depends on them, too, whatever its inputs are computed from.
+    """
     if op.type not in ('Merge', 'RefMerge'):
         return []
     conditions = [compat.condition_around(tensor.op) for tensor in op.inputs]
     return [condition.op for condition in conditions if condition is not None]
 
 
-def _holds_size(analysis: Analysis):
+def _holds_size(analysis: Analysis) -> bool:
     """Whether an operation takes no batch of another size than the program's, or makes one of that
     size, as a transposed convolution does by its output's shape."""
-    reasons = [state.reason for state in analysis.states.values()]
-    held = (TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE)
-    return any(reason is not None and reason.why in held for reason in reasons)
+    for state in analysis.states.values():
+        reason = state.reason
+        if reason is not None and reason.why in (
+                TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE):
+            return True
+    return False
 
 
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
@@ -173,12 +206,17 @@ def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
     for op in settled.operations:
         written = written_by(op, settled.view)
         if written is not None:
-            found.setdefault(callers.get(op.name, op.name), []).append(written)
+            program_name = callers.get(op.name, op.name)
+            found.setdefault(program_name, []).append(written)
     return found
 
 
 def _means(settled: Settled) -> typing.FrozenSet[str]:
-    """The names of the statistics that are means over examples, or over rows of them."""
+    """The names of the statistics that are means over examples, or over rows of them.
+
+    A mean over rows, of which examples have different numbers, is no `Kind.MEAN`: it is a statistic
+    of the shard, so that the view has a reason why the proof ends there.
+    """
     view = settled.view
     found: typing.Set[str] = set()
     for state in view.states.values():

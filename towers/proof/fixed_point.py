@@ -9,6 +9,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph import graph_walk
 from towers.graph.op_types import CONTROL_FLOW
 from towers.proof.functions import Bodies, import_bodies
 from towers.proof.scratch import Scratch
@@ -17,7 +18,7 @@ from towers.proof.transfer import Transfer, values_written
 from towers.proof.view import View
 from towers.proof.written_before import WrittenBefore, find_written_before
 
-_MOST_ROUNDS = 60
+_MOST_ROUNDS = 60  # a bound, in case that states of a loop change for ever
 
 
 class Settled(typing.NamedTuple):
@@ -33,15 +34,15 @@ def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
       scratch: `Scratch`, whose graph gets the bodies of the functions that it calls.
       program: list of the operations of the program that it has once more.
     """
-    bodies = import_bodies(scratch.graph, program[0].graph if program else scratch.graph)
-    written_before = find_written_before(program, scratch.graph, bodies)
-    program_ops = {op.name: op for op in program}
+    graph = scratch.graph
+    bodies = import_bodies(graph, program[0].graph if program else graph)
+    written_before = find_written_before(program, graph, bodies)
+    program_ops = graph_walk.by_name(program)
     view = View(scratch, bodies, program_ops, written_before.reads)
-    needed_first = _needed_first(scratch.graph, bodies, written_before)
-    operations = _in_order(scratch.graph, needed_first)
+    operations = _in_order(graph, _needed_first(graph, bodies, written_before))
     rounds = _Rounds(view, Transfer(view, written_before), scratch.is_prime)
     rounds.go_around(operations)
-    for name, reason in scratch.cuts.items():
+    for name, reason in scratch.left_out.items():
         for tensor in program_ops[name].outputs:
             view.states[tensor.name] = State(Kind.UNKNOWN, reason=reason)
     rounds.mark_without_state(operations)
@@ -54,67 +55,78 @@ class _Rounds:
     def __init__(self, view: View, transfer: Transfer, is_prime: bool):
         """Args:
           view: `View`, whose states are set.
-          transfer: `Transfer`.
+          transfer: `Transfer`, which gives the states of an operation's results.
           is_prime: whether the number of examples is a prime, so that lengths tell of them.
         """
         self._view = view
         self._transfer = transfer
         self._lengths = _LengthsOfExamples(view.examples) if is_prime else None
-        self._given = frozenset(view.states)  # names of the tensors at which the pass begins
+        self._initial = frozenset(view.states)  # names of the tensors at which the pass begins
         self._changed = set(view.states)  # names of the tensors that have changed in this round
 
     def go_around(self, operations: typing.List[tf.Operation]) -> None:
         """Goes around until nothing changes; what has not settled then is not known."""
         for number in range(_MOST_ROUNDS):
-            before = self._changed
+            changed_before = self._changed
             self._changed = set()
             self._view.arrays.begin_round()
             for op in operations:
-                if number == 0 or self._may_change(op, before):
+                is_first_visit = number == 0
+                if is_first_visit or self._may_change(op, changed_before):
                     self._visit(op)
             if not self._changed and self._view.arrays.are_settled:
                 return
-        for op in operations:  # a change may not have reached all that it goes to
-            if not self._is_given(op):
-                self._set(op, _each(op, 'is in a graph with a loop whose end was not found'))
+        # A change may not have reached all that it goes to: nothing that was found holds.
+        for op in operations:
+            if not self._has_initial_state(op):
+                self._set(op, _unknown_results(
+                    op, 'is in a graph with a loop whose end was not found'))
 
     def mark_without_state(self, operations: typing.List[tf.Operation]) -> None:
-        """Marks what has no state, since no input reaches it."""
+        """Marks as unknown what has no state, since no input of the pass reaches it."""
         for op in operations:
             if any(tensor.name not in self._view.states for tensor in op.outputs):
-                self._set(op, _each(op, 'has no value that is known'))
+                self._set(op, _unknown_results(op, 'has no value that is known'))
 
-    def _may_change(self, op: tf.Operation, before: typing.Set[str]) -> bool:
+    def _may_change(self, op: tf.Operation, changed_before: typing.Set[str]) -> bool:
         """Whether an operation may give another state than in the round before.
 
         Args:
           op: the operation.
-          before: names of the tensors that changed in the round before.
+          changed_before: names of the tensors that changed in the round before.
         """
+        # Results of these depend on more than their inputs: on conditions, on elements of arrays.
         if self._transfer.looks_further(op) or op.type in CONTROL_FLOW:
             return True
         if op.type.startswith('TensorArray'):
             return True
-        return any(tensor.name in self._changed or tensor.name in before for tensor in op.inputs)
+        # An input behind a back edge comes later in a round, and has changed in the one before.
+        return any(tensor.name in self._changed or tensor.name in changed_before
+                   for tensor in op.inputs)
 
-    def _is_given(self, op: tf.Operation) -> bool:
-        """Whether the forward pass begins at an operation, so that its state stays."""
-        return op.name + ':0' in self._given
+    def _has_initial_state(self, op: tf.Operation) -> bool:
+        """Whether the forward pass begins at an operation, whose state then stays as it is."""
+        return op.name + ':0' in self._initial
 
     def _visit(self, op: tf.Operation) -> None:
         """Sets the states of an operation's results by those that its inputs have now."""
-        if self._is_given(op):
+        if self._has_initial_state(op):
             return
         states = [self._view.state_or_none(tensor) for tensor in op.inputs]
         results = self._transfer.results(op, states)
-        if results is not None:
-            self._set(op, results)
+        if results is None:  # a state that they need is not there yet
+            return
+        self._set(op, results)
 
     def _set(self, op: tf.Operation, results: typing.List[State]) -> None:
         """Sets the states of an operation's results, and notes what has changed.
 
         A state that contradicts shape inference is not set: a rule that has the examples along
         dimension 0 of [3, n] is wrong, whatever the reason, and the result is unknown.
+
+        Args:
+          op: the operation.
+          results: a state for each of its results.
         """
         for tensor, state in zip(op.outputs, results):
             if self._lengths is not None and not self._lengths.agree(tensor, state):
@@ -130,7 +142,8 @@ class _LengthsOfExamples:
     def __init__(self, examples: int):
         """Begins with no tensor, for a number of examples that is a prime."""
         self._examples = examples
-        self._found: typing.Dict[str, typing.Dict[int, int]] = {}
+        # {name of a tensor: {dimension: length}}
+        self._known_lengths: typing.Dict[str, typing.Dict[int, int]] = {}
 
     def agree(self, tensor: tf.Tensor, state: State) -> bool:
         """Whether a state says of the examples' dimension what shape inference does."""
@@ -142,23 +155,28 @@ class _LengthsOfExamples:
             return not lengths
         if lengths:
             return lengths == {state.axis: state.outer * state.inner * self._examples}
-        if not tensor.shape.ndims:  # not static; or a list, a scalar with the state of its elements
+        # No length is the examples': so that of the state's dimension must not be static.
+        if tensor.shape.ndims is None:
+            return True
+        if tensor.shape.ndims == 0:  # the flow of an array, with the state of the array's elements
             return True
         shape = tensor.shape.as_list()
         return state.axis < len(shape) and shape[state.axis] is None
 
     def _lengths_of(self, tensor: tf.Tensor) -> typing.Dict[int, int]:
         """{dimension: its length} of those that shape inference takes for the examples'."""
-        if tensor.name not in self._found:
+        if tensor.name not in self._known_lengths:
             shape = tensor.shape.as_list() if tensor.shape.ndims else []
-            self._found[tensor.name] = {
-                axis: length for axis, length in enumerate(shape)
-                if length and length % self._examples == 0}
-        return self._found[tensor.name]
+            lengths = {}
+            for axis, length in enumerate(shape):
+                if length and length % self._examples == 0:  # neither unknown nor empty
+                    lengths[axis] = length
+            self._known_lengths[tensor.name] = lengths
+        return self._known_lengths[tensor.name]
 
 
-def _each(op: tf.Operation, why: str) -> typing.List[State]:
-    """The states of the results of an operation about which nothing is proven."""
+def _unknown_results(op: tf.Operation, why: str) -> typing.List[State]:
+    """The states of the results of an operation about which nothing is proven, one for each."""
     return [unknown(op, why)] * len(op.outputs)
 
 
@@ -175,17 +193,24 @@ def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore
         a loop (v2)         the results of its body, and its condition
         a body's argument   the initial value that the loop gives it
         a read              the values that were written before it
+
+    Args:
+      graph: the scratch graph.
+      bodies: `Bodies` of the functions that it calls.
+      written_before: its reads behind writes, and takers of memory behind writes.
     """
     found: _NeededFirst = {}
     for name, branches in bodies.results.items():
-        found[name] = [tensor for results in branches for tensor in results]
+        found[name] = []
+        for results in branches:
+            found[name] += results
     for name, loop in bodies.loops.items():
         found[name] = loop.results + [loop.condition]
         initial_values = graph.get_operation_by_name(name).inputs
         for argument, initial in zip(loop.arguments, initial_values):
-            if argument is not initial:
+            if argument is not initial:  # no handle, which the body takes as it is
                 found[argument.op.name] = [initial]
-    for writes_before in written_before:  # for reads, and for takers of memory
+    for writes_before in (written_before.reads, written_before.takers_of_memory):
         for name, writes in writes_before.items():
             for write in writes:
                 found.setdefault(name, []).extend(values_written(write, graph) or [])
@@ -193,8 +218,11 @@ def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore
 
 
 def _in_order(graph: tf.Graph, needed_first: _NeededFirst) -> typing.List[tf.Operation]:
-    """The operations of a graph, each after its inputs, but for the back edges of loops, and after
-    what it needs first."""
+    """The operations of a graph, each after its inputs, and after what it needs first.
+
+    A value that comes back from an iteration (`NextIteration`) is not waited for: it is computed
+    from the `Merge` that takes it.
+    """
     seen: typing.Set[str] = set()
     ordered = []
     for first in graph.get_operations():

@@ -3,6 +3,9 @@
 TensorFlow's own shape inference then says where the examples are: a length that the prime divides
 is theirs. The prime is the first one that divides no length and no integer constant of the forward
 pass, so that no other length is taken for it (`stand_ins`). Nothing runs in this graph.
+
+A placeholder stands for each tensor that the operations take from outside of the forward pass: for
+an input of the batch with the prime as its first length.
 """
 
 import re
@@ -11,13 +14,13 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph.edit import Library
-from towers.graph.graph_walk import leaves_of
+from towers.graph.graph_walk import leaves_of, names_of
 from towers.graph.op_types import CONTROL_FLOW_V2, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.proof.stand_ins import (
     KINDS_OF_LENGTHS,
     Lengths,
-    Readings,
+    SizeConstants,
     StandIn,
     lengths_of,
     prime_for,
@@ -26,78 +29,112 @@ from towers.proof.stand_ins import (
 )
 from towers.proof.states import INDEPENDENT, TAKES_NO_OTHER_BATCH, Kind, Reason, State
 
-_MOST_CUTS = 20  # operations that do not take a batch of another size
+_MOST_LEFT_OUT = 20
+"""How many operations are left out one by one, each after one more import; then all are."""
+
+_REFUSALS = (ValueError, tf.errors.OpError)
+"""What an import raises where shape inference refuses an operation."""
+
+_LeftOut = typing.Dict[str, Reason]
+"""{name of an operation that is not imported: why it takes no batch of another size}"""
 
 
 class Scratch(typing.NamedTuple):
     """The forward pass for a prime number of examples."""
     graph: tf.Graph
-    examples: int  # the prime
-    is_prime: bool  # False for the size that the program was built with
-    given: typing.Dict[str, State]  # states of the tensors at which the forward pass begins
-    cuts: typing.Dict[str, Reason]  # {name of an operation: why it does not take that batch}
-    reads: typing.Dict[str, typing.List[str]]  # {tensor from outside: variables it is the value of}
-    has_static_batch: bool  # whether the program's inputs have a static number of examples
-    scalars: typing.List[str]  # placeholders of no known shape, which are taken for scalars
+    # the prime; or the size that the program was built with
+    examples: int
+    # False for the size that the program was built with
+    is_prime: bool
+    # {name of a tensor of `graph` at which the forward pass begins: its state}
+    initial_states: typing.Dict[str, State]
+    # the operations of the program that `graph` lacks
+    left_out: _LeftOut
+    # {name of a tensor from outside: names of the variables it is the value of}
+    variables_read: typing.Dict[str, typing.List[str]]
+    # whether the program's inputs have a static number of examples
+    has_static_batch: bool
+    # names of placeholders of no known shape, which are taken for scalars
+    assumed_scalars: typing.List[str]
 
 
 class _Attempt(typing.NamedTuple):
     """What an import takes for granted, which shape inference may contradict."""
-    lengths: str  # one of `KINDS_OF_LENGTHS`
-    scalars: typing.List[str]  # names of placeholders of no known shape that it takes for scalars
+    kind_of_lengths: str  # what stands for lengths that are not static: of `KINDS_OF_LENGTHS`
+    assumed_scalars: typing.List[str]  # names of placeholders of no known shape
 
 
 def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
                  examples: typing.Optional[int] = None,
-                 readings: typing.Optional[Readings] = None) -> Scratch:
-    """Imports operations of a forward pass, with the inputs of one more batch.
+                 size_constants: typing.Optional[SizeConstants] = None) -> Scratch:
+    """Imports the operations of a forward pass, for a batch of another size.
 
     Shape inference may refuse what an attempt takes for granted: two lengths that are not static
-    may have to be equal. Then the next attempt takes less for granted. After the last one, the
-    operations that it refuses are cut, one by one: they do not take a batch of another size.
+    may have to be equal, and get different primes. Then the next attempt takes less for granted.
+    The last one leaves out the operations that shape inference refuses.
 
     Args:
       operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
       inputs: nest of the tensors at which the batch enters.
       examples: how many examples the batch has; None for a prime.
-      readings: constants that are read as computed from the number of examples.
+      size_constants: the constants that are taken for multiples of the number of examples.
     """
-    scalars = [op.name for op in operations
-               if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None]
-    attempts = [_Attempt(lengths, scalars) for lengths in KINDS_OF_LENGTHS]
-    if scalars:
-        attempts.append(_Attempt('none', []))
-    forward_pass = _ForwardPass(
-        operations, inputs, examples or prime_for(operations), readings or {})
-    cuts: typing.Dict[str, Reason] = {}
-    attempt = attempts.pop(0)
+    forward_pass = _ForwardPass(operations, inputs, examples, size_constants or {})
+    attempts = _attempts(operations)
+    for attempt in attempts[:-1]:
+        try:
+            return forward_pass.imported(attempt, left_out={})
+        except _REFUSALS:
+            continue
+    return _imported_as_far_as_possible(forward_pass, attempts[-1])
+
+
+def _attempts(operations: typing.List[tf.Operation]) -> typing.List[_Attempt]:
+    """The attempts to import operations, in the order in which they take less for granted."""
+    assumed_scalars = []
+    for op in operations:
+        if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None:
+            assumed_scalars.append(op.name)
+    attempts = [_Attempt(kind, assumed_scalars) for kind in KINDS_OF_LENGTHS]
+    if assumed_scalars:
+        attempts.append(_Attempt(KINDS_OF_LENGTHS[-1], []))
+    return attempts
+
+
+def _imported_as_far_as_possible(forward_pass: '_ForwardPass', attempt: _Attempt) -> Scratch:
+    """Imports a forward pass without the operations that shape inference refuses, of which an
+    import tells the first one."""
+    left_out: _LeftOut = {}
     while True:
         try:
-            scratch = forward_pass.imported(attempt, cuts)
-        except (ValueError, tf.errors.OpError) as error:
-            if attempts:
-                attempt = attempts.pop(0)
-            elif len(cuts) < len(operations):
-                _cut(cuts, operations, str(error))
-            else:
+            return forward_pass.imported(attempt, left_out)
+        except _REFUSALS as error:
+            if len(left_out) == len(forward_pass.operations):
                 raise
-        else:
-            return scratch._replace(is_prime=examples is None)
+            _leave_out(_refused(str(error), forward_pass.operations, left_out), left_out)
 
 
-def _cut(cuts: typing.Dict[str, Reason], operations: typing.List[tf.Operation], error: str) -> None:
-    """Cuts the operation that an error of shape inference is about, or all where that is unknown or
-    there are many."""
-    name = _named_in(error, operations)
-    is_found = name is not None and name not in cuts and len(cuts) < _MOST_CUTS
+def _refused(error: str, operations: typing.List[tf.Operation],
+             left_out: _LeftOut) -> typing.List[tf.Operation]:
+    """The operations to leave out after an error of shape inference: the one that the error names;
+    all, where it names none that was imported, or where many were left out before."""
+    name = _named_in(error, names_of(operations))
+    if name is None or name in left_out or len(left_out) >= _MOST_LEFT_OUT:
+        return operations
+    return [op for op in operations if op.name == name]
+
+
+def _leave_out(operations: typing.List[tf.Operation], left_out: _LeftOut) -> None:
+    """Adds operations to those that are left out."""
     for op in operations:
-        if not is_found or op.name == name:
-            cuts.setdefault(op.name, Reason(op.name, op.type, TAKES_NO_OTHER_BATCH))
+        left_out.setdefault(op.name, Reason(op.name, op.type, TAKES_NO_OTHER_BATCH))
 
 
-def _named_in(error: str, operations: typing.List[tf.Operation]) -> typing.Optional[str]:
-    """The name of the operation that an error of shape inference is about, or None."""
-    names = {op.name for op in operations}
+def _named_in(error: str, names: typing.Set[str]) -> typing.Optional[str]:
+    """Which of some operations an error of shape inference is about; None if it names none of them.
+
+    TensorFlow writes `for 'a/MatMul' (op: 'MatMul')`, or `{{node a/MatMul}}`, by its version.
+    """
     for name in re.findall(r"(?:for |node |Node: )['{]*(?:node )?([\w./>\\-]+)", error):
         if name in names:
             return name
@@ -105,130 +142,174 @@ def _named_in(error: str, operations: typing.List[tf.Operation]) -> typing.Optio
 
 
 class _ForwardPass:
-    """The operations of a forward pass, to be imported into a scratch graph."""
+    """The operations of a forward pass, to be imported into a scratch graph.
 
-    def __init__(self, operations: typing.List[tf.Operation], inputs: typing.Any, examples: int,
-                 readings: Readings):
+    Attributes:
+      operations: list of the operations.
+    """
+
+    def __init__(self, operations: typing.List[tf.Operation], inputs: typing.Any,
+                 examples: typing.Optional[int], size_constants: SizeConstants):
         """Args:
           operations: list of the operations.
           inputs: nest of the tensors at which the batch enters.
-          examples: the number of examples in the scratch graph.
-          readings: constants that are others for another batch.
+          examples: the number of examples in the scratch graph; None for a prime.
+          size_constants: the constants that are taken for multiples of it.
         """
-        self._readings = readings
-        self._operations = operations
-        self._inputs = inputs
-        self._examples = examples
         leaves = leaves_of(inputs)
+        self.operations = operations
+        self._inputs = inputs
+        self._input_names = names_of(leaves)
         self._program = leaves[0].graph
-        self._leaves = {leaf.name for leaf in leaves}
+        self._is_prime = examples is None
+        self._examples = examples or prime_for(operations)
+        self._size_constants = size_constants
 
-    def imported(self, attempt: _Attempt, cuts: typing.Dict[str, Reason]) -> Scratch:
-        """Imports the operations.
+    def imported(self, attempt: _Attempt, left_out: _LeftOut) -> Scratch:
+        """Imports the operations into a new graph.
 
         Args:
           attempt: what is taken for granted.
-          cuts: {name of an operation that is left out: why}.
+          left_out: the operations that are not imported.
 
         Raises:
           ValueError, tf.errors.OpError: shape inference refuses an operation.
         """
-        given: typing.Dict[str, State] = {}
-        names = {op.name for op in self._operations if op.name not in cuts}
-        part = _Part(self._leaves, names)
-        for op in self._operations:
-            if op.name not in cuts:
-                part.add(op)
-        for node in part.graph_def.node:
-            if node.name in attempt.scalars:
+        extract = self._extract(left_out)
+        self._edit_nodes(extract.graph_def, attempt)
+        lengths = lengths_of(attempt.kind_of_lengths, self._examples)
+        initial_states = self._states_of_size_constants(extract.graph_def)
+        variables_read: typing.Dict[str, typing.List[str]] = {}
+        placeholders = {}
+        graph = tf.Graph()
+        with graph.as_default():
+            for key, tensor in extract.outside.items():
+                stand_in = self._stand_in(tensor, left_out, lengths)
+                placeholder = tf.placeholder(tensor.dtype.base_dtype, stand_in.shape, key)
+                placeholders[key + ':0'] = placeholder
+                initial_states[placeholder.name] = stand_in.state
+                variables_read[placeholder.name] = [source.name for source in read_from(tensor)]
+            tf.import_graph_def(extract.graph_def, input_map=placeholders, name='')
+        return Scratch(
+            graph=graph, examples=self._examples, is_prime=self._is_prime,
+            initial_states=initial_states, left_out=left_out, variables_read=variables_read,
+            has_static_batch=static_size(self._inputs) is not None,
+            assumed_scalars=attempt.assumed_scalars)
+
+    def _extract(self, left_out: _LeftOut) -> '_Extract':
+        """The operations as a `GraphDef`, but for those that are left out."""
+        imported = [op for op in self.operations if op.name not in left_out]
+        extract = _Extract(self._input_names, names_of(imported))
+        for op in imported:
+            extract.add(op)
+        functions = Library(self._program).reached_from(extract.graph_def.node)
+        extract.graph_def.library.function.extend(functions.values())
+        extract.graph_def.versions.CopyFrom(self._program.graph_def_versions)
+        return extract
+
+    def _edit_nodes(self, graph_def: tf.GraphDef, attempt: _Attempt) -> None:
+        """Changes what nodes say of shapes from that of the program's batch to that of the scratch
+        graph's."""
+        for node in graph_def.node:
+            if node.name in attempt.assumed_scalars:
                 node.attr['shape'].shape.CopyFrom(tf.TensorShape([]).as_proto())
             if node.op == 'TensorArrayV3':
                 self._leave_out_lengths(node)
-            if node.name in self._readings:
-                read = self._readings[node.name]
-                node.attr['value'].tensor.CopyFrom(read.of_batch(self._examples))
-                given[node.name + ':0'] = read.state
-        functions = Library(self._program).reached_from(part.graph_def.node)
-        part.graph_def.library.function.extend(functions.values())
-        part.graph_def.versions.CopyFrom(self._program.graph_def_versions)
-        lengths = lengths_of(attempt.lengths, self._examples)
-        input_map = {}
-        reads = {}
-        graph = tf.Graph()
-        with graph.as_default():
-            for key, tensor in part.outside.items():
-                stand_in = self._stand_in(tensor, cuts, lengths)
-                placeholder = tf.placeholder(tensor.dtype.base_dtype, stand_in.shape, key)
-                input_map[key + ':0'] = placeholder
-                given[placeholder.name] = stand_in.state
-                reads[placeholder.name] = [source.name for source in read_from(tensor)]
-            tf.import_graph_def(part.graph_def, input_map=input_map, name='')
-        has_static_batch = static_size(self._inputs) is not None
-        return Scratch(
-            graph, self._examples, is_prime=True, given=given, cuts=cuts, reads=reads,
-            has_static_batch=has_static_batch, scalars=attempt.scalars)
+            if node.name in self._size_constants:
+                value = self._size_constants[node.name].of_batch(self._examples)
+                node.attr['value'].tensor.CopyFrom(value)
 
     def _leave_out_lengths(self, node: tf.NodeDef) -> None:
         """Leaves the lengths out of the shape of an array's elements that may be those of a static
         batch, such as 50 in [50, 8]."""
-        size = static_size(self._inputs)
+        batch_size = static_size(self._inputs)
+        if batch_size is None:
+            return
         for dimension in node.attr['element_shape'].shape.dim:
-            if size is not None and dimension.size % size == 0:
-                dimension.size = -1
+            if dimension.size % batch_size == 0:
+                dimension.size = -1  # TensorFlow's sign for a length that is not known
 
-    def _stand_in(self, tensor: tf.Tensor, cuts: typing.Dict[str, Reason],
-                  lengths: Lengths) -> StandIn:
-        """What stands for a tensor from outside of the imported operations: an input of the batch,
-        the result of an operation that is cut, or what is the same on every tower."""
-        if tensor.name in self._leaves:
+    def _states_of_size_constants(self, graph_def: tf.GraphDef) -> typing.Dict[str, State]:
+        """{name of a tensor: its state} of the constants that are taken for multiples of the number
+        of examples, as far as they are in a `GraphDef`."""
+        states = {}
+        for node in graph_def.node:
+            if node.name in self._size_constants:
+                states[node.name + ':0'] = self._size_constants[node.name].state
+        return states
+
+    def _stand_in(self, tensor: tf.Tensor, left_out: _LeftOut, lengths: Lengths) -> StandIn:
+        """What stands for a tensor from outside of the imported operations.
+
+        Args:
+          tensor: an input of the batch, the result of an operation that is left out, or what is the
+            same on every tower.
+          left_out: the operations that are not imported.
+          lengths: what stands for lengths that are not static.
+        """
+        if tensor.name in self._input_names:
             return stand_in_of(tensor, self._inputs, self._examples, lengths)
-        if tensor.op.name in cuts:
-            state = State(Kind.UNKNOWN, reason=cuts[tensor.op.name])
+        if tensor.op.name in left_out:
+            state = State(Kind.UNKNOWN, reason=left_out[tensor.op.name])
             return StandIn(tf.TensorShape(None), state)
         return StandIn(tensor.shape, INDEPENDENT)
 
 
-class _Part:
-    """A part of the program's graph: operations, and the tensors that they take from outside.
+class _Extract:
+    """Operations of the program's graph, and the tensors that they take from outside.
 
     Attributes:
-      graph_def: `tf.GraphDef` with the operations; a tensor from outside has the name of a key.
+      graph_def: `tf.GraphDef` with the operations; their inputs from outside have keys as names.
       outside: {key: tensor of the program}.
     """
 
-    def __init__(self, leaves: typing.Set[str], names: typing.Set[str]):
+    def __init__(self, input_names: typing.Set[str], names: typing.Set[str]):
         """Args:
-          leaves: names of the tensors at which the batch enters, which are outside.
-          names: the names of the operations of the part.
+          input_names: names of the tensors at which the batch enters; they are outside, even where
+            the operation that computes them is not.
+          names: the names of the operations that are to be added.
         """
         self.graph_def = tf.GraphDef()
         self.outside: typing.Dict[str, tf.Tensor] = {}
         self._names = names
-        self._leaves = leaves
+        self._input_names = input_names
 
     def add(self, op: tf.Operation) -> None:
-        """Adds an operation, and the variables that it takes from outside."""
+        """Adds an operation, and the variables that it takes from outside.
+
+        Its device is left out, since nothing runs; so are the operations that it waits for.
+        """
         node = self.graph_def.node.add()
         node.CopyFrom(op.node_def)
         node.device = ''
         leave_out_shapes(node)
         del node.input[:]
         for tensor in op.inputs:
-            source = tensor.op
-            if source.type in VARIABLE_OPS and source.name not in self._names:
-                self._names.add(source.name)
-                self.add(source)
-            if source.name in self._names and tensor.name not in self._leaves:
-                node.input.append(tensor.name)
-            else:
-                key = 'from_' + re.sub(r'[^A-Za-z0-9_.]', '.', tensor.name)
-                self.outside[key] = tensor
-                node.input.append(key)
+            self._add_variable(tensor.op)
+            node.input.append(self._input_name(tensor))
+
+    def _add_variable(self, source: tf.Operation) -> None:
+        """Adds what computes an input, if it is a variable, so that reads know its shape."""
+        if source.type in VARIABLE_OPS and source.name not in self._names:
+            self._names.add(source.name)
+            self.add(source)
+
+    def _input_name(self, tensor: tf.Tensor) -> str:
+        """What a node calls an input: the tensor's name; for one from outside a key."""
+        if tensor.op.name in self._names and tensor.name not in self._input_names:
+            return tensor.name
+        key = 'from_' + re.sub(r'[^A-Za-z0-9_.]', '.', tensor.name)
+        self.outside[key] = tensor
+        return key
 
 
 def leave_out_shapes(node: tf.NodeDef) -> None:
-    """Leaves the attributes of a node out that TensorFlow keeps for itself, and the shapes that
-    loops and branches of control flow v2 had for the program's batch."""
+    """Leaves out what a node says of the shapes of its results, which are for the program's batch.
+
+    TensorFlow keeps them in `_output_shapes`, and in `output_shapes` of loops and branches of
+    control flow v2. With the first go all attributes of TensorFlow's own, whose names begin with
+    `_`: `_class` may name operations that are not imported, which an import would refuse.
+    """
     for name in [name for name in node.attr if name.startswith('_')]:
         del node.attr[name]
     if node.op in CONTROL_FLOW_V2 and 'output_shapes' in node.attr:

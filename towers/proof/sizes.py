@@ -10,10 +10,9 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.proof.stand_ins import LEAST_STAND_IN
 from towers.proof.states import INDEPENDENT, Kind, Size, State
 from towers.proof.view import View
-
-LEAST_STAND_IN = 13000  # lengths that are not static are primes from here on (`stand_ins`)
 
 Sizes = typing.Tuple[Size, ...]
 _PerhapsSize = typing.Optional[Size]

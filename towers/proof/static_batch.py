@@ -8,19 +8,24 @@ a static batch is therefore analysed up to three times:
 2. For the size that it has (`Analysis.as_built`), where operations take no other, or sums over the
    examples are divided by a number. This tells where the examples are in this graph, and nothing of
    another batch. The roles of written variables, batch norms in sync and predictions go by it.
-3. For a prime again, with some constants read as the number of examples, or a multiple of it
-   (`Analysis.as_read`). What is proven so holds if these, and no other numbers, come from the size
-   of the batch: the graph with these constants replaced is the graph of another batch.
+3. For a prime again, with some constants taken for multiples of the number of examples
+   (`Analysis.with_size_constants`). What is proven so holds if these, and no other numbers, come
+   from the size of the batch: with these constants replaced the graph is that of another batch.
 
-This module finds the constants to read so. A tensor that goes together with the examples has to
-have as many entries as they have; so it is followed back to the constant that gives it its length:
+This module finds these constants, the size constants. A tensor that goes together with the examples
+has to have as many entries as they have; so it is followed back to the constant that gives it its
+length:
 
     x [50, 4] * tf.random_uniform([50, 4])      the first number of the shape
     tf.concat([x, tf.zeros([50, 8])], 1)        the first dimension of zeros
     tf.reshape(x [50, 3, 4], [150, 4])          the first number of the shape, three times 50
-    tf.reduce_sum(losses [50]) / 50.            the divisor; where two could be, neither is read
+    tf.reduce_sum(losses [50]) / 50.            the divisor; where two could be, neither is one
 
-A wrong reading proves nothing that is false: the verdict tells the reading as its condition.
+A constant that is taken for one by mistake proves nothing that is false: the verdict names the size
+constants in its condition.
+
+In all of this module `times` says how many times the number of examples a number, or a length, has
+to be.
 """
 
 import typing
@@ -29,284 +34,346 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.graph.graph_walk import names_of
 from towers.graph.op_types import QUOTIENTS, SAME_NUMBERS
 from towers.proof.rules import entries, joining, reductions
-from towers.proof.stand_ins import ReadConstant, Readings
+from towers.proof.stand_ins import SizeConstant, SizeConstants
 from towers.proof.states import INDEPENDENT, Kind, State
 from towers.proof.table import RULES
 
 _States = typing.Dict[str, State]
-_MOST_NUMBERS = 64  # of a vector of sizes
+_LARGEST_SHAPE = 64  # a constant with more numbers is no shape
 
+# ---- what is known of operations -----------------------------------------------------------------
+
+_SHAPES_OF_RESULTS_WITH_EXAMPLES = {
+    'Reshape': 1, 'BroadcastTo': 1, 'Conv2DBackpropInput': 0, 'Conv3DBackpropInputV2': 0,
+    'DepthwiseConv2dNativeBackpropInput': 0}
+"""{type of an operation on examples: the place of the input that is the shape of its result}"""
+
+_LENGTHS_OF_RESULTS = {
+    'Fill': 0, 'BroadcastTo': 1, 'RandomUniform': 0, 'RandomStandardNormal': 0,
+    'TruncatedNormal': 0, 'StatelessRandomUniform': 0, 'StatelessRandomUniformV2': 0,
+    'StatelessRandomNormal': 0, 'StatelessRandomNormalV2': 0, 'Tile': 1}
+"""{type of an operation that makes a tensor: the place of the input that gives its lengths}
+
+That input is the shape of the tensor, or, of `Tile`, how often each dimension is repeated."""
+
+_KEEPS_LENGTHS = frozenset([
+    'Identity', 'Cast', 'StopGradient', 'Enter', 'Switch', 'ZerosLike', 'OnesLike'])
+
+
+def _types_with_rule(*rules: typing.Callable) -> typing.FrozenSet[str]:
+    """The types of the operations whose row in the table has any of these rules."""
+    return frozenset(name for name, row in RULES.items() if row.rule in rules)
+
+
+_BY_ENTRY = _types_with_rule(entries.elementwise, entries.add, entries.multiply, entries.divide,
+                             entries.select, entries.linear)
+_BESIDE_EACH_OTHER = _types_with_rule(joining.concat, reductions.along_last)
+_ALL_INPUTS_WITH_EXAMPLES = _BY_ENTRY | _BESIDE_EACH_OTHER | {'Merge', 'ReverseSequence'}
+_LOOPS = ('While', 'StatelessWhile')
+
+
+class _Result(typing.NamedTuple):
+    """A result of an operation, and the inputs that go together with it."""
+    tensor: tf.Tensor
+    inputs: typing.List[tf.Tensor]  # they have the examples that the result has, if it has any
+
+
+def _results_with_inputs(op: tf.Operation) -> typing.List[_Result]:
+    """The results of an operation whose inputs have to have as many examples as they have; [] for
+    an operation of which that is not known."""
+    if op.type in _LOOPS:
+        return [_Result(result, [initial]) for result, initial in zip(op.outputs, op.inputs)]
+    if op.type in _ALL_INPUTS_WITH_EXAMPLES:
+        return [_Result(op.outputs[0], list(op.inputs))]
+    if op.type == 'CTCLoss':
+        lengths_of_examples = op.inputs[3]
+        return [_Result(op.outputs[0], [lengths_of_examples])]
+    if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
+        return [_Result(op.outputs[0], [])]
+    return []
+
+
+def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
+    """The dimension of an input that broadcasting aligns with one of the result, from the last
+    dimensions on; less than 0 where the input has none.
+
+    Args:
+      axis: the dimension of the result.
+      result: the result.
+      tensor: the input.
+    """
+    if result.shape.ndims is None or tensor.shape.ndims is None:
+        return axis
+    return axis - result.shape.ndims + tensor.shape.ndims
+
+
+# ---- the search for size constants ---------------------------------------------------------------
 
 class Found(typing.NamedTuple):
-    """The constants that are read as computed from the number of examples."""
-    readings: Readings
-    other_divisors: typing.List[str]  # names of divisors any of which could be, but not all
+    """The size constants of a forward pass."""
+    size_constants: SizeConstants
+    other_divisors: typing.List[str]  # names of divisors any of which could be one, but not all
 
 
-def read_sizes(operations: typing.List[tf.Operation], states: _States, size: int) -> Found:
-    """Finds the constants to read as computed from the number of examples.
+def find_size_constants(operations: typing.List[tf.Operation], states: _States,
+                        batch_size: int) -> Found:
+    """Finds the constants to take for multiples of the number of examples.
 
     Args:
       operations: list of the operations of the forward pass.
       states: of their tensors, in the graph as it was built.
-      size: the static number of examples.
+      batch_size: the static number of examples.
     """
-    if size < 2:  # of which every number is a multiple
+    if batch_size < 2:  # of which every number is a multiple
         return Found({}, [])
-    reader = _Reader(states, size)
+    search = _Search(states, batch_size)
     for op in operations:
-        reader.read_inputs(op)
-    other_divisors = reader.read_divisors(operations)
-    return Found(reader.readings, other_divisors)
+        search.follow_inputs(op)
+    other_divisors = search.follow_divisors(operations)
+    return Found(search.size_constants, other_divisors)
 
 
-class _Reader:
+class _Search:
     """Follows tensors that go together with the examples back to constants.
 
     Attributes:
-      readings: what was found: `Readings`.
+      size_constants: what was found: `SizeConstants`.
     """
 
-    def __init__(self, states: _States, size: int):
+    def __init__(self, states: _States, batch_size: int):
         """Args:
           states: of the tensors, in the graph as it was built.
-          size: the static number of examples.
+          batch_size: the static number of examples.
         """
-        self.readings: Readings = {}
+        self.size_constants: SizeConstants = {}
         self._states = states
-        self._size = size
-        self._seen: typing.Set[typing.Tuple[str, int, int]] = set()  # lengths that were read
+        self._batch_size = batch_size
+        # name of a tensor, dimension, `times`: the lengths that were followed
+        self._seen: typing.Set[typing.Tuple[str, int, int]] = set()
 
     def _state(self, tensor: tf.Tensor) -> State:
         """The state of a tensor; what was not analysed is the same on every tower."""
         return self._states.get(tensor.name, INDEPENDENT)
 
-    # ---- what has to be of the batch
+    # ---- lengths and numbers that have to come from the size of the batch
 
-    def read_inputs(self, op: tf.Operation) -> None:
-        """Reads the inputs of an operation that go together with the examples."""
-        for result, tensors in _together(op):
-            state = self._state(result)
+    def follow_inputs(self, op: tf.Operation) -> None:
+        """Follows the inputs of an operation that go together with the examples in its result."""
+        for result in _results_with_inputs(op):
+            state = self._state(result.tensor)
             if state.kind is not Kind.PER_EXAMPLE:
                 continue
             times = state.outer * state.inner
-            if op.type in _SHAPE_ARGUMENTS:
-                self._read_number(op.inputs[_SHAPE_ARGUMENTS[op.type]], state.axis, times)
-            for tensor in tensors:
+            if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
+                shape = op.inputs[_SHAPES_OF_RESULTS_WITH_EXAMPLES[op.type]]
+                self._follow_number(_Number(shape, state.axis, times))
+            for tensor in result.inputs:
                 if self._state(tensor).kind is Kind.INDEPENDENT:
-                    self._read_length(tensor, _aligned(state.axis, result, tensor), times)
+                    axis = _aligned(state.axis, result.tensor, tensor)
+                    self._follow_length(tensor, axis, times)
 
-    def read_divisors(self, operations: typing.List[tf.Operation]) -> typing.List[str]:
-        """Reads the divisors of sums over the examples, but none of those that divide the same sum
-        one after the other.
+    def follow_divisors(self, operations: typing.List[tf.Operation]) -> typing.List[str]:
+        """Follows the divisors of sums over the examples, but not those that divide the same sum
+        one after the other: only one of them can come from the number of examples.
 
         Returns:
-          The names of these.
+          The names of the divisors that were not followed.
         """
         quotients = [op for op in operations if self._divides_sum(op)]
-        before = {op.name: graph_walk.ancestors([op.inputs[0]]) for op in quotients}
-        several = []
+        in_row = _in_row_with_another(quotients)
+        not_followed = []
         for op in quotients:
-            others = [other for other in quotients if other is not op and (
-                other.name in before[op.name] or op.name in before[other.name])]
-            if others:
-                several.append(op.inputs[1].op.name)
+            divisor = op.inputs[1]
+            if op.name in in_row:
+                not_followed.append(divisor.op.name)
             else:
-                self._read_number(op.inputs[1], 0, self._times(op.inputs[1]))
-        return several
+                self._follow_number(_Number(divisor, 0, self._times_of(divisor)))
+        return not_followed
 
     def _divides_sum(self, op: tf.Operation) -> bool:
         """Whether an operation divides a sum over the examples by a multiple of their number."""
         if op.type not in QUOTIENTS:
             return False
         dividend = self._state(op.inputs[0])
-        return dividend.kind is Kind.SUM and not dividend.is_constant and (
-            self._times(op.inputs[1]) > 0)
+        # A constant sum is a number of examples itself.
+        is_sum = dividend.kind is Kind.SUM and not dividend.is_constant
+        return is_sum and self._times_of(op.inputs[1]) > 0
 
-    def _times(self, tensor: tf.Tensor) -> int:
+    def _times_of(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples a static scalar is; 0 for any other tensor."""
         value = tf.get_static_value(tensor)
         is_number = value is not None and not value.shape and value > 0
-        if not is_number or value % self._size:
+        if not is_number or value % self._batch_size:
             return 0
-        return int(value) // self._size
+        return int(value) // self._batch_size
 
     # ---- back to constants
 
-    def _read_length(self, tensor: tf.Tensor, axis: int, times: int) -> None:
-        """Reads the length of a dimension, of a tensor that is the same on every tower.
+    def _follow_length(self, tensor: tf.Tensor, axis: int, times: int) -> None:
+        """Follows a tensor that is the same on every tower back to the number that gives one of its
+        dimensions its length.
 
         Args:
           tensor: the tensor.
           axis: the dimension; less than 0 where the tensor lacks it.
           times: how many times the number of examples the length has to be.
         """
+        key = tensor.name, axis, times
+        if key in self._seen:
+            return
+        self._seen.add(key)
         shape = tensor.shape.as_list() if tensor.shape.ndims else []
-        is_new = (tensor.name, axis, times) not in self._seen
-        self._seen.add((tensor.name, axis, times))
-        if not is_new or not 0 <= axis < len(shape) or shape[axis] != times * self._size:
+        has_axis = 0 <= axis < len(shape)
+        if not has_axis or shape[axis] != times * self._batch_size:
             return
         op = tensor.op
         if op.type == 'Const':
-            self._read_constant(op, {}, {axis: times})
-        elif op.type in _SHAPES_OF_RESULTS:
-            self._read_number(op.inputs[_SHAPES_OF_RESULTS[op.type]], axis, times)
+            self._add_constant(op, numbers={}, lengths={axis: times})
+        elif op.type in _LENGTHS_OF_RESULTS:
+            lengths = op.inputs[_LENGTHS_OF_RESULTS[op.type]]
+            self._follow_number(_Number(lengths, axis, times))
         elif op.type == 'ExpandDims':
-            place = self._place(op.inputs[1], len(shape))
-            if place is not None and place != axis:
-                self._read_length(op.inputs[0], axis - (place < axis), times)
-        elif op.type == 'Tile':
-            self._read_number(op.inputs[1], axis, times)
-        elif op.type in _BY_ENTRY or op.type in _HAND_ON:
+            self._follow_length_before_new_dimension(op, axis, times)
+        elif op.type in _BY_ENTRY or op.type in _KEEPS_LENGTHS:
             for source in op.inputs:
-                self._read_length(source, _aligned(axis, tensor, source), times)
+                self._follow_length(source, _aligned(axis, tensor, source), times)
 
-    def _place(self, tensor: tf.Tensor, rank: int) -> typing.Optional[int]:
-        """A dimension that is a static argument, from 0; None where it is not static."""
-        value = tf.get_static_value(tensor)
-        return None if value is None else int(np.ravel(value)[0]) % rank
-
-    def _read_number(self, tensor: tf.Tensor, place: int, times: int) -> None:
-        """Reads a number of a vector, or a scalar, that is the same on every tower.
+    def _follow_length_before_new_dimension(self, op: tf.Operation, axis: int, times: int) -> None:
+        """Follows a length of the result of `tf.expand_dims` back to that of its input.
 
         Args:
-          tensor: the vector, such as a shape.
-          place: of the number.
-          times: how many times the number of examples it has to be.
+          op: the operation.
+          axis: the dimension of its result.
+          times: how many times the number of examples the length has to be.
         """
-        number: typing.Optional[_Number] = _Number(tensor, place, times)
-        while number is not None and number.tensor.op.type != 'Const':
-            source_of = _SOURCES.get(number.tensor.op.type)
-            number = None if source_of is None else source_of(number, self._size)
-        if number is None:
+        place = tf.get_static_value(op.inputs[1])
+        if place is None:
             return
-        value = tf.get_static_value(number.tensor)
-        is_vector = value.size == 1 or value.dtype.kind in 'iu' and value.size <= _MOST_NUMBERS
-        if not is_vector or number.place >= value.size:
-            return
-        if value.flat[number.place] == number.times * self._size:
-            self._read_constant(number.tensor.op, {number.place: number.times}, {})
+        new_axis = int(np.ravel(place)[0]) % op.outputs[0].shape.ndims
+        if new_axis < axis:
+            self._follow_length(op.inputs[0], axis - 1, times)
+        elif new_axis > axis:
+            self._follow_length(op.inputs[0], axis, times)
 
-    def _read_constant(self, op: tf.Operation, numbers: typing.Dict[int, int],
-                       lengths: typing.Dict[int, int]) -> None:
-        """Adds numbers, or lengths of a uniform constant, to what is read of it. What cannot be
-        read both ways stays as it is."""
+    def _follow_number(self, number: '_Number') -> None:
+        """Follows a number that is the same on every tower back to the constant that has it."""
+        while number.tensor.op.type != 'Const':
+            step = _STEPS_BACK.get(number.tensor.op.type)
+            source = None if step is None else step(number, self._batch_size)
+            if source is None:
+                return
+            number = source
+        value = tf.get_static_value(number.tensor)
+        is_shape = value.dtype.kind in 'iu' and value.size <= _LARGEST_SHAPE
+        has_place = number.place < value.size
+        if not has_place or not (is_shape or value.size == 1):
+            return
+        if value.flat[number.place] == number.times * self._batch_size:
+            self._add_constant(number.tensor.op, numbers={number.place: number.times}, lengths={})
+
+    def _add_constant(self, op: tf.Operation, numbers: typing.Dict[int, int],
+                      lengths: typing.Dict[int, int]) -> None:
+        """Adds a constant to what was found, or adds to what was found of it.
+
+        A constant with a length that comes from the size of the batch has to have equal entries,
+        none of which is a multiple itself, and one such length: else it stays as it is.
+
+        Args:
+          op: the constant.
+          numbers: {place of a number in it: `times`}.
+          lengths: {dimension of it: `times`}.
+        """
         value = tf.get_static_value(op.outputs[0])
-        before = self.readings.get(op.name, ReadConstant(value, {}, {}))
-        found = ReadConstant(value, dict(before.numbers), dict(before.lengths))
-        found.numbers.update(numbers)
-        found.lengths.update(lengths)
+        before = self.size_constants.get(op.name, SizeConstant(value, {}, {}))
+        found = SizeConstant(
+            value, {**before.numbers, **numbers}, {**before.lengths, **lengths})
         is_uniform = value.size > 0 and (value == value.flat[0]).all()
-        can_be_read = not found.lengths or (
-            is_uniform and len(found.lengths) == 1 and not found.numbers)
-        if can_be_read:
-            self.readings[op.name] = found
+        has_one_length = len(found.lengths) == 1 and not found.numbers
+        if not found.lengths or (is_uniform and has_one_length):
+            self.size_constants[op.name] = found
+
+
+def _in_row_with_another(quotients: typing.List[tf.Operation]) -> typing.Set[str]:
+    """The names of those quotients whose dividend is computed from another one, or from which the
+    dividend of another one is: in `(total / 50.) / 4.` both are."""
+    names = names_of(quotients)
+    in_row: typing.Set[str] = set()
+    for op in quotients:
+        names_before = graph_walk.ancestors([op.inputs[0]])
+        quotients_before = names_before & names - {op.name}
+        if quotients_before:
+            in_row |= quotients_before | {op.name}
+    return in_row
 
 
 # ---- where a number comes from -------------------------------------------------------------------
 
 class _Number(typing.NamedTuple):
-    """A number of a vector, or a scalar."""
-    tensor: tf.Tensor
+    """A number that has to come from the size of the batch."""
+    tensor: tf.Tensor  # a vector that has it, such as a shape; or a scalar
     place: int  # of the number in the vector
     times: int  # how many times the number of examples it has to be
 
 
-def _handed_on(number: _Number, size: int) -> typing.Optional[_Number]:
-    """The same number of the first input."""
+def _before_same_numbers(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The number in the input of an operation whose result has the numbers of its first input."""
     return number._replace(tensor=number.tensor.op.inputs[0])
 
 
-def _sliced(number: _Number, size: int) -> typing.Optional[_Number]:
-    """The number `shape[1]` of a vector."""
+def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The number in the vector from which an index takes it: in `shape`, of `shape[1]`."""
     op = number.tensor.op
     begin = tf.get_static_value(op.inputs[1])
+    # `shrink_axis_mask` 1: the first dimension, the only one of a vector, has an index.
     is_index = op.get_attr('shrink_axis_mask') == 1 and op.inputs[0].shape.ndims == 1
     if begin is None or not is_index:
         return None
     return number._replace(tensor=op.inputs[0], place=int(begin[0]))
 
 
-def _factor(number: _Number, size: int) -> typing.Optional[_Number]:
-    """The factor of a product that comes from the number of examples, unless either could."""
+def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The factor of a product of two scalars that comes from the number of examples: in 50 * 3, of
+    a batch of 50, the first one with `times` 1; None where either could be it."""
     tensors = list(number.tensor.op.inputs)
     values = [tf.get_static_value(tensor) for tensor in tensors]
     if any(value is None or value.shape or value < 1 for value in values):
         return None
     found = []
-    for tensor, value, other in zip(tensors, values, values[::-1]):
-        if number.times % other == 0 and value == number.times // other * size:
-            found.append(number._replace(tensor=tensor, times=number.times // int(other)))
+    for tensor, value, other_value in zip(tensors, values, values[::-1]):
+        times = number.times // int(other_value)
+        if number.times % other_value == 0 and value == times * batch_size:
+            found.append(number._replace(tensor=tensor, times=times))
     return found[0] if len(found) == 1 else None
 
 
-def _stacked(number: _Number, size: int) -> typing.Optional[_Number]:
-    """One of the scalars of `tf.stack([n, 4])`."""
+def _before_stack(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The scalar that is the number in a stack of scalars: n, of `tf.stack([n, 4])`."""
     op = number.tensor.op
     if op.inputs[0].shape.ndims != 0:
         return None
     return number._replace(tensor=op.inputs[number.place], place=0)
 
 
-def _joined(number: _Number, size: int) -> typing.Optional[_Number]:
-    """A number of one of the vectors of `tf.concat([[n], [4]], 0)`."""
+def _before_concat(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The number in the vector that brings it into a concatenation: in [n], of
+    `tf.concat([[n], [4]], 0)`."""
     place = number.place
-    for part in list(number.tensor.op.inputs)[:-1]:
-        length = part.shape.num_elements()
+    vectors = list(number.tensor.op.inputs)[:-1]  # the last input is the axis
+    for vector in vectors:
+        length = vector.shape.num_elements()
         if length is None:
             return None
         if place < length:
-            return number._replace(tensor=part, place=place)
+            return number._replace(tensor=vector, place=place)
         place -= length
     return None
 
 
-# ---- operations ----------------------------------------------------------------------------------
-
-_SOURCES: typing.Dict[str, typing.Callable] = dict(
-    {name: _handed_on for name in SAME_NUMBERS},
-    StridedSlice=_sliced, Mul=_factor, Pack=_stacked, ConcatV2=_joined)
-"""{type of an operation: the function from a number of its result to that of an input}"""
-
-_SHAPE_ARGUMENTS = {'Reshape': 1, 'BroadcastTo': 1, 'Conv2DBackpropInput': 0,
-                    'Conv3DBackpropInputV2': 0, 'DepthwiseConv2dNativeBackpropInput': 0}
-"""{type of an operation on examples: the place of its argument that is the result's shape}"""
-
-_SHAPES_OF_RESULTS = {'Fill': 0, 'BroadcastTo': 1, 'RandomUniform': 0, 'RandomStandardNormal': 0,
-                      'TruncatedNormal': 0, 'StatelessRandomUniform': 0,
-                      'StatelessRandomUniformV2': 0, 'StatelessRandomNormal': 0,
-                      'StatelessRandomNormalV2': 0}
-"""The same of operations that make a tensor of a shape."""
-
-_HAND_ON = frozenset(['Identity', 'Cast', 'StopGradient', 'Enter', 'Switch', 'ZerosLike',
-                      'OnesLike'])
-_BY_ENTRY = frozenset(name for name, row in RULES.items() if row.rule in (
-    entries.elementwise, entries.add, entries.multiply, entries.divide, entries.select,
-    entries.linear))
-_BESIDE = frozenset(name for name, row in RULES.items() if row.rule in (
-    joining.concat, reductions.along_last))
-_LOOPS = ('While', 'StatelessWhile')
-
-
-def _together(op: tf.Operation
-              ) -> typing.List[typing.Tuple[tf.Tensor, typing.List[tf.Tensor]]]:
-    """`[(result, the inputs that have as many examples as it has)]` of an operation; [] where there
-    are none."""
-    tensors = list(op.inputs)
-    if op.type in _LOOPS:
-        return [(result, [tensor]) for result, tensor in zip(op.outputs, tensors)]
-    if op.type in ('Merge', 'ReverseSequence') or op.type in _BY_ENTRY or op.type in _BESIDE:
-        return [(op.outputs[0], tensors)]
-    if op.type == 'CTCLoss':  # its last input has the length of each example
-        return [(op.outputs[0], tensors[-1:])]
-    if op.type in _SHAPE_ARGUMENTS:
-        return [(op.outputs[0], [])]
-    return []
-
-
-def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
-    """The dimension of a tensor that broadcasting aligns with one of a result."""
-    ranks = result.shape.ndims, tensor.shape.ndims
-    return axis if None in ranks else axis - ranks[0] + ranks[1]
+_STEPS_BACK: typing.Dict[str, typing.Callable] = dict(
+    {name: _before_same_numbers for name in SAME_NUMBERS},
+    StridedSlice=_before_index, Mul=_before_product, Pack=_before_stack, ConcatV2=_before_concat)
+"""{type of an operation: the function (a number in its result, size of the batch) -> the number in
+its inputs that it comes from, or None}"""

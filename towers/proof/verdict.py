@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, statistics_of_normalizations
-from towers.proof.stand_ins import Readings
+from towers.proof.stand_ins import SizeConstants
 from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State
 
 
@@ -38,12 +38,16 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
       question: `Question`, what the build does to the losses.
     """
     verdict = _verdict(losses, analysis, batch_norms, question)
-    if analysis.as_read is None or verdict.is_proven or verdict.is_conditional:
+    other_analysis = analysis.with_size_constants
+    if other_analysis is None or verdict.is_proven or verdict.is_conditional:
         return verdict
-    read = analysis.as_read.read or {}
-    before = graph_walk.ancestors(losses)
-    of_losses = {name: constant for name, constant in read.items() if name in before}
-    return _verdict(losses, analysis.as_read._replace(read=of_losses), batch_norms, question)
+    needed = graph_walk.ancestors(losses)
+    constants_of_losses = {}
+    for name, constant in (other_analysis.size_constants or {}).items():
+        if name in needed:
+            constants_of_losses[name] = constant
+    other_analysis = other_analysis._replace(size_constants=constants_of_losses)
+    return _verdict(losses, other_analysis, batch_norms, question)
 
 
 def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
@@ -140,7 +144,7 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     conditions = ''
     if question.static_size is not None:
         conditions += ', if %s (with a batch [None, ...] this condition falls away)' % (
-            _condition_of_size(question.static_size, analysis.read or {}))
+            _condition_of_size(question.static_size, analysis.size_constants or {}))
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions += ', if %s is fed a scalar (give it the shape [])' % names
@@ -161,19 +165,21 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     return conditions
 
 
-def _condition_of_size(size: int, read: Readings) -> str:
+def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
     """What a proof supposes of a static batch, in words.
 
     Args:
-      size: of a shard.
-      read: the constants that it reads as computed from this size.
+      size: the static number of examples of a shard.
+      size_constants: the constants that the proof takes for multiples of it.
     """
-    if not read:
+    if not size_constants:
         return 'no constant of the model was computed from the static size of a shard, %d' % size
-    operations = 'operation' if len(read) == 1 else 'operations'
-    multiple = ', or a multiple of it,' if any(each.is_multiple for each in read.values()) else ''
+    number = len(size_constants)
+    operations = 'operation' if number == 1 else 'operations'
+    has_multiples = any(constant.is_multiple for constant in size_constants.values())
+    multiple = ', or a multiple of it,' if has_multiples else ''
     return ('%d%s in %d %s (%s) is the static size of a shard, and no other constant was computed '
-            'from it') % (size, multiple, len(read), operations, _names(read))
+            'from it') % (size, multiple, number, operations, _names(size_constants))
 
 
 # ---- in words ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class View:
         self.reads_of_written = reads_of_written
         self.examples = scratch.examples
         self.is_as_built = not scratch.is_prime
-        self.states = dict(scratch.given)
+        self.states = dict(scratch.initial_states)
         self.reasons: typing.Dict[str, Reason] = {}
         self._stand_ins: typing.Dict[typing.Tuple[str, int], int] = {}
         self._large_primes = primes_from(_LARGEST_LENGTH)
@@ -62,7 +62,7 @@ class View:
         self.arrays = Arrays()
         self._program = program
         self._has_static_batch = scratch.has_static_batch
-        self._reads = scratch.reads
+        self._variables_read = scratch.variables_read
         self._operations = {op.name for op in scratch.graph.get_operations()}
         self._merges = _merges_by_frame(scratch.graph)
         self._static_values: typing.Dict[str, typing.Optional[np.ndarray]] = {}
@@ -178,7 +178,8 @@ class View:
 
     def variables_read(self, tensor: tf.Tensor) -> typing.List[str]:
         """The names of the variables whose values a tensor consists of."""
-        return self._reads.get(tensor.name) or [source.name for source in read_from(tensor)]
+        return self._variables_read.get(tensor.name) or [
+            source.name for source in read_from(tensor)]
 
     def program_op(self, op: tf.Operation) -> typing.Optional[tf.Operation]:
         """The operation of the program that an operation stands for; None in a function's body."""

@@ -19,7 +19,8 @@ from towers.proof.rules.totals import (
     quotient_of_totals,
     sum_of_totals,
 )
-from towers.proof.sizes import LEAST_STAND_IN, as_numbers
+from towers.proof.sizes import as_numbers
+from towers.proof.stand_ins import LEAST_STAND_IN
 from towers.proof.states import (
     HAS_OWN_SIZE,
     NO_STATIC_RANK,
