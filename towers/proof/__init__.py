@@ -12,15 +12,16 @@ Read in this order:
    where the examples are; `stand_ins` for its inputs, `functions` for the bodies that it calls.
 3. `view`: what rules ask of that graph; `contexts`: its loops and branches.
 4. `table`: a row for each kind of operation; `rules/`: the functions in it.
-5. `transfer`: from the states of inputs to those of results, by the table or without it;
-   `written_before`: reads of what the forward pass has written; `fixed_point`: from the first
-   operation to the last, in rounds, until nothing changes; `static_batch`: the numbers that come
-   from the size of a static batch; `analysis`: what comes out.
-6. `batch_norms`: the statistics that are those of batch norms; `written`: what is written to
+5. From the states of an operation's inputs to those of its results: `by_table`, for most;
+   `written_before`, reads of what the forward pass has written; `transfer`, for any operation.
+6. `fixed_point`: from the first operation to the last, in rounds, until nothing changes;
+   `static_batch`: the constants that come from the size of a static batch; `analysis`: what comes
+   out.
+7. `batch_norms`: the statistics that are those of batch norms; `written`: what is written to
    variables; `verdict`: the plan's line.
 
 Tests: `tests/proof/test_rules.py` has a line for each answer of a rule, `losses.py` whole losses
 whose answer is known by hand, `random_graphs.py` makes programs at random. What has no test file of
-its own (`scratch`, `functions`, `view`, `contexts`, `transfer`, `fixed_point`, `written_before`) is
-tested by these, and by `test_analysis.py`.
+its own (`scratch`, `functions`, `view`, `contexts`, `by_table`, `transfer`, `fixed_point`,
+`written_before`) is tested by these, and by `test_analysis.py`.
 """

@@ -14,9 +14,9 @@ from towers.graph.op_types import CONTROL_FLOW
 from towers.proof.functions import Bodies, import_bodies
 from towers.proof.scratch import Scratch
 from towers.proof.states import OTHER_DIMENSIONS, Kind, State, unknown
-from towers.proof.transfer import Transfer, values_written
+from towers.proof.transfer import Transfer
 from towers.proof.view import View
-from towers.proof.written_before import WrittenBefore, find_written_before
+from towers.proof.written_before import WrittenBefore, find_written_before, values_written
 
 _MOST_ROUNDS = 60  # a bound, in case that states of a loop change for ever
 

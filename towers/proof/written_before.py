@@ -4,7 +4,7 @@ A read before all writes gives what every tower has alike. A read behind a write
 that the forward pass counts up, depends on what was written, and on whether it was: so perhaps on
 the examples. Writes and reads may be in bodies of functions (`functions`). Of these, a call stands
 for what it runs: a write comes before a read if its call does. In a loop, every write comes before
-every read, which may be in the next iteration.
+every read, since the read may be in the next iteration.
 
 The value of a reference variable is its memory. A snapshot of it (`Identity`) may share that
 memory, so that an operation which takes a snapshot from before the write gets what was written.
@@ -16,7 +16,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.op_types import HAND_ON_MEMORY, READS, SETS, VARIABLE_OPS
+from towers.graph.op_types import ADDS, ADDS_ROWS, HAND_ON_MEMORY, READS, SETS, VARIABLE_OPS
 from towers.graph.variable_access import (
     REFERENCE_VARIABLES,
     Writes,
@@ -25,15 +25,22 @@ from towers.graph.variable_access import (
     is_variable,
     read_from,
 )
+from towers.proof.contexts import conditions_around
 from towers.proof.functions import Bodies
+from towers.proof.sizes import as_numbers
+from towers.proof.states import INDEPENDENT, Kind, State, unknown
+from towers.proof.view import View
 
 _Names = typing.Dict[str, typing.List[str]]
+_Writes = typing.Dict[str, typing.List[tf.Operation]]
+"""{name of a variable: the operations that write it}"""
 
 
 class WrittenBefore(typing.NamedTuple):
     """The operations of a scratch graph that take variables after the forward pass wrote them."""
-    reads: _Names  # {name of a read: names of the operations that wrote before}
-    # {name of another operation that takes the memory of a reference variable: the same}
+    # {name of a read: names of the operations that wrote its variable before}
+    reads: _Names
+    # {name of another operation that takes the memory of a reference variable: names of the same}
     takers_of_memory: _Names
 
 
@@ -51,57 +58,118 @@ def find_written_before(program: typing.List[tf.Operation], graph: tf.Graph,
     if not writes:
         return WrittenBefore({}, {})
     order = _Order(operations, bodies)
-    reads: _Names = {}
-    for op in operations:
-        if op.type not in READS and op.type != 'Identity':
-            continue
-        variables = sorted(graph_walk.names_of(read_from(op.inputs[0])) & writes.keys())
-        before = [write.name for name in variables for write in writes[name]
-                  if order.is_before(write.name, op.name)]
-        if before:
-            reads[op.name] = before
+    reads = _reads_behind_writes(operations, writes, order)
     takers_of_memory: _Names = {}
     for name in sorted(writes):
         variable = graph_walk.operation_named(program[0].graph, name)
-        if variable is not None and variable.type in REFERENCE_VARIABLES:
-            takers = _takers_of_memory(variable, writes[name], order)
-            takers_of_memory.update(
-                (taker, before) for taker, before in takers.items() if taker not in reads)
+        if variable is None or variable.type not in REFERENCE_VARIABLES:
+            continue
+        for taker, names in _takers_of_memory(variable, writes[name], order).items():
+            if taker not in reads:
+                takers_of_memory[taker] = names
     return WrittenBefore(reads, takers_of_memory)
+
+
+def _reads_behind_writes(operations: typing.List[tf.Operation], writes: _Writes,
+                         order: '_Order') -> _Names:
+    """`{name of a read: names of the operations that write its variable before}`.
+
+    Args:
+      operations: list of the operations among which the reads are.
+      writes: the operations that write variables.
+      order: `_Order` of the operations.
+    """
+    found: _Names = {}
+    for op in operations:
+        # An `Identity` reads a reference variable.
+        if op.type not in READS and op.type != 'Identity':
+            continue
+        for variable in sorted(graph_walk.names_of(read_from(op.inputs[0])) & writes.keys()):
+            for write in writes[variable]:
+                if order.is_before(write.name, op.name):
+                    found.setdefault(op.name, []).append(write.name)
+    return found
+
+
+def state_after_writes(op: tf.Operation, names: typing.List[str],
+                       view: View) -> typing.Optional[State]:
+    """The state of a variable after some writes: the same on every tower, if all have written what
+    is the same on every tower, each by a choice that is; else a statistic of the shard.
+
+    Args:
+      op: the operation that takes the variable.
+      names: of the operations that write it.
+      view: `View` of the scratch graph.
+
+    Returns:
+      The state; None as long as a written value, or a condition, has none.
+    """
+    found: typing.List[State] = []
+    for name in names:
+        values = values_written(name, view.graph)
+        if values is None:
+            return unknown(op, 'takes a variable that was written before, in an unknown way')
+        for tensor in values:
+            state = view.state_or_none(tensor)
+            if state is None:
+                return None
+            found.append(state)
+        write = view.graph.get_operation_by_name(name)
+        found += conditions_around(write, view)
+    for state in found:
+        if state.kind is Kind.UNKNOWN:
+            return state
+    numbers = as_numbers(op, found, view)
+    is_random = any(state.is_random for state in numbers)
+    value = INDEPENDENT._replace(is_random=is_random)
+    if all(state.is_alike_on_towers for state in numbers):
+        return value
+    view.note(op.name, op, 'reads what was computed from the examples of the shard')
+    return value.with_shard_statistics([op.name])
+
+
+def values_written(name: str, graph: tf.Graph) -> typing.Optional[typing.List[tf.Tensor]]:
+    """The values that an operation of a scratch graph writes to a variable: its inputs behind the
+    variable, with the indices of rows; None where it does not tell, as a call of a function."""
+    op = graph_walk.operation_named(graph, name)
+    if op is None or op.type not in SETS | ADDS | ADDS_ROWS:
+        return None
+    return list(op.inputs)[1:]
 
 
 # ---- writes --------------------------------------------------------------------------------------
 
-def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies
-                        ) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """{name of a variable: list of the operations that write it}.
+def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -> _Writes:
+    """`{name of a variable: list of the operations that write it}`.
 
     A call writes by the operations of its body; itself only where these are not known to write
     what it may write.
     """
     finders: typing.Dict[tf.Graph, Writes] = {}
-    found: typing.Dict[str, typing.List[tf.Operation]] = {}
-    within: typing.Dict[str, typing.Set[str]] = {}  # {name of a call: variables written in it}
+    found: _Writes = {}
+    written_inside: typing.Dict[str, typing.Set[str]] = {}  # {name of a call: variables}
     for op in reversed(operations):  # the bodies of calls first
         if not _may_write(op):
             continue
         finder = finders.setdefault(op.graph, Writes(op.graph))
-        for name in set(finder.of(op)) - within.get(op.name, set()):
-            found.setdefault(name, []).append(op)
-            for call in _calls_around(op.name, bodies)[:-1]:
-                within.setdefault(call, set()).add(name)
+        for variable in set(finder.of(op)) - written_inside.get(op.name, set()):
+            found.setdefault(variable, []).append(op)
+            calls_around = _calls_and_itself(op.name, bodies)[:-1]
+            for call in calls_around:
+                written_inside.setdefault(call, set()).add(variable)
     return found
 
 
-def _may_write(op: tf.Operation):
-    """Whether an operation is neither a variable nor a random number, which has a state, too."""
+def _may_write(op: tf.Operation) -> bool:
+    """Whether an operation is neither a variable nor a random number, which writes the variable of
+    its generator alone."""
     return op.type not in VARIABLE_OPS and not graph_walk.is_random(op)
 
 
 def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
                       order: '_Order') -> _Names:
-    """The operations that take the memory of a reference variable after a write, from one that has
-    handed it on before: `{name of an operation: names of the writes}`.
+    """The operations that take the memory of a reference variable after a write, from an operation
+    that has handed it on before: `{name of such a taker: names of the writes}`.
 
     Args:
       variable: the variable, an operation of the program.
@@ -111,31 +179,38 @@ def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
     found: _Names = {}
     for write in writes:
         for taker in _takers_after(variable, write, order):
-            if taker.type not in SETS:
+            if taker.type not in SETS:  # which do not depend on what the memory has
                 found.setdefault(taker.name, []).append(write.name)
     return found
 
 
 def _takers_after(variable: tf.Operation, write: tf.Operation,
                   order: '_Order') -> typing.List[tf.Operation]:
-    """The operations that take the memory of a reference variable after a write of it, from one
-    that has handed it on before; but not out of a branch (v1) that does not run where the write
-    does. `order` is `_Order`."""
-    not_running = branches_not_running(write)
+    """The operations that take the memory of a reference variable after a write, from an operation
+    that has handed it on before the write.
 
-    def next_takers(op: tf.Operation) -> typing.List[tf.Operation]:
+    Args:
+      variable: the variable.
+      write: an operation that writes it.
+      order: `_Order` of the operations of the forward pass.
+    """
+    not_running = branches_not_running(write)  # branches (v1) beside that of the write
+
+    def takers_of_same_memory(op: tf.Operation) -> typing.List[tf.Operation]:
+        """The operations that take an output of `op` which may be the variable's memory."""
         is_handed_on = op is variable or op.type in HAND_ON_MEMORY
         takers: typing.List[tf.Operation] = []
         for output in op.outputs:
-            if (is_handed_on or is_variable(output)) and branch_of(output) not in not_running:
+            is_memory = is_handed_on or is_variable(output)
+            if is_memory and branch_of(output) not in not_running:
                 takers += output.consumers()
         return takers
 
     found = []
-    for source in graph_walk.reached([variable], next_takers).values():
+    for source in graph_walk.reached([variable], takers_of_same_memory).values():
         if order.is_before(write.name, source.name):
             continue
-        for taker in next_takers(source):
+        for taker in takers_of_same_memory(source):
             if taker is not write and order.is_before(write.name, taker.name):
                 found.append(taker)
     return found
@@ -143,8 +218,9 @@ def _takers_after(variable: tf.Operation, write: tf.Operation,
 
 # ---- order ---------------------------------------------------------------------------------------
 
-def _calls_around(name: str, bodies: Bodies) -> typing.List[str]:
-    """The names of the calls that run an operation, the outermost one first; its own at the end."""
+def _calls_and_itself(name: str, bodies: Bodies) -> typing.List[str]:
+    """The names of the calls that run an operation, the outermost one first, and its own name at
+    the end."""
     names = [name]
     while name in bodies.direct_callers:
         name = bodies.direct_callers[name]
@@ -161,26 +237,34 @@ class _Order:
           bodies: `Bodies`.
         """
         self._bodies = bodies
-        self._takers: typing.Dict[str, typing.List[tf.Operation]] = collections.defaultdict(list)
         self._operations = graph_walk.by_name(operations)
-        self._after: typing.Dict[str, typing.Set[str]] = {}  # {name: names of what waits for it}
+        # {name of an operation: the operations that wait for it directly}
+        self._followers: typing.Dict[str, typing.List[tf.Operation]] = (
+            collections.defaultdict(list))
+        # {name of an operation: names of all that wait for it, found when first asked for}
+        self._waiting: typing.Dict[str, typing.Set[str]] = {}
         for op in operations:
-            for other in graph_walk.inputs_of(op):
-                self._takers[other.name].append(op)
+            for source in graph_walk.inputs_of(op):
+                self._followers[source.name].append(op)
 
-    def is_before(self, one: str, other: str) -> bool:
-        """Whether the operation `one` runs before `other`, or may in a loop that both are in."""
-        calls, other_calls = [_calls_around(name, self._bodies) for name in (one, other)]
+    def is_before(self, name: str, other_name: str) -> bool:
+        """Whether an operation runs before another one, or may in a loop that both are in.
+
+        Where the two are in bodies of different calls, that which runs first is the one whose call
+        does: the outermost calls that differ are compared.
+        """
+        calls = _calls_and_itself(name, self._bodies)
+        other_calls = _calls_and_itself(other_name, self._bodies)
         for call, other_call in zip(calls, other_calls):
             if call != other_call:
-                return other_call in self._waiting_for(call)
+                return other_call in self._names_waiting_for(call)
             if call in self._bodies.loops:
                 return True
         return True  # one of them is the call that runs the other
 
-    def _waiting_for(self, name: str) -> typing.Set[str]:
-        """The names of the operations that wait for one, itself among them."""
-        if name not in self._after:
-            self._after[name] = set(graph_walk.reached(
-                [self._operations[name]], lambda op: self._takers.get(op.name, ())))
-        return self._after[name]
+    def _names_waiting_for(self, name: str) -> typing.Set[str]:
+        """The names of the operations that wait for an operation, its own among them."""
+        if name not in self._waiting:
+            self._waiting[name] = set(graph_walk.reached(
+                [self._operations[name]], lambda op: self._followers.get(op.name, ())))
+        return self._waiting[name]

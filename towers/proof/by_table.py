@@ -1,0 +1,234 @@
+"""The states of an operation's results by the table of rules: by its row, or without one.
+
+A rule answers for the operation itself. What all rules have in common is done here, as the flags of
+the row say: inputs for which the rule has no answer; sizes that are taken as numbers; marks of the
+inputs, and of means and sums that the result depends on otherwise than linearly.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.graph.op_types import (
+    ADDS,
+    ADDS_ROWS,
+    CALLS,
+    CONTROL_FLOW,
+    READS,
+    SETS,
+    VARIABLE_OPS,
+)
+from towers.proof.sizes import as_numbers
+from towers.proof.states import INDEPENDENT, ONE_EXAMPLE, Kind, State, unknown
+from towers.proof.table import RULES, Row
+from towers.proof.view import View
+
+InputStates = typing.Sequence[typing.Optional[State]]
+"""The states of the inputs of an operation, None where one has none yet."""
+
+Results = typing.Union[State, typing.List[State], None]
+"""The state of all results, or of each; None as long as a state that it needs is not there."""
+
+_GIVES_OTHER_VALUES = (
+    'IteratorGetNext', 'QueueDequeue', 'ReaderRead', 'PyFunc', 'EagerPyFunc', 'Unstage',
+    'OrderedMap', 'Barrier')
+"""How the types of operations begin that give another value at each run, and so to each tower."""
+
+_KEEPS_KNOWN_VALUES = frozenset(
+    'HashTable HashTableV2 InitializeTable InitializeTableV2 InitializeTableFromTextFile '
+    'InitializeTableFromTextFileV2 LookupTableSize LookupTableSizeV2 LookupTableImport '
+    'LookupTableImportV2 VarIsInitializedOp IsVariableInitialized VariableShape Assert'.split()
+) | VARIABLE_OPS | READS | SETS | ADDS | ADDS_ROWS | frozenset(CALLS)
+"""Operations with values from one run to the next that are the same on every tower: tables; and
+variables, since `written_before` takes care of those that the forward pass writes."""
+
+
+def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Results:
+    """The states of the results of an operation, by its row of the table or without one.
+
+    Args:
+      op: of the scratch graph.
+      states: of its inputs.
+      view: `View`.
+    """
+    known = if_complete(states)
+    row = RULES.get(op.type)
+    if row is not None and (known is not None or _can_begin(op, states)):
+        return states_by_row(row, op, states, view)
+    if row is None and known is not None:
+        return _state_without_row(op, known, view)
+    return None
+
+
+def if_complete(states: InputStates) -> typing.Optional[typing.List[State]]:
+    """The states, where each of them is there; else None."""
+    known = [state for state in states if state is not None]
+    return known if len(known) == len(states) else None
+
+
+def _can_begin(op: tf.Operation, states: InputStates) -> bool:
+    """Whether an operation has results as soon as one input has a state: a `Merge`, to whose loop
+    the other value comes back later."""
+    has_any = any(state is not None for state in states)
+    return op.type in ('Merge', 'RefMerge') and has_any
+
+
+# ---- by a row ------------------------------------------------------------------------------------
+
+def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -> Results:
+    """The states that a row gives for the results of an operation.
+
+    Args:
+      row: the row of the operation, or of one that does the same.
+      op: the operation.
+      states: of its inputs.
+      view: `View`.
+    """
+    refused = _state_without_answer(row, op, states)
+    if refused is not None:
+        return refused
+    inputs = [state for state in states if state is not None]
+    if not row.takes_sizes:
+        inputs = as_numbers(op, inputs, view)
+    if row.takes_unknown:
+        answer = row.rule(op, states, view)
+    else:
+        answer = row.rule(op, inputs, view)
+    if answer is None or not row.keeps_marks:
+        return answer
+    if isinstance(answer, State):
+        return _completed(row, op, inputs, answer, view)
+    return [_completed(row, op, inputs, state, view) for state in answer]
+
+
+def _state_without_answer(row: Row, op: tf.Operation,
+                          states: InputStates) -> typing.Optional[State]:
+    """The state of the results where an input is in a state for which the rule of the row has no
+    answer; None where the rule is to be asked."""
+    for state in states:
+        if state is None:
+            continue
+        if state.kind is Kind.UNKNOWN and not row.takes_unknown:
+            return state
+        if state.is_position and not row.takes_positions:
+            return unknown(op, 'computes with the numbers of the examples')
+    return None
+
+
+def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: State,
+               view: View) -> State:
+    """The state that a rule gives for a result, completed by what it leaves to be done.
+
+    Args:
+      row: the row with the rule.
+      op: the operation.
+      inputs: the states of its inputs.
+      result: the state that the rule gives.
+      view: `View`.
+    """
+    if result.kind is Kind.UNKNOWN and _computes_on_one_example(op, inputs):
+        result = ONE_EXAMPLE
+    if row.keeps_uniform:
+        is_uniform = result.kind is Kind.INDEPENDENT and _keeps_uniform(op, inputs, view)
+        result = result._replace(is_uniform=is_uniform)
+    if not row.accounts_for_totals:
+        result = _marked_with_totals(row, op, inputs, result, view)
+    return result.with_marks_of(*inputs)
+
+
+def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State]) -> bool:
+    """Whether an operation, in a loop over the examples, takes the values of one example and what
+    all examples have alike: then so is its result, whatever it computes."""
+    if op.op_def.is_stateful or op.type in CONTROL_FLOW:
+        return False
+    for tensor in list(op.inputs) + op.outputs:
+        is_handle_or_list = tensor.dtype in (tf.resource, tf.variant)
+        if is_handle_or_list:
+            return False
+    if any(state.depends_on_size for state in inputs):
+        return False
+    kinds = {state.kind for state in inputs if state.kind is not Kind.SIZES}
+    return Kind.ONE_EXAMPLE in kinds and kinds <= {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}
+
+
+def _keeps_uniform(op: tf.Operation, inputs: typing.List[State], view: View) -> bool:
+    """Whether an operation on single entries gives a uniform result: one of its inputs is uniform,
+    and all others are single numbers."""
+    tensor_states = []
+    for tensor, state in zip(op.inputs, inputs):
+        if view.rank(tensor) != 0:
+            tensor_states.append(state)
+    return len(tensor_states) == 1 and tensor_states[0].is_uniform
+
+
+def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], result: State,
+                        view: View) -> State:
+    """Marks a result with each mean, sum and share that it depends on otherwise than linearly.
+
+    A result that is a mean, a sum or a share is linear in the inputs that its row names, such as
+    the means in `tf.stack([mean, other_mean])`. The others are arguments, such as an axis: one that
+    is computed from the examples, or from their number, chooses what is taken.
+
+    Args:
+      row: the row of the operation.
+      op: the operation.
+      inputs: the states of its inputs.
+      result: the state of its result.
+      view: `View`, in which the use of the means, sums and shares is noted.
+    """
+    if result.kind is Kind.UNKNOWN:
+        return result
+    places_of_values = range(len(inputs))[row.linear_in]
+    values = [inputs[place] for place in places_of_values]
+    arguments = [state for place, state in enumerate(inputs) if place not in places_of_values]
+    if result.is_over_all or result.kind is Kind.INDEPENDENT:
+        arguments = as_numbers(op, arguments, view)  # a number of examples is a sum, then
+    used = arguments if result.is_over_all else values + arguments
+    names: typing.Set[str] = set()
+    for state in used:
+        if state.is_over_all:
+            names |= state.reductions
+    for name in names - result.shard_statistics:
+        view.note(name, op, "depends on a value of all examples ('%s')" % name)
+    return result.with_shard_statistics(names).with_marks_of(*used)
+
+
+# ---- without a row -------------------------------------------------------------------------------
+
+def _state_without_row(op: tf.Operation, states: typing.List[State], view: View) -> State:
+    """The state of the results of an operation in no row of the table.
+
+    Of inputs that are the same on every tower it makes what is the same, too; of one example, in a
+    loop over the examples, what belongs to that example.
+
+    Args:
+      op: the operation.
+      states: of its inputs.
+      view: `View`.
+    """
+    for state in states:
+        if state.kind is Kind.UNKNOWN:
+            return state
+    is_random = graph_walk.is_random(op)
+    if op.type.startswith(_GIVES_OTHER_VALUES):
+        return unknown(op, 'gives another value to each tower')
+    if op.op_def.is_stateful and op.type not in _KEEPS_KNOWN_VALUES and not is_random:
+        return unknown(op, 'keeps values from run to run, of which nothing is known')
+    numbers = as_numbers(op, states, view)
+    kinds = {state.kind for state in numbers}
+    if kinds <= {Kind.INDEPENDENT}:
+        result = INDEPENDENT.with_marks_of(*numbers)
+        return result._replace(
+            is_random=result.is_random or is_random, is_uniform=_is_uniform_constant(op))
+    if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not op.op_def.is_stateful:
+        return ONE_EXAMPLE.with_marks_of(*numbers)
+    return unknown(op, 'has no rule')
+
+
+def _is_uniform_constant(op: tf.Operation) -> bool:
+    """Whether an operation is a constant of several entries, all of which are equal."""
+    if op.type != 'Const':
+        return False
+    value = tf.get_static_value(op.outputs[0])
+    return value is not None and value.size > 1 and bool((value == value.flat[0]).all())
