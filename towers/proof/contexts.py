@@ -7,6 +7,8 @@ In control flow v1 a loop is a ring of operations for each value that it carries
 
 and a branch begins at a `Switch`, by its condition, and ends at a `Merge`. In control flow v2 both
 are calls of functions (`functions`).
+
+A loop over the examples has an iteration for each of them: a counter goes from 0 to their number.
 """
 
 import typing
@@ -38,29 +40,35 @@ class Loop(typing.NamedTuple):
 
 def loop_of(op: tf.Operation, view: View) -> Loop:
     """The loop that a `Merge` or an `Exit` belongs to."""
+    merge = op
     if op.type == 'Exit':
-        op = op.inputs[0].op.inputs[0].op
-    switches = [reader for reader in op.outputs[0].consumers()
-                if reader.type in ('Switch', 'RefSwitch')]
-    test = switches[0].inputs[1].op
+        switch = op.inputs[0].op
+        merge = switch.inputs[0].op
+    switches = [taker for taker in merge.outputs[0].consumers()
+                if taker.type in ('Switch', 'RefSwitch')]
+    test = switches[0].inputs[1].op  # `LoopCond`
     condition = test.inputs[0]
+    # In the first round the condition comes after the loop's `Merge`s, and has no state yet.
     state = view.states.get(condition.name, INDEPENDENT)
     return Loop(_counts_examples(condition, view), state)
 
 
-def _counts_examples(condition: tf.Tensor, view: View):
-    """Whether a test is that a counter from 0 on is below the number of examples."""
+def _counts_examples(condition: tf.Tensor, view: View) -> bool:
+    """Whether a test is that a counter from 0 on is below the number of examples.
+
+    `tf.map_fn` makes two of them: `i < n and i_of_arrays < n`.
+    """
     if condition.op.type == 'LogicalAnd':
-        return all(_counts_examples(each, view) for each in condition.op.inputs)
+        return all(_counts_examples(part, view) for part in condition.op.inputs)
     if condition.op.type != 'Less':
         return False
     counter, limit = condition.op.inputs
-    counter = graph_walk.source_through(counter, ('Identity',))
+    merge = graph_walk.source_through(counter, ('Identity',)).op
     limit_state = view.state_or_none(limit)
-    if counter.op.type != 'Merge' or limit_state is None:
+    if merge.type != 'Merge' or limit_state is None:
         return False
-    back = back_edge(counter.op)
-    if back is None or not is_counter(counter.op, back):
+    back = back_edge(merge)
+    if back is None or not is_counter(merge, back):
         return False
     return sizes_in(limit, limit_state, view) == NUMBER_OF_EXAMPLES
 
@@ -74,7 +82,12 @@ def back_edge(merge: tf.Operation) -> typing.Optional[tf.Tensor]:
 
 
 def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
-    """Whether a carried value is the number of the iteration: from 0, one more each time."""
+    """Whether a carried value is the number of the iteration: from 0, one more each time.
+
+    Args:
+      merge: the `Merge` at which its iterations begin.
+      back: the value that comes back there.
+    """
     start = graph_walk.source_through(merge.inputs[0], ('Enter', 'Identity'))
     step = graph_walk.source_through(back, ('NextIteration', 'Identity'))
     if step.op.type not in ('Add', 'AddV2') or constant_of(start) != 0:
@@ -86,14 +99,15 @@ def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
 
 
 def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
-    """The value of a scalar constant that is whole; None for any other tensor."""
+    """The value of a scalar constant that is a whole number; None for any other tensor."""
     value = tf.get_static_value(tensor)
-    is_number = value is not None and not value.shape and np.isrealobj(value)
-    if not is_number or not np.issubdtype(value.dtype, np.number):
+    if value is None or value.shape:
         return None
-    if not np.isfinite(value) or int(value) != value:
+    is_real = np.issubdtype(value.dtype, np.number) and np.isrealobj(value)
+    if not is_real or not np.isfinite(value):
         return None
-    return int(value)
+    number = int(value)
+    return number if number == value else None
 
 
 def frame_is_over_examples(enter: tf.Operation, view: View) -> bool:
@@ -111,28 +125,41 @@ def is_array_flow(tensor: tf.Tensor) -> bool:
 # ---- conditions ----------------------------------------------------------------------------------
 
 def conditions_of(merge: tf.Operation, view: View) -> typing.List[typing.Optional[State]]:
-    """The states of the conditions of the branches that end at a `Merge`; None of one that has none
-    yet."""
+    """The states of the conditions of the branches that end at a `Merge`, each once; None in the
+    place of a state that is not there yet; [] where no condition is known."""
     names = []
     for tensor in merge.inputs:
-        if tensor.op.type in ('Switch', 'RefSwitch'):
-            names.append(tensor.op.inputs[1].name)
-            continue
-        original = view.program_op(tensor.op)
-        condition = None if original is None else compat.condition_around(original)
-        if condition is not None and view.has_operation(condition.op.name):
-            names.append(condition.name)
+        name = _condition_of_branch(tensor.op, view)
+        if name is not None:
+            names.append(name)
     return [view.states.get(name) for name in dict.fromkeys(names)]
+
+
+def _condition_of_branch(op: tf.Operation, view: View) -> typing.Optional[str]:
+    """The name of the condition of the branch that an operation gives the result of; else None."""
+    if op.type in ('Switch', 'RefSwitch'):  # a branch that hands its input on
+        return op.inputs[1].name
+    original = view.program_op(op)  # which alone has the contexts of branches
+    if original is None:
+        return None
+    condition = compat.condition_around(original)
+    is_in_scratch = condition is not None and view.has_operation(condition.op.name)
+    return condition.name if is_in_scratch else None
 
 
 def conditions_around(op: tf.Operation, view: View) -> typing.List[State]:
     """The states of the conditions of all branches and loops around an operation, as numbers."""
-    found = [state for name, state in _conditions_of_calls(view)
-             if op.name.startswith(name + '/')]
-    outermost = view.graph.get_operation_by_name(view.bodies.callers.get(op.name, op.name))
-    original = view.program_op(outermost)
-    names = [] if original is None else compat.conditions_around(original)
-    found += [view.states[name] for name in names if name in view.states]
+    found = []
+    for call in _branches_and_loops_v2(view):
+        # A body has the name scope of its call.
+        if op.name.startswith(call.name + '/') and call.condition.name in view.states:
+            found.append(view.states[call.condition.name])
+    outermost_call = view.bodies.callers.get(op.name, op.name)  # or the operation itself
+    original = view.program_op(view.graph.get_operation_by_name(outermost_call))
+    if original is not None:
+        for name in compat.conditions_around(original):
+            if name in view.states:
+                found.append(view.states[name])
     if op.name in view.bodies.callers and _is_behind_choice(op, view):
         found.append(unknown(op, 'is in a branch or a loop in the body of a function'))
     return as_numbers(op, found, view)
@@ -140,20 +167,29 @@ def conditions_around(op: tf.Operation, view: View) -> typing.List[State]:
 
 def _is_behind_choice(op: tf.Operation, view: View) -> bool:
     """Whether a branch or a loop of control flow v1, in the body of a function, may decide whether
-    an operation runs."""
-    def inputs_in_bodies(inner):
+    an operation of the body runs: such a body, as it is imported, has no contexts."""
+    def inputs_in_bodies(inner: tf.Operation) -> typing.List[tf.Operation]:
+        """What an operation of a body waits for in it."""
         return [source for source in graph_walk.inputs_of(inner)
                 if source.name in view.bodies.callers]
+
     before = graph_walk.reached([op], inputs_in_bodies).values()
-    return any(each.type in CONTROL_FLOW for each in before)
+    return any(source.type in CONTROL_FLOW for source in before)
 
 
-def _conditions_of_calls(view: View):
-    """`[(name of a branch or loop of control flow v2, state of its condition)]`."""
-    conditions = [(name, loop.condition) for name, loop in view.bodies.loops.items()]
+class _CallByCondition(typing.NamedTuple):
+    """A branch or a loop of control flow v2."""
+    name: str  # of the call
+    condition: tf.Tensor
+
+
+def _branches_and_loops_v2(view: View) -> typing.List[_CallByCondition]:
+    """The branches and loops of control flow v2 of a scratch graph."""
+    calls = []
+    for name, loop in view.bodies.loops.items():
+        calls.append(_CallByCondition(name, loop.condition))
     for name in view.bodies.results:
         call = view.graph.get_operation_by_name(name)
         if call.type in BRANCHES_V2:
-            conditions.append((name, call.inputs[0]))
-    return [(name, view.states[tensor.name]) for name, tensor in conditions
-            if tensor.name in view.states]
+            calls.append(_CallByCondition(name, call.inputs[0]))
+    return calls

@@ -11,9 +11,9 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph.edit import Library, functions_of
-from towers.graph.graph_walk import source_through
+from towers.graph.graph_walk import Recording, source_through
 from towers.graph.op_types import BRANCHES_V2
-from towers.proof.scratch import leave_out_shapes
+from towers.proof.scratch import REFUSALS, leave_out_shapes
 
 _CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
 _LOOPS = ('While', 'StatelessWhile')
@@ -27,13 +27,22 @@ class LoopBody(typing.NamedTuple):
 
 
 class Bodies(typing.NamedTuple):
-    """What the calls of a scratch graph run."""
-    results: typing.Dict[str, typing.List[list]]  # {name of a call: results of each branch}
-    loops: typing.Dict[str, LoopBody]  # {name of a loop: its body}
-    callers: typing.Dict[str, str]  # {name of an operation in a body: the outermost call}
-    direct_callers: typing.Dict[str, str]  # {name of an operation in a body: the call that runs it}
-    left_out: typing.Set[str]  # names of the calls whose bodies take no batch of another size
-    own_gradients: typing.Set[str]  # names of operations whose gradient is the program's own
+    """What the calls of a scratch graph run.
+
+    A call that is no loop runs one function, or one of several branches.
+    """
+    # {name of a call: for each function that it may run, the results}
+    results: typing.Dict[str, typing.List[typing.List[tf.Tensor]]]
+    # {name of a loop: its body}
+    loops: typing.Dict[str, LoopBody]
+    # {name of an operation in a body: the outermost call}
+    callers: typing.Dict[str, str]
+    # {name of an operation in a body: the call that runs it}
+    direct_callers: typing.Dict[str, str]
+    # names of the calls whose bodies take no batch of another size
+    left_out: typing.Set[str]
+    # names of the calls with a gradient that is the program's own
+    own_gradients: typing.Set[str]
 
 
 def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
@@ -44,32 +53,38 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
       program: the graph of the program, which alone has gradients that are functions of Python.
     """
     library = Library(graph)
-    bodies = Bodies({}, {}, {}, {}, set(), set())
-    calls = list(graph.get_operations())
-    while calls:
-        op = calls.pop()
+    bodies = Bodies(results={}, loops={}, callers={}, direct_callers={}, left_out=set(),
+                    own_gradients=set())
+    operations = list(graph.get_operations())
+    while operations:
+        op = operations.pop()
         functions = _functions_called(op, library)
         if not functions:
             continue
-        count = len(graph.get_operations())
         try:
-            with graph.as_default():
+            with graph.as_default(), Recording(graph) as imported:
                 _import(op, functions, bodies)
-        except (ValueError, tf.errors.OpError):  # of shape inference, as in `scratch`
+        except REFUSALS:
             bodies.left_out.add(op.name)
             continue
         if any(_has_own_gradient(function, program) for function in functions):
             bodies.own_gradients.add(op.name)
         outermost = bodies.callers.get(op.name, op.name)
-        for inner in graph.get_operations()[count:]:
+        for inner in imported.operations:
             bodies.callers[inner.name] = outermost
             bodies.direct_callers[inner.name] = op.name
-            calls.append(inner)
+        operations += imported.operations  # which may be calls themselves
     return bodies
 
 
 def _import(op: tf.Operation, functions: list, bodies: Bodies) -> None:
-    """Imports what a call runs into the default graph, and adds it to `bodies`."""
+    """Imports what a call runs into the default graph, and adds it to `bodies`.
+
+    Args:
+      op: the call.
+      functions: list of `FunctionDef`s: of a loop, its test and its body; else the branches.
+      bodies: `Bodies` that were imported before.
+    """
     if op.type in _LOOPS:
         condition, body = functions
         bodies.loops[op.name] = _loop_body(op, condition, body)
@@ -87,6 +102,7 @@ def _has_own_gradient(function: typing.Any, program: tf.Graph) -> bool:
     """Whether the program gave a function, or an operation of it, a gradient of its own."""
     if compat.has_own_gradient(function.signature.name, program):
         return True
+    # TensorFlow's mark of `tf.custom_gradient` and of `gradient_override_map`.
     return any('_gradient_op_type' in node.attr for node in function.node_def)
 
 
@@ -94,8 +110,8 @@ def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> Loo
     """Imports a loop, with the static lengths that an iteration keeps.
 
     The body is imported with the shapes of the values before the loop. Where a result has another
-    length, this length is not static, and the body is imported again; earlier imports stay in the
-    graph, and nothing uses them.
+    length than its argument, this length is not static, and the body is imported again; earlier
+    imports stay in the graph, and nothing uses them.
 
     Args:
       op: the loop.
@@ -108,17 +124,23 @@ def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> Loo
                      for tensor, shape in zip(op.inputs, shapes)]
         results = _imported(body, arguments, op.name + '/body')
         _check_handles(arguments, results)
-        kept = [_common_shape(shape, result.shape) for shape, result in zip(shapes, results)]
-        is_stable = [_lengths(shape) for shape in shapes] == [_lengths(shape) for shape in kept]
-        if is_stable:
+        kept_shapes = [_common_shape(shape, result.shape)
+                       for shape, result in zip(shapes, results)]
+        if list(map(_lengths, kept_shapes)) == list(map(_lengths, shapes)):
             [test] = _imported(condition, arguments, op.name + '/condition')
             return LoopBody(arguments, results, test)
-        shapes = kept
+        shapes = kept_shapes
 
 
 def _argument(initial: tf.Tensor, shape: tf.TensorShape, loop: str) -> tf.Tensor:
     """What the body of a loop gets for a value that is `initial` before it: a placeholder; for the
-    handle of a variable or a table the handle itself, so that it is known which one that is."""
+    handle of a variable or a table the handle itself, so that it is known whose handle that is.
+
+    Args:
+      initial: the value before the loop.
+      shape: the shape that all iterations keep.
+      loop: the name of the loop.
+    """
     if initial.dtype == tf.resource:
         return initial
     return tf.placeholder(initial.dtype, shape, '%s/argument' % loop)
@@ -127,9 +149,10 @@ def _argument(initial: tf.Tensor, shape: tf.TensorShape, loop: str) -> tf.Tensor
 def _check_handles(arguments: typing.List[tf.Tensor], results: typing.List[tf.Tensor]) -> None:
     """Raises a ValueError where an iteration does not hand a handle on as it is."""
     for argument, result in zip(arguments, results):
-        result_source = source_through(result, ('Identity',))
-        is_kept = result_source.name == source_through(argument, ('Identity',)).name
-        if argument.dtype == tf.resource and not is_kept:
+        if argument.dtype != tf.resource:
+            continue
+        source = source_through(argument, ('Identity',))
+        if source_through(result, ('Identity',)).name != source.name:
             raise ValueError('a loop changes the handle of a variable')
 
 
@@ -137,26 +160,27 @@ def _common_shape(shape: tf.TensorShape, other: tf.TensorShape) -> tf.TensorShap
     """The shape with the lengths that two shapes both have, and None for the others."""
     if shape.ndims is None or other.ndims != shape.ndims:
         return tf.TensorShape(None)
-    lengths = []
-    for one_length, other_length in zip(shape.as_list(), other.as_list()):
-        lengths.append(one_length if one_length == other_length else None)
+    lengths: typing.List[typing.Optional[int]] = []
+    for length, other_length in zip(shape.as_list(), other.as_list()):
+        lengths.append(length if length == other_length else None)
     return tf.TensorShape(lengths)
 
 
 def _lengths(shape: tf.TensorShape) -> typing.Optional[list]:
-    """The lengths of a shape, which can be compared even if some are not static."""
+    """The lengths of a shape, which can be compared even if some of them are not static; None
+    where the rank is not."""
     return None if shape.ndims is None else shape.as_list()
 
 
 def _functions_called(op: tf.Operation, library: Library) -> list:
-    """The `FunctionDef`s of the branches of a call, in order; [] for what is no call of one."""
-    names = _names_called(op)
-    found = [library.function(name) for name in names]
+    """The `FunctionDef`s of the functions that an operation may run, in order; [] for an operation
+    that calls none, or one that the library lacks."""
+    found = [library.function(name) for name in _names_called(op)]
     return [] if None in found else found
 
 
 def _names_called(op: tf.Operation) -> typing.List[str]:
-    """The names of the functions that an operation calls."""
+    """The names of the functions that an operation calls: of a loop, its test and its body."""
     attributes = op.node_def.attr
     if op.type in ('If', 'StatelessIf'):
         return [attributes['then_branch'].func.name, attributes['else_branch'].func.name]
@@ -184,22 +208,38 @@ def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],
       List of its results.
     """
     body, flat_names = compat.graph_def_of_function(function)
-    names = [argument.name for argument in function.signature.input_arg]
-    kept = tf.GraphDef()
-    kept.versions.CopyFrom(body.versions)
-    read: typing.Set[str] = set()  # names of the operations whose results the body reads
-    for node in body.node:
-        if node.name in names:
-            continue
-        node.device = ''
-        leave_out_shapes(node)
-        kept.node.add().CopyFrom(node)
-        read.update(text.split(':')[0] for text in node.input)
-    by_name = {name + ':0': tensor for name, tensor in zip(names, arguments)}
+    argument_names = [argument.name for argument in function.signature.input_arg]
+    # In the body an argument is a placeholder: the tensor that is passed takes its place.
+    tensors = {name + ':0': tensor for name, tensor in zip(argument_names, arguments)}
+    graph_def = _without_nodes(body, argument_names)
+    taken = _names_taken(graph_def)
+    taken_arguments = {name + ':0': tensors[name + ':0']
+                       for name in argument_names if name in taken}
     results = [flat_names[function.ret[result.name]] for result in function.signature.output_arg]
-    inside = [text for text in results if text not in by_name]
-    read_arguments = {name + ':0': by_name[name + ':0'] for name in names if name in read}
+    computed = [text for text in results if text not in tensors]  # others are arguments
     imported = tf.import_graph_def(
-        kept, input_map=read_arguments, return_elements=inside, name=scope)
-    by_name.update(zip(inside, imported))
-    return [by_name[text] for text in results]
+        graph_def, input_map=taken_arguments, return_elements=computed, name=scope)
+    tensors.update(zip(computed, imported))
+    return [tensors[text] for text in results]
+
+
+def _without_nodes(body: tf.GraphDef, names: typing.Container[str]) -> tf.GraphDef:
+    """The nodes of a function's body but for those of these names, without devices, and without
+    the shapes that they have for the program's batch."""
+    graph_def = tf.GraphDef()
+    graph_def.versions.CopyFrom(body.versions)
+    for node in body.node:
+        if node.name not in names:
+            node.device = ''
+            leave_out_shapes(node)
+            graph_def.node.add().CopyFrom(node)
+    return graph_def
+
+
+def _names_taken(graph_def: tf.GraphDef) -> typing.Set[str]:
+    """The names of the operations whose results the nodes of a graph take; an import refuses a map
+    of inputs with others."""
+    names: typing.Set[str] = set()
+    for node in graph_def.node:
+        names.update(text.split(':')[0] for text in node.input)
+    return names

@@ -32,7 +32,7 @@ from towers.proof.states import INDEPENDENT, TAKES_NO_OTHER_BATCH, Kind, Reason,
 _MOST_LEFT_OUT = 20
 """How many operations are left out one by one, each after one more import; then all are."""
 
-_REFUSALS = (ValueError, tf.errors.OpError)
+REFUSALS = (ValueError, tf.errors.OpError)
 """What an import raises where shape inference refuses an operation."""
 
 _LeftOut = typing.Dict[str, Reason]
@@ -84,7 +84,7 @@ def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
     for attempt in attempts[:-1]:
         try:
             return forward_pass.imported(attempt, left_out={})
-        except _REFUSALS:
+        except REFUSALS:
             continue
     return _imported_as_far_as_possible(forward_pass, attempts[-1])
 
@@ -108,7 +108,7 @@ def _imported_as_far_as_possible(forward_pass: '_ForwardPass', attempt: _Attempt
     while True:
         try:
             return forward_pass.imported(attempt, left_out)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             if len(left_out) == len(forward_pass.operations):
                 raise
             _leave_out(_refused(str(error), forward_pass.operations, left_out), left_out)

@@ -15,7 +15,9 @@ from towers.proof.states import INDEPENDENT, Kind, Size, State
 from towers.proof.view import View
 
 Sizes = typing.Tuple[Size, ...]
+
 _PerhapsSize = typing.Optional[Size]
+"""None where the number is not of the form of a size, so that nothing is known of it."""
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
@@ -31,28 +33,36 @@ def minus(one: Size, other: Size) -> Size:
 
 
 def product(one: Size, other: Size) -> _PerhapsSize:
-    """The product of two sizes, one of which is constant; else None."""
-    if one.per_example and other.per_example:
-        return None
-    size, factor = one, other.constant
-    if other.per_example:
-        size, factor = other, one.constant
-    return Size(factor * size.constant, factor * size.per_example)
+    """The product of two sizes, one of which is constant; else None: 3 * (4 + 2n) = 12 + 6n."""
+    if not other.per_example:
+        return Size(one.constant * other.constant, one.per_example * other.constant)
+    if not one.per_example:
+        return Size(one.constant * other.constant, one.constant * other.per_example)
+    return None
 
 
 def quotient(one: Size, other: Size) -> _PerhapsSize:
-    """The quotient of two sizes where it leaves no remainder whatever n is; else None."""
-    if _may_stand_in(one) and _may_stand_in(other):
+    """The quotient of two sizes where it leaves no remainder whatever n is; else None.
+
+        (4 + 6n) / 2 = 2 + 3n        6n / 2n = 3        n / 2 is rounded for an odd n
+    """
+    if _may_stand_in(one) and _may_stand_in(other):  # perhaps one prime for two lengths
         return None
     if other.per_example:
-        is_ratio = not one.constant and not other.constant
-        if is_ratio and one.per_example % other.per_example == 0:
-            return Size(one.per_example // other.per_example)
-        return None
+        return _ratio(one, other)
     divisor = other.constant
-    if divisor <= 0 or one.constant % divisor or one.per_example % divisor:
+    if divisor <= 0:
         return None
-    return Size(one.constant // divisor, one.per_example // divisor)
+    is_exact = one.constant % divisor == 0 and one.per_example % divisor == 0
+    return Size(one.constant // divisor, one.per_example // divisor) if is_exact else None
+
+
+def _ratio(one: Size, other: Size) -> _PerhapsSize:
+    """The quotient of two multiples of n that leaves no remainder, such as 6n / 2n; else None."""
+    are_multiples = not one.constant and not other.constant
+    if are_multiples and one.per_example % other.per_example == 0:
+        return Size(one.per_example // other.per_example)
+    return None
 
 
 def remainder(one: Size, other: Size) -> _PerhapsSize:
@@ -63,20 +73,25 @@ def remainder(one: Size, other: Size) -> _PerhapsSize:
     return Size(one.constant % other.constant)
 
 
-def _may_stand_in(size: Size):
-    """Whether a size may have a length in it that is not static, for which a prime stands in."""
+def _may_stand_in(size: Size) -> bool:
+    """Whether a size may have a length in it that is not static, for which a prime stands in: the
+    prime tells nothing of a remainder, or of which number is larger."""
     return max(abs(size.constant), abs(size.per_example)) >= LEAST_STAND_IN
 
 
 def larger(one: Size, other: Size) -> _PerhapsSize:
-    """The maximum of two sizes, where it is the same one for every n from 1 on; else None."""
+    """The maximum of two sizes, where it is the same one for every n from 1 on; else None.
+
+    The difference of the two is linear in n: it has one sign if it has that for n = 1, and does
+    not change to the other one as n grows.
+    """
     if _may_stand_in(one) or _may_stand_in(other):
         return None
     difference = minus(one, other)
-    of_one_example = difference.per_example + difference.constant
-    if difference.per_example >= 0 and of_one_example >= 0:
+    difference_at_1 = difference.per_example + difference.constant
+    if difference_at_1 >= 0 and difference.per_example >= 0:
         return one
-    if difference.per_example <= 0 and of_one_example <= 0:
+    if difference_at_1 <= 0 and difference.per_example <= 0:
         return other
     return None
 
@@ -95,7 +110,13 @@ def product_of_all(sizes: typing.Iterable[Size]) -> _PerhapsSize:
 # ---- tensors -------------------------------------------------------------------------------------
 
 def sizes_in(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Sizes]:
-    """The numbers of a tensor of sizes, or of static integers, in row-major order; else None."""
+    """The numbers of a tensor of sizes, or of static integers, in row-major order; else None.
+
+    Args:
+      tensor: the tensor.
+      state: its state.
+      view: `View`.
+    """
     if state.kind is Kind.SIZES:
         return state.sizes
     if state.kind is not Kind.INDEPENDENT:
@@ -110,30 +131,37 @@ def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.O
     """The shape of a tensor as sizes; None where a dimension is not known.
 
     A length that is not static, but is the same on every tower, has a large prime in its place.
+
+    Args:
+      tensor: the tensor.
+      state: its state.
+      view: `View`.
     """
     shape = view.shape(tensor)
     if shape is None or state.kind in (Kind.UNKNOWN, Kind.ROWS):
         return None
-    if None in shape and state.kind not in (Kind.INDEPENDENT, Kind.PER_EXAMPLE):
+    has_same_lengths = state.kind in (Kind.INDEPENDENT, Kind.PER_EXAMPLE)
+    if None in shape and not has_same_lengths:
         return None
-    if state.kind is Kind.PER_EXAMPLE:
-        shape[state.axis] = view.examples  # whose size follows
-    lengths = []
+    sizes = []
     for axis, length in enumerate(shape):
-        static = view.stand_in(tensor, axis) if length is None else length
-        if static is None:
+        if state.kind is Kind.PER_EXAMPLE and axis == state.axis:
+            sizes.append(Size(constant=0, per_example=state.outer * state.inner))
+            continue
+        if length is None:
+            length = view.stand_in(tensor, axis)
+        if length is None:
             return None
-        lengths.append(Size(static))
-    if state.kind is Kind.PER_EXAMPLE:
-        lengths[state.axis] = Size(0, state.outer * state.inner)
-    return tuple(lengths)
+        sizes.append(Size(length))
+    return tuple(sizes)
 
 
 def as_number(op: tf.Operation, state: State, view: View) -> State:
     """The state of an input, where an operation takes sizes as any other numbers.
 
-    Constant sizes are the same on every tower; multiples of the number of examples n are counts,
-    which are sums; any other use of n marks the result with a statistic of the shard.
+    Constant sizes are the same on every tower. Multiples of the number of examples n are counts,
+    which are sums: n is the sum of 1 over the examples. Any other use of n marks the result with a
+    statistic of the shard.
 
     Args:
       op: the operation.
@@ -152,5 +180,12 @@ def as_number(op: tf.Operation, state: State, view: View) -> State:
 
 
 def as_numbers(op: tf.Operation, states: typing.Sequence[State], view: View) -> typing.List[State]:
-    """The states of inputs, where an operation takes sizes as any other numbers: `as_number`."""
+    """The states of inputs, where an operation takes sizes as any other numbers: `as_number` for
+    each.
+
+    Args:
+      op: the operation.
+      states: of its inputs.
+      view: `View`, in which the use of n is noted.
+    """
     return [as_number(op, state, view) for state in states]

@@ -26,6 +26,9 @@ INDEPENDENT; the sum of the towers' is the batch's for a SUM without an offset.
 A value may depend on a statistic of the shard in a way that is not linear (a variance, a maximum):
 then f depends on that statistic, too, which `shard_statistics` names. It goes on with this mark,
 which ends no analysis and every proof, unless all of these statistics are of the whole batch.
+
+A state says nothing else: what an operation keeps from one run to the next (a variable, a table, a
+generator of random numbers) is called its values here, never its state.
 """
 
 import enum
@@ -88,7 +91,7 @@ class Layout(typing.NamedTuple):
 
 
 class State(typing.NamedTuple):
-    """How a tensor depends on the examples."""
+    """How a tensor depends on the examples; a comment begins with the kinds that have the field."""
     kind: Kind
     # PER_EXAMPLE, ROWS: the dimension along which the examples are
     axis: int = 0
@@ -103,16 +106,16 @@ class State(typing.NamedTuple):
     is_constant: bool = False
     # SUM: whether a value that does not depend on the examples is added
     has_offset: bool = False
-    # SIZES: the numbers, in row-major order; lists of tensors: their length
+    # SIZES: the numbers, in row-major order; a list of tensors: its length alone
     sizes: typing.Tuple[Size, ...] = ()
     # MEAN, SUM, SHARE: names of the operations that took it over the examples
     reductions: typing.FrozenSet[str] = frozenset()
-    # names of statistics of the shard on which f depends, but not linearly
+    # all: names of statistics of the shard on which f depends, but not linearly
     shard_statistics: typing.FrozenSet[str] = frozenset()
-    # whether random numbers take part
+    # all: whether random numbers take part
     is_random: bool = False
-    # INDEPENDENT: whether all entries are equal, or drawn alike, each by itself; in a graph of a
-    # static batch (`View.is_as_built`) ones [8, 4] are as good as ones for each of 8 examples
+    # INDEPENDENT: whether all entries are equal, or drawn alike, each by itself. In a graph with
+    # the static size of its batch (`View.is_as_built`) ones [8, 4] may be ones of 8 examples
     is_uniform: bool = False
     # UNKNOWN: where and why the proof ended
     reason: typing.Optional[Reason] = None
@@ -161,7 +164,8 @@ class State(typing.NamedTuple):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether a list of these elements may have a length that depends on the examples."""
+        """Whether a list of tensors, whose elements have this state, may have a length that depends
+        on the examples: it does, unless `sizes` has a length that is constant."""
         return not self.sizes or any(size.per_example for size in self.sizes)
 
     def with_shard_statistics(self, names: typing.Iterable[str]) -> 'State':

@@ -1,7 +1,10 @@
-"""What the rules ask of the analysis: the `View` of a tensor in the scratch graph.
+"""What the rules ask of the analysis: the `View` of the scratch graph.
 
 A rule gets an operation of the scratch graph, the states of its inputs, and the view. It asks the
 view for ranks, shapes and static values, and notes there why a statistic of the shard ends a proof.
+
+A shape that is not static in the scratch graph may be so in the program's own: in loops
+`set_shape` has told TensorFlow shapes that an import does not keep.
 """
 
 import typing
@@ -17,10 +20,13 @@ from towers.proof.scratch import Scratch
 from towers.proof.stand_ins import primes_from
 from towers.proof.states import INDEPENDENT, Kind, Reason, State
 
-_OF_FIXED_SHAPE = (Kind.INDEPENDENT, Kind.PER_EXAMPLE, Kind.MEAN, Kind.SUM)
+_SAME_SHAPE_IN_PROGRAM = (Kind.INDEPENDENT, Kind.PER_EXAMPLE, Kind.MEAN, Kind.SUM)
+"""Kinds of tensors that have the program's lengths but for those of the examples: a function of one
+example gives the same shape in any batch."""
+
+_KEEPS_SHAPE = frozenset('Identity Cast StopGradient Relu Tanh Sigmoid Neg'.split())
 _LARGEST_LENGTH = 2 ** 31  # no dimension is longer
 _LARGEST_NUMBER = 2 ** 62  # a product of such lengths that an int64 holds
-_SAME_SHAPE = frozenset('Identity Cast StopGradient Relu Tanh Sigmoid Neg'.split())
 
 
 class View:
@@ -86,8 +92,8 @@ class View:
         return None if original is None else original.shape.ndims
 
     def shape_by_inference(self, tensor: tf.Tensor) -> typing.Optional[list]:
-        """The shape that TensorFlow infers, without what the tensor's own state tells: a rule for
-        this tensor must not take its own answer of the round before for granted.
+        """The shape that TensorFlow infers, without what the tensor's own state tells: a rule must
+        not take its own answer for this tensor, from the round before, for granted.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -98,18 +104,19 @@ class View:
         lengths: typing.List[typing.Optional[int]] = [None] * rank
         if tensor.shape.ndims is not None:
             lengths = tensor.shape.as_list()
-        if self._has_static_batch:
+        if self._has_static_batch:  # then a length of the program may be that of its batch
             return lengths
         return self._with_lengths_of_program(tensor, lengths)
 
     def _with_lengths_of_program(self, tensor: tf.Tensor, lengths: list) -> list:
         """Lengths, with those of the program's tensor in the place of what is not static."""
         original = self._original(tensor)
-        is_known = original is not None and original.shape.ndims == len(lengths)
-        if None not in lengths or not is_known:
+        if None not in lengths or original is None or original.shape.ndims != len(lengths):
             return lengths
-        return [known if length is None else length
-                for length, known in zip(lengths, original.shape.as_list())]
+        completed = []
+        for length, length_in_program in zip(lengths, original.shape.as_list()):
+            completed.append(length_in_program if length is None else length)
+        return completed
 
     def shape(self, tensor: tf.Tensor) -> typing.Optional[list]:
         """The lengths of the dimensions in the scratch graph, None where one is not static.
@@ -121,9 +128,9 @@ class View:
         state = self.state_or_none(tensor)
         if lengths is None or None not in lengths or state is None:
             return lengths
-        if state.kind in _OF_FIXED_SHAPE:  # a function of one example has the shape of any batch
+        if state.kind in _SAME_SHAPE_IN_PROGRAM:
             lengths = self._with_lengths_of_program(tensor, lengths)
-        if state.kind is Kind.PER_EXAMPLE:
+        if state.kind is Kind.PER_EXAMPLE:  # in the place of the program's number of examples
             lengths[state.axis] = state.outer * state.inner * self.examples
         return lengths
 
@@ -132,12 +139,15 @@ class View:
 
         It is larger than any length, so that no other number is taken for it. In a loop a length
         may be another one in each iteration: there it is None.
+
+        Args:
+          tensor: the tensor.
+          axis: the dimension with the length.
         """
-        source = graph_walk.source_through(tensor, _SAME_SHAPE)
+        source = graph_walk.source_through(tensor, _KEEPS_SHAPE)
         original = self.program_op(source.op)
-        is_in_loop = source.op.name in self.bodies.callers or (
-            original is not None and not compat.in_branches_alone(original))
-        if is_in_loop:
+        is_in_body = source.op.name in self.bodies.callers  # perhaps that of a loop
+        if is_in_body or (original is not None and not compat.in_branches_alone(original)):
             return None
         key = source.name, axis
         if key not in self._stand_ins:
@@ -145,7 +155,10 @@ class View:
         return self._stand_ins[key]
 
     def value(self, tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
-        """The static value of a tensor that is the same on every tower; None for any other."""
+        """The static value of a tensor that is the same on every tower; None for any other tensor.
+
+        Constant sizes have a value, too, though it may not be static for TensorFlow.
+        """
         state = self.states.get(tensor.name, INDEPENDENT)
         if state.kind is Kind.SIZES and not state.depends_on_size:
             return self._value_of_sizes(tensor, state)
@@ -156,8 +169,13 @@ class View:
         return self._static_values[tensor.name]
 
     def entry(self, tensor: tf.Tensor, place: int) -> typing.Optional[np.ndarray]:
-        """The static value of an entry, or of a row, of which a tensor may have others that are not
-        static: the first one of `tf.stack([0, length])`; None where it is not static."""
+        """The static value of an entry, or of a row, of a tensor with others that are not static:
+        the first one of `tf.stack([0, length])`; None where that one is not static.
+
+        Args:
+          tensor: the tensor.
+          place: of the entry or the row along dimension 0.
+        """
         value = self.value(tensor)
         if value is not None:
             return value[place]
@@ -166,20 +184,22 @@ class View:
             return None
         return self.value(stack.inputs[place])
 
-    def _value_of_sizes(self, tensor: tf.Tensor, state: State):
-        """The numbers of a scalar or a vector of constant sizes."""
-        if any(abs(size.constant) > _LARGEST_NUMBER for size in state.sizes):
-            return None
-        numbers = np.array([size.constant for size in state.sizes], np.int64)
+    def _value_of_sizes(self, tensor: tf.Tensor, state: State) -> typing.Optional[np.ndarray]:
+        """The numbers of a scalar or a vector of constant sizes; None for a larger tensor, or for
+        numbers that an int64 does not hold."""
         rank = self.rank(tensor)
         if rank is None or rank > 1:
             return None
-        return numbers if rank else numbers[0]
+        numbers = [size.constant for size in state.sizes]
+        if any(abs(number) > _LARGEST_NUMBER for number in numbers):
+            return None
+        vector = np.array(numbers, np.int64)
+        return vector if rank == 1 else vector[0]
 
     def variables_read(self, tensor: tf.Tensor) -> typing.List[str]:
         """The names of the variables whose values a tensor consists of."""
-        return self._variables_read.get(tensor.name) or [
-            source.name for source in read_from(tensor)]
+        names = self._variables_read.get(tensor.name)  # of a tensor from outside of the pass
+        return names or [source.name for source in read_from(tensor)]
 
     def program_op(self, op: tf.Operation) -> typing.Optional[tf.Operation]:
         """The operation of the program that an operation stands for; None in a function's body."""
@@ -187,9 +207,10 @@ class View:
 
     def is_in_loop(self, op: tf.Operation) -> bool:
         """Whether an operation is in a loop, which may run it more than once."""
+        # The body of a loop v2 has the name scope of the loop.
         if any(op.name.startswith(name + '/') for name in self.bodies.loops):
             return True
-        original = self.program_op(op)
+        original = self.program_op(op)  # which alone has the contexts of loops v1
         return original is not None and not compat.in_branches_alone(original)
 
     def has_operation(self, name: str) -> bool:
@@ -218,7 +239,8 @@ class View:
         self.reasons.setdefault(statistic, Reason(op.name, op.type, why))
 
     def suppose(self, op: tf.Operation, what: str) -> None:
-        """Notes what a proof supposes of an operation, by whose name states are marked.
+        """Notes what a proof supposes of an operation, by whose name the rule marks states as by
+        that of a statistic of the shard.
 
         Args:
           op: the operation.
@@ -248,9 +270,12 @@ def _merges_by_frame(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operati
     """{name of the frame of a loop: its `Merge`s, each behind an `Enter`}."""
     found: typing.Dict[str, typing.List[tf.Operation]] = {}
     for op in graph.get_operations():
-        if op.type in ('Enter', 'RefEnter'):
-            merges = [reader for reader in op.outputs[0].consumers() if reader.type == 'Merge']
-            found.setdefault(op.get_attr('frame_name'), []).extend(merges)
+        if op.type not in ('Enter', 'RefEnter'):
+            continue
+        merges = found.setdefault(op.get_attr('frame_name'), [])
+        for taker in op.outputs[0].consumers():
+            if taker.type == 'Merge':  # not what an iteration takes as it is: a loop invariant
+                merges.append(taker)
     return found
 
 
@@ -261,10 +286,10 @@ class Arrays:
     writes of a round gets what the round before has written.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Begins before the first round: nothing is written."""
-        self._before: typing.Dict[str, State] = {}
-        self._written: typing.Dict[str, State] = {}
+        self._before: typing.Dict[str, State] = {}  # by the round before
+        self._written: typing.Dict[str, State] = {}  # by this round
 
     def begin_round(self) -> None:
         """Forgets what was written in the round before the last one."""
