@@ -18,7 +18,12 @@ from towers.graph.op_types import BRANCHES_V2, SAME_NUMBERS, is_fused_batch_norm
 from towers.proof.analysis import Analysis
 from towers.proof.states import Kind
 
-_STEPS_TO_ROOT = 8  # additions, choices and branches between a variance and its root
+_SAME_ENTRIES = ('Identity', 'Cast', 'StopGradient')
+_ROOTS = ('Rsqrt', 'Sqrt', 'Pow')
+# Operations between a variance and its root: an epsilon, a correction, a choice.
+_TO_ROOT = SAME_NUMBERS | BRANCHES_V2 | {
+    'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum'}
+_STEPS_TO_ROOT = 8  # such operations between a variance and its root
 
 
 class Moments(typing.NamedTuple):
@@ -29,9 +34,13 @@ class Moments(typing.NamedTuple):
 
 class BatchNorms(typing.NamedTuple):
     """The normalizations of a forward pass in training mode."""
-    moments: typing.List[Moments]  # those by statistics over the examples, of single operations
-    fused: typing.List[tf.Operation]  # those by the fused kernel
-    unproven: typing.List[tf.Operation]  # statistics of which nothing is proven
+    # the statistics of the batch norms of single operations
+    moments: typing.List[Moments]
+    # the batch norms in one kernel
+    fused: typing.List[tf.Operation]
+    # operations that end statistics, or kernels, of which it is not proven whether they are over
+    # the examples
+    unproven: typing.List[tf.Operation]
 
     @property
     def number(self) -> int:
@@ -65,17 +74,31 @@ def find_batch_norms(analysis: Analysis, operations: typing.Iterable[tf.Operatio
 
 def _add_fused(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> None:
     """Adds a batch norm in one kernel, if it is in training mode, and its statistics are over the
-    examples."""
+    examples.
+
+    Args:
+      op: the kernel.
+      analysis: `Analysis` of the forward pass.
+      found: `BatchNorms`, to which it is added.
+    """
     if not op.get_attr('is_training'):
         return
+    is_over_examples = op.name in analysis.reasons  # a statistic of the shard
     if _is_unknown(op.outputs[0], analysis):
         found.unproven.append(op)
-    elif op.name in analysis.reasons:
+    elif is_over_examples:
         found.fused.append(op)
 
 
 def _add_moments(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> None:
-    """Adds the statistics that an operation ends, if they are over the examples."""
+    """Adds the mean and the variance, if an operation computes the variance of a normalization, and
+    both are over the examples.
+
+    Args:
+      op: the operation.
+      analysis: `Analysis` of the forward pass.
+      found: `BatchNorms`, to which they are added.
+    """
     moments = _moments_of(op)
     if moments is None:
         return
@@ -100,17 +123,17 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
     into_losses = _ways_into(losses)
     found = set()
     for op in batch_norms.fused:
-        # The kernel has taken the root itself.
-        if all(_only_normalizes(output, False, into_losses, analysis)
-               for output in op.outputs[1:]):
+        statistics = op.outputs[1:]  # for which the kernel has taken the root itself
+        if all(_only_normalizes(statistic, into_losses, analysis, needs_root=False)
+               for statistic in statistics):
             found.add(op.name)
     for mean, variance in batch_norms.moments:
         # This analysis may be another than the one that has found the batch norms.
         if not analysis.is_mean(mean.op) or not analysis.is_mean(variance.op):
             continue
-        if _only_normalizes(mean, False, into_losses, analysis):
+        if _only_normalizes(mean, into_losses, analysis, needs_root=False):
             found.add(mean.op.name)
-        if _only_normalizes(variance, True, into_losses, analysis):
+        if _only_normalizes(variance, into_losses, analysis, needs_root=True):
             found.add(variance.op.name)
     return found
 
@@ -123,41 +146,42 @@ class _Ways(typing.NamedTuple):
 
 def _ways_into(losses: typing.List[tf.Tensor]) -> _Ways:
     """The operations by which losses are computed; what they wait for alone is not among them."""
-    def sources(op: tf.Operation) -> typing.List[tf.Operation]:
-        return [tensor.op for tensor in op.inputs]
-
-    operations = graph_walk.reached([loss.op for loss in losses], sources)
-    return _Ways({loss.name for loss in losses}, set(operations))
+    return _Ways(graph_walk.names_of(losses), graph_walk.ancestors(losses))
 
 
-def _only_normalizes(statistic: tf.Tensor, needs_root: bool, ways: _Ways,
-                     analysis: Analysis) -> bool:
+class _Step(typing.NamedTuple):
+    """A tensor on the way of a statistic into the losses."""
+    tensor: tf.Tensor
+    is_behind_root: bool  # whether the root was taken before it, if the statistic needs one
+
+
+def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
+                     needs_root: bool) -> bool:
     """Whether every way of a statistic into the losses ends at values of the examples.
 
     Args:
       statistic: the mean or the variance.
-      needs_root: whether a root has to be taken on the way, as of a variance.
       ways: `_Ways` into the losses.
       analysis: `Analysis` of the forward pass.
+      needs_root: whether a root has to be taken on the way, as of a variance.
     """
-    # Pairs of a tensor and whether it needs no root any more.
-    stack = [(statistic, not needs_root)]
+    stack = [_Step(statistic, is_behind_root=not needs_root)]
     seen: typing.Set[typing.Tuple[str, bool]] = set()
     while stack:
         tensor, is_behind_root = stack.pop()
-        is_new = (tensor.name, is_behind_root) not in seen
+        if (tensor.name, is_behind_root) in seen:
+            continue
         seen.add((tensor.name, is_behind_root))
-        if tensor.name in ways.losses:
+        if tensor.name in ways.losses:  # not by way of the examples
             return False
-        is_of_examples = analysis.state(tensor).is_by_example
-        if is_of_examples and not is_behind_root:
-            return False
-        if is_of_examples or not is_new:
+        if analysis.state(tensor).is_by_example:
+            if not is_behind_root:
+                return False
             continue
         for op in tensor.consumers():
             if op.name in ways.operations:
                 has_root = is_behind_root or op.type in _ROOTS
-                stack += [(output, has_root) for output in op.outputs]
+                stack += [_Step(output, has_root) for output in op.outputs]
     return True
 
 
@@ -174,15 +198,16 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
 
     The variance goes into a root, and both means are of the same tensor, over the same dimensions.
     """
-    distance = _distance_from_mean(op)
-    if distance is None:
+    difference = _difference_from_mean(op)
+    if difference is None:
         return None
     variance = op.outputs[0]
-    mean = source_through(distance.inputs[1], SAME_NUMBERS)
+    mean = source_through(difference.inputs[1], SAME_NUMBERS)
     if mean.op.type != 'Mean' or not _goes_into_a_root(variance):
         return None
-    values = source_through(distance.inputs[0], _SAME_ENTRIES)
-    if source_through(mean.op.inputs[0], _SAME_ENTRIES).name != values.name:
+    values = source_through(difference.inputs[0], _SAME_ENTRIES)
+    values_of_mean = source_through(mean.op.inputs[0], _SAME_ENTRIES)
+    if values.name != values_of_mean.name:
         return None
     axes = tf.get_static_value(op.inputs[1])
     axes_of_mean = tf.get_static_value(mean.op.inputs[1])
@@ -193,8 +218,9 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
     return Moments(mean, variance)
 
 
-def _distance_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:
-    """The operation that takes the difference whose squares an operation takes the mean of."""
+def _difference_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:
+    """The operation that takes the difference `x - mean`, where `op` takes the mean of its squares;
+    None for any other operation."""
     if op.type != 'Mean':
         return None
     squares = op.inputs[0].op
@@ -203,13 +229,6 @@ def _distance_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:
     if squares.type == 'Square' and squares.inputs[0].op.type == 'Sub':
         return squares.inputs[0].op
     return None
-
-
-_SAME_ENTRIES = ('Identity', 'Cast', 'StopGradient')
-_ROOTS = ('Rsqrt', 'Sqrt', 'Pow')
-# Operations between a variance and its root: an epsilon, a correction, a choice.
-_TO_ROOT = SAME_NUMBERS | BRANCHES_V2 | {
-    'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum'}
 
 
 def _goes_into_a_root(variance: tf.Tensor) -> bool:
@@ -228,7 +247,8 @@ def _goes_into_a_root(variance: tf.Tensor) -> bool:
 
 
 def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]:
-    """The same mean, computed once more, as by two calls of `tf.nn.moments`.
+    """The results of all operations that compute the same mean, the one itself among them: two
+    calls of `tf.nn.moments` make two.
 
     Args:
       statistic: the mean.
@@ -242,9 +262,10 @@ def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]
     for op in operations:
         if op.type != 'Mean' or op.inputs[0].name != values.name:
             continue
-        has_static_axes = static_axes is not None and np.array_equal(
-            tf.get_static_value(op.inputs[1]), static_axes)
-        if has_static_axes or op.inputs[1].name == axes.name:
+        other_axes = op.inputs[1]
+        has_equal_axes = static_axes is not None and np.array_equal(
+            tf.get_static_value(other_axes), static_axes)
+        if has_equal_axes or other_axes.name == axes.name:
             found.append(op.outputs[0])
     return found
 

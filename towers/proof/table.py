@@ -24,26 +24,43 @@ from towers.proof.rules import (
     tensor_lists,
 )
 
-_FIRST, _FIRST_TWO, _ALL = slice(0, 1), slice(0, 2), slice(None)
-_VALUES, _ALL_BUT_AXIS = slice(1, None), slice(None, -1)
+_FIRST = slice(0, 1)
+_FIRST_TWO = slice(0, 2)
+_ALL = slice(None)
+_ALL_BUT_FIRST = slice(1, None)
+_ALL_BUT_LAST = slice(None, -1)
 """Inputs in which a result is linear: a mean of them is a mean. All others are arguments, as an
 axis is, and no linear function of one is known."""
 
 
 class Row(typing.NamedTuple):
-    """What is known of operations of some types."""
-    types: str  # the types, with spaces between them
-    rule: typing.Callable  # (operation, states of its inputs, view) -> state, or a list of states
-    because: str  # why the rule holds
-    # What the rule has an answer for; without it, an input in such a state
-    takes_positions: bool = False  # POSITION, INDICES: gives an unknown result
-    takes_sizes: bool = False  # SIZES: is taken as a number (`sizes.as_number`)
-    takes_unknown: bool = False  # UNKNOWN: gives an unknown result
-    # What is done with the rule's result
-    accounts_for_totals: bool = False  # False: marks it with each mean, sum and share among inputs,
-    linear_in: slice = _FIRST  # but not with those of which it is one itself: of these inputs
-    keeps_marks: bool = True  # adds the marks of the inputs
-    keeps_uniform: bool = False  # it is uniform where the inputs are: each entry by itself
+    """What is known of operations of some types.
+
+    The flags say for which inputs the rule has an answer, and what `by_table` has to do with it.
+    """
+    # the types, with spaces between them
+    types: str
+    # (operation, states of its inputs, view) -> the state of all its results, or a list of states
+    rule: typing.Callable
+    # why the rule holds
+    because: str
+    # whether the rule has an answer for a POSITION or INDICES; without it the results are unknown
+    takes_positions: bool = False
+    # whether the rule has an answer for SIZES; without it they are taken as numbers before it is
+    # asked (`sizes.as_number`)
+    takes_sizes: bool = False
+    # whether the rule has an answer for an UNKNOWN input, or one whose state is not there yet (a
+    # None); without it the results are unknown, or not there
+    takes_unknown: bool = False
+    # whether the rule says itself what becomes of means, sums and shares; without it a result is
+    # marked with those among the inputs
+    accounts_for_totals: bool = False
+    # but not with those that a mean, sum or share is linear in: the places of these inputs
+    linear_in: slice = _FIRST
+    # whether the marks of the inputs are added to the results; without it the rule adds them
+    keeps_marks: bool = True
+    # whether the result is uniform where the inputs are, since each entry is computed by itself
+    keeps_uniform: bool = False
 
 
 _Flags = typing.Dict[str, typing.Any]  # of a `Row`
@@ -78,7 +95,7 @@ TABLE = [
         **_BY_ENTRY, accounts_for_totals=True),
     Row('Select SelectV2', entries.select,
         'By a condition that is the same on every tower all towers take the same value.',
-        keeps_uniform=True, linear_in=_VALUES),
+        keeps_uniform=True, linear_in=_ALL_BUT_FIRST),
     Row('Maximum Minimum FloorDiv Pow SquaredDifference FloorMod Mod TruncateDiv TruncateMod '
         'Atan2 Xdivy Xlogy Xlog1py MulNoNan NextAfter Abs Sign Square Sqrt Rsqrt Reciprocal Inv '
         'Exp Expm1 Log Log1p Sigmoid Tanh Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh '
@@ -123,7 +140,7 @@ TABLE = [
         'The examples have one dimension, and all others are the same on every tower.',
         takes_sizes=True),
     Row('Fill', shapes.fill,
-        'All entries are one value.', takes_sizes=True, linear_in=_VALUES),
+        'All entries are one value.', takes_sizes=True, linear_in=_ALL_BUT_FIRST),
     Row('ZerosLike OnesLike', shapes.zeros_like,
         'All entries are one value.', takes_sizes=True),
     Row('BroadcastTo', shapes.broadcast_to,
@@ -173,12 +190,13 @@ TABLE = [
     Row('Unpack', joining.unpack,
         'Parts along another dimension have the examples where they were.', takes_sizes=True),
     Row('Split', joining.split,
-        'Parts along another dimension have the examples where they were.', linear_in=_VALUES),
+        'Parts along another dimension have the examples where they were.',
+        linear_in=_ALL_BUT_FIRST),
     Row('SplitV', joining.split,
         'Parts along another dimension have the examples where they were.'),
     Row('ConcatV2', joining.concat,
         'Beside each other along another dimension; all examples after all examples.',
-        takes_sizes=True, linear_in=_ALL_BUT_AXIS),
+        takes_sizes=True, linear_in=_ALL_BUT_LAST),
     Row('Pack', joining.pack,
         'Beside each other along a new dimension.', takes_positions=True, takes_sizes=True,
         linear_in=_ALL),
@@ -278,4 +296,9 @@ TABLE = [
         'The elements along a new dimension.'),
 ]
 
-RULES = {kind: row for row in TABLE for kind in row.types.split()}
+RULES: typing.Dict[str, Row] = {}
+"""{type of an operation: its row}"""
+
+for _row in TABLE:
+    for _type in _row.types.split():
+        RULES[_type] = _row

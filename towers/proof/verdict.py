@@ -52,35 +52,43 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
 
 def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
              question: Question) -> Verdict:
-    """The verdict by one analysis; see `verdict_of`."""
+    """The verdict by one analysis; the arguments are those of `verdict_of`."""
     state = _sum_of([analysis.state(loss) for loss in losses])
     normalizations = statistics_of_normalizations(batch_norms, losses, analysis)
     ends = _ends(state, losses, analysis, normalizations)
     if ends:
-        return _not_proven(ends, question)
-    what = _proven_kind(state, question)
-    if what is None:
+        return _not_proven(_where_it_ends(ends, question))
+    what_the_loss_is = _proven_kind(state, question)
+    if what_the_loss_is is None:
         why = _sentence_about_kind(state, analysis.other_divisors)
-        return Verdict(False, False, 'not proven: %s; %s' % (why, _ADVICE))
-    text = '%s (%d operations)' % (what, len(analysis.operations))
+        return _not_proven('%s; %s' % (why, _ADVICE))
+    text = '%s (%d operations)' % (what_the_loss_is, len(analysis.operations))
     if state.is_random:
         text += '; each %s draws its own random numbers' % question.names
     conditions = _conditions(state, analysis, batch_norms, question)
-    return Verdict(not conditions, bool(conditions), 'proven%s: %s' % (conditions, text))
+    if not conditions:
+        return Verdict(is_proven=True, is_conditional=False, text='proven: %s' % text)
+    return Verdict(is_proven=False, is_conditional=True, text='proven, %s: %s' % (
+        ', '.join(conditions), text))
+
+
+def _not_proven(text: str) -> Verdict:
+    """The verdict of a loss that is not proven, by a text that says why, and what to do."""
+    return Verdict(is_proven=False, is_conditional=False, text='not proven: %s' % text)
 
 
 def _sum_of(states: typing.List[State]) -> State:
-    """The state of the sum of losses, each of which is a scalar.
+    """The state of the sum of losses, each of which is a scalar: a mean plus what is the same on
+    every tower is a mean; a mean plus a sum is a sum with an offset, which is not proven.
 
     Unlike a sum in the graph (`rules.totals.sum_of_totals`), it has no operation to which a mark
-    could point, so that a mean plus a sum is a sum with an offset here.
+    could point.
     """
-    total = states[0]
-    for state in states[1:]:
-        if total.kind is Kind.UNKNOWN:
-            return total
+    for state in states:
         if state.kind is Kind.UNKNOWN:
             return state
+    total = states[0]
+    for state in states[1:]:
         has_offset = total.has_offset or state.has_offset
         kinds = {total.kind, state.kind}
         if len(kinds) == 1:
@@ -95,7 +103,8 @@ def _sum_of(states: typing.List[State]) -> State:
 
 def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
           normalizations: typing.Set[str]) -> typing.List[Reason]:
-    """Where the proof of a loss ends, and why; nothing where it is proven, but for batch norms.
+    """Where the proof of a loss ends, and why, each once; [] where the loss is proven, perhaps but
+    for batch norms and for what the proof supposes.
 
     Args:
       state: of the sum of the losses.
@@ -105,26 +114,29 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
     """
     statistics = analysis.in_order(state.shard_statistics)
     accepted = normalizations | set(analysis.suppositions)
-    others = list(dict.fromkeys(
-        analysis.reasons[name] for name in statistics if name not in accepted))
+    ends = [analysis.reasons[name] for name in statistics if name not in accepted]
     if state.kind is Kind.UNKNOWN:
-        return list(dict.fromkeys(_unknown_before(losses, analysis) + others))
-    if state.kind is Kind.INDEPENDENT and statistics and not others:  # no mean, even in sync
-        return [analysis.reasons[statistics[0]]]
-    return others
+        ends = _unknown_before(losses, analysis) + ends
+    # A loss of nothing but the statistics of batch norms is no mean, even with these in sync.
+    if state.kind is Kind.INDEPENDENT and statistics and not ends:
+        ends = [analysis.reasons[statistics[0]]]
+    return list(dict.fromkeys(ends))
 
 
 def _unknown_before(losses: typing.List[tf.Tensor], analysis: Analysis) -> typing.List[Reason]:
     """The reasons of all tensors, on the way to losses, of which nothing is proven: in the order of
     the forward pass."""
     def unknown_inputs(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+        """The inputs of a tensor's operation of which nothing is proven."""
         return [source for source in tensor.op.inputs
                 if analysis.state(source).kind is Kind.UNKNOWN]
 
-    on_the_way = graph_walk.reached(losses, unknown_inputs).values()
-    reasons = [analysis.state(tensor).reason for tensor in on_the_way]
-    by_operation = {reason.operation: reason for reason in reasons if reason is not None}
-    return [by_operation[name] for name in analysis.in_order(by_operation)]
+    reasons = {}  # by the operation at which the proof ends
+    for tensor in graph_walk.reached(losses, unknown_inputs).values():
+        reason = analysis.state(tensor).reason
+        if reason is not None:
+            reasons[reason.operation] = reason
+    return [reasons[name] for name in analysis.in_order(reasons)]
 
 
 def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
@@ -138,31 +150,50 @@ def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
     return None
 
 
+# ---- conditions ----------------------------------------------------------------------------------
+
 def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
-                question: Question) -> str:
-    """The conditions of a proof, in words: ', if …, but for …', or ''."""
-    conditions = ''
+                question: Question) -> typing.List[str]:
+    """The conditions of a proof, each in words: 'if ...', or 'but for ...'.
+
+    Args:
+      state: of the sum of the losses.
+      analysis: `Analysis` of the forward pass.
+      batch_norms: its `BatchNorms`.
+      question: what the build does to the losses.
+    """
+    conditions = []
     if question.static_size is not None:
-        conditions += ', if %s (with a batch [None, ...] this condition falls away)' % (
-            _condition_of_size(question.static_size, analysis.size_constants or {}))
+        conditions.append('if %s (with a batch [None, ...] this condition falls away)' % (
+            _condition_of_size(question.static_size, analysis.size_constants or {})))
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
-        conditions += ', if %s is fed a scalar (give it the shape [])' % names
-    supposed = [name for name in analysis.in_order(state.shard_statistics)
-                if name in analysis.suppositions]
-    if supposed:
-        sentences = [analysis.suppositions[name] for name in supposed]
-        conditions += ', if %s (with a static shape this condition falls away)' % (
-            ' and '.join(sentences))
-    if state.shard_statistics.difference(supposed) and batch_norms.number:
-        norms = '%d batch norm%s' % (batch_norms.number, '' if batch_norms.number == 1 else 's')
-        conditions += ", but for %s of each %s's shard (batch_norm='sync' takes the statistics " \
-                      'of the whole batch)' % (norms, question.names)
+        conditions.append('if %s is fed a scalar (give it the shape [])' % names)
+    supposed_of = [name for name in analysis.in_order(state.shard_statistics)
+                   if name in analysis.suppositions]
+    if supposed_of:
+        sentences = [analysis.suppositions[name] for name in supposed_of]
+        conditions.append('if %s (with a static shape this condition falls away)' % (
+            ' and '.join(sentences)))
+    if state.shard_statistics.difference(supposed_of) and batch_norms.number:
+        conditions.append(_condition_of_batch_norms(batch_norms.number, question))
     if question.shard_averages:
-        conditions += (', but for what tower 0 writes from its own examples and the loss reads: '
-                       '%s (towers.batch_mean takes the mean of the batch)' % _names(
-                           question.shard_averages))
+        conditions.append(
+            'but for what tower 0 writes from its own examples and the loss reads: %s '
+            '(towers.batch_mean takes the mean of the batch)' % _names(question.shard_averages))
     return conditions
+
+
+def _condition_of_batch_norms(number: int, question: Question) -> str:
+    """The condition of a proof that some batch norms take the statistics of a shard, in words.
+
+    Args:
+      number: how many batch norms.
+      question: what the build does to the losses.
+    """
+    batch_norms = '1 batch norm' if number == 1 else '%d batch norms' % number
+    return ("but for %s of each %s's shard (batch_norm='sync' takes the statistics of the whole "
+            'batch)') % (batch_norms, question.names)
 
 
 def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
@@ -209,23 +240,27 @@ def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str]) -> 
 
 
 def _names(names: typing.Iterable[str]) -> str:
-    """The first names of some: "'a', 'b', ..."."""
+    """The first two of some names, in quotes, and '...' for more: "'a', 'b', ..."."""
     texts = list(map(repr, names))
     if len(texts) > 2:
         texts[2:] = ['...']
     return ', '.join(texts)
 
 
-def _not_proven(ends: typing.List[Reason], question: Question) -> Verdict:
-    """The verdict of a loss of which nothing is proven: where the proof ends, and what to do."""
-    held = [end for end in ends if end.why == TAKES_NO_OTHER_BATCH]
-    if held and question.static_size is not None:
-        why = "the graph has the size of a shard, %d, in it ('%s' (%s))" % (
-            question.static_size, held[0].operation, held[0].type)
-        advice = 'pass a batch [None, ...], and take sizes from tf.shape'
-    else:
-        why = '; '.join(map(_sentence, ends[:_MOST_ENDS]))
-        if len(ends) > _MOST_ENDS:
-            why += '; and %d more' % (len(ends) - _MOST_ENDS)
-        advice = _ADVICE
-    return Verdict(False, False, 'not proven: %s; %s' % (why, advice))
+def _where_it_ends(ends: typing.List[Reason], question: Question) -> str:
+    """Where the proof of a loss ends, and what to do.
+
+    Args:
+      ends: the operations at which it ends, and why; at least one.
+      question: what the build does to the losses.
+    """
+    ends_by_size = [end for end in ends if end.why == TAKES_NO_OTHER_BATCH]
+    if ends_by_size and question.static_size is not None:
+        first = ends_by_size[0]
+        return ("the graph has the size of a shard, %d, in it ('%s' (%s)); pass a batch "
+                '[None, ...], and take sizes from tf.shape') % (
+                    question.static_size, first.operation, first.type)
+    text = '; '.join(map(_sentence, ends[:_MOST_ENDS]))
+    if len(ends) > _MOST_ENDS:
+        text += '; and %d more' % (len(ends) - _MOST_ENDS)
+    return '%s; %s' % (text, _ADVICE)

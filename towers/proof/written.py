@@ -23,13 +23,20 @@ class Dependence(enum.Enum):
 
 class Written(typing.NamedTuple):
     """A write of a variable."""
-    operation: str  # name of the operation that writes; in a function, of the one in its body
+    # name of the operation that writes; in a function, of the one in its body
+    operation: str
+    # its type
     type: str
-    variable: str  # name of the variable
-    value: State  # of what is set, or added, or of the rows
-    indices: typing.Optional[State]  # of the indices of rows; None where all is written
-    dependence: Dependence  # of the value, on the variable's value before
-    constant: typing.Optional[float]  # the value, where it is a static scalar
+    # name of the variable
+    variable: str
+    # the state of what is set, or added, or of the rows that are
+    value: State
+    # the state of the indices of the rows that are written; None where the whole variable is
+    indices: typing.Optional[State]
+    # how the value depends on the variable's value before
+    dependence: Dependence
+    # the value, where it is a static scalar
+    constant: typing.Optional[float]
 
     @property
     def sets(self) -> bool:
@@ -41,14 +48,16 @@ def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     """The write that an operation of the scratch graph is; None for any other operation."""
     is_of_rows = 'Scatter' in op.type
     is_write = is_of_rows or op.type in ADDS or op.type in SETS
-    variable = variable_op(op.inputs[0]) if is_write and op.inputs else None
-    if variable is None:
+    if not is_write or not op.inputs:
+        return None
+    variable = variable_op(op.inputs[0])
+    if variable is None:  # what a row is written to may be a tensor: `tf.scatter_nd`
         return None
     indices = None
     if is_of_rows:
         value = op.inputs[2]
         indices = view.state(op.inputs[1])
-        dependence = Dependence.NONE
+        dependence = Dependence.NONE  # of rows it is not looked for
     else:
         value = op.inputs[1]
         dependence = _dependence(value, variable.name, view)
@@ -56,12 +65,21 @@ def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     constant = None
     if number is not None and np.ndim(number) == 0:
         constant = float(number)
-    state = _in_its_branch(op, view.state(value), view)
-    return Written(op.name, op.type, variable.name, state, indices, dependence, constant)
+    return Written(
+        operation=op.name, type=op.type, variable=variable.name,
+        value=_in_its_branch(op, view.state(value), view), indices=indices,
+        dependence=dependence, constant=constant)
 
 
 def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:
-    """The state of a value that an operation writes, by the branches and loops that it is in."""
+    """The state of a value that an operation writes, by the branches and loops that it is in: a
+    condition of the examples decides on each tower by itself whether it is written.
+
+    Args:
+      op: the operation.
+      value: the state of the value itself.
+      view: `View`.
+    """
     for condition in conditions_around(op, view):
         if condition.kind is not Kind.INDEPENDENT:
             return unknown(op, 'is in a branch or a loop that depends on the examples')
@@ -71,7 +89,7 @@ def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:
 
 # ---- how a value depends on the variable's value before ------------------------------------------
 
-# Operations that hand on the value of an input, or add others to it.
+# Operations that hand the value of an input on, or add other values to it.
 _HAND_ON = frozenset('Identity Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '
                      'Add AddV2 AddN Sub Merge RefMerge Select SelectV2 Enter'.split())
 
@@ -96,34 +114,34 @@ def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
     if state.is_by_example or state.kind is Kind.UNKNOWN or not op.inputs:
         return Dependence.NONE
     # Around a loop the value counts as one that does not depend on the variable, while it is found.
-    of_inputs = [view.remembered(_dependence, source, variable, Dependence.NONE)
-                 for source in _sources(tensor, view)]
-    return _combined(op, of_inputs, view)
+    dependences = [view.remembered(_dependence, source, variable, meanwhile=Dependence.NONE)
+                   for source in _sources(tensor, view)]
+    return _combined(op, dependences, view)
 
 
-def _combined(op: tf.Operation, of_inputs: typing.List[Dependence], view: View) -> Dependence:
+def _combined(op: tf.Operation, dependences: typing.List[Dependence], view: View) -> Dependence:
     """How the results of an operation depend on a variable, by how its inputs do.
 
     Args:
       op: the operation.
-      of_inputs: how each of its inputs depends on the variable.
+      dependences: how each of its inputs depends on the variable.
       view: `View`.
     """
-    found = [each for each in of_inputs if each is not Dependence.NONE]
+    found = [dependence for dependence in dependences if dependence is not Dependence.NONE]
     if not found:
         return Dependence.NONE
     if Dependence.OTHER in found:
         return Dependence.OTHER
     is_call = op.name in view.bodies.results
     if op.type in _HAND_ON or is_call or is_fused_batch_norm(op.type):
-        is_subtracted = op.type == 'Sub' and of_inputs[0] is Dependence.NONE
+        is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
         if found == [Dependence.RUNNING_SUM] and not is_subtracted:
             return Dependence.RUNNING_SUM
         return Dependence.LINEAR
-    return Dependence.LINEAR if _is_linear(op, of_inputs, view) else Dependence.OTHER
+    return Dependence.LINEAR if _is_linear(op, dependences, view) else Dependence.OTHER
 
 
-def _is_linear(op: tf.Operation, of_inputs: typing.List[Dependence], view: View) -> bool:
+def _is_linear(op: tf.Operation, dependences: typing.List[Dependence], view: View) -> bool:
     """Whether an operation is linear in the only one of its inputs that depends on the variable.
 
     In a product or a quotient, the other factor has to be the same on every tower: `v * 0.9`, but
@@ -131,16 +149,16 @@ def _is_linear(op: tf.Operation, of_inputs: typing.List[Dependence], view: View)
 
     Args:
       op: the operation.
-      of_inputs: how each of its inputs depends on the variable.
+      dependences: how each of its inputs depends on the variable.
       view: `View`.
     """
     if op.type == 'Neg':
         return True
     if op.type in QUOTIENTS:
-        is_in_one = of_inputs[1] is Dependence.NONE
+        is_in_one = dependences[1] is Dependence.NONE  # not in the divisor
     else:
-        is_in_one = op.type == 'Mul' and of_inputs.count(Dependence.NONE) == 1
-    factors = [view.state(tensor) for tensor, dependence in zip(op.inputs, of_inputs)
+        is_in_one = op.type == 'Mul' and dependences.count(Dependence.NONE) == 1
+    factors = [view.state(tensor) for tensor, dependence in zip(op.inputs, dependences)
                if dependence is Dependence.NONE]
     return is_in_one and all(_is_shared(factor) for factor in factors)
 
@@ -153,13 +171,15 @@ def _is_shared(factor: State) -> bool:
 
 
 def _sources(tensor: tf.Tensor, view: View) -> typing.List[tf.Tensor]:
-    """The tensors that a value is computed from; of a batch norm, the averages it hands on."""
+    """The tensors that a value is computed from: of a call, the results of its branches; of a batch
+    norm in one kernel, the moving average that it hands on outside of training, if it does."""
     op = tensor.op
     branches = view.bodies.results.get(op.name)
     if branches is not None:
         return [results[tensor.value_index] for results in branches]
     if not is_fused_batch_norm(op.type):
         return list(op.inputs)
+    # Results 1 and 2 are the mean and the variance; inputs 3 and 4 are their averages.
     hands_on_average = not op.get_attr('is_training') and tensor.value_index in (1, 2)
     if not hands_on_average:
         return []
