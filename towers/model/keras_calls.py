@@ -79,6 +79,7 @@ class KerasCalls:
         self._graph = graph
         self._thread = threading.get_ident()
         self._depth = 0  # how many calls of layers are open, one in another
+        # The value of `_waiting_for_keras_input`; None before it was asked for.
         self._waiting: typing.Optional[typing.Set[str]] = None
         self._calls: typing.List[_Call] = []  # outermost calls, in order
         self._updates: typing.List[_Update] = []
@@ -164,20 +165,20 @@ class KerasCalls:
 
     @contextlib.contextmanager
     def calling(self, layer: typing.Any, arguments: typing.Any) -> typing.Iterator[None]:
-        """The context of a call of a layer, by which it is recorded; a call within the call of
-        another layer belongs to that one.
+        """The context of a call of a layer, by which the call is recorded; a call within the call
+        of another layer is a part of the outer call.
 
         Args:
           layer: the layer.
           arguments: a nest of the arguments of the call.
         """
-        if not self._depth:
-            made = self._begin_call(layer, tf.nest.flatten(arguments, expand_composites=True))
-        else:
-            made = contextlib.nullcontext()
+        recording: typing.ContextManager = contextlib.nullcontext()
+        is_outermost = self._depth == 0
+        if is_outermost:
+            recording = self._begin_call(layer, tf.nest.flatten(arguments, expand_composites=True))
         self._depth += 1
         try:
-            with made:
+            with recording:
                 yield
         finally:
             self._depth -= 1
@@ -190,6 +191,7 @@ class KerasCalls:
           leaves: the arguments of the call, as a flat list.
         """
         if not compat.is_keras_3(layer):
+            # On TF 1.15 a cell keeps the mask of its first call, which has that call's batch size.
             compat.forget_dropout_masks(layer)
         # Keras 3 defines a model by calling it on symbols, and its parts on scratch tensors.
         if any(map(compat.is_keras_3_symbol, leaves)):
@@ -221,12 +223,13 @@ class KerasCalls:
     def _waiting_for_keras_input(self) -> typing.Set[str]:
         """Set of the names of the operations downstream of a Keras 2 `keras.Input`: they define a
         functional model, and cannot run, since nobody feeds its placeholder."""
-        if self._waiting is None:  # later operations do not matter
-            self._waiting = self._found_waiting()
+        if self._waiting is None:  # asked for after the block: later operations do not matter
+            self._waiting = self._find_waiting()
         return self._waiting
 
-    def _found_waiting(self) -> typing.Set[str]:
+    def _find_waiting(self) -> typing.Set[str]:
         """Finds the value of `_waiting_for_keras_input` in the graph as it is now."""
+        # Keras 3 makes no placeholder for a `keras.Input`.
         if all(compat.is_keras_3(call.layer) for call in self._calls):
             return set()
         operations = self._graph.get_operations()
@@ -240,36 +243,37 @@ class KerasCalls:
         calls = [call for call in self._calls if compat.is_keras_3(call.layer)]
         if not calls:
             return []
-        left_out = initializers()
+        names_of_initializers = initializers()
         updates = []
         for call in calls:
             made = set(call.made.operations)
             for op in call.made.operations:
-                if not op.type.startswith(_WRITES) or op.name in left_out:
-                    continue
-                if self._can_run(op) and not _is_reset(op, made):
+                is_write = op.type.startswith(_WRITES) and op.name not in names_of_initializers
+                if is_write and self._can_run(op) and not _is_initialization(op, made):
                     updates.append(op)
         return updates
 
 
-def _is_reset(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
-    """Whether an operation sets a variable to a value that depends on nothing from before the call.
-
-    It is an initialization then, by a layer that is built late and assigns ready-made weights.
+def _is_initialization(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
+    """Whether a write sets a variable to a value that depends on nothing from before the call: a
+    layer that is built late assigns ready-made weights so.
 
     Args:
-      op: the operation.
+      op: the operation that writes.
       made: the operations of the call.
     """
     if op.type not in SETS:
         return False
 
     def inputs_in_call(source: tf.Operation) -> list:
+        """The operations that one of the call waits for; [] for one from before the call."""
         return inputs_of(source) if source in made else []
-    for source in reached([op.inputs[1].op], inputs_in_call).values():
+
+    value = op.inputs[1].op
+    for source in reached([value], inputs_in_call).values():
         if source not in made:
             return False
-        if any(tensor.dtype == tf.resource for tensor in source.inputs):
+        if any(tensor.dtype == tf.resource for tensor in source.inputs):  # reads a variable
             return False
     return True
 
@@ -311,6 +315,7 @@ def _wrapped(original: typing.Callable, observed: typing.Callable,
     """
     @functools.wraps(original)
     def method(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """Calls the original method, if it is to be recorded by way of `observed`."""
         if not record.listens_to(self):
             return original(self, *args, **kwargs)
         return observed(record, self, functools.partial(original, self), args, kwargs)
@@ -340,9 +345,14 @@ def _add_loss(record: KerasCalls, layer: typing.Any, original: typing.Callable, 
 def _add_update(record: KerasCalls, layer: typing.Any, original: typing.Callable, args: tuple,
                 kwargs: dict) -> typing.Any:
     """Gives updates to a layer, and records them."""
-    args = args or (kwargs.pop('updates'),)
-    updates = [_watched(update, layer, record) for update in tf.nest.flatten(args[0])]
-    return original(updates, *args[1:], **kwargs)
+    if args:
+        updates = args[0]
+        other_args = args[1:]
+    else:
+        updates = kwargs.pop('updates')
+        other_args = ()
+    watched = [_watched(update, layer, record) for update in tf.nest.flatten(updates)]
+    return original(watched, *other_args, **kwargs)
 
 
 def _watched(update: typing.Any, layer: typing.Any, record: KerasCalls) -> typing.Any:

@@ -119,15 +119,15 @@ def registered_losses() -> typing.List[tf.Tensor]:
     listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
     for index, loss in enumerate(listed):
         if loss is not None and not isinstance(loss, tf.Tensor):
-            with tf.control_dependencies(None):
+            with tf.control_dependencies(None):  # not in a branch of the caller's, say
                 listed[index] = tf.convert_to_tensor(loss)
     return [loss for loss in listed if loss is not None]
 
 
 class _Registered(typing.NamedTuple):
     """The registered losses of a model."""
-    inside: typing.List[tf.Tensor]  # those that are in the loss of the model
-    outside: typing.List[tf.Tensor]  # those that are not
+    inside: typing.List[tf.Tensor]  # the losses that the model's loss is computed from
+    outside: typing.List[tf.Tensor]  # the others
 
 
 def _registered(recorded: typing.Any) -> _Registered:
@@ -139,27 +139,35 @@ def _registered(recorded: typing.Any) -> _Registered:
     Args:
       recorded: `Recorded`, the call of the model function.
     """
-    registered = list(recorded.registered)
-    of_weights, of_activations = recorded.keras_losses
+    # A loss that the model's loss may be computed from is told by its name, or, where the model's
+    # loss may have computed it once more, by its formula.
+    by_name = list(recorded.registered)
+    by_formula, losses_of_activations = recorded.keras_losses
     # With copies='reuse' each call may, or may not, register the same losses anew.
-    before = _not_computed_in(registered, _losses_before_build(recorded))
+    losses_before = _not_computed_in(by_name, _losses_before_build(recorded))
     if recorded.imported is None:
-        registered += before
-    else:  # the loss of a finished model has imports of them
-        of_weights = of_weights + before
+        by_name += losses_before
+    else:  # the loss of a finished model is computed from imports of them
+        by_formula = by_formula + losses_before
     # A program may itself have registered a loss that its Keras layers hold.
-    of_weights = _not_computed_in(registered, of_weights)
+    by_formula = _not_computed_in(by_name, by_formula)
+    # Another loss of activations may have the same formula.
+    by_name += losses_of_activations
     losses = flat(recorded.output.loss)
     upstream = graph_walk.ancestors(losses)
-    # By name, not by `is_computed_from`: another loss may have the same formula.
-    inside = [loss for loss in registered + of_activations if loss.op.name in upstream]
-    inside += [loss for loss in of_weights if is_computed_from(losses, loss)]
-    outside = without(registered + of_activations + of_weights, inside)
+    inside = [loss for loss in by_name if loss.op.name in upstream]
+    inside += [loss for loss in by_formula if is_computed_from(losses, loss)]
+    outside = without(by_name + by_formula, inside)
     return _Registered(inside, outside)
 
 
 def _not_computed_in(tensors: list, losses: list) -> list:
-    """List of those of the losses that none of some tensors is computed from."""
+    """The losses from which no tensor is computed, by name or by formula.
+
+    Args:
+      tensors: list of the tensors.
+      losses: list of the losses.
+    """
     return [loss for loss in losses if not is_computed_from(tensors, loss)]
 
 
@@ -167,18 +175,21 @@ def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
     """List of the losses from before the build that regularize variables of the model in
     `recorded`, without losses of an earlier build's activations."""
     variables = graph_walk.operation_names(recorded.variables)
-    return [loss for loss in recorded.registered_before
-            if variables & graph_walk.ancestors([loss]) and not _depends_on_a_batch(loss)]
+    losses = []
+    for loss in recorded.registered_before:
+        regularizes_variables = not variables.isdisjoint(graph_walk.ancestors([loss]))
+        if regularizes_variables and not _depends_on_a_batch(loss):
+            losses.append(loss)
+    return losses
 
 
 def _depends_on_a_batch(loss: tf.Tensor) -> bool:
-    """Whether a loss is computed from something fed or iterated over that may hold a batch; a
-    scalar, such as an L2 factor, may not."""
+    """Whether a loss is computed from a tensor that is fed or iterated over, and may hold a batch;
+    a scalar, such as an L2 factor, may not."""
     for name in graph_walk.ancestors([loss]):
         op = loss.graph.get_operation_by_name(name)
-        if op.type not in PLACEHOLDERS and op.type != 'IteratorGetNext':
-            continue
-        if any(output.shape.ndims != 0 for output in op.outputs):
+        is_input = op.type in PLACEHOLDERS or op.type == 'IteratorGetNext'
+        if is_input and any(output.shape.ndims != 0 for output in op.outputs):
             return True
     return False
 
@@ -204,15 +215,12 @@ def _described(registered: _Registered, adds: bool) -> typing.Optional[str]:
       registered: the registered losses.
       adds: whether those that were not in the model's loss are added to it.
     """
+    if not registered.outside:
+        return "in the model's own loss, counted once" if registered.inside else None
     num_outside = len(registered.outside)
-    outside = '%d registered loss%s' % (num_outside, '' if num_outside == 1 else 'es')
-    if num_outside and not adds:
+    outside = '1 registered loss' if num_outside == 1 else '%d registered losses' % num_outside
+    if not adds:
         return outside + " not in the model's loss: regularization='add' adds what is missing"
-    facts = []
-    if num_outside:
-        facts.append(outside + ' added')
     if registered.inside:
-        facts.append("in the model's own loss")
-    if not facts:
-        return None
-    return ' and '.join(facts) + ', counted once'
+        return outside + " added and in the model's own loss, counted once"
+    return outside + ' added, counted once'

@@ -116,27 +116,33 @@ def _as_model_output(returned: typing.Any,
     Raises:
       ModelFunctionError: it is something else.
     """
-    fields = ModelOutput._fields
     if isinstance(returned, _TENSORS):
         return ModelOutput(loss=returned)
-    if isinstance(returned, dict) and set(returned) <= set(fields):
+    if isinstance(returned, dict) and set(returned) <= set(ModelOutput._fields):
         return ModelOutput(**returned)
     if hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
-        defaults = ModelOutput()
-        return ModelOutput(*[getattr(returned, field, getattr(defaults, field))
-                             for field in fields])
-    if returned is None:
-        what = 'None (is a return statement missing?)'
-    elif isinstance(returned, dict):
-        what = 'a dict with the keys %.200s' % _listed(returned)
-    else:
-        what = 'a ' + type(returned).__name__
+        output = ModelOutput()
+        for field in ModelOutput._fields:
+            if hasattr(returned, field):
+                output = output._replace(**{field: getattr(returned, field)})
+        return output
     several = ''
     if names is not None:
         several = ", {'loss': {%s}}" % _listed(names, ': …')
     raise ModelFunctionError(
         'the model function returned %s: expected a scalar loss, or a dict or ModelOutput with '
-        'some of %s%s.%s' % (what, ', '.join(fields), several, _advice_on_registered_losses()))
+        'some of %s%s.%s' % (
+            _text_of(returned), ', '.join(ModelOutput._fields), several,
+            _advice_on_registered_losses()))
+
+
+def _text_of(returned: typing.Any) -> str:
+    """The words of an error for a value that cannot become a `ModelOutput`."""
+    if returned is None:
+        return 'None (is a return statement missing?)'
+    if isinstance(returned, dict):
+        return 'a dict with the keys %.200s' % _listed(returned)
+    return 'a ' + type(returned).__name__
 
 
 def _check_updates(updates: typing.Any) -> None:
@@ -154,7 +160,7 @@ def _check_graph(field: str, values: typing.Any) -> None:
     another graph than the default one."""
     try:
         fetches = fetches_in(values)
-    except TypeError as error:  # a dict whose keys have no order
+    except TypeError as error:  # of a dict whose keys have no order, which TensorFlow sorts
         raise ModelFunctionError('the model function returned %s=%.80r: %s.' % (
             field, values, error)) from None
     for fetch in fetches:
@@ -289,19 +295,32 @@ def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
             raise ModelFunctionError('the metrics of the model function have to be a dict with the '
                                      'same names in every tower, and are %.80r.' % (metrics[0],))
     merged = {}
-    for name, first in metrics[0].items():
+    for name in metrics[0]:
         values = [tower_metrics[name] for tower_metrics in metrics]
-        if _is_pair(first):
-            if len(metrics) > 1:
-                _check_counts(name, first[0], inputs)
-            merged[name] = _merged_pair(values, weights)
-        elif _is_scalar_number(first):
-            merged[name] = weighted_sum(values, weights)
-        else:
-            raise ModelFunctionError(
-                'metric %r is %.80r: expected a scalar number (the mean over the shard) or the '
-                '(value, update_op) pair of tf.metrics.' % (name, first))
+        merged[name] = _merged_metric(name, values, weights, inputs)
     return merged
+
+
+def _merged_metric(name: str, values: list, weights: typing.Sequence,
+                   inputs: typing.Any) -> typing.Any:
+    """One metric of the batch; `merge_metrics` says which.
+
+    Args:
+      name: the name of the metric.
+      values: its value in each tower.
+      weights: the weights of the towers' shards.
+      inputs: the shards.
+    """
+    first = values[0]
+    if _is_pair(first):
+        if len(values) > 1:
+            _check_counts(name, first[0], inputs)
+        return _merged_pair(values, weights)
+    if _is_scalar_number(first):
+        return weighted_sum(values, weights)
+    raise ModelFunctionError(
+        'metric %r is %.80r: expected a scalar number (the mean over the shard) or the '
+        '(value, update_op) pair of tf.metrics.' % (name, first))
 
 
 def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
@@ -315,8 +334,9 @@ def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
     """
     if not isinstance(value, tf.Tensor):
         return
-    without_counters = ancestors([value], SETS | ADDS | ADDS_ROWS)
-    if not without_counters.isdisjoint(operation_names(leaves_of(inputs))):
+    # The way from a shard to a counter ends at the operation that writes the counter.
+    computed_directly = ancestors([value], ends=SETS | ADDS | ADDS_ROWS)
+    if not computed_directly.isdisjoint(operation_names(leaves_of(inputs))):
         raise ModelFunctionError(
             'metric %r is a pair with the value %r, which is computed from one shard of the batch '
             'and not from counters, so that it is none of the whole batch. Pass '
@@ -334,9 +354,10 @@ def _merged_pair(pairs: typing.Sequence, weights: typing.Sequence) -> tuple:
     """
     updates = []
     for (_, update), weight in zip(pairs, weights):
-        if not isinstance(weight, float) or weight != 0.:
+        has_only_padding = isinstance(weight, float) and weight == 0.
+        if not has_only_padding:
             updates.append(update)
-    value = pairs[0][0]
+    value = pairs[0][0]  # computed from the counters, which all towers share
     with tf.control_dependencies(updates):
         if isinstance(updates[-1], tf.Tensor):
             return value, tf.identity(updates[-1])
