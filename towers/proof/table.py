@@ -18,6 +18,7 @@ from towers.proof.rules import (
     loops,
     products,
     reductions,
+    reshapes,
     rows,
     shapes,
     slices,
@@ -155,7 +156,7 @@ TABLE = [
         'Numbers drawn for each entry, so for each example where the shape has the examples.',
         takes_sizes=True),
     # ---- the same entries elsewhere
-    Row('Reshape', layout.reshape,
+    Row('Reshape', reshapes.reshape,
         'The entries keep their order, and an example its stride.', takes_positions=True,
         takes_sizes=True),
     Row('ExpandDims', layout.expand_dims,

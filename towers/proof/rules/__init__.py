@@ -8,8 +8,32 @@ A rule is a function `(op, states, view)`:
             statistic of the shard ends a proof
 
 It returns the state of all results, or a list with the state of each. `towers.proof.table` says
-which rule an operation has. The sentence in a rule's docstring says why it is sound; [n, 4] is the
-shape of a tensor with the examples along dimension 0.
+which rule an operation has, and what reaches the rule: unless the row has the flag `takes_unknown`,
+`takes_positions` or `takes_sizes`, no input is UNKNOWN, none tells positions of examples, and sizes
+have become numbers. The sentence in a rule's docstring says why it is sound.
+
+What the docstrings say of a tensor, and what its state is then:
+
+    x [n, 4]        one row for each of n examples: `per_example(0)`
+    x [3, n]        the examples along dimension 1: `per_example(1)`
+    x [3 n, 4]      3 neighbouring rows of each example: `per_example(0, inner=3)`; or all examples
+                    three times, one round after the other: `per_example(0, outer=3)`
+    x [rows, 4]     any number of rows of each example: `rows(0, selection)`, where `selection`
+                    names what chose them
+    w [4]           the same on every tower: `INDEPENDENT`
+    (n, 4)          sizes, the numbers in a shape: `sizes_state([Size(0, 1), Size(4)])`
+
+Words that all modules use of states:
+
+    by example      the entries are of single examples: PER_EXAMPLE, ROWS, ONE_EXAMPLE
+    of the batch    the same of all examples of the shard, along one dimension: PER_EXAMPLE, ROWS
+    total           a mean or a sum over the examples
+    layout          where the examples are: `State.layout`
+    constant        the same for each example, as ones [n] are: `State.is_constant`. A rule that
+                    does not follow this says that its result is not constant; that is always sound
+    as numbers      sizes, where an operation computes with them as with any numbers: 4 is the same
+                    on every tower then, n a sum over the examples (`sizes.as_numbers`)
+    argument        an input that says what to do, such as an axis or a shape
 
 A mark on a state is the name of a statistic of the shard on which the value depends, but not
 linearly (`State.shard_statistics`); no loss with one is proven. Who adds marks: a rule, where it
@@ -20,7 +44,8 @@ program's own. Who hands them on: `transfer` gives each result the marks of all 
 that does not `keeps_marks`, of control flow, says itself which it hands on. Nobody takes a mark
 away, but `longest`, and `verdict` for batch norms.
 
-Read `entries` (one by one: `exp`, `+`), `totals` (means and sums), `reductions`, `products`,
-`shapes`; then those that put entries elsewhere: `layout`, `slices`, `joining`, `gathers`, `images`,
-`rows`; then `loops`, `arrays`, and for control flow v2 `loops_v2`, `tensor_lists`.
+Read `common` (questions about states), `entries` (one by one: `exp`, `+`), `totals` (means and
+sums), `reductions`, `products`, `shapes`; then those that put entries elsewhere: `moves`,
+`reshapes`, `layout`, `slices`, `joining`, `gathers`, `blocks`, `images`, `rows`, `lookups`; then
+`loops`, `longest`, `arrays`, and for control flow v2 `loops_v2`, `tensor_lists`.
 """

@@ -3,6 +3,11 @@
 An array in which a loop over the examples writes at its counter, or which has an element for each
 entry of a tensor [n, …], has elements of the state ONE_EXAMPLE; they may be read at the counter of
 such a loop alone. An array over time has elements of any other state.
+
+An operation on an array takes its handle, which names it, first, and its flow last. The flow is a
+number without meaning that each operation hands to the next, so that they run in this order. So it
+carries the marks, and the end of a proof, from writes to reads. The states of the elements are in
+`view.arrays`, by the name of the operation that made the array, its maker.
 """
 
 import typing
@@ -12,6 +17,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.proof import contexts
 from towers.proof.contexts import HAND_ON_IN_LOOP
+from towers.proof.rules.common import TAKES_APART, TAKES_BY_PLACES, is_of_batch
 from towers.proof.rules.loops import either
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_numbers, sizes_in
@@ -30,15 +36,12 @@ _States = typing.List[State]
 
 
 def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """An operation on an array, which a handle names and whose flow orders the operations.
-
-    The flow has no numbers, but carries the marks and the end of a proof from writes to reads: the
-    marks of the written values, and of the places at which they are.
+    """An operation on an array: by `_RULES`, with the marks of all inputs.
 
     Returns:
       The state of the result; None as long as nothing is written to an array that is read.
     """
-    if op.type == 'TensorArrayV3':
+    if op.type == 'TensorArrayV3':  # which makes one, in which nothing is yet
         return INDEPENDENT
     flow = states[-1]
     if flow.kind is Kind.UNKNOWN:
@@ -47,37 +50,46 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     if rule is None:
         return unknown(op, 'has no rule')
     maker = graph_walk.source_through(op.inputs[0], HAND_ON_IN_LOOP | {'Merge'}).op
-    numbers = as_numbers(op, states, view)
-    found = rule(op, numbers, view, maker)
-    return None if found is None else found.with_marks_of(*numbers)
+    states = as_numbers(op, states, view)
+    found = rule(op, states, view, maker)
+    return None if found is None else found.with_marks_of(*states)
 
 
 # The rules below have these parameters:
 #   op: the operation on the array
-#   states: of its inputs; the first one is the handle, the last one the flow
+#   states: of its inputs, sizes as numbers; the first one is the handle, the last one the flow
 #   view: `View`
 #   maker: the operation `TensorArrayV3` that made the array
+
+# ---- the number of elements ----------------------------------------------------------------------
 
 def _size(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
     """The number of elements: the size that the array was made with; or n, where a loop over the
     examples has written one in each iteration."""
-    if _is_written_for_each(op.inputs[1], view):
+    flow = op.inputs[1]
+    if _is_written_for_each(flow, view):
         return State(Kind.SIZES, sizes=contexts.NUMBER_OF_EXAMPLES)
     if maker.get_attr('dynamic_size'):
         return unknown(maker, 'has elements added to it')
-    sizes = sizes_in(maker.inputs[0], view.state(maker.inputs[0]), view)
+    size = maker.inputs[0]
+    sizes = sizes_in(size, view.state(size), view)
     if sizes is None:
         return unknown(maker, 'has a size that is not static')
     return State(Kind.SIZES, sizes=sizes)
 
 
-def _is_written_for_each(flow, view: View) -> bool:
+def _is_written_for_each(flow: tf.Tensor, view: View) -> bool:
     """Whether an array that was made empty comes out of a loop over the examples, each iteration of
-    which writes an element at its number."""
+    which writes an element at its number.
+
+    In the graph: TensorArrayV3 of size 0 -> Enter -> Merge -> Switch -> TensorArrayWriteV3 ->
+    NextIteration -> the Merge again; and from the Switch to the Exit.
+    """
     leaving = graph_walk.source_through(flow, ('Identity',)).op
     if leaving.type != 'Exit' or not contexts.loop_of(leaving, view).is_over_examples:
         return False
-    merge = leaving.inputs[0].op.inputs[0].op
+    switch = leaving.inputs[0].op
+    merge = switch.inputs[0].op
     back = contexts.back_edge(merge)
     maker = graph_walk.source_through(merge.inputs[0], ('Identity', 'Enter')).op
     if back is None or maker.type != 'TensorArrayV3' or contexts.constant_of(maker.inputs[0]) != 0:
@@ -85,47 +97,66 @@ def _is_written_for_each(flow, view: View) -> bool:
     write = graph_walk.source_through(back, ('NextIteration', 'Identity')).op
     if write.type != 'TensorArrayWriteV3':
         return False
-    _, index, _, before = write.inputs
-    is_carried = graph_walk.source_through(before, ('Identity', 'Switch')).op is merge
-    return is_carried and view.state(index).kind is Kind.POSITION
+    _, index, _, flow_before = write.inputs
+    is_of_this_array = graph_walk.source_through(flow_before, ('Identity', 'Switch')).op is merge
+    return is_of_this_array and view.state(index).kind is Kind.POSITION
 
+
+# ---- writes --------------------------------------------------------------------------------------
 
 def _scatter(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
     """`unstack`: an element for each entry along the first dimension; of x [n, …] an example."""
-    indices, value = states[1], states[2]
-    is_along_examples = value.axis == 0 and value.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
-    if is_along_examples:
-        is_by_number = value.layout == ROW_OF_EACH_EXAMPLE and indices.kind is Kind.POSITION
-        if is_by_number:
-            element = ONE_EXAMPLE.with_marks_of(value)
-        else:
-            element = unknown(op, 'takes the examples apart')
-    elif indices.kind is not Kind.INDEPENDENT:
-        element = unknown(op, 'writes elements at places that are computed from the examples')
-    elif value.kind in (Kind.PER_EXAMPLE, Kind.ROWS):
-        element = value._replace(axis=value.axis - 1)
-    else:
-        element = value
+    element = _element_unstacked(op, value=states[2], indices=states[1])
     return _written(op, element, view, maker)
+
+
+def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
+    """The state of the elements that a tensor is taken apart into.
+
+    Args:
+      op: the operation `TensorArrayScatterV3`.
+      value: the state of the tensor.
+      indices: the state of the numbers of the elements, for each entry along its first dimension.
+    """
+    is_apart_by_example = is_of_batch(value) and value.axis == 0
+    if is_apart_by_example:
+        is_by_its_number = value.layout == ROW_OF_EACH_EXAMPLE and indices.kind is Kind.POSITION
+        if not is_by_its_number:
+            return unknown(op, TAKES_APART)
+        return ONE_EXAMPLE.with_marks_of(value)
+    if indices.kind is not Kind.INDEPENDENT:
+        return unknown(op, 'writes elements at places that are computed from the examples')
+    if is_of_batch(value):  # along a later dimension, as time-major x [time, n, 4]
+        return value._replace(axis=value.axis - 1)
+    return value
 
 
 def _write(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
     """One element, at the loop's counter or at a place that is the same on every tower."""
-    index, value = states[1], states[2]
-    if value.kind is Kind.UNKNOWN:
-        element = value
-    elif index.kind is Kind.POSITION:
-        if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
-            element = unknown(op, 'writes a value of all examples for each')
-        else:
-            element = ONE_EXAMPLE.with_marks_of(value)
-    elif index.kind is not Kind.INDEPENDENT:
-        element = unknown(op, 'writes elements at places that are not known')
-    elif value.kind is Kind.ONE_EXAMPLE:
-        element = unknown(op, 'writes a value of one example at a place that is not its own')
-    else:
-        element = value.with_marks_of(index)
+    element = _element_written(op, value=states[2], index=states[1])
     return _written(op, element, view, maker)
+
+
+def _element_written(op: tf.Operation, value: State, index: State) -> State:
+    """The state of an element that is written.
+
+    Args:
+      op: the operation `TensorArrayWriteV3`.
+      value: the state of what is written.
+      index: the state of the place, a scalar.
+    """
+    if value.kind is Kind.UNKNOWN:
+        return value
+    is_at_counter = index.kind is Kind.POSITION
+    if is_at_counter:
+        if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
+            return unknown(op, 'writes a value of all examples for each')
+        return ONE_EXAMPLE.with_marks_of(value)
+    if index.kind is not Kind.INDEPENDENT:
+        return unknown(op, 'writes elements at places that are not known')
+    if value.kind is Kind.ONE_EXAMPLE:
+        return unknown(op, 'writes a value of one example at a place that is not its own')
+    return value.with_marks_of(index)
 
 
 def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) -> State:
@@ -139,6 +170,8 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
     view.arrays.write(maker.name, element)
     return INDEPENDENT
 
+
+# ---- reads ---------------------------------------------------------------------------------------
 
 def _read(op: tf.Operation, states: _States, view: View,
           maker: tf.Operation) -> typing.Optional[State]:
@@ -164,13 +197,13 @@ def element_at(op: tf.Operation, element: State, index: State, view: View) -> St
     is_of_example = element.kind is Kind.ONE_EXAMPLE
     is_at_counter = index.kind is Kind.POSITION
     if is_of_example != is_at_counter:
-        return unknown(op, 'takes elements by their places')
+        return unknown(op, TAKES_BY_PLACES)
     if is_of_example:
         return element
-    index = not_linear(op, [index], view)
-    if index.kind is Kind.UNKNOWN:
-        return index
-    return element.with_marks_of(index)
+    choice = not_linear(op, [index], view)  # a place that is computed from a mean chooses by it
+    if choice.kind is Kind.UNKNOWN:
+        return choice
+    return element.with_marks_of(choice)
 
 
 def _gather(op: tf.Operation, states: _States, view: View,
@@ -187,10 +220,9 @@ def _gather(op: tf.Operation, states: _States, view: View,
     if indices.kind is Kind.UNKNOWN:
         return indices
     if indices.kind is not Kind.INDEPENDENT:
-        return unknown(op, 'takes elements by their places')
+        return unknown(op, TAKES_BY_PLACES)
     if element.is_by_example:
-        moved = element._replace(axis=element.axis + 1, is_constant=False)
-        return moved.with_marks_of(indices)
+        element = element._replace(axis=element.axis + 1, is_constant=False)
     return element.with_marks_of(indices)
 
 

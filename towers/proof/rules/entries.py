@@ -3,16 +3,25 @@
 Each entry of the result is a function of the entries at its place, by broadcasting. So the examples
 stay where they are: of x [n, 4] and y [n, 1], both with the examples along dimension 0, entry
 (e, i) of the result belongs to example e.
+
+An input may have sizes, entries of single examples, or neither; then it is the same on every tower,
+or a mean or a sum over the examples (`totals`).
 """
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.shapes import arithmetic_of_sizes
-from towers.proof.rules.totals import (
+from towers.proof.rules.common import (
+    COUPLES_EXAMPLES,
     any_by_example,
     any_of_kind,
+    fits_examples_as_built,
+    is_of_batch,
+    state_of_layout,
+)
+from towers.proof.rules.shapes import arithmetic_of_sizes
+from towers.proof.rules.totals import (
     marks_of_totals,
     not_linear,
     product_of_totals,
@@ -24,6 +33,7 @@ from towers.proof.stand_ins import LEAST_STAND_IN
 from towers.proof.states import (
     HAS_OWN_SIZE,
     NO_STATIC_RANK,
+    ONE_EXAMPLE,
     Kind,
     Layout,
     State,
@@ -34,8 +44,10 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
-_WIDE_INTEGERS = (tf.int32, tf.int64)
+_WIDE_INTEGERS = (tf.int32, tf.int64)  # which hold any number of examples
 
+
+# ---- functions of any number of inputs -----------------------------------------------------------
 
 def elementwise(op: tf.Operation, states: _States, view: View) -> State:
     """A function of single entries, not known to be linear: `tf.exp`, `tf.maximum`.
@@ -56,44 +68,49 @@ def multiply(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _entry_by_entry(op: tf.Operation, states: _States, view: View,
-                    of_totals: typing.Callable) -> State:
-    """The result of an operation on single entries.
+                    rule_without_examples: typing.Callable) -> State:
+    """The state of the result of an operation on single entries.
 
     Args:
       op: the operation.
       states: of its inputs.
       view: `View`.
-      of_totals: the rule for inputs none of which has entries of single examples.
+      rule_without_examples: the rule for inputs none of which has entries of single examples.
     """
     sizes = arithmetic_of_sizes(op, list(states), view)
     if sizes is not None:
         return sizes
-    numbers = as_numbers(op, states, view)
-    if any_by_example(numbers):
-        return by_example(op, numbers, view)
-    return of_totals(op, numbers, view)
+    states = as_numbers(op, states, view)
+    if any_by_example(states):
+        return by_example(op, states, view)
+    return rule_without_examples(op, states, view)
 
+
+# ---- functions of certain inputs -----------------------------------------------------------------
 
 def linear(op: tf.Operation, states: _States, view: View) -> State:
-    """A function of one input that is linear, `-x`: the mean of -f is minus the mean of f."""
-    state = states[0]
-    if len(states) > 1 or state.kind is Kind.SIZES:
-        return elementwise(op, states, view)
-    return state
+    """A linear function of one input, `-x`: the mean of -f is minus the mean of f."""
+    return states[0]
 
 
 def cast(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.cast`: linear between types of numbers that do not round.
+    """`tf.cast`: the same numbers in another type, so the same state, where the type has them all.
 
-    A mean stays a mean as a float of another width, but not as an integer: rounding is not linear.
+    Between types of floats, rounding is not counted. A float that becomes an integer loses its
+    fraction, so that the integer of a mean is no mean; an integer type may be too narrow for a
+    number of examples.
     """
     state = states[0]
     dtype = op.outputs[0].dtype
-    is_exact = dtype in _WIDE_INTEGERS
+    holds_all_sizes = dtype in _WIDE_INTEGERS
     if state.is_position:
-        return state if is_exact else unknown(op, 'rounds the numbers of the examples')
+        if holds_all_sizes:
+            return state
+        return unknown(op, 'rounds the numbers of the examples')
     if state.kind is Kind.SIZES:
-        return state if is_exact or dtype.is_floating else not_linear(op, states, view)
+        if holds_all_sizes or dtype.is_floating:
+            return state
+        return not_linear(op, states, view)
     if state.is_over_all and not dtype.is_floating:
         return not_linear(op, states, view)
     return state
@@ -101,90 +118,84 @@ def cast(op: tf.Operation, states: _States, view: View) -> State:
 
 def divide(op: tf.Operation, states: _States, view: View) -> State:
     """Quotients: f / g of an example; a sum divided by the number of examples is a mean."""
-    if op.outputs[0].dtype.is_integer:  # which rounds
+    rounds = op.outputs[0].dtype.is_integer
+    if rounds:  # so it is not linear in the dividend
         return elementwise(op, states, view)
-    numbers = as_numbers(op, states, view)
-    if any_by_example(numbers):
-        return by_example(op, numbers, view)
-    dividend, divisor = numbers
+    states = as_numbers(op, states, view)
+    if any_by_example(states):
+        return by_example(op, states, view)
+    dividend, divisor = states
     return quotient_of_totals(op, dividend, divisor, view)
 
 
 def select(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.where` with two values: by a condition [n, 4] each entry of x or of y [n, 4].
+    """`tf.where(condition, x, y)`: by a condition [n, 4] each entry of x or of y [n, 4].
 
     By a condition that is the same on every tower, all of them choose the same of two means.
     """
-    numbers = as_numbers(op, states, view)
-    condition = numbers[0]
-    values = numbers[1:]
-    if any_by_example(numbers):
-        is_of_rows = op.type == 'Select' and view.rank(op.inputs[0]) == 1
-        if is_of_rows and condition.kind is Kind.PER_EXAMPLE:
-            return _select_rows(op, condition, values)
-        return by_example(op, numbers, view)
+    states = as_numbers(op, states, view)
+    condition = states[0]
+    values = states[1:]
+    if any_by_example(states):
+        # A condition [n] broadcasts with the last dimension, but `Select` takes it for whole rows.
+        chooses_rows = op.type == 'Select' and view.rank(op.inputs[0]) == 1
+        if chooses_rows and condition.kind is Kind.PER_EXAMPLE:
+            return _selected_rows(op, condition, values)
+        return by_example(op, states, view)
     if condition.is_alike_on_towers:
+        # The one that is chosen, f or g, is of the kind that f + g is.
         return sum_of_totals(op, values, view).with_marks_of(condition)
-    return not_linear(op, numbers, view)
+    return not_linear(op, states, view)
 
 
-def _select_rows(op: tf.Operation, condition: State, values: _States):
-    """`tf.where(condition [n], x [n, 4], y [n, 4])`: chooses whole rows."""
-    row = per_example(0, condition.outer, condition.inner)
+def _selected_rows(op: tf.Operation, condition: State, values: _States) -> State:
+    """`Select(condition [n], x [n, 4], y [n, 4])`: for each example, its row of x or of y."""
+    row_of_each = per_example(0, condition.outer, condition.inner)
     for state in values:
-        if state.layout != row.layout:
+        if state.layout != row_of_each.layout:
             return unknown(op, 'chooses rows that are not known to be of the same examples')
-    return row.with_marks_of(condition, *values)
+    return row_of_each.with_marks_of(condition, *values)
 
+
+# ---- values of the examples ----------------------------------------------------------------------
 
 def by_example(op: tf.Operation, states: _States, view: View) -> State:
     """A function of single entries, at least one input of which has entries of single examples.
 
-    All inputs that have examples have them along the same dimension, counted from the last as
-    broadcasting does; all others have one entry there, which goes to each example: x [n, 4] and a
-    weight [4] or [1, 4], but not one [8, 4].
+    All inputs that have examples have them along the same dimension, counted from the last one, as
+    broadcasting does. All other inputs have one entry along this dimension, which goes to each
+    example: x [n, 4] and a weight [4] or [1, 4], but not one [8, 4].
 
     Args:
       op: the operation.
-      states: of its inputs.
+      states: of its inputs, sizes as numbers.
       view: `View`.
     """
     marks = marks_of_totals(op, states, view, "gives each example a value of all examples ('%s')")
     if any_of_kind(states, Kind.ONE_EXAMPLE):
-        if any_of_kind(states, Kind.PER_EXAMPLE, Kind.ROWS):
+        if any(is_of_batch(state) for state in states):
             return unknown(op, 'joins one example with the whole batch')
-        return State(Kind.ONE_EXAMPLE).with_marks_of(marks)
+        return ONE_EXAMPLE.with_marks_of(marks)
     layouts = _layouts_from_end(op, states, view)
-    if layouts is not None:
-        layouts = of_equal_lengths(layouts)
     rank = view.rank(op.outputs[0])
     if layouts is None or rank is None:
         return unknown(op, NO_STATIC_RANK)
+    layouts = of_equal_lengths(layouts)
     if len(layouts) > 1:
-        return unknown(op, 'brings examples together with each other')
+        return unknown(op, COUPLES_EXAMPLES)
     layout = layouts.pop()
     for tensor, state in zip(op.inputs, states):
-        is_alike = state.is_by_example or view.is_as_built and state.is_uniform
-        if not is_alike and not _is_broadcast_along(tensor, layout.axis, view):
+        has_entry_of_each = state.is_by_example or fits_examples_as_built(state, view)
+        if not has_entry_of_each and not _is_broadcast_along(tensor, layout.axis, view):
             return unknown(op, HAS_OWN_SIZE)
-    found = State(*layout._replace(axis=rank + layout.axis))
-    return found._replace(is_constant=_are_constant(states)).with_marks_of(marks)
-
-
-def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
-    """The layouts of values that have equal lengths along the examples, as an operation on them
-    demands: [n · k] and [n · m] have the same number of entries of each example, so that a number k
-    that is not static is the other one."""
-    numbers = sorted(layout.inner for layout in layouts)  # static ones first
-    inner = numbers[0] if numbers else 1
-    return {layout if layout.inner < LEAST_STAND_IN else layout._replace(inner=inner)
-            for layout in layouts}
+    result = state_of_layout(layout._replace(axis=rank + layout.axis))
+    return result._replace(is_constant=_are_constant(states)).with_marks_of(marks)
 
 
 def _layouts_from_end(op: tf.Operation, states: _States,
                       view: View) -> typing.Optional[typing.Set[Layout]]:
     """The layouts of the inputs that have examples, with the axis counted from the last dimension,
-    -1; None where a rank is not static."""
+    which is -1; None where a rank is not static."""
     layouts = set()
     for tensor, state in zip(op.inputs, states):
         if not state.is_by_example:
@@ -196,11 +207,27 @@ def _layouts_from_end(op: tf.Operation, states: _States,
     return layouts
 
 
+def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
+    """The layouts of tensors that an operation demands to have equal lengths along the examples.
+
+    [k n] and [m n] have equal lengths where k = m. A length that is not static has a large prime in
+    its place (`stand_ins`): where k is one, it is replaced by m.
+    """
+    if not layouts:
+        return layouts
+    entries_of_each = min(layout.inner for layout in layouts)  # a static number, if there is any
+    equal = set()
+    for layout in layouts:
+        is_static = layout.inner < LEAST_STAND_IN
+        equal.add(layout if is_static else layout._replace(inner=entries_of_each))
+    return equal
+
+
 def _are_constant(states: _States) -> bool:
-    """Whether a function of these values is the same for every example."""
+    """Whether a function of values with these states is the same for each example."""
     for state in states:
-        is_of_examples = state.is_by_example or state.is_total
-        if is_of_examples and not state.is_constant:
+        depends_on_examples = state.is_by_example or state.is_total
+        if depends_on_examples and not state.is_constant:
             return False
     return True
 
@@ -210,4 +237,5 @@ def _is_broadcast_along(tensor: tf.Tensor, axis_from_end: int, view: View) -> bo
     shape = view.shape(tensor)
     if shape is None:
         return False
-    return len(shape) < -axis_from_end or shape[axis_from_end] == 1
+    lacks_dimension = len(shape) < -axis_from_end
+    return lacks_dimension or shape[axis_from_end] == 1

@@ -3,6 +3,8 @@
 Examples may be taken by their own positions alone: `tf.gather(x [n, 4], tf.range(n))` is x, and by
 the positions that a mask leaves it is the rows of the mask. By any other indices, an example would
 get the row of another one, which may be in another shard.
+
+TensorFlow calls what rows are taken of `params`; it is the first input, and the indices the second.
 """
 
 import typing
@@ -11,10 +13,18 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.proof.rules.blocks import row_of_each_block
+from towers.proof.rules.common import (
+    COMPUTES_WITH_POSITIONS,
+    any_by_example,
+    any_of_kind,
+    first_unknown,
+    is_of_batch,
+    with_new_dimension,
+)
 from towers.proof.rules.entries import by_example, elementwise
 from towers.proof.rules.lookups import rows_of_rows
 from towers.proof.rules.shapes import rearranged_sizes
-from towers.proof.rules.totals import any_by_example, not_linear
+from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_number, as_numbers
 from towers.proof.states import (
     EVERY_EXAMPLE,
@@ -33,83 +43,136 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _BY_PLACES = 'takes examples by their places'
-_WITH_POSITIONS = 'computes with the numbers of the examples'
 
+
+# ---- tf.gather -----------------------------------------------------------------------------------
 
 def gather(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.gather(table [20, 4], x [n])`: [n, 4], a row for each example; or columns of examples."""
-    if states[1].kind is Kind.UNKNOWN:
-        row_of_each = row_of_each_block(op, states[0], view)
+    """`tf.gather(table [20, 4], x [n])`: [n, 4], a row for each example; or columns of examples.
+
+    Indices of which nothing else is known may still be one row of each block of an example's rows.
+    """
+    params, indices = states[:2]
+    if indices.kind is Kind.UNKNOWN:
+        row_of_each = row_of_each_block(op, params, view)
         if row_of_each is not None:
             return row_of_each
-    for state in states:
-        if state.kind is Kind.UNKNOWN:
-            return state
-    return _gather_known(op, states, view)
-
-
-def _gather_known(op: tf.Operation, states: _States, view: View) -> State:
-    """Rows at indices of which something is known."""
-    if states[0].kind is Kind.SIZES:
-        sizes = rearranged_sizes(op, list(states), view)
+    not_known = first_unknown(states)
+    if not_known is not None:
+        return not_known
+    if params.kind is Kind.SIZES:
+        sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
             return sizes
     params, indices = as_numbers(op, states[:2], view)
+    return _gathered(op, params, indices, view)
+
+
+def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> State:
+    """The state of rows at indices, by what the indices are.
+
+    Args:
+      op: the operation.
+      params: the state of what rows are taken of.
+      indices: the state of their indices.
+      view: `View`.
+    """
     if indices.kind is Kind.ROW_POSITION:
         return rows_of_rows(op, params, indices, view)
     if params.is_position or indices.kind is Kind.INDICES:
-        return unknown(op, _WITH_POSITIONS)
+        return unknown(op, COMPUTES_WITH_POSITIONS)
     if indices.kind is Kind.POSITION:
         return rows_at_positions(op, params, indices, view)
     if not any_by_example([params, indices]):
         if indices.is_total:
             return not_linear(op, [params, indices], view)
-        return params.with_marks_of(indices)
-    if Kind.ONE_EXAMPLE in (params.kind, indices.kind):
+        return params.with_marks_of(indices)  # a row of a mean is a mean
+    if any_of_kind([params, indices], Kind.ONE_EXAMPLE):
         return by_example(op, [params, indices], view)
-    return _gathered(op, params, indices, view)
+    return _gathered_of_batch(op, params, indices, view)
 
 
-def _gathered(op: tf.Operation, params: State, indices: State, view: View):
-    """Rows along a dimension, of a table or of examples, by indices along another dimension.
+def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: View) -> State:
+    """The state of rows where the params or the indices, or both, are values of the batch.
+
+        rows of a table [20, 4] at x [n]      [n, 4]: the indices' dimensions in the place of `axis`
+        columns of x [n, 4] at [2, 0]         [n, 2]: the examples where they were
+        of each example, at its own indices   `batch_dims`: the examples where they were
+        of the examples at any indices        not known: rows of other examples
 
     Args:
       op: the operation.
       params: the state of what rows are taken of.
-      indices: the state of their indices; one of both has entries of single examples.
+      indices: the state of their indices.
       view: `View`.
     """
     axis = _axis_of_gather(op, view)
     rank_of_indices = view.rank(op.inputs[1])
     if axis is None or rank_of_indices is None:
         return unknown(op, NO_STATIC_ARGUMENT)
+    # Dimensions that params and indices have in common: each entry along them by itself.
     batch_dims = op.get_attr('batch_dims') if 'batch_dims' in op.node_def.attr else 0
     if batch_dims:
-        is_of_same = params.kind is Kind.PER_EXAMPLE and params.layout == indices.layout
-        if is_of_same and params.axis < batch_dims <= axis:
+        are_of_same_examples = params.kind is Kind.PER_EXAMPLE and params.layout == indices.layout
+        if are_of_same_examples and params.axis < batch_dims <= axis:
             return params._replace(is_constant=False).with_marks_of(indices)
         return unknown(op, _BY_PLACES)
     if params.kind is Kind.INDEPENDENT:
         return indices._replace(axis=axis + indices.axis).with_marks_of(params)
-    if indices.kind is Kind.INDEPENDENT and axis != params.axis:
-        moved = rank_of_indices - 1 if axis < params.axis else 0
-        return params._replace(axis=params.axis + moved).with_marks_of(indices)
-    return unknown(op, _BY_PLACES)
+    if indices.kind is not Kind.INDEPENDENT or axis == params.axis:
+        return unknown(op, _BY_PLACES)
+    if axis > params.axis:
+        return params.with_marks_of(indices)
+    # The indices' dimensions come before the examples, in the place of one.
+    moved_axis = params.axis + rank_of_indices - 1
+    return params._replace(axis=moved_axis).with_marks_of(indices)
 
 
 def _axis_of_gather(op: tf.Operation, view: View) -> typing.Optional[int]:
     """The dimension along which a gather takes rows; None where it is not static."""
-    if op.type != 'GatherV2':  # along the first one; `ResourceGather` has a variable's handle
-        return 0 if op.type == 'ResourceGather' or view.rank(op.inputs[0]) is not None else None
-    axis = view.value(op.inputs[2])
+    if op.type == 'ResourceGather':  # its first input, the handle of a variable, has another rank
+        return 0
     rank = view.rank(op.inputs[0])
-    if axis is None or rank is None:
+    if rank is None:
         return None
-    return int(axis) % rank
+    if op.type != 'GatherV2':  # which alone has the axis as an input
+        return 0
+    axis = view.value(op.inputs[2])
+    return None if axis is None else int(axis) % rank
 
+
+def rows_at_positions(op: tf.Operation, params: State, positions: State, view: View) -> State:
+    """The state of the rows of examples at their own positions: all rows, or those of a mask.
+
+    Args:
+      op: the operation that gathers them.
+      params: the state of what rows are taken of, [n, …].
+      positions: the state of the positions: [n] of `tf.gather`, [n, 1] of `tf.gather_nd`.
+      view: `View`.
+    """
+    axis = view.value(op.inputs[2]) if op.type == 'GatherV2' else 0
+    has_vectors = op.type.endswith('GatherNd')
+    rank_of_positions = 2 if has_vectors else 1
+    row_of_each = per_example(0, positions.outer, positions.inner)
+    is_along_first = axis == 0 and positions.axis == 0
+    if not is_along_first or params.layout != row_of_each.layout:
+        return unknown(op, _BY_PLACES)
+    if view.rank(op.inputs[1]) != rank_of_positions:
+        return unknown(op, _BY_PLACES)
+    if positions.selection == EVERY_EXAMPLE:
+        return params.with_marks_of(positions)
+    return rows(0, positions.selection).with_marks_of(params, positions)
+
+
+# ---- tf.gather_nd --------------------------------------------------------------------------------
 
 def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.gather_nd(x [n, 4], tf.stack([tf.range(n), y], 1))`: [n], the entry y of each example."""
+    """`tf.gather_nd(x, indices)`: entries, or rows, at the index vectors along the last dimension.
+
+        x [n, 4] at [tf.range(n), y] [n, 2]    [n]: the entry y of each example
+        x [n, 4] at tf.range(n) [n, 1]         [n, 4]: the row of each example
+        a table [20, 4] at y [n, 2]            [n]: the entry of the table for each example
+    """
     params = as_number(op, states[0], view)
     indices = states[1]
     if indices.kind is Kind.POSITION:
@@ -121,44 +184,32 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
         if params.layout != ROW_OF_EACH_EXAMPLE:
             return unknown(op, _BY_PLACES)
         return values_at(indices).with_marks_of(params, indices)
-    if params.kind is Kind.INDEPENDENT and indices.is_by_example:
-        rank = view.rank(op.inputs[1])
-        if rank is None:
-            return unknown(op, NO_STATIC_RANK)
-        if indices.kind is not Kind.ONE_EXAMPLE and indices.axis == rank - 1:
-            return unknown(op, 'takes entries by places of several examples')
-        return indices._replace(is_constant=False).with_marks_of(params)
     if not any_by_example([params, indices]):
         return not_linear(op, [params, indices], view)
+    if params.kind is Kind.INDEPENDENT:
+        return _entries_of_table(op, params, indices, view)
     return unknown(op, _BY_PLACES)
 
 
-def rows_at_positions(op: tf.Operation, params: State, positions: State, view: View) -> State:
-    """The rows of examples at positions that are their own: all of them, or those of a mask.
-
-    Args:
-      op: the operation that gathers them.
-      params: the state of what rows are taken of, [n, …].
-      positions: the state of the positions, [n] or [n, 1].
-      view: `View`.
-    """
-    axis = view.value(op.inputs[2]) if op.type == 'GatherV2' else 0
-    own_rows = per_example(0, positions.outer, positions.inner)
-    is_own = axis == 0 and params.layout == own_rows.layout
-    rank = 2 if op.type.endswith('GatherNd') else 1
-    if not is_own or positions.axis != 0 or view.rank(op.inputs[1]) != rank:
-        return unknown(op, _BY_PLACES)
-    if positions.selection == EVERY_EXAMPLE:
-        return params.with_marks_of(positions)
-    return rows(0, positions.selection).with_marks_of(params, positions)
+def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View) -> State:
+    """The state of entries of a table that all towers share, at index vectors of the examples."""
+    rank = view.rank(op.inputs[1])
+    if rank is None:
+        return unknown(op, NO_STATIC_RANK)
+    has_vectors_over_examples = is_of_batch(indices) and indices.axis == rank - 1
+    if has_vectors_over_examples:
+        return unknown(op, 'takes entries by places of several examples')
+    return indices._replace(is_constant=False).with_marks_of(table)
 
 
 def values_at(indices: State) -> State:
-    """The state of values [rows, …], one at each of some index vectors [rows, k]."""
+    """The state of values [rows, …], one at each index vector [rows, k] of the examples."""
     if indices.selection == EVERY_EXAMPLE:
         return per_example(0)
     return rows(0, indices.selection)
 
+
+# ---- numbers of classes --------------------------------------------------------------------------
 
 def one_hot(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.one_hot(x [n], 10)`: [n, 10], each row of its example."""
@@ -166,15 +217,14 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
     arguments = states[1:]
     if indices.is_total:
         return not_linear(op, [indices], view)
-    if not indices.is_by_example or indices.kind is Kind.ONE_EXAMPLE:
+    if not is_of_batch(indices):
         return indices.with_marks_of(*arguments)
     rank = view.rank(op.outputs[0])
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
     place = op.get_attr('axis') % rank
-    is_before = place <= indices.axis
-    found = indices._replace(axis=indices.axis + is_before, is_constant=False)
-    return found.with_marks_of(*arguments)
+    result = with_new_dimension(indices, place)._replace(is_constant=False)
+    return result.with_marks_of(*arguments)
 
 
 def table_lookup(op: tf.Operation, states: _States, view: View) -> State:
@@ -191,7 +241,8 @@ def candidate_sampler(op: tf.Operation, states: _States, view: View) -> typing.L
 
     Returns:
       The states of the sampled classes, of the expected counts of each example's own classes, and
-      of those of the sampled ones.
+      of the expected counts of the sampled ones.
     """
     drawn = INDEPENDENT._replace(is_random=True)
-    return [drawn, states[0]._replace(is_random=True), drawn]
+    counts_of_own_classes = states[0]._replace(is_random=True)
+    return [drawn, counts_of_own_classes, drawn]

@@ -1,13 +1,22 @@
-"""Rules for kernels whose first dimension is that of the images, and so of the examples."""
+"""Rules for kernels whose first dimension is that of the images, and so of the examples.
+
+An image is one of `outer` x n x `inner` entries along the first dimension: each frame of a video,
+say, is an image. A kernel treats each image by itself, by weights that all towers share.
+"""
 
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.proof.rules.common import (
+    GOES_ALONG_EXAMPLES,
+    any_by_example,
+    has_examples_first,
+)
 from towers.proof.rules.entries import elementwise
-from towers.proof.rules.layout import has_examples_at
-from towers.proof.rules.totals import any_by_example, not_linear, total
+from towers.proof.rules.reshapes import has_examples_at
+from towers.proof.rules.totals import not_linear, total
 from towers.proof.sizes import as_number
 from towers.proof.states import INDEPENDENT, Kind, State, per_example, unknown
 from towers.proof.view import View
@@ -17,7 +26,6 @@ _States = typing.Sequence[State]
 _NO_IMAGES = 'has images that are not the examples'
 _OWN_PARAMETERS = 'has parameters that are computed from the examples'
 _OWN_WEIGHTS = 'has weights that are computed from the examples'
-_GOES_ALONG = 'goes along the examples'
 
 
 # ---- convolutions, pooling -----------------------------------------------------------------------
@@ -27,46 +35,47 @@ def images(op: tf.Operation, states: _States, view: View) -> State:
     return _of_images(op, states[0], states[1:], view)
 
 
-def _of_images(op: tf.Operation, state: State, others: _States, view: View):
+def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> State:
     """The result of a kernel on images.
 
     Args:
       op: the operation.
       state: of the images.
-      others: of its other inputs, such as weights.
+      weights: the states of its other inputs.
       view: `View`.
     """
-    is_of_batch = state.is_by_example or state.is_total
-    has_own_weights = any(other.is_by_example or other.is_total for other in others)
-    if not is_of_batch and not has_own_weights:
-        return not_linear(op, [state, *others], view)
-    if has_own_weights:
+    if any(other.is_by_example or other.is_total for other in weights):
         return unknown(op, _OWN_WEIGHTS)
+    if not state.is_by_example and not state.is_total:
+        return not_linear(op, [state, *weights], view)
     if state.kind is Kind.ONE_EXAMPLE:
-        return state.with_marks_of(*others)
-    if state.kind is not Kind.PER_EXAMPLE or state.axis != 0:
+        return state.with_marks_of(*weights)
+    if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
+    # This kernel takes the mean over height and width, the dimensions -3 and -2: of [n, 8, 3] that
+    # would be over the examples.
     if op.type == 'AdjustContrastv2' and view.rank(op.inputs[0]) != 4:
         return unknown(op, _NO_IMAGES)
-    return per_example(0, state.outer, state.inner).with_marks_of(state, *others)
+    return per_example(0, state.outer, state.inner).with_marks_of(state, *weights)
 
 
 def bias_add(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.nn.bias_add(x [n, 8, 8, 3], b [3])`: a number for each channel, which are the last
     dimension, or the second one."""
     has_channels_last = op.get_attr('data_format') != b'NCHW'
-    if has_channels_last:
+    if has_channels_last:  # so that the bias broadcasts, as in a sum
         return elementwise(op, states, view)
     return images(op, states, view)
 
 
 def transposed_convolution(op: tf.Operation, states: _States, view: View) -> State:
-    """The gradient of a convolution: images [n, 8, 8, 3] of a shape that is given, whose first
-    number alone is of the examples."""
+    """The gradient of a convolution, or a transposed one: images [n, 8, 8, 3] of a given shape,
+    whose first number alone may be of the examples."""
     if not has_examples_at(0, op.inputs[0], view):
         return unknown(op, 'has a shape that is another one for another number of examples')
     shape, weights, gradient = states
-    return _of_images(op, gradient, [INDEPENDENT.with_marks_of(shape), weights], view)
+    shape_marks = INDEPENDENT.with_marks_of(shape)  # the number n in it is the images' own
+    return _of_images(op, gradient, [shape_marks, weights], view)
 
 
 def largest_places(op: tf.Operation, states: _States, view: View) -> State:
@@ -77,36 +86,36 @@ def largest_places(op: tf.Operation, states: _States, view: View) -> State:
     return images(op, states, view)
 
 
+# ---- blocks of images ----------------------------------------------------------------------------
+
 def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.space_to_batch_nd`: [n, 8, 8, 3] in 4 blocks is [4 n, 4, 4, 3], all images after each
-    other for each block."""
+    """`tf.space_to_batch_nd`: [n, 8, 8, 3] in 4 blocks is [4 n, 4, 4, 3].
+
+    The first blocks of all images come first, then the second ones of all: 4 rounds.
+    """
     state = states[0]
-    blocks = view.value(op.inputs[1])
     if not state.is_by_example:
         return not_linear(op, states, view)
-    if blocks is None or not _are_images(state):
+    block_shape = view.value(op.inputs[1])
+    if block_shape is None or not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
-    outer = state.outer * int(np.prod(blocks))
-    return state._replace(outer=outer, is_constant=False).with_marks_of(*states)
+    rounds = state.outer * int(np.prod(block_shape))
+    return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
 
 def batch_to_space(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.batch_to_space_nd`: the blocks [4 n, 4, 4, 3] of each image together again."""
     state = states[0]
-    blocks = view.value(op.inputs[1])
     if not state.is_by_example:
         return not_linear(op, states, view)
-    if blocks is None or not _are_images(state):
+    block_shape = view.value(op.inputs[1])
+    if block_shape is None or not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
-    count = int(np.prod(blocks))
-    if state.outer % count:
+    blocks = int(np.prod(block_shape))
+    if state.outer % blocks:
         return unknown(op, 'joins blocks of several examples')
-    return state._replace(outer=state.outer // count, is_constant=False).with_marks_of(*states)
-
-
-def _are_images(state: State) -> bool:
-    """Whether the examples are the first dimension."""
-    return state.kind is Kind.PER_EXAMPLE and state.axis == 0
+    rounds = state.outer // blocks
+    return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
 
 # ---- batch norm ----------------------------------------------------------------------------------
@@ -115,41 +124,69 @@ def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> typing.Un
         State, typing.List[State]]:
     """Batch norm in one kernel, of x [n, 8, 8, 3]: each channel by a mean and a variance.
 
-    At inference, these are parameters. In training mode they are of all images of the shard: the
-    normalized images are marked with them, and the variance, which is not linear, too. Where the
-    channels are the examples (a norm of each example, by a reshape), they are of single ones.
+        at inference                       the mean and the variance are parameters
+        in training mode                   they are of all images of the shard
+        of [1, n, 64, 1], a channel each   they are of single examples: a layer norm by a reshape
+
+    Returns:
+      The states of the normalized images, the mean, the variance and, if the kernel gives them,
+      what it keeps for its gradient.
     """
     state = states[0]
-    parameters = states[1:]
     if not state.is_by_example:
         return not_linear(op, states, view)
     if state.kind is not Kind.PER_EXAMPLE:
         return unknown(op, _NO_IMAGES)
+    parameters = states[1:]
     if not op.get_attr('is_training'):
-        if any_by_example(parameters):
-            return unknown(op, _OWN_PARAMETERS)
-        normalized = state.with_marks_of(*parameters)
-        return _with_statistics(op, normalized, INDEPENDENT.with_marks_of(*parameters))
-    scale_and_offset = parameters[:2]
-    channel_axis = op.get_attr('data_format').decode().find('C')
+        return _normalized_by_parameters(op, state, parameters)
+    scale_and_offset = parameters[:2]  # a mean and a variance are no inputs in training mode
+    channel_axis = op.get_attr('data_format').decode().find('C')  # of b'NHWC', 3
     if state.axis == channel_axis:
-        if not all(_is_alike_for_examples(each, state) for each in scale_and_offset):
-            return unknown(op, _OWN_PARAMETERS)
-        of_each = per_example(0, state.outer, state.inner).with_marks_of(state)
-        return _with_statistics(op, state, of_each)
-    if any(each.kind is not Kind.INDEPENDENT for each in scale_and_offset):
+        return _normalized_by_example(op, state, scale_and_offset)
+    return _normalized_by_batch(op, state, scale_and_offset, view)
+
+
+def _normalized_by_parameters(op: tf.Operation, state: State, parameters: _States) -> typing.Union[
+        State, typing.List[State]]:
+    """The results of a batch norm whose mean and variance are the same on every tower."""
+    if any_by_example(parameters):
+        return unknown(op, _OWN_PARAMETERS)
+    statistic = INDEPENDENT.with_marks_of(*parameters)
+    return _with_statistics(op, state.with_marks_of(*parameters), statistic)
+
+
+def _normalized_by_example(op: tf.Operation, state: State,
+                           scale_and_offset: _States) -> typing.Union[State, typing.List[State]]:
+    """The results of a batch norm whose channels are the examples: each by its own statistics."""
+    if not all(_is_alike_for_examples(parameter, state) for parameter in scale_and_offset):
+        return unknown(op, _OWN_PARAMETERS)
+    statistic = per_example(0, state.outer, state.inner).with_marks_of(state)
+    return _with_statistics(op, state, statistic)
+
+
+def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _States,
+                         view: View) -> typing.Union[State, typing.List[State]]:
+    """The results of a batch norm by the statistics of all images of the shard.
+
+    The mean is one over the examples. The variance is not linear, so that it and the normalized
+    images are marked with this batch norm.
+    """
+    if any(parameter.kind is not Kind.INDEPENDENT for parameter in scale_and_offset):
         return unknown(op, _OWN_PARAMETERS)
     view.note(op.name, op, 'normalizes by the mean and the variance of the shard')
     mean = total(Kind.MEAN, op).with_marks_of(state)
     variance = mean.with_shard_statistics([op.name])
     normalized = state._replace(is_constant=False).with_shard_statistics([op.name])
     normalized = normalized.with_marks_of(*scale_and_offset)
-    return [normalized, mean] + [variance] * (len(op.outputs) - 2)
+    others = len(op.outputs) - 2
+    return [normalized, mean] + [variance] * others
 
 
 def _with_statistics(op: tf.Operation, normalized: State, statistic: State) -> typing.List[State]:
-    """The states of all results: the normalized images, and statistics of the same state."""
-    return [normalized] + [statistic] * (len(op.outputs) - 1)
+    """The states of all results: of the normalized images, and of each statistic the same."""
+    statistics = len(op.outputs) - 1
+    return [normalized] + [statistic] * statistics
 
 
 def _is_alike_for_examples(parameter: State, channels: State) -> bool:
@@ -162,8 +199,8 @@ def _is_alike_for_examples(parameter: State, channels: State) -> bool:
       parameter: the state of the scale or the offset.
       channels: the state of the images, with the examples along the channels.
     """
-    own = per_example(0, channels.outer, channels.inner)
-    is_same_for_each = parameter.layout == own.layout and parameter.is_constant
+    number_of_each = per_example(0, channels.outer, channels.inner)
+    is_same_for_each = parameter.layout == number_of_each.layout and parameter.is_constant
     return parameter.kind is Kind.INDEPENDENT or is_same_for_each
 
 
@@ -175,10 +212,11 @@ def reverse_sequence(op: tf.Operation, states: _States, view: View) -> State:
     lengths = as_number(op, states[1], view)
     if not any_by_example([state, lengths]):
         return not_linear(op, states, view)
-    goes_along_other = op.get_attr('seq_dim') != state.axis == op.get_attr('batch_dim')
-    if state.kind is not Kind.PER_EXAMPLE or not goes_along_other:
-        return unknown(op, _GOES_ALONG)
-    of_each = per_example(0, state.outer, state.inner)
-    if lengths.kind is not Kind.INDEPENDENT and lengths.layout != of_each.layout:
-        return unknown(op, _GOES_ALONG)
+    sequences_are_examples = state.axis == op.get_attr('batch_dim')
+    reverses_examples = state.axis == op.get_attr('seq_dim')
+    if state.kind is not Kind.PER_EXAMPLE or not sequences_are_examples or reverses_examples:
+        return unknown(op, GOES_ALONG_EXAMPLES)
+    length_of_each = per_example(0, state.outer, state.inner)
+    if lengths.kind is not Kind.INDEPENDENT and lengths.layout != length_of_each.layout:
+        return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False).with_marks_of(lengths)

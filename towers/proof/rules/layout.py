@@ -1,25 +1,28 @@
-"""Rules for operations that put entries elsewhere: where the examples go.
+"""Rules for operations that change dimensions, repeat entries, or go along dimensions.
 
-The entries of a tensor are in row-major order, and an example is found in it by its stride, the
-number of entries from one example to the next. In the scratch graph (`scratch`) the number of
-examples is a prime that divides no other length, so that exactly one dimension has the examples.
+Each of them says where the examples are then. Those below `moves_entries` say it for values of the
+batch alone: `state` is PER_EXAMPLE or ROWS, with the examples along `state.axis`. What becomes of
+other values is in `moves`.
 """
 
-import functools
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.shapes import rearranged_sizes
-from towers.proof.rules.totals import any_by_example, not_linear, sum_of_totals
-from towers.proof.sizes import as_number, as_numbers, sizes_in, sizes_of_dimensions
+from towers.proof.rules.common import (
+    GOES_ALONG_EXAMPLES,
+    any_by_example,
+    with_new_dimension,
+    without_dimensions,
+)
+from towers.proof.rules.moves import computes_entries, moves_entries
+from towers.proof.rules.totals import sum_of_totals
+from towers.proof.sizes import as_number, as_numbers
 from towers.proof.states import (
     NO_STATIC_ARGUMENT,
     NO_STATIC_RANK,
-    ROW_OF_EACH_EXAMPLE,
     Kind,
-    Size,
     State,
     per_example,
     unknown,
@@ -28,230 +31,9 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 _Found = typing.Union[State, typing.List[State]]
-_Lengths = typing.List[typing.Optional[int]]
-
-_KEEP_UNIFORM = ('Reshape', 'ExpandDims', 'Squeeze', 'Transpose', 'StridedSlice', 'Slice', 'Tile',
-                 'Unpack', 'ReverseV2')
-_NOT_STATIC_SHAPE = 'has a shape that is not static'
-_GOES_ALONG = 'goes along the examples'
 
 
-# ---- what these rules have in common -------------------------------------------------------------
-
-def moves_entries(rule: typing.Callable) -> typing.Callable:
-    """Makes a whole rule of one for values of the examples, where an operation moves entries.
-
-    The first input has the entries; the others are arguments such as `axis`. All other values than
-    those of the examples keep their states: a mean of moved entries is the moved mean. Sizes and
-    static integers stay sizes.
-
-    Args:
-      rule: function of the operation, the state of its first input, which is PER_EXAMPLE or ROWS,
-        and the view. It returns the state of the results, or a list of them.
-    """
-    @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
-        """The rule for inputs of any state."""
-        return _moved(rule, op, states, view)
-    return whole_rule
-
-
-def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View) -> _Found:
-    """The states of the results of an operation that moves entries; see `moves_entries`."""
-    sizes = _moved_sizes(op, states, view)
-    if sizes is not None:
-        return sizes
-    state = as_number(op, states[0], view)
-    arguments = list(states[1:])
-    is_of_batch = state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
-    has_shape_of_examples = op.type == 'Reshape' and is_of_batch
-    if not has_shape_of_examples:
-        arguments = as_numbers(op, arguments, view)
-    for argument in arguments:
-        if argument.kind not in (Kind.INDEPENDENT, Kind.SIZES):
-            return unknown(op, 'moves entries to places that are computed from the examples')
-    if state.is_position:
-        return _moved_positions(op, state, view)
-    if not state.is_by_example or state.kind is Kind.ONE_EXAMPLE:
-        is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
-        return state._replace(is_uniform=is_uniform).with_marks_of(*arguments)
-    found = rule(op, state, view)
-    if isinstance(found, State):
-        return found.with_marks_of(*arguments)
-    return [each.with_marks_of(*arguments) for each in found]
-
-
-def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """The sizes that an operation moves, or static integers that may be sizes; None of others."""
-    state = states[0]
-    is_integer = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
-    if state.kind is not Kind.SIZES and not is_integer:
-        return None
-    return rearranged_sizes(op, list(states), view)
-
-
-def computes_entries(rule: typing.Callable) -> typing.Callable:
-    """Makes a whole rule as `moves_entries` does, for an operation that is not linear in the
-    entries: means and sums do not stay such."""
-    of_examples = moves_entries(rule)
-
-    @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
-        """The rule for inputs of any state."""
-        if states[0].is_by_example:
-            return of_examples(op, states, view)
-        return not_linear(op, states, view)
-    return whole_rule
-
-
-def _moved_positions(op: tf.Operation, state: State, view: View):
-    """Positions [n] of examples stay positions as [n, 1] or [1, n]."""
-    shape = view.shape(op.outputs[0])
-    is_vector = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
-    has_same_entries = is_vector and op.type in ('ExpandDims', 'Reshape', 'Squeeze')
-    if has_same_entries and shape is not None and shape.count(1) == len(shape) - 1:
-        axes = [axis for axis, length in enumerate(shape) if length != 1]
-        return state._replace(axis=axes[0])
-    return unknown(op, 'computes with the numbers of the examples')
-
-
-# ---- the same entries in another shape -----------------------------------------------------------
-
-@moves_entries
-def reshape(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.reshape`: the entries keep their order, so the stride of an example is the same before
-    and after: [n, 3, 4] becomes [3 n, 4], with 3 neighbouring rows of each example."""
-    before = view.shape(op.inputs[0])
-    after = view.shape_by_inference(op.outputs[0])
-    if before is None or after is None:
-        return unknown(op, _NOT_STATIC_SHAPE)
-    if state.kind is Kind.ROWS:
-        return _reshaped_rows(op, state, before, after)
-    if None in before or None in after:
-        blocks = _reshaped_blocks(op, state, view)
-        if blocks is not None:
-            return blocks
-        return _reshaped_behind(op, state, before, after, view)
-    stride = state.inner * _product(before[state.axis + 1:])
-    axes = {}  # {dimension that may have the examples: number of neighbouring entries of one}
-    for axis, length in enumerate(after):
-        behind = _product(after[axis + 1:])
-        if not behind or not stride or stride % behind:
-            continue
-        inner = stride // behind
-        if length and length % (view.examples * inner) == 0:
-            axes[axis] = inner
-    if len(axes) != 1:
-        return unknown(op, 'spreads an example over several dimensions')
-    [(axis, inner)] = axes.items()
-    if not has_examples_at(axis, op.inputs[1], view):
-        return unknown(op, 'has a shape that is another one for another number of examples')
-    outer = after[axis] // (view.examples * inner)
-    return per_example(axis, outer, inner, state.is_constant)
-
-
-def _exact_product(lengths) -> int:
-    """The product of lengths, among which are stand-ins for those that are not static."""
-    total = 1
-    for length in lengths:
-        total *= length
-    return total
-
-
-def _product(lengths) -> int:
-    """The number of entries in dimensions of these lengths."""
-    return int(np.prod(lengths, dtype=np.int64))
-
-
-def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
-    """Whether a shape, as far as it is known, has the number of examples in one dimension alone.
-
-    Args:
-      axis: the dimension.
-      shape: a tensor of sizes, such as (2 n, 4).
-      view: `View`.
-    """
-    sizes = sizes_in(shape, view.state(shape), view)
-    for place, size in enumerate(sizes or ()):
-        if size.per_example and (place != axis or size.constant):
-            return False
-    return True
-
-
-def _reshaped_behind(op: tf.Operation, state: State, before: _Lengths, after: _Lengths,
-                     view: View):
-    """A reshape of dimensions some of which are not static: [n, None, 4] as [n, None, 2, 2]; right
-    where all dimensions up to that of the examples keep their lengths."""
-    kept = before[:state.axis + 1]
-    if None not in kept and kept == after[:state.axis + 1]:
-        return state
-    return _reshaped_if(op, state, after, view)
-
-
-def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
-    """A reshape of [n, L, 4], where each example is a block of entries, whose lengths need not be
-    static; None where that is not known.
-
-    As [k n, 4] with a number n of examples in it, it has k rows of each example, since the number
-    of entries is the same before and after. As [-1, 4], it has as many rows of each example as 4
-    divides the entries of one.
-    """
-    lengths = sizes_of_dimensions(op.inputs[0], state, view)
-    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
-    is_of_blocks = state.axis == 0 and state.outer == 1
-    if not is_of_blocks or lengths is None or not shape:
-        return None
-    if any(size.per_example for size in shape[1:]):
-        return None
-    rest = [size.constant for size in shape[1:]]
-    entries = state.inner * _exact_product([size.constant for size in lengths[1:]])
-    inner = _rows_of_each(shape[0], rest, entries)
-    return None if inner is None else per_example(0, inner=inner, is_constant=state.is_constant)
-
-
-def _rows_of_each(first: Size, rest: typing.List[int], entries: int) -> typing.Optional[int]:
-    """How many rows of a shape belong to each example; None where that is not known.
-
-    Args:
-      first: the number of rows, k n, or -1 for as many as there are.
-      rest: the lengths behind it, of which one may be -1 where the first is not.
-      entries: the number of entries of each example.
-    """
-    if first.per_example and not first.constant:
-        is_known = all(length > 0 or length == -1 for length in rest)
-        return first.per_example if is_known else None
-    width = _exact_product(rest)
-    if first != Size(-1) or min(rest, default=1) <= 0 or entries % width:
-        return None
-    return entries // width
-
-
-def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View):
-    """A reshape of [n, None] as [-1, 5]: a row for each example, if each has 5 numbers; a proof
-    that needs it says so."""
-    shape = view.value(op.inputs[1])
-    if state.layout != ROW_OF_EACH_EXAMPLE or shape is None:
-        return unknown(op, _NOT_STATIC_SHAPE)
-    if len(shape) < 2 or shape[0] != -1 or None in after[1:]:
-        return unknown(op, _NOT_STATIC_SHAPE)
-    view.suppose(op, 'takes %d numbers of each example' % _product(after[1:]))
-    return state.with_shard_statistics([op.name])
-
-
-def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Lengths):
-    """A reshape of rows: right where each keeps its number of entries, and none is beside them."""
-    if after.count(None) != 1:
-        return unknown(op, _NOT_STATIC_SHAPE)
-    axis = after.index(None)
-    entries_before = before[state.axis + 1:]
-    entries_after = after[axis + 1:]
-    beside = set(before[:state.axis] + after[:axis])
-    if not beside <= {1} or None in entries_before:
-        return unknown(op, _NOT_STATIC_SHAPE)
-    if _product(entries_before) != _product(entries_after):
-        return unknown(op, _NOT_STATIC_SHAPE)
-    return state._replace(axis=axis)
-
+# ---- the dimensions ------------------------------------------------------------------------------
 
 @moves_entries
 def expand_dims(op: tf.Operation, state: State, view: View) -> State:
@@ -260,9 +42,8 @@ def expand_dims(op: tf.Operation, state: State, view: View) -> State:
     rank = view.rank(op.inputs[0])
     if axis is None or rank is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    place = int(np.ravel(axis)[0]) % (rank + 1)
-    is_before = place <= state.axis
-    return state._replace(axis=state.axis + is_before)
+    place = int(np.ravel(axis)[0]) % (rank + 1)  # -1 is the last dimension of the result
+    return with_new_dimension(state, place)
 
 
 @moves_entries
@@ -278,8 +59,7 @@ def squeeze(op: tf.Operation, state: State, view: View) -> State:
                            'pass axis=')
     if state.axis in dropped:
         return unknown(op, "drops the examples' dimension")
-    dropped_before = sum(axis < state.axis for axis in dropped)
-    return state._replace(axis=state.axis - dropped_before)
+    return without_dimensions(state, dropped)
 
 
 @moves_entries
@@ -288,7 +68,8 @@ def transpose(op: tf.Operation, state: State, view: View) -> State:
     order = view.value(op.inputs[1])
     if order is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    return state._replace(axis=[int(axis) for axis in order].index(state.axis))
+    axes_before = [int(axis) for axis in order]  # for each dimension of the result
+    return state._replace(axis=axes_before.index(state.axis))
 
 
 # ---- more entries --------------------------------------------------------------------------------
@@ -296,7 +77,7 @@ def transpose(op: tf.Operation, state: State, view: View) -> State:
 @moves_entries
 def pad(op: tf.Operation, state: State, view: View) -> State:
     """`tf.pad`: of other dimensions than the examples'; zeros around a mean are means of zeros."""
-    widths = view.entry(op.inputs[1], state.axis)
+    widths = view.entry(op.inputs[1], state.axis)  # before and after the examples
     if widths is None:
         return unknown(op, NO_STATIC_ARGUMENT)
     if widths.any():
@@ -305,14 +86,16 @@ def pad(op: tf.Operation, state: State, view: View) -> State:
 
 
 def tile(op: tf.Operation, states: _States, view: View) -> _Found:
-    """`tf.tile`: w [1, 4], the same on every tower, becomes [n, 4], the same for each example.
+    """`tf.tile`: the entries again, as often as the multiples say.
 
-    Of x [n, 4], along dimension 0, all examples come after all of them; along another one, each has
-    more entries.
+        x [n, 4], multiples (1, 3)    each example has more entries: [n, 12]
+        x [n, 4], multiples (2, 1)    all examples come after all of them: [2 n, 4]
+        w [1, 4], multiples (n, 1)    the same row for each example: [n, 4]
     """
-    state, multiples = as_number(op, states[0], view), states[1]
+    state = as_number(op, states[0], view)
+    multiples = states[1]
     if state.is_by_example or multiples.kind is not Kind.SIZES:
-        return _tile_examples(op, states, view)
+        return _tiled_examples(op, states, view)
     if state.kind is not Kind.INDEPENDENT:
         return unknown(op, 'repeats %s' % state.kind.value)
     axes = [axis for axis, size in enumerate(multiples.sizes) if size.per_example]
@@ -321,15 +104,16 @@ def tile(op: tf.Operation, states: _States, view: View) -> _Found:
     axis = axes[0]
     times = multiples.sizes[axis]
     shape = view.shape(op.inputs[0])
-    has_one_entry = len(axes) == 1 and shape is not None and shape[axis] == 1
-    if not has_one_entry or times.constant:
+    has_one_entry = shape is not None and shape[axis] == 1
+    if len(axes) > 1 or not has_one_entry or times.constant:
         return unknown(op, 'repeats several entries as often as there are examples')
     return per_example(axis, inner=times.per_example, is_constant=True).with_marks_of(*states)
 
 
 @moves_entries
-def _tile_examples(op: tf.Operation, state: State, view: View) -> State:
-    """A tile of values of the examples."""
+def _tiled_examples(op: tf.Operation, state: State, view: View) -> State:
+    """`tf.tile(x [n, 4], [2, 3])`: [2 n, 12], in which all examples come twice, one round after the
+    other."""
     multiple = view.entry(op.inputs[1], state.axis)
     if multiple is None:
         return unknown(op, NO_STATIC_ARGUMENT)
@@ -344,17 +128,21 @@ def _tile_examples(op: tf.Operation, state: State, view: View) -> State:
 def _along_axes(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reverse`, `tf.roll`, `tf.cumsum`, `tf.math.cumprod`: along another dimension than the
     examples', each of them by itself."""
-    axes = view.value(op.inputs[2 if op.type == 'Roll' else 1])
+    has_shift_first = op.type == 'Roll'  # tf.roll(x, shift, axis)
+    axes = view.value(op.inputs[2 if has_shift_first else 1])
     rank = view.rank(op.inputs[0])
     if axes is None or rank is None:
         return unknown(op, NO_STATIC_ARGUMENT)
     if state.axis in [int(axis) % rank for axis in np.ravel(axes)]:
-        return unknown(op, _GOES_ALONG)
+        return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False)
 
 
-# The first three are linear, a product is not.
-along_axes, cumulative_product = moves_entries(_along_axes), computes_entries(_along_axes)
+along_axes = moves_entries(_along_axes)
+"""The rule for `tf.reverse`, `tf.roll` and `tf.cumsum`, which are linear."""
+
+cumulative_product = computes_entries(_along_axes)
+"""The rule for `tf.math.cumprod`, which is not."""
 
 
 def _on_matrices(op: tf.Operation, state: State, view: View) -> State:
@@ -364,12 +152,16 @@ def _on_matrices(op: tf.Operation, state: State, view: View) -> State:
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
     if state.axis >= rank - 2:
-        return unknown(op, _GOES_ALONG)
+        return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False)
 
 
-# The first two are linear, an inverse is not.
-matrix_band, matrix_function = moves_entries(_on_matrices), computes_entries(_on_matrices)
+matrix_band = moves_entries(_on_matrices)
+"""The rule for `tf.matrix_band_part`, `tf.matrix_diag` and `tf.matrix_diag_part`, all linear."""
+
+matrix_function = computes_entries(_on_matrices)
+"""The rule for `tf.matrix_inverse` and other functions of matrices that are not linear; the third
+version of some, as `MatrixDiagV3`, puts in a padding of its own."""
 
 
 def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State:
@@ -377,11 +169,11 @@ def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State
 
     Of two means the entries of one and of the other are means.
     """
-    numbers = as_numbers(op, states, view)
-    matrices, diagonals = numbers[:2]
-    if not any_by_example(numbers):
-        return sum_of_totals(op, numbers, view)
+    states = as_numbers(op, states, view)
+    if not any_by_example(states):
+        return sum_of_totals(op, states, view)
+    matrices, diagonals = states[:2]  # MatrixSetDiagV2 and V3 have the diagonal's number behind
     rank = view.rank(op.inputs[0])
     if rank is None or matrices.layout != diagonals.layout or matrices.axis >= rank - 2:
         return unknown(op, 'sets diagonals that are not known to be of the same examples')
-    return matrices._replace(is_constant=False).with_marks_of(*numbers)
+    return matrices._replace(is_constant=False).with_marks_of(*states)

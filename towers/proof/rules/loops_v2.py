@@ -1,10 +1,18 @@
-"""Rules for loops of control flow v2.
+"""Rules for loops of control flow v2: `While`, whose condition and body are functions.
+
+The body of a loop is in the scratch graph (`functions`), with placeholders, its arguments, for the
+values that it carries:
+
+    before the loop     `loop.inputs[i]`
+    in an iteration     `body.arguments[i]` at its beginning, `body.results[i]` after it
+    after the loop      `loop.outputs[i]`
 
 As in `loops`: a loop over time goes around until nothing changes; a loop over the examples counts
-from 0 to n, and may carry counters and lists of tensors alone. The body of a loop is in the scratch
-graph, with placeholders, its arguments, for the values that it carries (`functions`).
+from 0 to n, and may carry counters and lists of tensors alone, since everything else goes from one
+example to the next.
 """
 
+import functools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -42,12 +50,12 @@ class Carried(typing.NamedTuple):
     @property
     def is_list(self) -> bool:
         """Whether it is a list of tensors."""
-        return self.loop.inputs[self.number].dtype == tf.variant
+        return self.initial.dtype == tf.variant
 
     @property
     def is_kept(self) -> bool:
         """Whether an iteration hands it on as it is."""
-        return _behind_identities(self.result).name == self.argument.name
+        return self.is_argument(self.result)
 
     @property
     def is_counter(self) -> bool:
@@ -56,14 +64,32 @@ class Carried(typing.NamedTuple):
         if step.type not in ('Add', 'AddV2') or constant_of(self.initial) != 0:
             return False
         carried, increment = step.inputs
-        is_of_argument = _behind_identities(carried).name == self.argument.name
-        return is_of_argument and constant_of(increment) == 1
+        return self.is_argument(carried) and constant_of(increment) == 1
+
+    def is_argument(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor of an iteration is this value at its beginning."""
+        return _behind_identities(tensor).name == self.argument.name
 
 
 def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that is handed on as this one."""
     return graph_walk.source_through(tensor, ('Identity',))
 
+
+def _carried_values(op: tf.Operation, body: LoopBody) -> typing.List[Carried]:
+    """The values that a loop carries, in the order of its inputs."""
+    return [Carried(op, body, number) for number in range(len(body.arguments))]
+
+
+def _carried_as(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> typing.Optional[Carried]:
+    """The value that a tensor of an iteration is at its beginning; None of any other tensor."""
+    for carried in _carried_values(op, body):
+        if carried.is_argument(tensor):
+            return carried
+    return None
+
+
+# ---- the beginning of an iteration ---------------------------------------------------------------
 
 def argument(carried: Carried, view: View) -> typing.Optional[State]:
     """The state of a value that a loop carries, at the beginning of an iteration.
@@ -80,7 +106,10 @@ def argument(carried: Carried, view: View) -> typing.Optional[State]:
 
 
 def _initial_or_result(carried: Carried, initial: State, view: View) -> State:
-    """The state of a value from before the loop, or from the iteration before."""
+    """The state of a value that is from before the loop, or from the iteration before.
+
+    In the first round of the analysis, the value after an iteration has no state yet.
+    """
     result = view.state_or_none(carried.result)
     if result is None or carried.is_kept:
         return initial
@@ -93,6 +122,7 @@ def _carried_over_examples(carried: Carried, initial: State, view: View) -> Stat
         return State(Kind.POSITION)
     if carried.is_list:
         return _list_over_examples(carried, initial, view)
+    # The example, or the number, of an iteration of another loop around this one.
     if initial.kind in (Kind.ONE_EXAMPLE, Kind.POSITION):
         return unknown(carried.loop, 'is a loop over the examples in another one')
     if carried.is_kept:
@@ -104,17 +134,18 @@ def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
     """The state of a list that a loop over the examples carries: each iteration leaves it as it is,
     or writes the element of its example. What it writes at a place of all examples, the next one
     could read."""
-    found = _initial_or_result(carried, initial, view)
-    is_of_each = found.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY, Kind.UNKNOWN)
-    if is_of_each or carried.is_kept or view.state_or_none(carried.result) is None:
-        return found
+    state = _initial_or_result(carried, initial, view)
+    is_of_each = state.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY, Kind.UNKNOWN)
+    is_first_round = view.state_or_none(carried.result) is None
+    if is_of_each or carried.is_kept or is_first_round:
+        return state
     return unknown(carried.loop, 'carries a value from one example to the next')
 
 
+# ---- the end of a loop ---------------------------------------------------------------------------
+
 def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typing.List[State]]:
     """The states of the results of a loop, whose number of iterations all towers have alike.
-
-    A loop over n examples leaves its counter, which is n then, and lists of n elements.
 
     Args:
       op: the loop, of the scratch graph.
@@ -127,84 +158,106 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
     condition = view.state_or_none(body.condition)
     if condition is None:
         return None
-    is_of_examples = is_over_examples(op, body, view)
-    loop = longest.Loop(body.condition, _Frame(op, body).before_loop, _Frame(op, body).is_counter)
-    end = None if is_of_examples else longest.longest_of(loop, view)
-    found = []
-    for number, tensor in enumerate(body.arguments):
-        carried = Carried(op, body, number)
+    states = []
+    for tensor in body.arguments:
         state = view.state_or_none(tensor)
         if state is None:
             return None
-        if not is_of_examples:
-            its_end = condition
-            if end is not None and _is_kept_by(end, loop, carried, view):
-                its_end = longest.without(condition, end)
-            found.append(loops.in_branch(op, state, its_end, view))
-        elif state.kind is Kind.POSITION:
-            found.append(State(Kind.SIZES, sizes=NUMBER_OF_EXAMPLES))
-        elif carried.is_kept or carried.is_list:
-            found.append(state)
-        else:
-            found.append(unknown(op, 'leaves a loop over the examples'))
+        states.append(state)
+    values = _carried_values(op, body)
+    if is_over_examples(op, body, view):
+        return [_after_examples(carried, state) for carried, state in zip(values, states)]
+    found = []
+    for carried, state in zip(values, states):
+        condition_of_end = _condition_of_end(carried, condition, view)
+        found.append(loops.in_branch(op, state, condition_of_end, view))
     return found
 
 
-class _Frame(typing.NamedTuple):
-    """A loop, for the questions of `longest`."""
-    op: tf.Operation
-    body: LoopBody
+def _after_examples(carried: Carried, state: State) -> State:
+    """The state of a value after a loop over n examples: its counter is n then, and its lists have
+    n elements; of anything else, it would be the last example's.
 
-    def carried(self, tensor: tf.Tensor) -> typing.Optional[Carried]:
-        """The value of the loop that a tensor is at the beginning of an iteration; else None."""
-        tensor = _behind_identities(tensor)
-        for number, argument_tensor in enumerate(self.body.arguments):
-            if argument_tensor.name == tensor.name:
-                return Carried(self.op, self.body, number)
-        return None
-
-    def before_loop(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor that enters the loop as it is; a tensor of the loop's own is itself."""
-        carried = self.carried(tensor)
-        if carried is None or not carried.is_kept:
-            return _behind_identities(tensor)
-        return _behind_identities(carried.initial)
-
-    def is_counter(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor is the number of the iteration."""
-        carried = self.carried(tensor)
-        return carried is not None and carried.is_counter
+    Args:
+      carried: the value.
+      state: its state at the beginning of an iteration.
+    """
+    if state.kind is Kind.POSITION:
+        return State(Kind.SIZES, sizes=NUMBER_OF_EXAMPLES)
+    if carried.is_kept or carried.is_list:
+        return state
+    return unknown(carried.loop, 'leaves a loop over the examples')
 
 
-def _is_kept_by(end: longest.Longest, loop: longest.Loop, carried: Carried, view: View) -> bool:
-    """Whether a carried value does not depend on the maximum of the lengths that ends the loop."""
-    def is_before(tensor):
-        return _behind_identities(tensor).name == carried.argument.name
+def _condition_of_end(carried: Carried, condition: State, view: View) -> State:
+    """The state of the condition that ends a loop over time, for one of the values that it leaves.
 
-    is_empty = view.state(carried.initial).kind is Kind.EMPTY
-    value = _behind_identities(carried.result)
-    return longest.is_kept(value, is_before, is_empty, end, loop)
+    Where the loop ends with the longest example, and the value does not depend on that, the state
+    is without the mark of the maximum of the lengths (`longest`).
 
+    Args:
+      carried: the value.
+      condition: the state of the condition.
+      view: `View`.
+    """
+    op, body, _ = carried
+    frame = longest.Loop(
+        test=body.condition,
+        outside=functools.partial(_before_loop, op=op, body=body),
+        is_counter=functools.partial(_is_counter, op=op, body=body))
+    longest_example = longest.longest_of(frame, view)
+    if longest_example is None:
+        return condition
+    value = longest.Carried(
+        after=_behind_identities(carried.result), is_before=carried.is_argument,
+        begins_empty=view.state(carried.initial).kind is Kind.EMPTY)
+    if longest.is_kept(value, longest_example, frame):
+        return longest.without(condition, longest_example)
+    return condition
+
+
+def _before_loop(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> tf.Tensor:
+    """The tensor that enters a loop as it is; a tensor of the loop's own is returned itself."""
+    carried = _carried_as(tensor, op, body)
+    if carried is None or not carried.is_kept:
+        return _behind_identities(tensor)
+    return _behind_identities(carried.initial)
+
+
+def _is_counter(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> bool:
+    """Whether a tensor of a loop is the number of the iteration."""
+    carried = _carried_as(tensor, op, body)
+    return carried is not None and carried.is_counter
+
+
+# ---- loops over the examples ---------------------------------------------------------------------
 
 def is_over_examples(op: tf.Operation, body: LoopBody, view: View) -> bool:
     """Whether a loop has an iteration for each example: its test is that counters are below n."""
-    return _tests_counters(body.condition, op, body, view)
+    return _is_below_examples(body.condition, op, body, view)
 
 
-def _tests_counters(condition: tf.Tensor, op: tf.Operation, body: LoopBody, view: View):
-    """Whether a condition is that counters are below the number of examples."""
-    condition = _behind_identities(condition)
-    if condition.op.type == 'LogicalAnd':
-        return all(_tests_counters(each, op, body, view) for each in condition.op.inputs)
-    if condition.op.type != 'Less':
+def _is_below_examples(test: tf.Tensor, op: tf.Operation, body: LoopBody, view: View) -> bool:
+    """Whether a test of a loop is that counters are below the number of examples.
+
+    That number may be computed outside of the loop, and carried through it as it is.
+
+    Args:
+      test: the condition for one more iteration, or a part of it.
+      op: the loop.
+      body: its `LoopBody`.
+      view: `View`.
+    """
+    test = _behind_identities(test)
+    if test.op.type == 'LogicalAnd':
+        return all(_is_below_examples(part, op, body, view) for part in test.op.inputs)
+    if test.op.type != 'Less':
         return False
-    carried = {tensor.name: Carried(op, body, number)
-               for number, tensor in enumerate(body.arguments)}
-    counter_tensor, limit = [_behind_identities(tensor) for tensor in condition.op.inputs]
-    counter = carried.get(counter_tensor.name)
-    if counter is None or not counter.is_counter:
+    counter, limit = test.op.inputs
+    if not _is_counter(counter, op, body):
         return False
-    carried_limit = carried.get(limit.name)
+    limit = _behind_identities(limit)
+    carried_limit = _carried_as(limit, op, body)
     if carried_limit is not None:
         if not carried_limit.is_kept:
             return False

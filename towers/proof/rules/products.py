@@ -1,48 +1,74 @@
 """Rules for products of matrices, as products of tensors whose dimensions have letters.
 
-`tf.matmul(x, w)` is `ij,jk->ik`. The examples have a letter, too: here `i`, of x [n, 4].
+`tf.matmul(x, w)` is `ij,jk->ik`: a letter that is not in the result, `j`, is summed over. The
+examples have a letter, too: here `i`, of x [n, 4].
 """
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.proof.rules.common import any_by_example, any_of_kind, state_of_layout
 from towers.proof.rules.entries import by_example, multiply
-from towers.proof.rules.totals import any_by_example, any_of_kind, not_linear, total
+from towers.proof.rules.totals import not_linear, total
 from towers.proof.sizes import as_numbers
 from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
+_LETTERS = 'abcdefgh'  # of the dimensions of `tf.matmul` before the last two
+
+
+class _Equation(typing.NamedTuple):
+    """The equation of a product, such as `ij,jk->ik`."""
+    factors: typing.List[str]  # the letters of each factor, one a dimension
+    result: str  # the letters of the result
+
+
+# ---- operations ----------------------------------------------------------------------------------
 
 def matmul(op: tf.Operation, states: _States, view: View) -> State:
     """Products of matrices: the rows of x [n, 4] times w [4, 3] are [n, 3], each of its example.
 
     x [n, 4], transposed, times y [n, 3] is a sum over the examples, of the products of their rows.
     """
-    factors = as_numbers(op, states[:2], view)
+    factors = as_numbers(op, states, view)
     if not any_by_example(factors):
         return multiply(op, factors, view)
     if any_of_kind(factors, Kind.ONE_EXAMPLE):
         return by_example(op, factors, view)
-    left_rank, right_rank = [view.rank(tensor) for tensor in list(op.inputs)[:2]]
+    left_rank = view.rank(op.inputs[0])
+    right_rank = view.rank(op.inputs[1])
     if left_rank is None or right_rank is None:
         return unknown(op, NO_STATIC_RANK)
-    if op.type == 'MatMul':
-        left_is_transposed = op.get_attr('transpose_a')
-        right_is_transposed = op.get_attr('transpose_b')
-    else:
-        left_is_transposed = op.get_attr('adj_x')
-        right_is_transposed = op.get_attr('adj_y')
-    batch = 'abcdefgh'[:max(left_rank, right_rank) - 2]
-    left = _last_letters(batch, left_rank - 2) + ('ji' if left_is_transposed else 'ij')
-    right = _last_letters(batch, right_rank - 2) + ('kj' if right_is_transposed else 'jk')
-    return _product(op, factors, [left, right], batch + 'ik', view)
+    return _product(op, factors, _equation_of_matmul(op, left_rank, right_rank), view)
+
+
+def _equation_of_matmul(op: tf.Operation, left_rank: int, right_rank: int) -> _Equation:
+    """The equation of a product of matrices: `ij,jk->ik`; of a transposed left one `ji,jk->ik`.
+
+    Tensors [8, 2, 3] and [8, 3, 4] are 8 matrices each, whose number gets a letter: `aij,ajk->aik`.
+    The dimensions before the last two broadcast, so that the last letter of them is that of both.
+
+    Args:
+      op: `MatMul`, or one of the kinds of `BatchMatMul`.
+      left_rank: the number of dimensions of the first factor.
+      right_rank: the same of the second one.
+    """
+    is_of_matrices = op.type == 'MatMul'
+    left_is_transposed = op.get_attr('transpose_a' if is_of_matrices else 'adj_x')
+    right_is_transposed = op.get_attr('transpose_b' if is_of_matrices else 'adj_y')
+    left = 'ji' if left_is_transposed else 'ij'
+    right = 'kj' if right_is_transposed else 'jk'
+    batch = _LETTERS[:max(left_rank, right_rank) - 2]
+    batch_of_left = _last_letters(batch, left_rank - 2)
+    batch_of_right = _last_letters(batch, right_rank - 2)
+    return _Equation([batch_of_left + left, batch_of_right + right], batch + 'ik')
 
 
 def _last_letters(text: str, count: int) -> str:
-    """So many letters from the end of a text; none for 0."""
+    """The last `count` letters of a text; none for 0."""
     return text[len(text) - count:]
 
 
@@ -55,31 +81,33 @@ def einsum(op: tf.Operation, states: _States, view: View) -> State:
         return not_linear(op, factors, view)
     if any_of_kind(factors, Kind.ONE_EXAMPLE):
         return by_example(op, factors, view)
-    equation = op.get_attr('equation').decode().replace(' ', '')
-    if '.' in equation:
+    text = op.get_attr('equation').decode().replace(' ', '')
+    if '.' in text:
         return unknown(op, 'has an equation with an ellipsis')
-    terms, result = equation.split('->')
-    return _product(op, factors, terms.split(','), result, view)
+    terms, result = text.split('->')
+    return _product(op, factors, _Equation(terms.split(','), result), view)
 
 
-def _product(op: tf.Operation, factors: _States, terms: typing.List[str], result: str, view: View):
-    """The product of tensors whose dimensions are letters, summed over those not in the result.
+# ---- by letters ----------------------------------------------------------------------------------
 
-    The examples have a letter. In the result, they are where it is; if it is summed over, and all
-    factors have the examples there, the result is a sum of one product for each example.
+def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View) -> State:
+    """The product of tensors whose dimensions have letters, at least one of them of the batch.
+
+    The examples have one letter. If the result has it, `bi,ij->bj`, that is where its examples are.
+    If it is summed over, `bi,bj->ij`, the result is a sum over the examples of their own products.
+    A factor without the examples that has their letter must have one entry there, which broadcasts.
 
     Args:
       op: the operation.
-      factors: the states of the tensors.
-      terms: the letters of each tensor.
-      result: the letters of the result.
+      factors: the states of the factors.
+      equation: `_Equation`.
       view: `View`.
     """
     if any(state.is_total for state in factors):
         return unknown(op, 'multiplies examples with a value of all of them')
     letters = set()
-    layouts = set()
-    for state, term in zip(factors, terms):
+    layouts = set()  # but for the axis, which is another one in each factor
+    for state, term in zip(factors, equation.factors):
         if state.is_by_example:
             letters.add(term[state.axis])
             layouts.add(state.layout._replace(axis=0))
@@ -87,17 +115,17 @@ def _product(op: tf.Operation, factors: _States, terms: typing.List[str], result
         return unknown(op, 'multiplies examples with each other')
     letter = letters.pop()
     layout = layouts.pop()
-    is_of_all_factors = True  # whether all factors with the letter have the examples there
-    for tensor, state, term in zip(op.inputs, factors, terms):
+    has_shared_factor = False  # that has the letter, but no examples
+    for tensor, state, term in zip(op.inputs, factors, equation.factors):
         if state.is_by_example or letter not in term:
             continue
-        is_of_all_factors = False
+        has_shared_factor = True
         shape = view.shape(tensor)
         if shape is None or shape[term.index(letter)] != 1:
             return unknown(op, HAS_OWN_SIZE)
-    if letter in result:
-        found = State(*layout._replace(axis=result.index(letter)))
-        return found.with_marks_of(*factors)
-    if not is_of_all_factors:
+    if letter in equation.result:
+        axis = equation.result.index(letter)
+        return state_of_layout(layout._replace(axis=axis)).with_marks_of(*factors)
+    if has_shared_factor:
         return unknown(op, 'adds up over the examples')
     return total(Kind.SUM, op).with_marks_of(*factors)

@@ -1,7 +1,8 @@
 """Rules for operations over dimensions: means, sums, maxima, softmax, the largest entries.
 
 Over another dimension than the examples', the result has an entry of each example. Over that of the
-examples, the mean and the sum have states of their own; all else is a statistic of the shard.
+examples, the mean and the sum have states of their own (`totals`); all else is a statistic of the
+shard.
 """
 
 import typing
@@ -9,19 +10,18 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.entries import (
-    by_example,
-    elementwise,
-    of_equal_lengths,
-)
-from towers.proof.rules.shapes import prod_of_sizes
-from towers.proof.rules.totals import (
+from towers.proof.rules.common import (
+    COUPLES_EXAMPLES,
     any_by_example,
     any_of_kind,
-    not_linear,
-    shard_statistic,
-    total,
+    has_examples_first,
+    is_of_batch,
+    state_of_layout,
+    without_dimensions,
 )
+from towers.proof.rules.entries import by_example, elementwise, of_equal_lengths
+from towers.proof.rules.shapes import prod_of_sizes
+from towers.proof.rules.totals import not_linear, shard_statistic, total
 from towers.proof.sizes import as_number, as_numbers
 from towers.proof.states import HAS_OWN_SIZE, INDEPENDENT, NO_STATIC_RANK, Kind, State, unknown
 from towers.proof.view import View
@@ -31,11 +31,12 @@ _States = typing.Sequence[State]
 _OVER_EXAMPLES = 'is taken over the examples of the shard'
 
 
+# ---- over the dimensions that an argument names --------------------------------------------------
+
 def reduce(op: tf.Operation, states: _States, view: View) -> State:
     """Reductions: of x [n, 4], over dimension 1 a value for each example, over 0 one of all.
 
-    The mean over dimension 1 of a mean over the examples is a mean over them, since both are
-    linear.
+    The second input has the dimensions. Of sizes (n, 4), the product is a size.
     """
     state = states[0]
     if state.kind is Kind.SIZES:
@@ -43,24 +44,30 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
         if sizes is not None:
             return sizes
         state = as_number(op, state, view)
-    is_linear = op.type == 'Sum' or op.type == 'Mean' and op.outputs[0].dtype.is_floating
-    if state.kind is Kind.ONE_EXAMPLE or state.is_total and is_linear:
+    if state.kind is Kind.ONE_EXAMPLE:
         return state.with_marks_of(*states)
     if not state.is_by_example:
-        return not_linear(op, [state] + list(states[1:]), view)
-    axes = _axes(op, view)
+        return _reduced_total(op, [state, *states[1:]], view)
+    axes = _reduced_axes(op, view)
     if axes is None:
         return unknown(op, 'reduces dimensions that are not static')
     if state.axis in axes:
-        return reduce_examples(op, state, view).with_marks_of(*states)
-    keeps_dimensions = 'keep_dims' in op.node_def.attr and op.get_attr('keep_dims')
-    dropped = 0 if keeps_dimensions else sum(axis < state.axis for axis in axes)
-    is_constant = state.is_constant and op.type in ('Mean', 'Sum')
-    found = state._replace(axis=state.axis - dropped, is_constant=is_constant)
-    return found.with_marks_of(*states)
+        return _over_examples(op, state, view).with_marks_of(*states)
+    return _of_each_example(op, state, axes).with_marks_of(*states)
 
 
-def _axes(op: tf.Operation, view: View) -> typing.Optional[typing.List[int]]:
+def _reduced_total(op: tf.Operation, states: _States, view: View) -> State:
+    """The reduction of a value without entries of examples: a mean or a sum of the entries of a
+    mean over the examples is a mean over them, since both are linear; a maximum is not."""
+    entries = states[0]
+    is_mean = op.type == 'Mean' and op.outputs[0].dtype.is_floating  # of integers it rounds
+    is_linear = op.type == 'Sum' or is_mean
+    if is_linear and entries.is_total:
+        return entries.with_marks_of(*states)
+    return not_linear(op, states, view)
+
+
+def _reduced_axes(op: tf.Operation, view: View) -> typing.Optional[typing.List[int]]:
     """The dimensions that a reduction is over, from 0; None where they are not static."""
     rank = view.rank(op.inputs[0])
     axes = view.value(op.inputs[1])
@@ -69,31 +76,53 @@ def _axes(op: tf.Operation, view: View) -> typing.Optional[typing.List[int]]:
     return [int(axis) % rank for axis in np.ravel(axes)]
 
 
-def reduce_examples(op: tf.Operation, state: State, view: View) -> State:
-    """The reduction of entries of single examples, over their dimension.
+def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> State:
+    """The reduction of values of the batch, [n, 4], over other dimensions than the examples': [n].
 
-    The mean of x [n, 4] over dimension 0 is a mean over the examples. That of rows, of which
-    examples have different numbers, divides by the number of rows of the shard. The mean of ones
-    [n] is 1, whatever n is.
+    The mean and the sum of what is the same for each example are the same for each.
     """
-    if op.type == 'Mean' and op.outputs[0].dtype.is_integer:
-        return shard_statistic(op, [], view, 'is a mean of integers, which is rounded')
-    if op.type == 'Mean' and state.kind is Kind.ROWS:
-        return shard_statistic(
-            op, [], view, 'is a mean over rows of which examples have different numbers')
+    is_constant = state.is_constant and op.type in ('Mean', 'Sum')
+    result = state._replace(is_constant=is_constant)
+    keeps_dimensions = 'keep_dims' in op.node_def.attr and op.get_attr('keep_dims')
+    return result if keeps_dimensions else without_dimensions(result, axes)
+
+
+def _over_examples(op: tf.Operation, state: State, view: View) -> State:
+    """The reduction of values of the batch over the examples.
+
+        sum                    a sum over the examples
+        mean of x [n, 4]       a mean over them, of floats; a mean of integers is rounded
+        mean of x [rows, 4]    divides by the number of rows of the shard: a statistic of it
+        of ones [n]            the mean and the maximum are 1, whatever n is
+        any other              a statistic of the shard
+    """
     if op.type == 'Sum':
-        return total(Kind.SUM, op, state.is_constant)
-    if state.is_constant and op.type in ('Mean', 'Max', 'Min', 'All', 'Any'):
-        return INDEPENDENT
+        return total(Kind.SUM, op, is_constant=state.is_constant)
     if op.type == 'Mean':
-        return total(Kind.MEAN, op)
+        return _mean_over_examples(op, state, view)
+    if state.is_constant and op.type in ('Max', 'Min', 'All', 'Any'):
+        return INDEPENDENT
     return shard_statistic(op, [], view, _OVER_EXAMPLES)
 
+
+def _mean_over_examples(op: tf.Operation, state: State, view: View) -> State:
+    """The mean of values of the batch over the examples."""
+    if op.outputs[0].dtype.is_integer:
+        return shard_statistic(op, [], view, 'is a mean of integers, which is rounded')
+    if state.kind is Kind.ROWS:
+        return shard_statistic(
+            op, [], view, 'is a mean over rows of which examples have different numbers')
+    if state.is_constant:
+        return INDEPENDENT
+    return total(Kind.MEAN, op)
+
+
+# ---- over dimensions that the operation has ------------------------------------------------------
 
 def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.nn.l2_loss`: half the sum of the squares of all entries, and so of all examples."""
     state = as_number(op, states[0], view)
-    if state.kind in (Kind.PER_EXAMPLE, Kind.ROWS):
+    if is_of_batch(state):
         return total(Kind.SUM, op).with_marks_of(state)
     if state.kind is Kind.ONE_EXAMPLE:
         return state
@@ -102,10 +131,10 @@ def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
 
 def bias_add_gradient(op: tf.Operation, states: _States, view: View) -> State:
     """The gradient of a bias [d]: the sum of [n, …, d] over all dimensions but the last."""
-    state = states[0]
     rank = view.rank(op.inputs[0])
-    is_of_examples = state.kind is Kind.PER_EXAMPLE and state.axis == 0
-    if not is_of_examples or rank is None or rank < 2:
+    # In a tensor of one dimension, this is the last one, over which no sum is taken.
+    has_other_dimensions = rank is not None and rank >= 2
+    if not has_other_dimensions or not has_examples_first(states[0]):
         return unknown(op, 'has no rule for where the examples are in its inputs')
     return total(Kind.SUM, op).with_marks_of(*states)
 
@@ -117,43 +146,44 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
 
     A loss takes logits [n, 4] and labels [n] or [n, 4], which have the examples in the same place.
     """
-    numbers = as_numbers(op, states, view)
-    if not any_by_example(numbers):
-        return not_linear(op, numbers, view)
-    if any_of_kind(numbers, Kind.ONE_EXAMPLE):
-        return by_example(op, numbers, view)
-    layouts = set()
-    for tensor, state in zip(op.inputs, numbers):
+    states = as_numbers(op, states, view)
+    if not any_by_example(states):
+        return not_linear(op, states, view)
+    if any_of_kind(states, Kind.ONE_EXAMPLE):
+        return by_example(op, states, view)
+    for tensor, state in zip(op.inputs, states):
         if view.rank(tensor) is None:
             return unknown(op, NO_STATIC_RANK)
-        if state.is_by_example:
-            layouts.add(state.layout)
-        elif not _has_one_row(tensor, view):
+        if not state.is_by_example and not _has_one_row(tensor, view):
             return unknown(op, HAS_OWN_SIZE)
-    layouts = of_equal_lengths(layouts)
+    layouts = of_equal_lengths({state.layout for state in states if state.is_by_example})
     if len(layouts) > 1:
-        return unknown(op, 'brings examples together with each other')
-    found = State(*layouts.pop()).with_marks_of(*numbers)
-    if not _is_over_examples(op, numbers, view):
-        return found
+        return unknown(op, COUPLES_EXAMPLES)
+    rows = state_of_layout(layouts.pop()).with_marks_of(*states)
+    if not _is_over_examples(op, states, view):
+        return rows
     if op.type not in ('Softmax', 'LogSoftmax'):
         return unknown(op, _OVER_EXAMPLES)
+    # Each entry [4, n] is of one example, but divided by a sum over the examples of the shard.
     view.note(op.name, op, _OVER_EXAMPLES)
-    return found.with_shard_statistics([op.name])
+    return rows.with_shard_statistics([op.name])
 
 
-def _has_one_row(tensor: tf.Tensor, view: View):
-    """Whether a tensor is a scalar, or is broadcast along its first dimension."""
+def _has_one_row(tensor: tf.Tensor, view: View) -> bool:
+    """Whether a tensor is a scalar, or is broadcast along its first dimension, so that each example
+    gets the same of it."""
     shape = view.shape(tensor)
-    return shape is not None and (not shape or shape[0] == 1)
+    if shape is None:
+        return False
+    is_scalar = not shape
+    return is_scalar or shape[0] == 1
 
 
-def _is_over_examples(op: tf.Operation, states: _States, view: View):
-    """Whether the examples are along the last dimension of an input, labels [n] left out."""
-    tensors = list(op.inputs)
-    if op.type.startswith('Sparse'):
-        tensors = tensors[:1]
-    for tensor, state in zip(tensors, states):
+def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:
+    """Whether the examples are along the last dimension of an input, over which a softmax goes."""
+    is_with_class_numbers = op.type.startswith('Sparse')  # labels [n], whose last dimension is n
+    count = 1 if is_with_class_numbers else len(states)
+    for tensor, state in list(zip(op.inputs, states))[:count]:
         rank = view.rank(tensor)
         if state.is_by_example and rank is not None and state.axis == rank - 1:
             return True
@@ -163,7 +193,7 @@ def _is_over_examples(op: tf.Operation, states: _States, view: View):
 def largest(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.nn.top_k`, `tf.nn.in_top_k`: of each row of x [n, 4] along the last dimension."""
     state = states[0]
-    if state.kind is Kind.ONE_EXAMPLE or not state.is_by_example:
+    if not is_of_batch(state):
         return elementwise(op, states, view)
     rank = view.rank(op.inputs[0])
     if rank is None or state.axis == rank - 1:

@@ -3,14 +3,23 @@
 What made the rows names them (`State.selection`): two tensors with the same selection have the same
 rows in the same order. So the rows of a mask go together with each other, and back to the places
 where the mask found them, but not with those of another mask.
+
+    mask [n]                             selects rows
+    positions = tf.where(mask)           POSITION: of the example of each row
+    x_rows = tf.gather(x, positions)     ROWS
+    tf.scatter_nd(positions, x_rows, …)  the rows back at their places: [n, 4] again
+
+A sparse tensor [n, 20] is a triple: its indices [rows, 2], index vectors whose first number is the
+position of the example (INDICES); its values [rows] (ROWS); and its shape (n, 20).
 """
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.totals import any_by_example, any_of_kind, not_linear, total
-from towers.proof.sizes import sizes_in
+from towers.proof.rules.common import any_by_example, any_of_kind, has_examples_first, is_of_batch
+from towers.proof.rules.totals import not_linear, total
+from towers.proof.sizes import Sizes, sizes_in
 from towers.proof.states import (
     EVERY_EXAMPLE,
     ROW_OF_EACH_EXAMPLE,
@@ -26,57 +35,53 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _EACH_EXAMPLE = Size(0, 1)  # the size n
+_BY_PLACES = 'adds up rows by their places'
 
 
 # ---- masks ---------------------------------------------------------------------------------------
 
 def where(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.where(mask [n])`: the positions of the examples that a mask leaves, in their order; of a
-    mask [n, 4], index vectors (position of the example, place in its row); of a mask of rows, the
-    positions of those that it leaves among them."""
+    """`tf.where(mask)`: the index vectors of the places where a mask is true, in row-major order.
+
+        mask [n]       the positions of the examples that it leaves, in their order
+        mask [n, 4]    index vectors (position of the example, place in its row)
+        mask [rows]    the positions, among the rows, of those that it leaves
+    """
     mask = states[0]
     if not mask.is_by_example:
         return not_linear(op, [mask], view)
-    is_along_first = mask.kind is Kind.PER_EXAMPLE and mask.axis == 0
-    if is_along_first and view.rank(op.inputs[0]) == 1:
-        found = State(Kind.POSITION, 0, mask.outer, mask.inner, op.name)
-        return found.with_marks_of(mask)
+    is_vector = view.rank(op.inputs[0]) == 1
+    if is_vector and has_examples_first(mask):
+        positions = State(Kind.POSITION, 0, mask.outer, mask.inner, selection=op.name)
+        return positions.with_marks_of(mask)
     if mask.layout == ROW_OF_EACH_EXAMPLE:
         return State(Kind.INDICES, selection=op.name).with_marks_of(mask)
-    if mask.kind is Kind.ROWS and mask.axis == 0 and view.rank(op.inputs[0]) == 1:
+    if is_vector and mask.kind is Kind.ROWS and mask.axis == 0:
         return State(Kind.ROW_POSITION, selection=op.name).with_marks_of(mask)
     return unknown(op, 'finds places in more than one dimension')
 
 
+# ---- rows that are put back, or added up ---------------------------------------------------------
+
 def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.scatter_nd(positions [rows, 1], x [rows, 4], [n, 4])`: [n, 4], rows of the examples back
+    """`tf.scatter_nd(positions [rows, 1], x [rows, 4], (n, 4))`: [n, 4], rows of the examples back
     at their places, and zeros for the examples that a mask left out.
 
     At places that each example tells, as in `tf.math.confusion_matrix`, in a tensor of a shape that
     all towers share, it is the sum of what each example adds at its place.
     """
-    positions, values, shape = states
+    positions, values, shape_state = states
     if not any_by_example(states) and not any(state.is_position for state in states):
         return not_linear(op, states, view)
     lengths = view.shape(op.inputs[0])
     has_vectors_of_one = lengths is not None and lengths[-1] == 1
-    is_of_same_rows = positions.kind is Kind.POSITION and (
-        values.layout == rows(0, positions.selection).layout)
-    sizes = sizes_in(op.inputs[2], shape, view)
-    entries = Size(0, positions.outer * positions.inner)  # in which the mask found the rows
-    is_back = has_vectors_of_one and is_of_same_rows and _is_of_examples(sizes, entries)
-    if not is_back and _are_added_up(positions, values, sizes):
+    shape = sizes_in(op.inputs[2], shape_state, view)
+    if _are_rows_at(positions, values) and has_vectors_of_one:
+        if shape is not None and _begins_with_examples(shape, _length_of_mask(positions)):
+            return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
+    if _are_added_up(positions, values, shape):
         return total(Kind.SUM, op).with_marks_of(*states)
-    if not is_back:
-        return unknown(op, 'adds up rows by their places')
-    return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
-
-
-def _is_of_examples(sizes: typing.Optional[typing.Tuple[Size, ...]], first: Size) -> bool:
-    """Whether a shape is known, begins with a size, and has the examples there alone."""
-    if not sizes or sizes[0] != first:
-        return False
-    return not any(size.per_example for size in sizes[1:])
+    return unknown(op, _BY_PLACES)
 
 
 def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
@@ -85,39 +90,61 @@ def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
     values, positions, count = states
     if not any_by_example(states) and positions.kind is not Kind.POSITION:
         return not_linear(op, states, view)
-    is_of_same_rows = positions.kind is Kind.POSITION and (
-        values.layout == rows(0, positions.selection).layout)
-    entries = Size(0, positions.outer * positions.inner)  # in which the mask found the rows
-    sizes = sizes_in(op.inputs[2], count, view)
-    if _are_added_up(positions, values, sizes):
+    segments = sizes_in(op.inputs[2], count, view)
+    if _are_added_up(positions, values, segments):
         return total(Kind.SUM, op).with_marks_of(*states)
-    if not is_of_same_rows or sizes != (entries,):
-        return unknown(op, 'adds up rows by their numbers')
-    return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
+    if _are_rows_at(positions, values) and segments == (_length_of_mask(positions),):
+        return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
+    return unknown(op, 'adds up rows by their numbers')
 
 
 def sparse_dense_add(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.add` of a sparse tensor and a dense one that all towers share: the sum of what
     each example adds at its place, as in TensorFlow 1's `tf.math.confusion_matrix`, and an offset
     where the dense one is not known to be zeros."""
-    places, values, shape, dense = states
-    sizes = sizes_in(op.inputs[2], shape, view)
+    places, values, shape_state, dense = states
     if not any_by_example(states):
         return not_linear(op, states, view)
-    if not _are_added_up(places, values, sizes) or not dense.is_alike_on_towers:
-        return unknown(op, 'adds up rows by their places')
-    numbers = view.value(op.inputs[3])
-    has_offset = numbers is None or bool(numbers.any())
+    shape = sizes_in(op.inputs[2], shape_state, view)
+    if not _are_added_up(places, values, shape) or not dense.is_alike_on_towers:
+        return unknown(op, _BY_PLACES)
+    dense_value = view.value(op.inputs[3])
+    has_offset = dense_value is None or bool(dense_value.any())
     return total(Kind.SUM, op)._replace(has_offset=has_offset).with_marks_of(*states)
 
 
-def _are_added_up(places: State, values: State,
-                  sizes: typing.Optional[typing.Tuple[Size, ...]]) -> bool:
-    """Whether each row of some values is added at the place that the same example tells, in a
-    tensor of a shape that is the same on every tower."""
-    is_of_each = places.is_by_example and places.kind is not Kind.ONE_EXAMPLE
-    is_shared_shape = sizes is not None and not any(size.per_example for size in sizes)
-    return is_of_each and is_shared_shape and places.axis == 0 and values.layout == places.layout
+def _are_rows_at(positions: State, values: State) -> bool:
+    """Whether positions tell where a mask of examples found each row of values."""
+    if positions.kind is not Kind.POSITION:
+        return False
+    return values.layout == rows(0, positions.selection).layout
+
+
+def _length_of_mask(positions: State) -> Size:
+    """The length k n of the mask that found rows at these positions."""
+    return Size(0, positions.outer * positions.inner)
+
+
+def _begins_with_examples(shape: Sizes, length: Size) -> bool:
+    """Whether a shape begins with a length, and has the number of examples there alone."""
+    if not shape or shape[0] != length:
+        return False
+    return not any(size.per_example for size in shape[1:])
+
+
+def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -> bool:
+    """Whether each row of values is added at the place that the same example tells, in a tensor of
+    a shape that is the same on every tower.
+
+    Args:
+      places: the state of the places.
+      values: the state of the rows.
+      shape: of the tensor; None where it is not known.
+    """
+    is_shared_shape = shape is not None and not any(size.per_example for size in shape)
+    if not is_shared_shape or not is_of_batch(places):
+        return False
+    return places.axis == 0 and values.layout == places.layout
 
 
 # ---- sparse tensors ------------------------------------------------------------------------------
@@ -129,27 +156,32 @@ def is_sparse(indices: State, values: State) -> bool:
     return values.layout == rows(0, indices.selection).layout
 
 
+def _is_sparse_batch(indices: State, values: State, shape: typing.Optional[Sizes]) -> bool:
+    """Whether these are the parts of a sparse tensor with a row for each example, (n, …)."""
+    if shape is None or not is_sparse(indices, values):
+        return False
+    return shape[0] == _EACH_EXAMPLE
+
+
 def sparse_product(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.sparse_dense_matmul(x [n, 20], w [20, 4])`: [n, 4], the product of each row of a
     sparse tensor and a matrix that all towers share."""
-    indices, values, shape, matrix = states
+    indices, values, shape_state, matrix = states
     if not any_of_kind([indices, values], Kind.INDICES, Kind.ROWS):
         return not_linear(op, states, view)
-    sizes = sizes_in(op.inputs[2], shape, view)
-    has_row_of_each = is_sparse(indices, values) and sizes is not None and (
-        sizes[0] == _EACH_EXAMPLE)
-    if not has_row_of_each or matrix.kind is not Kind.INDEPENDENT or op.get_attr('adjoint_a'):
+    shape = sizes_in(op.inputs[2], shape_state, view)
+    is_shared_matrix = matrix.kind is Kind.INDEPENDENT
+    is_transposed = op.get_attr('adjoint_a')  # [20, n]: a product over the examples
+    if not _is_sparse_batch(indices, values, shape) or not is_shared_matrix or is_transposed:
         return unknown(op, 'multiplies a sparse tensor that is not known to be of the examples')
     return per_example(0).with_marks_of(*states)
 
 
 def sparse_to_dense(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.to_dense`: [n, 20], a row for each row of a sparse tensor of the examples."""
-    indices, shape, values, default = states
-    sizes = sizes_in(op.inputs[1], shape, view)
-    has_row_of_each = is_sparse(indices, values) and sizes is not None and (
-        sizes[0] == _EACH_EXAMPLE)
-    if not has_row_of_each or default.kind is not Kind.INDEPENDENT:
+    indices, shape_state, values, default = states
+    shape = sizes_in(op.inputs[1], shape_state, view)
+    if not _is_sparse_batch(indices, values, shape) or default.kind is not Kind.INDEPENDENT:
         return unknown(op, 'fills in values at places that are not known to be of the examples')
     return per_example(0).with_marks_of(*states)
 
@@ -159,10 +191,12 @@ def ctc_loss(op: tf.Operation, states: _States, view: View) -> typing.Union[
     """`tf.nn.ctc_loss`: a loss [n], of the sequences [time, n, classes] and the sparse labels of
     each example; beside it the gradient of the sequences."""
     sequences, indices, values, lengths = states
-    is_of_examples = sequences.layout == per_example(1).layout and is_sparse(indices, values)
-    if not is_of_examples:
+    is_time_major = sequences.layout == per_example(1).layout
+    if not is_time_major or not is_sparse(indices, values):
         return unknown(op, 'has sequences or labels that are not known to be of the examples')
     is_of_others = lengths.kind is Kind.PER_EXAMPLE and lengths.layout != ROW_OF_EACH_EXAMPLE
     if lengths.is_total or is_of_others:
         return unknown(op, 'has lengths that are not known to be of the examples')
-    return [per_example(0).with_marks_of(*states), per_example(1).with_marks_of(*states)]
+    loss = per_example(0).with_marks_of(*states)
+    gradient = per_example(1).with_marks_of(*states)
+    return [loss, gradient]

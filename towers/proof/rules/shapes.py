@@ -1,7 +1,7 @@
 """Rules for shapes and other numbers computed from them, and for tensors of a given shape.
 
 Of a tensor [n, 4], `tf.shape` gives the sizes n and 4, with which `proof.sizes` computes. A tensor
-that is made with a shape [2 n, 4] has entries of the examples along its first dimension.
+that is made with a shape (2 n, 4) has entries of the examples along its first dimension.
 """
 
 import typing
@@ -22,37 +22,41 @@ from towers.proof.states import (
 )
 from towers.proof.view import View
 
-_States = typing.List[State]
-_MOST_NUMBERS = 64  # that are followed one by one
+_States = typing.Sequence[State]
+
+_MOST_NUMBERS = 64  # of a tensor whose numbers are followed one by one, as those of a shape
+_NO_SHAPE_OF_EXAMPLES = 'has a shape that is not known to be of the examples'
+_UNIFORM = INDEPENDENT._replace(is_uniform=True)
+"""The state of a tensor that is the same on every tower, and all of whose entries are equal."""
 
 
 # ---- the shape of a tensor -----------------------------------------------------------------------
 
 def shape_of(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
-    """`tf.shape`, `tf.size`, `tf.shape_n`: the sizes of each input.
+    """`tf.shape`, `tf.size`, `tf.rank`, `tf.shape_n`: the sizes of each input.
 
     They are known, since the examples have one dimension, and all others have the same length on
     every tower: [n, 4] has the shape (n, 4), and the size 4 n.
     """
-    return [_shape_of(op, tensor, state, view) for tensor, state in zip(op.inputs, states)]
+    return [_shape_of_one(op, tensor, state, view) for tensor, state in zip(op.inputs, states)]
 
 
-def _shape_of(op: tf.Operation, tensor: tf.Tensor, state: State, view: View):
+def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View) -> State:
     """The shape, the number of entries or the number of dimensions of one tensor."""
     if op.type == 'Rank':
         rank = view.rank(tensor)
         return INDEPENDENT if rank is None else sizes_state([Size(rank)])
     lengths = sizes_of_dimensions(tensor, state, view)
-    if lengths is None and state.kind is Kind.ROWS:
-        return unknown(op, 'counts rows of which examples have different numbers')
     if lengths is None:
+        if state.kind is Kind.ROWS:
+            return unknown(op, 'counts rows of which examples have different numbers')
         return unknown(op, 'is a size that is not static')
     if op.type != 'Size':
         return sizes_state(lengths)
-    total = sizes.product_of_all(lengths)
-    if total is None:
+    entries = sizes.product_of_all(lengths)
+    if entries is None:
         return unknown(op, 'multiplies the number of examples with itself')
-    return sizes_state([total])
+    return sizes_state([entries])
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
@@ -60,6 +64,7 @@ def _shape_of(op: tf.Operation, tensor: tf.Tensor, state: State, view: View):
 _ARITHMETIC = {'Add': sizes.plus, 'AddV2': sizes.plus, 'Sub': sizes.minus, 'Mul': sizes.product,
                'FloorDiv': sizes.quotient, 'Div': sizes.quotient, 'FloorMod': sizes.remainder,
                'Maximum': sizes.larger}
+"""{type of an operation: the function that computes it of two sizes}"""
 
 
 def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
@@ -71,22 +76,27 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
     function = _ARITHMETIC.get(op.type)
     if function is None or op.outputs[0].dtype not in (tf.int32, tf.int64):
         return None
-    one, other = [sizes_in(tensor, state, view) for tensor, state in zip(op.inputs, states)]
-    if not one or not other:
+    if not _are_vectors(op.inputs, view):
         return None
-    length = max(len(one), len(other))
-    is_broadcast = min(len(one), len(other)) in (1, length)
-    if not is_broadcast or not _are_vectors(op.inputs, view):
+    left = sizes_in(op.inputs[0], states[0], view)
+    right = sizes_in(op.inputs[1], states[1], view)
+    if not left or not right:
         return None
-    one = one * (length // len(one))
-    other = other * (length // len(other))
-    found = []
-    for left, right in zip(one, other):
-        size = function(left, right)
-        if size is None:
+    length = max(len(left), len(right))
+    if min(len(left), len(right)) not in (1, length):  # of which none broadcasts to the other
+        return None
+    results = []
+    for one, other in zip(_repeated(left, length), _repeated(right, length)):
+        result = function(one, other)
+        if result is None:
             return None
-        found.append(size)
-    return sizes_state(found)
+        results.append(result)
+    return sizes_state(results)
+
+
+def _repeated(numbers: Sizes, length: int) -> Sizes:
+    """The numbers of a vector of a length, to which a scalar, or a vector, broadcasts."""
+    return numbers * (length // len(numbers))
 
 
 def _are_vectors(tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
@@ -94,44 +104,53 @@ def _are_vectors(tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
     return all(view.rank(tensor) in (0, 1) for tensor in tensors)
 
 
-def _have_rank(rank: int, tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
-    """Whether all tensors have so many dimensions."""
-    return all(view.rank(tensor) == rank for tensor in tensors)
-
-
 def prod_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
     """`tf.reduce_prod` of a vector of sizes, (n, 4): 4 n. None where the result is no size."""
+    factors = states[0].sizes
     is_of_vector = op.type == 'Prod' and view.rank(op.inputs[0]) == 1
-    if not is_of_vector or not states[0].sizes:
+    if not is_of_vector or not factors:
         return None
-    total = sizes.product_of_all(states[0].sizes)
-    return None if total is None else sizes_state([total])
+    product = sizes.product_of_all(factors)
+    return None if product is None else sizes_state([product])
 
 
 # ---- picking and joining -------------------------------------------------------------------------
+
+_SAME_NUMBERS = ('Identity', 'Cast', 'Reshape', 'ExpandDims', 'Squeeze', 'StopGradient')
+"""Types of operations that give all numbers of the first input, in the same order."""
+
 
 def rearranged_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
     """Sizes that are picked, joined or put into another shape: `tf.stack([n, 4])`, `shape[0]`.
 
     Returns:
-      The state of the sizes; None where an input is none of sizes, and for other operations.
+      The state of the sizes; None where an input has no sizes, and for other operations.
     """
     if op.type == 'Pack':
-        is_in_order = op.get_attr('axis') == 0 or _have_rank(0, op.inputs, view)
-        return _joined(list(op.inputs), states, view) if is_in_order else None
+        return _stacked_sizes(op, states, view)
     if op.type == 'ConcatV2':
-        return _joined(list(op.inputs)[:-1], states, view)
+        return _joined_sizes(list(op.inputs)[:-1], states, view)  # all inputs but the axis
     numbers = sizes_in(op.inputs[0], states[0], view)
     if numbers is None or len(numbers) > _MOST_NUMBERS:
         return None
-    places = _places(op, len(numbers), view)
+    places = _picked_places(op, len(numbers), view)
     if places is None:
         return None
     return sizes_state(numbers[place] for place in places)
 
 
-def _joined(tensors: typing.List[tf.Tensor], states: _States, view: View):
-    """The sizes of tensors one after the other: scalars that are stacked, vectors concatenated."""
+def _stacked_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
+    """The sizes of `tf.stack([n, 4])`; None of vectors that are stacked along another axis than 0,
+    since their numbers do not come one after the other."""
+    are_scalars = all(view.rank(tensor) == 0 for tensor in op.inputs)
+    if op.get_attr('axis') != 0 and not are_scalars:
+        return None
+    return _joined_sizes(list(op.inputs), states, view)
+
+
+def _joined_sizes(tensors: typing.List[tf.Tensor], states: _States,
+                  view: View) -> typing.Optional[State]:
+    """The sizes of scalars or vectors, one after the other; None where one of them is unknown."""
     if not _are_vectors(tensors, view):
         return None
     joined: Sizes = ()
@@ -143,48 +162,55 @@ def _joined(tensors: typing.List[tf.Tensor], states: _States, view: View):
     return sizes_state(joined)
 
 
-_SAME_NUMBERS = ('Identity', 'Cast', 'Reshape', 'ExpandDims', 'Squeeze', 'StopGradient')
+def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[np.ndarray]:
+    """The places of the numbers that an operation picks of a vector: `shape[1:]` of 3 numbers picks
+    those at 1 and 2.
 
-
-def _places(op: tf.Operation, count: int, view: View):
-    """The places, among the `count` numbers of the first input, of those that an operation gives.
+    Args:
+      op: the operation, whose first input is the vector.
+      count: how many numbers that has.
+      view: `View`.
 
     Returns:
-      Array of int; None for other operations, and where they are not static.
+      Array of int; None for other operations, and where the places are not static.
     """
     places = np.arange(count)
     if op.type in _SAME_NUMBERS:
         return places
-    arguments: typing.List[typing.Any] = [view.value(each) for each in list(op.inputs)[1:]]
+    arguments: typing.List[typing.Any] = [view.value(tensor) for tensor in list(op.inputs)[1:]]
     if view.rank(op.inputs[0]) != 1 or any(value is None for value in arguments):
         return None
     if op.type == 'StridedSlice':
         return _slice_of(places, op, arguments)
     if op.type == 'Slice':
         begin, length = [int(np.ravel(value)[0]) for value in arguments]
-        end = count if length < 0 else begin + length
-        return places[begin:end]
+        is_to_the_end = length < 0
+        return places[begin:] if is_to_the_end else places[begin:begin + length]
     if op.type in ('Gather', 'GatherV2'):
         return np.ravel(places[arguments[0]])
     return None
 
 
-def _slice_of(places, op: tf.Operation, limits: typing.List[np.ndarray]):
-    """`places[begin:end:strides]`, or `places[begin]`, as an array; None for `places[None]`.
+def _slice_of(places: np.ndarray, op: tf.Operation,
+              limits: typing.List[np.ndarray]) -> typing.Optional[np.ndarray]:
+    """`places[begin:end:stride]`, or `places[begin]`, as an array; None for `places[None]`.
 
     Args:
       places: array of int.
-      op: the operation `StridedSlice`.
+      op: the operation `StridedSlice`. The bits of its masks say what stands in the brackets; here
+        there is one item, and so one bit.
       limits: its arguments begin, end and strides.
     """
-    has_other_dimensions = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
-    if has_other_dimensions or np.size(limits[0]) != 1:
+    has_other_items = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
+    if has_other_items or np.size(limits[0]) != 1:
         return None
     begin, end, stride = [int(np.ravel(value)[0]) for value in limits]
-    if op.get_attr('shrink_axis_mask'):
+    is_index = op.get_attr('shrink_axis_mask')
+    if is_index:
         return places[begin:][:1]
-    return places[slice(None if op.get_attr('begin_mask') else begin,
-                        None if op.get_attr('end_mask') else end, stride)]
+    has_no_begin = op.get_attr('begin_mask')
+    has_no_end = op.get_attr('end_mask')
+    return places[slice(None if has_no_begin else begin, None if has_no_end else end, stride)]
 
 
 # ---- tensors of a shape --------------------------------------------------------------------------
@@ -192,22 +218,21 @@ def _slice_of(places, op: tf.Operation, limits: typing.List[np.ndarray]):
 def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state: State) -> State:
     """The state of a tensor of a given shape whose values do not depend on the examples.
 
-    Ones of shape [2 n, 4] are of the examples, two entries of each; of [3, 4] they are the same on
-    every tower; of [n, n] or [n + 1] they are neither.
+    Ones of shape (2 n, 4) are of the examples, two entries of each; of (3, 4) they are the same on
+    every tower; of (n, n) or (n + 1,) they are neither.
 
     Args:
       op: the operation that makes the tensor.
       shape: its shape, where that is known.
       shape_state: the state of the tensor that tells the shape.
     """
-    uniform = INDEPENDENT._replace(is_uniform=True)
     if shape is None:
         if shape_state.kind is Kind.INDEPENDENT:
-            return uniform
-        return unknown(op, 'has a shape that is not known to be of the examples')
+            return _UNIFORM
+        return unknown(op, _NO_SHAPE_OF_EXAMPLES)
     axes = [axis for axis, size in enumerate(shape) if size.per_example]
     if not axes:
-        return uniform
+        return _UNIFORM
     axis = axes[0]
     if len(axes) > 1 or shape[axis].constant:
         return unknown(op, 'has a shape that is not a multiple of the number of examples')
@@ -216,11 +241,11 @@ def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state
 
 def fill(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.fill`, `tf.zeros`: the same value for every example, where a dimension is theirs."""
-    shape, value = states
+    shape_state, value = states
     if value.kind not in (Kind.INDEPENDENT, Kind.SIZES) or value.depends_on_size:
         return unknown(op, 'repeats %s' % value.kind.value)
-    found = tensor_of_shape(op, sizes_in(op.inputs[0], shape, view), shape)
-    return found.with_marks_of(*states)
+    shape = sizes_in(op.inputs[0], shape_state, view)
+    return tensor_of_shape(op, shape, shape_state).with_marks_of(*states)
 
 
 def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
@@ -230,18 +255,18 @@ def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
         return per_example(state.axis, state.outer, state.inner, is_constant=True)
     if state.kind in (Kind.ROWS, Kind.UNKNOWN):
         return state
-    uniform = INDEPENDENT._replace(is_uniform=True)
-    return uniform.with_marks_of(*states)  # on which the shape may depend
+    return _UNIFORM.with_marks_of(*states)  # a statistic of the shard may have decided the shape
 
 
 def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
-    """Random numbers of a shape: of [n, 4] each example has its own 4, as on one device."""
-    shape, parameters = states[0], states[1:]
+    """Random numbers of a shape: of (n, 4) each example has its own 4, as on one device."""
+    shape_state = states[0]
+    parameters = states[1:]
     if any(state.kind is not Kind.INDEPENDENT for state in parameters):
         return unknown(op, 'draws from a distribution of the examples')
-    found = tensor_of_shape(op, sizes_in(op.inputs[0], shape, view), shape)
-    drawn = found._replace(is_constant=False, is_random=True)
-    return drawn.with_marks_of(*states)
+    shape = sizes_in(op.inputs[0], shape_state, view)
+    result = tensor_of_shape(op, shape, shape_state)
+    return result._replace(is_constant=False, is_random=True).with_marks_of(*states)
 
 
 def range_of(op: tf.Operation, states: _States, view: View) -> State:
@@ -254,23 +279,31 @@ def range_of(op: tf.Operation, states: _States, view: View) -> State:
     limits = [sizes_in(tensor, state, view) for tensor, state in zip(op.inputs, states)]
     if not any(state.depends_on_size for state in states):
         return _static_range(limits) or INDEPENDENT.with_marks_of(*states)
-    if limits == [(Size(0),), (Size(0, 1),), (Size(1),)]:
+    from_0_to_n = [(Size(0),), (Size(0, 1),), (Size(1),)]  # begin, end, step
+    if limits == from_0_to_n:
         return State(Kind.POSITION)
     return unknown(op, 'numbers the examples of the shard')
 
 
 def _static_range(limits: typing.List[typing.Optional[Sizes]]) -> typing.Optional[State]:
-    """The sizes in a short range between static limits; None for any other."""
+    """The numbers of a short range between static limits, as sizes: the range may be a list of
+    axes, or of places in a shape. None for any other range.
+
+    Args:
+      limits: begin, end and step, each a scalar; None of one that is not known.
+    """
     numbers = []
     for limit in limits:
         if limit is None:
             return None
         numbers.append(limit[0].constant)
-    found = range(*numbers)
-    if len(found) > _MOST_NUMBERS:
+    counted = range(*numbers)
+    if len(counted) > _MOST_NUMBERS:
         return None
-    return sizes_state(Size(number) for number in found)
+    return sizes_state(Size(number) for number in counted)
 
+
+# ---- broadcasting to a shape ---------------------------------------------------------------------
 
 def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.broadcast_to`.
@@ -282,25 +315,38 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     shape = sizes_in(op.inputs[1], shape_state, view)
     rank = view.rank(op.inputs[0])
     if shape is None:
-        return unknown(op, 'has a shape that is not known to be of the examples')
+        return unknown(op, _NO_SHAPE_OF_EXAMPLES)
     if value.kind is Kind.PER_EXAMPLE and rank is not None:
-        return _examples_broadcast(op, value, shape, rank)
+        return _broadcast_examples(op, value, shape, rank)
     if value.kind is not Kind.INDEPENDENT:
         return unknown(op, 'repeats %s' % value.kind.value)
-    found = tensor_of_shape(op, shape, shape_state)
-    if found.kind is Kind.PER_EXAMPLE and rank:
-        # The dimension of the value that becomes the examples'; negative where that is a new one.
-        axis = found.axis - (len(shape) - rank)
-        lengths = view.shape(op.inputs[0])
-        has_own_size = axis >= 0 and (lengths is None or lengths[axis] != 1)
-        if has_own_size:  # it fits batches of this size only
+    result = tensor_of_shape(op, shape, shape_state)
+    if result.kind is Kind.PER_EXAMPLE and rank:
+        axis_in_value = result.axis - (len(shape) - rank)
+        if _has_own_length(op.inputs[0], axis_in_value, view):  # it fits batches of one size only
             return unknown(op, 'has another size of its own along the examples')
-    is_uniform = found.is_uniform and (rank == 0 or value.is_uniform)
-    return found._replace(is_uniform=is_uniform).with_marks_of(*states)
+    is_uniform = result.is_uniform and (rank == 0 or value.is_uniform)
+    return result._replace(is_uniform=is_uniform).with_marks_of(*states)
 
 
-def _examples_broadcast(op: tf.Operation, value: State, shape: Sizes, rank: int):
-    """The state of values of the examples, of `rank` dimensions, that are broadcast to a shape."""
+def _has_own_length(tensor: tf.Tensor, axis: int, view: View) -> bool:
+    """Whether a tensor may have another length than 1 along a dimension; one that it lacks, and
+    gets by broadcasting, is negative."""
+    if axis < 0:
+        return False
+    lengths = view.shape(tensor)
+    return lengths is None or lengths[axis] != 1
+
+
+def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, rank: int) -> State:
+    """The state of values of the examples that are broadcast to a shape.
+
+    Args:
+      op: the operation.
+      value: the state of the values, PER_EXAMPLE.
+      shape: the shape, which begins with the new dimensions.
+      rank: the number of dimensions before.
+    """
     axis = value.axis + len(shape) - rank
     for place, size in enumerate(shape):
         if place != axis and size.per_example:

@@ -2,6 +2,10 @@
 
 A slice keeps the state if it takes all of the examples, in their order; of the other dimensions it
 may take any part. `x[1:]` of x [n, 4] drops the first example of each shard.
+
+What stands in the brackets is a list of items, separated by commas. TensorFlow's `StridedSlice` has
+three vectors, `begin`, `end` and `strides`, with a number for each item, and five masks, whose bit
+i tells what the item i is (`_form`), or that its begin or end is left out.
 """
 
 import enum
@@ -9,8 +13,9 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.proof.rules.common import COMPUTES_WITH_POSITIONS, first_unknown
 from towers.proof.rules.gathers import values_at
-from towers.proof.rules.layout import moves_entries
+from towers.proof.rules.moves import moves_entries
 from towers.proof.sizes import as_number, sizes_in
 from towers.proof.states import (
     NO_STATIC_ARGUMENT,
@@ -28,8 +33,9 @@ _Found = typing.Union[State, typing.List[State]]
 
 _WITHOUT_END = 2 ** 31 - 1  # an end that no dimension reaches
 _TAKES_SOME = 'takes some of the examples'
-_WITH_POSITIONS = 'computes with the numbers of the examples'
 
+
+# ---- the items in brackets -----------------------------------------------------------------------
 
 class _Form(enum.Enum):
     """The forms of an item in brackets."""
@@ -47,12 +53,13 @@ class _Item(typing.NamedTuple):
     stride: typing.Optional[int]  # None where it is not static
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it takes all entries, with any stride."""
+    def is_from_first_to_last(self) -> bool:
+        """Whether it is a range over the whole dimension, with any stride."""
         return self.form is _Form.RANGE and self.begin == 0 and self.reaches_end
 
 
-_WHOLE = _Item(_Form.RANGE, 0, True, 1)
+_WHOLE = _Item(_Form.RANGE, begin=0, reaches_end=True, stride=1)
+"""The item `:`."""
 
 
 def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
@@ -64,25 +71,32 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
       limits: its arguments begin, end and strides, each a vector with a number for each item.
       view: `View`.
     """
-    begins, ends, strides = [view.value(tensor) for tensor in limits]
+    begins, ends, strides = [_numbers_of(tensor, view) for tensor in limits]
     shape = view.shape(limits[0])
     if shape is None or shape[0] is None:
         return None
-    found = []
+    items = []
     for place in range(shape[0]):
-        begin = None if begins is None else int(begins[place])
-        end = None if ends is None else int(ends[place])
-        stride = None if strides is None else int(strides[place])
         form = _form(op, place)
-        has_no_begin = _is_in_mask(op, 'begin_mask', place)
-        if has_no_begin:
+        begin = begins.get(place)
+        if _is_in_mask(op, 'begin_mask', place):
             begin = 0 if form is _Form.RANGE else None
-        has_no_end = _is_in_mask(op, 'end_mask', place) or end is not None and end >= _WITHOUT_END
-        found.append(_Item(form, begin, has_no_end, stride))
-    return found
+        end = ends.get(place)
+        is_past_any_end = end is not None and end >= _WITHOUT_END
+        reaches_end = is_past_any_end or _is_in_mask(op, 'end_mask', place)
+        items.append(_Item(form, begin, reaches_end, strides.get(place)))
+    return items
 
 
-def _form(op: tf.Operation, place: int):
+def _numbers_of(vector: tf.Tensor, view: View) -> typing.Dict[int, int]:
+    """{place: number} of a vector; {} where it is not static."""
+    value = view.value(vector)
+    if value is None:
+        return {}
+    return {place: int(number) for place, number in enumerate(value)}
+
+
+def _form(op: tf.Operation, place: int) -> _Form:
     """The form of the item at a place in the brackets."""
     if _is_in_mask(op, 'ellipsis_mask', place):
         return _Form.ELLIPSIS
@@ -93,9 +107,9 @@ def _form(op: tf.Operation, place: int):
     return _Form.RANGE
 
 
-def _is_in_mask(op: tf.Operation, name: str, place: int):
-    """Whether a mask of a slice has the bit of an item."""
-    return bool(op.get_attr(name) & 1 << place)
+def _is_in_mask(op: tf.Operation, mask: str, place: int) -> bool:
+    """Whether a mask of a slice has the bit of the item at a place."""
+    return bool(op.get_attr(mask) & 1 << place)
 
 
 def _for_each_dimension(items: typing.List[_Item], rank: int) -> typing.List[_Item]:
@@ -109,9 +123,42 @@ def _for_each_dimension(items: typing.List[_Item], rank: int) -> typing.List[_It
     return items[:place] + rest + items[place + 1:]
 
 
+# ---- slices of the examples ----------------------------------------------------------------------
+
+def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
+    """`x[:, 1]`: all of the examples, and a part of the other dimensions, keep [n, 4] as [n].
+
+    Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration
+    e of a loop over the examples, `x[e]` is one example.
+    """
+    if _is_at_counter(op, states[0], view):
+        return ONE_EXAMPLE.with_marks_of(*states)
+    not_known = first_unknown(states)
+    if not_known is not None:
+        return not_known
+    if states[0].kind is Kind.INDICES:
+        return _column_of_indices(op, states[0], view)
+    if states[0].is_position:
+        return unknown(op, COMPUTES_WITH_POSITIONS)
+    return _slice_of_batch(op, states, view)
+
+
+@moves_entries
+def _slice_of_batch(op: tf.Operation, state: State, view: View) -> State:
+    """A slice of values of the batch, by the items in the brackets."""
+    rank = view.rank(op.inputs[0])
+    if rank is None:
+        return unknown(op, NO_STATIC_RANK)
+    limits = list(op.inputs)[1:]
+    return _sliced(op, state, rank, limits, view)
+
+
 def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Tensor],
             view: View) -> State:
     """The state of a slice of values with the examples along a dimension.
+
+    Goes through the items up to that of the examples, and counts the dimensions that the result has
+    before it: a range keeps its dimension, an index drops it, `None` adds one.
 
     Args:
       op: the operation.
@@ -123,117 +170,30 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
     items = _items(op, limits, view)
     if items is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    dimension = 0  # of the values
-    axis = 0  # of the result
+    dimension = 0  # of the values, which the next item is for
+    axis = 0  # of the result, which comes next
     for item in _for_each_dimension(items, rank):
         if item.form is _Form.NEW_AXIS:
             axis += 1
-            continue
-        if dimension == state.axis:
-            if not item.is_whole:
+        elif dimension == state.axis:
+            if not item.is_from_first_to_last:
                 return unknown(op, _TAKES_SOME)
             if item.stride != 1:
                 return unknown(op, 'takes some of the examples, or changes their order')
             return state._replace(axis=axis)
-        dimension += 1
-        if item.form is _Form.RANGE:
-            axis += 1
+        else:
+            dimension += 1
+            if item.form is _Form.RANGE:
+                axis += 1
     return unknown(op, NO_STATIC_RANK)
-
-
-def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
-    """`x[:, 1]`: all of the examples, and a part of the other dimensions, keep [n, 4] as [n].
-
-    Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration
-    e of a loop over the examples, `x[e]` is one example.
-    """
-    if _is_at_counter(op, states[0], view):
-        return ONE_EXAMPLE.with_marks_of(*states)
-    for state in states:
-        if state.kind is Kind.UNKNOWN:
-            return state
-    if states[0].kind is Kind.INDICES:
-        return _column_of_indices(op, states[0], view)
-    if states[0].is_position:
-        return unknown(op, _WITH_POSITIONS)
-    return _strided_slice(op, states, view)
-
-
-@moves_entries
-def _strided_slice(op: tf.Operation, state: State, view: View) -> State:
-    """A slice of values of the examples."""
-    rank = view.rank(op.inputs[0])
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
-    return _sliced(op, state, rank, list(op.inputs)[1:], view)
-
-
-def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
-    """Whether a slice is `x[e]` or `x[e, …]`, of the number e of an iteration over the examples.
-
-    The end of an index is not looked at: TensorFlow takes the entry at its begin.
-    """
-    begin, end = op.inputs[1].op, op.inputs[2].op
-    is_index = _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
-    is_index = is_index and begin.type == end.type == 'Pack'
-    if not is_index or state.layout != ROW_OF_EACH_EXAMPLE:
-        return False
-    number = view.state(begin.inputs[0])
-    if number.kind is not Kind.POSITION or view.rank(begin.inputs[0]) != 0:
-        return False
-    limits = list(begin.inputs)[1:] + list(end.inputs)[1:] + list(op.inputs)[3:]
-    others = [view.state(tensor) for tensor in limits]
-    return all(other.kind in (Kind.INDEPENDENT, Kind.ONE_EXAMPLE, Kind.SIZES) and (
-        not other.depends_on_size) for other in others)
-
-
-def _column_of_indices(op: tf.Operation, indices: State, view: View):
-    """`indices[:, 0]`: the position of the example of each row; of another column, a number."""
-    items = _items(op, list(op.inputs)[1:], view)
-    if items is None or len(items) != 2:
-        return unknown(op, _WITH_POSITIONS)
-    rows, column = items
-    is_column = rows == _WHOLE and column.form is _Form.INDEX
-    if not is_column or column.begin is None or column.begin < 0:
-        return unknown(op, _WITH_POSITIONS)
-    if column.begin == 0:
-        return indices._replace(kind=Kind.POSITION)
-    return values_at(indices).with_marks_of(indices)
-
-
-def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> State:
-    """The gradient of `x[:, 1]`: [n] becomes [n, 4], with zeros around, if the slice took all of
-    the examples."""
-    shape, limits, gradient = states[0], states[1:-1], as_number(op, states[-1], view)
-    sizes = sizes_in(op.inputs[0], shape, view)
-    if sizes is None or not _are_constant(limits):
-        return unknown(op, NO_STATIC_ARGUMENT)
-    axes = [axis for axis, size in enumerate(sizes) if size.per_example]
-    if not axes and not gradient.is_by_example and not gradient.has_offset:
-        return gradient
-    if len(axes) != 1 or gradient.kind is not Kind.PER_EXAMPLE:
-        return unknown(op, _TAKES_SOME)
-    axis = axes[0]
-    if sizes[axis].constant or sizes[axis].per_example != gradient.outer * gradient.inner:
-        return unknown(op, _TAKES_SOME)
-    before = gradient._replace(axis=axis, is_constant=False)
-    sliced = _sliced(op, before, len(sizes), list(op.inputs)[1:4], view)
-    if sliced.kind is Kind.UNKNOWN or sliced.axis != gradient.axis:
-        return unknown(op, _TAKES_SOME)
-    return before
-
-
-def _are_constant(limits: _States) -> bool:
-    """Whether limits are the same on every tower, whatever the number of their examples."""
-    for limit in limits:
-        if limit.kind not in (Kind.INDEPENDENT, Kind.SIZES) or limit.depends_on_size:
-            return False
-    return True
 
 
 @moves_entries
 def slice_(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.slice(x, [0, 1], [-1, 2])`: all of the examples, from the first to the last."""
+    """`tf.slice(x, [0, 1], [-1, 2])`: all of the examples, from the first to the last.
+
+    A size of -1 is all that are left; any other number would be the size of one batch.
+    """
     begin = view.entry(op.inputs[1], state.axis)
     size = view.entry(op.inputs[2], state.axis)
     if begin is None or size is None:
@@ -241,3 +201,95 @@ def slice_(op: tf.Operation, state: State, view: View) -> State:
     if int(begin) != 0 or int(size) != -1:
         return unknown(op, _TAKES_SOME)
     return state
+
+
+# ---- other slices --------------------------------------------------------------------------------
+
+def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
+    """Whether a slice is `x[e]` or `x[e, …]`, of the number e of an iteration over the examples.
+
+    `begin` and `end` are then `tf.stack([e, …])` and `tf.stack([e + 1, …])`. The end of an index is
+    not looked at: TensorFlow takes the entry at its begin.
+
+    Args:
+      op: the slice.
+      state: of x.
+      view: `View`.
+    """
+    begin = op.inputs[1].op
+    end = op.inputs[2].op
+    is_index = _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
+    are_stacked = begin.type == 'Pack' and end.type == 'Pack'
+    if not is_index or not are_stacked or state.layout != ROW_OF_EACH_EXAMPLE:
+        return False
+    number = begin.inputs[0]
+    is_counter = view.state(number).kind is Kind.POSITION and view.rank(number) == 0
+    if not is_counter:
+        return False
+    # What is taken of the other dimensions may depend on the example, but on no other one.
+    strides = list(op.inputs)[3:]
+    other_limits = list(begin.inputs)[1:] + list(end.inputs)[1:] + strides
+    return all(_is_of_one_or_shared(view.state(tensor)) for tensor in other_limits)
+
+
+def _is_of_one_or_shared(state: State) -> bool:
+    """Whether a number is of the example of the iteration, or the same on every tower."""
+    if state.depends_on_size:
+        return False
+    return state.kind in (Kind.INDEPENDENT, Kind.ONE_EXAMPLE, Kind.SIZES)
+
+
+def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
+    """A column of index vectors [rows, k] of a sparse tensor.
+
+    `indices[:, 0]` is the position of the example of each row; `indices[:, 1]` a number of it. A
+    column from the end, -1, may be either.
+    """
+    items = _items(op, list(op.inputs)[1:], view)
+    if items is None or len(items) != 2:
+        return unknown(op, COMPUTES_WITH_POSITIONS)
+    rows, column = items
+    is_column = rows == _WHOLE and column.form is _Form.INDEX
+    if not is_column or column.begin is None or column.begin < 0:
+        return unknown(op, COMPUTES_WITH_POSITIONS)
+    if column.begin == 0:
+        return indices._replace(kind=Kind.POSITION)
+    return values_at(indices).with_marks_of(indices)
+
+
+def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> State:
+    """The gradient of `x[:, 1]`: [n] becomes [n, 4], with zeros around.
+
+    It is of the same examples if the slice took all of them: if the slice of a value with the shape
+    of x, and the examples along the dimension where that has them, has the state of the gradient.
+
+    The inputs are the shape of x, the begin, the end and the strides of the slice, and the gradient
+    of its result.
+    """
+    shape_state = states[0]
+    limit_states = states[1:-1]
+    gradient = as_number(op, states[-1], view)
+    shape = sizes_in(op.inputs[0], shape_state, view)
+    if shape is None or not all(_is_shared(state) for state in limit_states):
+        return unknown(op, NO_STATIC_ARGUMENT)
+    axes = [axis for axis, size in enumerate(shape) if size.per_example]
+    is_without_examples = not axes and not gradient.is_by_example
+    if is_without_examples and not gradient.has_offset:  # zeros around an offset would have none
+        return gradient
+    if len(axes) != 1 or gradient.kind is not Kind.PER_EXAMPLE:
+        return unknown(op, _TAKES_SOME)
+    axis = axes[0]
+    length = shape[axis]
+    if length.constant or length.per_example != gradient.outer * gradient.inner:
+        return unknown(op, _TAKES_SOME)
+    result = gradient._replace(axis=axis, is_constant=False)
+    limits = list(op.inputs)[1:4]
+    sliced_again = _sliced(op, result, len(shape), limits, view)
+    if sliced_again.kind is Kind.UNKNOWN or sliced_again.axis != gradient.axis:
+        return unknown(op, _TAKES_SOME)
+    return result
+
+
+def _is_shared(state: State) -> bool:
+    """Whether a limit is the same on every tower, whatever the number of their examples."""
+    return state.kind in (Kind.INDEPENDENT, Kind.SIZES) and not state.depends_on_size

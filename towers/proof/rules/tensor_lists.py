@@ -2,6 +2,7 @@
 elements, and `State.sizes` is its length.
 
 As in `arrays`, a list with an element for each of n examples has elements of the state ONE_EXAMPLE.
+In the graph a list is a scalar of the type `tf.variant`.
 """
 
 import typing
@@ -11,7 +12,8 @@ import tensorflow.compat.v1 as tf
 from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.rules import loops
 from towers.proof.rules.arrays import element_at
-from towers.proof.sizes import as_number, as_numbers, sizes_in
+from towers.proof.rules.common import TAKES_APART, TAKES_BY_PLACES, is_of_batch
+from towers.proof.sizes import Sizes, as_number, as_numbers, sizes_in
 from towers.proof.states import (
     INDEPENDENT,
     ONE_EXAMPLE,
@@ -28,8 +30,24 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _NO_STATIC_LENGTH = 'makes a list of a length that is not static'
-_APART = 'takes the examples apart'
 
+
+def _list_of(element: State, length: Sizes) -> State:
+    """The state of a list with elements of a state.
+
+    Args:
+      element: the state of the elements.
+      length: the number of places of the list, the sizes of a scalar.
+    """
+    return element._replace(sizes=length)
+
+
+def _element_of(list_: State) -> State:
+    """The state of the elements of a list."""
+    return list_._replace(sizes=())
+
+
+# ---- new lists -----------------------------------------------------------------------------------
 
 def empty_list(op: tf.Operation, states: _States, view: View) -> State:
     """`TensorListReserve`: nothing is written yet, in a list of a number of places."""
@@ -40,21 +58,23 @@ def empty_list(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
-    """An element for each entry along the first dimension; of x [n, 4], an example."""
+    """`unstack`: an element for each entry along the first dimension; of x [n, 4], an example."""
     value = as_number(op, states[0], view)
-    is_along_examples = value.axis == 0 and value.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
-    if is_along_examples:
+    is_apart_by_example = is_of_batch(value) and value.axis == 0
+    if is_apart_by_example:
         if value.layout != ROW_OF_EACH_EXAMPLE:
-            return unknown(op, _APART)
-        return ONE_EXAMPLE._replace(sizes=NUMBER_OF_EXAMPLES).with_marks_of(value)
+            return unknown(op, TAKES_APART)
+        return _list_of(ONE_EXAMPLE, NUMBER_OF_EXAMPLES).with_marks_of(value)
     shape = view.shape(op.inputs[0])
     if shape is None or shape[0] is None:
         return unknown(op, _NO_STATIC_LENGTH)
-    length = (Size(shape[0]),)
-    if value.is_by_example:
-        return value._replace(axis=value.axis - 1, sizes=length)
-    return value._replace(sizes=length)
+    element = value
+    if value.is_by_example:  # along a later dimension, as time-major x [time, n, 4]
+        element = value._replace(axis=value.axis - 1)
+    return _list_of(element, (Size(shape[0]),))
 
+
+# ---- elements ------------------------------------------------------------------------------------
 
 def list_length(op: tf.Operation, states: _States, view: View) -> State:
     """The number of places of a list."""
@@ -66,44 +86,50 @@ def list_length(op: tf.Operation, states: _States, view: View) -> State:
 
 def list_item(op: tf.Operation, states: _States, view: View) -> State:
     """An element: of a list of examples, at the counter of the loop over the examples alone."""
-    elements = states[0]
+    list_ = states[0]
     index = as_number(op, states[1], view)
-    if elements.kind is Kind.EMPTY:
-        return unknown(op, 'takes elements by their places')
-    return element_at(op, elements._replace(sizes=()), index, view)
+    if list_.kind is Kind.EMPTY:
+        return unknown(op, TAKES_BY_PLACES)
+    return element_at(op, _element_of(list_), index, view)
 
 
 def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
-    """One element more, at the loop's counter or at a place that is the same on every tower."""
-    elements = states[0]
+    """One element more, at the loop's counter or at a place that is the same on every tower.
+
+    The other elements are those from before, so that one may be of either state.
+    """
+    list_ = states[0]
     index, value = as_numbers(op, states[1:], view)
-    if index.kind is Kind.POSITION:
+    is_at_counter = index.kind is Kind.POSITION
+    if is_at_counter:
         if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
             return unknown(op, 'writes a value of all examples for each')
         value = ONE_EXAMPLE.with_marks_of(value)
-    elif index.kind is not Kind.INDEPENDENT or Kind.ONE_EXAMPLE in (elements.kind, value.kind):
+    elif index.kind is not Kind.INDEPENDENT or Kind.ONE_EXAMPLE in (list_.kind, value.kind):
         return unknown(op, 'writes elements at places that are not known')
-    before = elements._replace(sizes=())
-    after = loops.either(op, [before, value.with_marks_of(index)], view)
-    if after.kind is Kind.UNKNOWN:
-        return after
-    return after._replace(sizes=elements.sizes)
+    element = loops.either(op, [_element_of(list_), value.with_marks_of(index)], view)
+    if element.kind is Kind.UNKNOWN:
+        return element
+    return _list_of(element, list_.sizes)
 
+
+# ---- back to a tensor ----------------------------------------------------------------------------
 
 def list_stack(op: tf.Operation, states: _States, view: View) -> State:
-    """The elements along a new first dimension; n examples [d] give [n, d]."""
-    elements = states[0]
-    is_of_each = elements.kind is Kind.ONE_EXAMPLE
+    """`stack`: the elements along a new first dimension; n examples [d] give [n, d]."""
+    list_ = states[0]
+    is_of_each = list_.kind is Kind.ONE_EXAMPLE
     if is_of_each:
-        has_right_length = elements.sizes == NUMBER_OF_EXAMPLES
+        has_right_length = list_.sizes == NUMBER_OF_EXAMPLES
     else:
-        has_right_length = not elements.depends_on_length
+        has_right_length = not list_.depends_on_length
     if not has_right_length:
         return unknown(op, 'stacks a list that has not one place for each example')
-    if elements.kind is Kind.EMPTY:
+    if list_.kind is Kind.EMPTY:  # TensorFlow gives zeros
         return INDEPENDENT
     if is_of_each:
-        return per_example(0).with_marks_of(elements)
-    if elements.is_by_example:
-        return elements._replace(axis=elements.axis + 1, is_constant=False, sizes=())
-    return elements._replace(sizes=())
+        return per_example(0).with_marks_of(list_)
+    element = _element_of(list_)
+    if element.is_by_example:
+        return element._replace(axis=element.axis + 1, is_constant=False)
+    return element

@@ -7,12 +7,16 @@
 An operation that is linear in them gives one of them again, by arithmetic on these formulas. Any
 other operation gives a value of the shard: it goes on as the same on every tower, with a mark that
 names the statistic (`State.shard_statistics`), and no loss with such a mark is proven.
+
+The inputs of the rules in this module have no entries of single examples: each is a mean, a sum, a
+share, or the same on every tower (INDEPENDENT).
 """
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.proof.rules.common import any_of_kind
 from towers.proof.sizes import as_numbers
 from towers.proof.states import INDEPENDENT, Kind, State, unknown
 from towers.proof.view import View
@@ -20,14 +24,15 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 
-def any_by_example(states: typing.Iterable[State]) -> bool:
-    """Whether one of the states at least has entries of single examples."""
-    return any(state.is_by_example for state in states)
+def total(kind: Kind, op: tf.Operation, is_constant: bool = False) -> State:
+    """The state of a mean, a sum or a share that an operation takes over the examples.
 
-
-def any_of_kind(states: typing.Iterable[State], *kinds: Kind) -> bool:
-    """Whether any of some states is of one of some kinds."""
-    return any(state.kind in kinds for state in states)
+    Args:
+      kind: MEAN, SUM or SHARE.
+      op: the operation.
+      is_constant: of a sum, whether each example adds the same, as ones [n] do.
+    """
+    return State(kind, reductions=frozenset([op.name]), is_constant=is_constant)
 
 
 def reductions_of(states: typing.Iterable[State]) -> typing.FrozenSet[str]:
@@ -38,16 +43,11 @@ def reductions_of(states: typing.Iterable[State]) -> typing.FrozenSet[str]:
     return names
 
 
-def total(kind: Kind, op: tf.Operation, is_constant: bool = False) -> State:
-    """The state of a mean, a sum or a share that an operation takes over the examples."""
-    return State(kind, reductions=frozenset([op.name]), is_constant=is_constant)
-
-
 # ---- what is not linear --------------------------------------------------------------------------
 
 def not_linear(op: tf.Operation, states: _States, view: View,
                why: typing.Optional[str] = None) -> State:
-    """A value that depends on means and sums of the shard otherwise than linearly: `mean ** 2`.
+    """The state of a value that depends on means and sums of the shard, but not linearly: `m ** 2`.
 
     The square of the mean of a shard is not linear in the shards, so that no combination of the
     towers' squares is the square of the batch's mean. Without any mean or sum among the inputs, the
@@ -59,41 +59,42 @@ def not_linear(op: tf.Operation, states: _States, view: View,
       view: `View`, in which the use of the statistics is noted.
       why: the predicate of a sentence about the operation; without it, that it is not linear.
     """
-    numbers = as_numbers(op, states, view)
-    for state in numbers:
+    states = as_numbers(op, states, view)
+    for state in states:
         if state.kind is Kind.UNKNOWN:
             return state
         if state.is_by_example or state.is_position:
             return unknown(op, 'has no rule for where the examples are in its inputs')
     if why is None:
-        what = 'a mean' if any_of_kind(numbers, Kind.MEAN) else 'a sum'
-        why = 'is not linear in %s over the examples' % what
-    return marks_of_totals(op, numbers, view, why)
+        statistic = 'a mean' if any_of_kind(states, Kind.MEAN) else 'a sum'
+        why = 'is not linear in %s over the examples' % statistic
+    return marks_of_totals(op, states, view, why)
 
 
 def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> State:
-    """The marks of some states, and one more for each mean, sum and share among them.
+    """A state that is the same on every tower, but for marks: those of all inputs, and one more for
+    each mean, sum and share among them.
 
     Args:
-      op: the operation that uses them.
-      states: the states.
+      op: the operation that uses them, but not linearly.
+      states: of its inputs.
       view: `View`, in which the use is noted.
       why: the predicate of a sentence about the operation; `'%s'` in it is for the statistic.
     """
-    totals = [state for state in states if state.is_over_all]
-    names = reductions_of(totals)
-    for name in names:
+    statistics = reductions_of(state for state in states if state.is_over_all)
+    for name in statistics:
         view.note(name, op, why % name if '%s' in why else why)
-    return INDEPENDENT.with_marks_of(*states).with_shard_statistics(names)
+    return INDEPENDENT.with_marks_of(*states).with_shard_statistics(statistics)
 
 
 def shard_statistic(op: tf.Operation, states: _States, view: View, why: str) -> State:
-    """A value of all examples that is neither their mean nor their sum: `tf.reduce_max(x, 0)`.
+    """The state of a value of all examples that is neither their mean nor their sum:
+    `tf.reduce_max(x, 0)`. It has a mark that names it.
 
     Args:
       op: the operation that computes it.
-      states: those whose marks it has.
-      view: `View`, in which it is noted.
+      states: whose marks it has, too.
+      view: `View`, in which the reason is noted.
       why: the predicate of a sentence about the operation.
     """
     view.note(op.name, op, why)
@@ -105,35 +106,47 @@ def shard_statistic(op: tf.Operation, states: _States, view: View, why: str) -> 
 def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
     """The sum of means, sums and constants, or one of them by a choice that all towers make.
 
-    The sum of two means is the mean of f + g; of a mean and a constant c, the mean of f + c; of two
-    sums, the sum of f + g. A sum plus a constant has an offset, which towers that add up would add
-    more than once. A mean plus a sum is neither.
+        mean of f + mean of g     the mean of f + g
+        mean of f + constant c    the mean of f + c
+        sum of f + sum of g       the sum of f + g
+        sum of f + constant c     a sum with the offset c, which N towers would add N times
+        share + share             a share: c / n + d / n = (c + d) / n
+        any other                 not linear: a mean plus a sum is neither
 
     Args:
       op: the operation, to which a refusal points.
       states: of its inputs, none of which has entries of single examples.
       view: `View`.
     """
-    marks = INDEPENDENT.with_marks_of(*states)
-    totals = [state for state in states if state.is_total]
     shares = [state for state in states if state.kind is Kind.SHARE]
-    reductions = reductions_of(totals + shares)
     if shares:
-        if len(shares) == len(states):
-            return State(Kind.SHARE, reductions=reductions).with_marks_of(marks)
-        return not_linear(op, states, view, 'adds a part for each example to what is none')
-    if not totals:
-        return marks
+        if len(shares) < len(states):
+            return not_linear(op, states, view, 'adds a part for each example to what is none')
+        return State(Kind.SHARE, reductions=reductions_of(shares)).with_marks_of(*states)
+    totals = [state for state in states if state.is_total]
     kinds = {state.kind for state in totals}
+    if not totals:
+        return INDEPENDENT.with_marks_of(*states)
     if len(kinds) > 1:
         return not_linear(op, states, view, 'joins a mean and a sum over the examples')
     if kinds == {Kind.MEAN}:
-        return State(Kind.MEAN, reductions=reductions).with_marks_of(marks)
-    is_sum_alone = len(totals) == len(states)
-    is_constant = is_sum_alone and all(state.is_constant for state in totals)
-    has_offset = not is_sum_alone or any(state.has_offset for state in totals)
-    found = State(Kind.SUM, reductions=reductions, is_constant=is_constant, has_offset=has_offset)
-    return found.with_marks_of(marks)
+        return State(Kind.MEAN, reductions=reductions_of(totals)).with_marks_of(*states)
+    return _sum_of_sums(states, totals)
+
+
+def _sum_of_sums(states: _States, sums: _States) -> State:
+    """The state of the sum of sums over the examples and, maybe, constants.
+
+    Args:
+      states: of all terms.
+      sums: of those that are sums over the examples.
+    """
+    has_constants = len(sums) < len(states)
+    has_offset = has_constants or any(state.has_offset for state in sums)
+    is_constant = not has_constants and all(state.is_constant for state in sums)
+    result = State(Kind.SUM, reductions=reductions_of(sums), is_constant=is_constant,
+                   has_offset=has_offset)
+    return result.with_marks_of(*states)
 
 
 # ---- products ------------------------------------------------------------------------------------
@@ -149,26 +162,27 @@ def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
       states: of its inputs, none of which has entries of single examples.
       view: `View`.
     """
-    factors = [state for state in states if state.is_over_all]
-    if len(factors) == 1:
-        return factors[0].with_marks_of(*states)
-    by_kind = {state.kind: state for state in factors}
-    if len(factors) == 2 and set(by_kind) == {Kind.MEAN, Kind.SUM}:
-        return _times_count(op, by_kind[Kind.MEAN], by_kind[Kind.SUM], view)
-    if len(factors) == 2 and set(by_kind) == {Kind.SUM, Kind.SHARE}:
-        return _times_share(op, by_kind[Kind.SUM], by_kind[Kind.SHARE], view)
+    over_all = [state for state in states if state.is_over_all]
+    if len(over_all) == 1:
+        return over_all[0].with_marks_of(*states)
+    if len(over_all) == 2:
+        by_kind = {state.kind: state for state in over_all}
+        if set(by_kind) == {Kind.MEAN, Kind.SUM}:
+            return _mean_times_sum(op, by_kind[Kind.MEAN], by_kind[Kind.SUM], view)
+        if set(by_kind) == {Kind.SUM, Kind.SHARE}:
+            return _sum_times_share(op, by_kind[Kind.SUM], by_kind[Kind.SHARE], view)
     return not_linear(op, states, view)
 
 
-def _times_count(op: tf.Operation, mean: State, count: State, view: View):
-    """A mean times a sum: a sum, where that sum is a multiple of the number of examples."""
-    if not count.is_count:
-        return not_linear(op, [mean, count], view)
-    return State(Kind.SUM, reductions=mean.reductions).with_marks_of(mean, count)
+def _mean_times_sum(op: tf.Operation, mean: State, sum_: State, view: View) -> State:
+    """A mean times c n, a multiple of the number of examples, is c times the sum."""
+    if not sum_.is_count:
+        return not_linear(op, [mean, sum_], view)
+    return State(Kind.SUM, reductions=mean.reductions).with_marks_of(mean, sum_)
 
 
-def _times_share(op: tf.Operation, sum_: State, share: State, view: View):
-    """A sum times a constant divided by the number of examples: a mean."""
+def _sum_times_share(op: tf.Operation, sum_: State, share: State, view: View) -> State:
+    """A sum times c / n is c times the mean; a multiple of n, times c / n, is a constant."""
     if sum_.has_offset:
         return not_linear(op, [sum_, share], view)
     if sum_.is_constant:
@@ -176,10 +190,12 @@ def _times_share(op: tf.Operation, sum_: State, share: State, view: View):
     return total(Kind.MEAN, op).with_marks_of(sum_, share)
 
 
+# ---- quotients -----------------------------------------------------------------------------------
+
 def quotient_of_totals(op: tf.Operation, dividend: State, divisor: State, view: View) -> State:
     """The quotient of two values without the examples: a sum divided by their number is a mean.
 
-    `tf.reduce_sum(f) / n` is the mean of f; `1 / n` is a share, by which a sum may be multiplied.
+    A mean, a sum or a share divided by a constant stays one.
 
     Args:
       op: the operation, to which a refusal points.
@@ -190,13 +206,31 @@ def quotient_of_totals(op: tf.Operation, dividend: State, divisor: State, view: 
     if divisor.kind is Kind.INDEPENDENT and dividend.is_over_all:
         return dividend.with_marks_of(divisor)
     if divisor.is_count:
-        if dividend.kind is Kind.INDEPENDENT:
-            return total(Kind.SHARE, op).with_marks_of(dividend, divisor)
-        if dividend.is_count:
-            return INDEPENDENT.with_marks_of(dividend, divisor)
-        if dividend.kind is Kind.SUM and not dividend.has_offset:
-            return total(Kind.MEAN, op).with_marks_of(dividend, divisor)
-    elif divisor.kind is Kind.SUM:
-        return not_linear(op, [dividend, divisor], view,
-                          'divides by a sum over the examples of the shard')
-    return not_linear(op, [dividend, divisor], view)
+        return _divided_by_count(op, dividend, divisor, view)
+    why = None
+    if divisor.kind is Kind.SUM:
+        why = 'divides by a sum over the examples of the shard'
+    return not_linear(op, [dividend, divisor], view, why)
+
+
+def _divided_by_count(op: tf.Operation, dividend: State, count: State, view: View) -> State:
+    """The quotient by c n, a multiple of the number of examples.
+
+        constant / c n         a share, by which a sum may be multiplied
+        d n / c n              a constant
+        sum of f / c n         the mean of f / c
+        any other              not linear: a mean, or a sum with an offset
+
+    Args:
+      op: the operation.
+      dividend: the state of the first input.
+      count: the state of the second one.
+      view: `View`.
+    """
+    if dividend.kind is Kind.INDEPENDENT:
+        return total(Kind.SHARE, op).with_marks_of(dividend, count)
+    if dividend.is_count:
+        return INDEPENDENT.with_marks_of(dividend, count)
+    if dividend.kind is Kind.SUM and not dividend.has_offset:
+        return total(Kind.MEAN, op).with_marks_of(dividend, count)
+    return not_linear(op, [dividend, count], view)

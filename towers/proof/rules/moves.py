@@ -1,0 +1,123 @@
+"""What rules for operations that move entries have in common: transposes, slices, reshapes.
+
+Such an operation gives the entries of its first input, or some of them, at other places; its other
+inputs are arguments, such as an axis. What it does to values of the batch is a rule of its own. All
+other values are treated alike, by the two functions here that make a whole rule of such a one.
+"""
+
+import functools
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.proof.rules.common import COMPUTES_WITH_POSITIONS, is_of_batch
+from towers.proof.rules.shapes import rearranged_sizes
+from towers.proof.rules.totals import not_linear
+from towers.proof.sizes import as_number, as_numbers
+from towers.proof.states import Kind, State, unknown
+from towers.proof.view import View
+
+_States = typing.Sequence[State]
+_Found = typing.Union[State, typing.List[State]]
+
+_KEEP_UNIFORM = ('Reshape', 'ExpandDims', 'Squeeze', 'Transpose', 'StridedSlice', 'Slice', 'Tile',
+                 'Unpack', 'ReverseV2')
+"""Types of operations that put no other entries beside those of the first input."""
+
+
+def moves_entries(rule: typing.Callable) -> typing.Callable:
+    """Makes a whole rule of one for values of the batch, of an operation that moves entries.
+
+        sizes               the sizes at their new places
+        values of the batch what `rule` says
+        positions [n]       stay positions as [n, 1] or [1, n]
+        one example         is one example: all of its entries are its own
+        a mean, a sum       stay such: a mean of moved entries is the moved mean
+
+    Args:
+      rule: function of the operation, the state of its first input, which is PER_EXAMPLE or ROWS,
+        and the view. It returns the state of the results, or a list of them.
+    """
+    @functools.wraps(rule)
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
+        """The rule for inputs of any state."""
+        return _moved(rule, op, states, view)
+    return whole_rule
+
+
+def computes_entries(rule: typing.Callable) -> typing.Callable:
+    """Makes a whole rule of one for values of the batch, of an operation that is not linear.
+
+    Values of examples are treated as in `moves_entries`. But a cumulative product, or an inverse
+    matrix, of a mean is not the mean of those of the examples.
+
+    Args:
+      rule: as in `moves_entries`.
+    """
+    rule_for_examples = moves_entries(rule)
+
+    @functools.wraps(rule)
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
+        """The rule for inputs of any state."""
+        if states[0].is_by_example:
+            return rule_for_examples(op, states, view)
+        return not_linear(op, states, view)
+    return whole_rule
+
+
+def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View) -> _Found:
+    """The states of the results of an operation that moves entries.
+
+    Args:
+      rule: what the operation does to values of the batch; see `moves_entries`.
+      op: the operation.
+      states: of its inputs.
+      view: `View`.
+    """
+    sizes = _moved_sizes(op, states, view)
+    if sizes is not None:
+        return sizes
+    state = as_number(op, states[0], view)
+    arguments = list(states[1:])
+    # Only a new shape of values of the batch may have their number in it: (n, 4). Elsewhere n, as a
+    # number, is a sum over the examples, which is refused below.
+    is_shape_of_batch = op.type == 'Reshape' and is_of_batch(state)
+    if not is_shape_of_batch:
+        arguments = as_numbers(op, arguments, view)
+    for argument in arguments:
+        if argument.kind not in (Kind.INDEPENDENT, Kind.SIZES):
+            return unknown(op, 'moves entries to places that are computed from the examples')
+    if state.is_position:
+        return _moved_positions(op, state, view)
+    if not is_of_batch(state):
+        is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
+        return state._replace(is_uniform=is_uniform).with_marks_of(*arguments)
+    moved = rule(op, state, view)
+    if isinstance(moved, State):
+        return moved.with_marks_of(*arguments)
+    return [result.with_marks_of(*arguments) for result in moved]
+
+
+def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
+    """The sizes that an operation moves, or static integers that may go into a shape; None of other
+    numbers."""
+    state = states[0]
+    is_shared_integer = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
+    if state.kind is Kind.SIZES or is_shared_integer:
+        return rearranged_sizes(op, states, view)
+    return None
+
+
+def _moved_positions(op: tf.Operation, state: State, view: View) -> State:
+    """The state of positions [n] of examples as [n, 1] or [1, n]: each is still its example's.
+
+    What else is done to positions may take those of other examples: it is not known.
+    """
+    shape = view.shape(op.outputs[0])
+    is_vector_of_positions = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
+    keeps_all = op.type in ('ExpandDims', 'Reshape', 'Squeeze')
+    if is_vector_of_positions and keeps_all and shape is not None:
+        long_axes = [axis for axis, length in enumerate(shape) if length != 1]
+        if len(long_axes) == 1:
+            return state._replace(axis=long_axes[0])
+    return unknown(op, COMPUTES_WITH_POSITIONS)

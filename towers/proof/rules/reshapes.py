@@ -1,0 +1,231 @@
+"""The rule for `tf.reshape`: entries keep their row-major order, so an example keeps its stride.
+
+The stride is the number of entries from one example to the next. Of [n, 3, 4] it is 12. In [3 n, 4]
+a step of 12 entries is one of 3 rows, so that 3 neighbouring rows are of each example. In the
+scratch graph the number of examples is a prime that divides no other length (`scratch`), so that
+one dimension alone can have them.
+
+Where a length is not static, in this order:
+
+    1. [n, L, 4] as [-1, 4], each example a block of L x 4 entries    `_reshaped_blocks`
+    2. [n, L, 4] as [n, L, 2, 2], behind the examples' dimension      `_reshaped_with_unknown`
+    3. [n, L] as [-1, 5], supposing that each example has 5 numbers   `_reshaped_if`
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.proof.rules.moves import moves_entries
+from towers.proof.sizes import sizes_in, sizes_of_dimensions
+from towers.proof.states import (
+    ROW_OF_EACH_EXAMPLE,
+    Kind,
+    Size,
+    State,
+    per_example,
+    unknown,
+)
+from towers.proof.view import View
+
+_Lengths = typing.List[typing.Optional[int]]
+
+_NOT_STATIC_SHAPE = 'has a shape that is not static'
+
+
+@moves_entries
+def reshape(op: tf.Operation, state: State, view: View) -> State:
+    """`tf.reshape`: [n, 3, 4] becomes [3 n, 4], with 3 neighbouring rows of each example."""
+    before = view.shape(op.inputs[0])
+    after = view.shape_by_inference(op.outputs[0])
+    if before is None or after is None:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    if state.kind is Kind.ROWS:
+        return _reshaped_rows(op, state, before, after)
+    if None in before or None in after:
+        return _reshaped_with_unknown(op, state, before, after, view)
+    return _reshaped_by_stride(op, state, before, after, view)
+
+
+# ---- where all lengths are static ----------------------------------------------------------------
+
+class _Place(typing.NamedTuple):
+    """A dimension that may have the examples."""
+    axis: int
+    inner: int  # how many neighbouring entries along it belong to one example
+
+
+def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int],
+                        after: typing.List[int], view: View) -> State:
+    """The state after a reshape between static shapes, by the stride of an example.
+
+    Args:
+      op: the operation.
+      state: of the values, PER_EXAMPLE.
+      before: the lengths of their dimensions.
+      after: those of the result.
+      view: `View`.
+    """
+    stride = state.inner * _product(before[state.axis + 1:])
+    places = _places_of_stride(stride, after, view.examples)
+    if len(places) != 1:
+        return unknown(op, 'spreads an example over several dimensions')
+    axis, inner = places[0]
+    if not has_examples_at(axis, op.inputs[1], view):
+        return unknown(op, 'has a shape that is another one for another number of examples')
+    outer = after[axis] // (view.examples * inner)
+    return per_example(axis, outer, inner, state.is_constant)
+
+
+def _places_of_stride(stride: int, lengths: typing.List[int],
+                      examples: int) -> typing.List[_Place]:
+    """The dimensions along which some steps go from one example to the next.
+
+    Args:
+      stride: the number of entries from one example to the next.
+      lengths: of the dimensions.
+      examples: the number of examples.
+    """
+    places = []
+    for axis, length in enumerate(lengths):
+        entries_of_step = _product(lengths[axis + 1:])
+        is_empty = not stride or not entries_of_step or not length
+        if is_empty or stride % entries_of_step:
+            continue
+        steps = stride // entries_of_step
+        if length % (examples * steps) == 0:
+            places.append(_Place(axis, inner=steps))
+    return places
+
+
+def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
+    """Whether a shape, as far as it is known, has the number of examples in one dimension alone.
+
+    A shape such as (n, n) of x [n, 4] fits some batches, but not those of another size.
+
+    Args:
+      axis: the dimension.
+      shape: a tensor of sizes, such as (2 n, 4).
+      view: `View`.
+    """
+    sizes = sizes_in(shape, view.state(shape), view)
+    for place, size in enumerate(sizes or ()):
+        is_multiple = not size.constant
+        is_as_it_should = place == axis and is_multiple
+        if size.per_example and not is_as_it_should:
+            return False
+    return True
+
+
+def _product(lengths: typing.Iterable) -> int:
+    """The number of entries in dimensions of these lengths.
+
+    It is exact: lengths that are not static have large primes in their places, whose product may
+    exceed an int64 of numpy.
+    """
+    product = 1
+    for length in lengths:
+        product *= length
+    return product
+
+
+# ---- where some lengths are not static -----------------------------------------------------------
+
+def _reshaped_with_unknown(op: tf.Operation, state: State, before: _Lengths, after: _Lengths,
+                           view: View) -> State:
+    """The state after a reshape where some lengths are not static.
+
+    Args:
+      op: the operation.
+      state: of the values, PER_EXAMPLE.
+      before: the lengths of their dimensions, None where one is not static.
+      after: those of the result.
+      view: `View`.
+    """
+    blocks = _reshaped_blocks(op, state, view)
+    if blocks is not None:
+        return blocks
+    # Where all dimensions up to the examples' keep their lengths, the examples stay there.
+    up_to_examples = before[:state.axis + 1]
+    if None not in up_to_examples and up_to_examples == after[:state.axis + 1]:
+        return state
+    return _reshaped_if(op, state, after, view)
+
+
+def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
+    """The state after a reshape of [n, L, 4], where each example is a block of entries.
+
+    As (k n, 4), with a number n of examples in it, it has k rows of each example, since the number
+    of entries is the same before and after. As (-1, 4), it has as many rows of each example as 4
+    divides the entries of one.
+
+    Returns:
+      The state; None where it is not known that each example has the same number of rows.
+    """
+    is_of_blocks = state.axis == 0 and state.outer == 1
+    lengths = sizes_of_dimensions(op.inputs[0], state, view)
+    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
+    if not is_of_blocks or lengths is None or not shape:
+        return None
+    rows = shape[0]
+    row = shape[1:]
+    if any(size.per_example for size in row):
+        return None
+    entries_of_each = state.inner * _product(size.constant for size in lengths[1:])
+    rows_of_each = _rows_of_each(rows, [size.constant for size in row], entries_of_each)
+    if rows_of_each is None:
+        return None
+    return per_example(0, inner=rows_of_each, is_constant=state.is_constant)
+
+
+def _rows_of_each(rows: Size, row: typing.List[int], entries: int) -> typing.Optional[int]:
+    """How many rows of the result belong to each example; None where that is not known.
+
+    Args:
+      rows: the number of rows, the first one of the shape: k n, or -1 for as many as there are.
+      row: the lengths of a row, of which one may be -1 where the first number is not.
+      entries: the number of entries of each example.
+    """
+    if rows.per_example and not rows.constant:
+        is_known = all(length > 0 or length == -1 for length in row)
+        return rows.per_example if is_known else None
+    takes_as_many_as_there_are = rows == Size(-1)
+    if not takes_as_many_as_there_are or min(row, default=1) <= 0:
+        return None
+    width = _product(row)
+    return None if entries % width else entries // width
+
+
+def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) -> State:
+    """The state of [n, L] as (-1, 5): a row for each example, if each has 5 numbers.
+
+    The graph does not tell whether it is so. The result has a mark of this operation, and a proof
+    that needs it says what it supposes.
+    """
+    shape = view.value(op.inputs[1])
+    if state.layout != ROW_OF_EACH_EXAMPLE or shape is None:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    row = after[1:]
+    if len(shape) < 2 or shape[0] != -1 or None in row:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    view.suppose(op, 'takes %d numbers of each example' % _product(row))
+    return state.with_shard_statistics([op.name])
+
+
+def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Lengths) -> State:
+    """The state of rows [rows, 3, 4] as [rows, 12], or [1, rows, 12]: right where each row keeps
+    its number of entries, and the dimensions before the rows have length 1.
+
+    The number of rows is the one length that is not static.
+    """
+    if after.count(None) != 1:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    axis = after.index(None)
+    row_before = before[state.axis + 1:]
+    row_after = after[axis + 1:]
+    lengths_before_rows = set(before[:state.axis] + after[:axis])
+    if not lengths_before_rows <= {1} or None in row_before:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    if _product(row_before) != _product(row_after):
+        return unknown(op, _NOT_STATIC_SHAPE)
+    return state._replace(axis=axis)
