@@ -51,8 +51,9 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(table [20, 4], x [n])`: [n, 4], a row for each example; or columns of examples.
 
     Indices of which nothing else is known may still be one row of each block of an example's rows.
+    Of a shape, a gather picks sizes.
     """
-    params, indices = states[:2]
+    params, indices = states[:2]  # the third input, if there is one, is the axis
     if indices.kind is Kind.UNKNOWN:
         row_of_each = row_of_each_block(op, params, view)
         if row_of_each is not None:
@@ -84,10 +85,10 @@ def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> St
     if indices.kind is Kind.POSITION:
         return rows_at_positions(op, params, indices, view)
     if not any_by_example([params, indices]):
-        if indices.is_total:
+        if indices.is_total:  # a row that is chosen by a mean of the shard
             return not_linear(op, [params, indices], view)
         return params.with_marks_of(indices)  # a row of a mean is a mean
-    if any_of_kind([params, indices], Kind.ONE_EXAMPLE):
+    if any_of_kind([params, indices], Kind.ONE_EXAMPLE):  # whose entries are all its own
         return by_example(op, [params, indices], view)
     return _gathered_of_batch(op, params, indices, view)
 
@@ -215,9 +216,9 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.one_hot(x [n], 10)`: [n, 10], each row of its example."""
     indices = states[0]
     arguments = states[1:]
-    if indices.is_total:
+    if indices.is_total:  # which chooses the place of the one
         return not_linear(op, [indices], view)
-    if not is_of_batch(indices):
+    if not is_of_batch(indices):  # one example, or the same on every tower
         return indices.with_marks_of(*arguments)
     rank = view.rank(op.outputs[0])
     if rank is None:

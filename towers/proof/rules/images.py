@@ -2,6 +2,9 @@
 
 An image is one of `outer` x n x `inner` entries along the first dimension: each frame of a video,
 say, is an image. A kernel treats each image by itself, by weights that all towers share.
+
+Where no input has entries of single examples, `not_linear` says what the result is: the same on
+every tower, or marked with the means and sums that it is computed from.
 """
 
 import typing

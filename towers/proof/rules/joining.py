@@ -3,6 +3,10 @@
 Tensors with the examples along one dimension go beside each other along another one: [n, 4] and
 [n, 2] are [n, 6]. Along that of the examples, all of them come after all of them: [n] and [n] are
 [2 n], of two rounds (`State.outer`).
+
+Numbers computed from shapes stay so: `tf.stack([n, 4])` is a shape (`rearranged_sizes`). Where no
+input has entries of single examples, the entries of the result are those of all inputs, as a choice
+among them is: `sum_of_totals` says what that gives of means and sums.
 """
 
 import typing
@@ -75,7 +79,10 @@ _INPUTS_OF_SPLIT = {'Split': _SplitInputs(value=1, axis=0),  # parts of equal le
 
 def split(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.split`: [n, 4] along dimension 1 into [n, 2] and [n, 2]; or [2 n], which are two rounds
-    of all examples, into [n] and [n]."""
+    of all examples, into [n] and [n].
+
+    A part of a mean is a mean, and one of one example is of that example.
+    """
     inputs = _INPUTS_OF_SPLIT[op.type]
     arguments = [state for place, state in enumerate(states) if place != inputs.value]
     if any(argument.is_total for argument in arguments):
@@ -88,10 +95,11 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     if axis is None or rank is None:
         return unknown(op, NO_STATIC_ARGUMENT)
     if int(axis) % rank != state.axis:
-        return state
+        return state  # each part has all of the examples
     parts = len(op.outputs)
-    has_whole_rounds = state.kind is Kind.PER_EXAMPLE and state.outer % parts == 0
-    if op.type == 'Split' and has_whole_rounds:
+    has_equal_parts = op.type == 'Split'
+    are_parts_whole_rounds = state.kind is Kind.PER_EXAMPLE and state.outer % parts == 0
+    if has_equal_parts and are_parts_whole_rounds:
         return state._replace(outer=state.outer // parts)
     return unknown(op, TAKES_APART)
 

@@ -104,12 +104,12 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> typing.Lis
     indices, values, shape_state, default = states
     shape = sizes_in(op.inputs[2], shape_state, view)
     is_of_examples = is_sparse(indices, values) and _has_examples_first(shape)
-    if not is_of_examples or not default.is_alike_on_towers:
+    if not is_of_examples or not default.is_alike_on_towers:  # the value of the new rows
         return [unknown(op, 'fills rows that are not known to be of the examples')] * 4
     new_indices = State(Kind.INDICES, selection=op.name)
     new_values = rows(0, op.name)
     had_none = per_example(0)
-    new_rows = unknown(op, 'tells the rows of the shard')
+    new_rows = unknown(op, 'tells the rows of the shard')  # of another shard, other numbers
     return [new_indices, new_values, had_none, new_rows]
 
 

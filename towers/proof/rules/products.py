@@ -34,9 +34,9 @@ def matmul(op: tf.Operation, states: _States, view: View) -> State:
     x [n, 4], transposed, times y [n, 3] is a sum over the examples, of the products of their rows.
     """
     factors = as_numbers(op, states, view)
-    if not any_by_example(factors):
+    if not any_by_example(factors):  # linear in each of the two, as a product of numbers is
         return multiply(op, factors, view)
-    if any_of_kind(factors, Kind.ONE_EXAMPLE):
+    if any_of_kind(factors, Kind.ONE_EXAMPLE):  # all dimensions are of the one example
         return by_example(op, factors, view)
     left_rank = view.rank(op.inputs[0])
     right_rank = view.rank(op.inputs[1])
@@ -76,10 +76,10 @@ def einsum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.einsum`: `bi,ij->bj` is of each example b; `bi,bj->ij` is a sum over them."""
     factors = as_numbers(op, states, view)
     if not any_by_example(factors):
-        if len(factors) == 2:
+        if len(factors) == 2:  # linear in each of the two
             return multiply(op, factors, view)
         return not_linear(op, factors, view)
-    if any_of_kind(factors, Kind.ONE_EXAMPLE):
+    if any_of_kind(factors, Kind.ONE_EXAMPLE):  # all letters are of the one example
         return by_example(op, factors, view)
     text = op.get_attr('equation').decode().replace(' ', '')
     if '.' in text:

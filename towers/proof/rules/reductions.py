@@ -2,7 +2,8 @@
 
 Over another dimension than the examples', the result has an entry of each example. Over that of the
 examples, the mean and the sum have states of their own (`totals`); all else is a statistic of the
-shard.
+shard. Where no input has entries of single examples, `not_linear` says what the result is: the same
+on every tower, or marked with the means and sums that it is computed from.
 """
 
 import typing
@@ -40,11 +41,11 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
     """
     state = states[0]
     if state.kind is Kind.SIZES:
-        sizes = prod_of_sizes(op, list(states), view)
+        sizes = prod_of_sizes(op, states, view)
         if sizes is not None:
             return sizes
         state = as_number(op, state, view)
-    if state.kind is Kind.ONE_EXAMPLE:
+    if state.kind is Kind.ONE_EXAMPLE:  # all dimensions are of the one example
         return state.with_marks_of(*states)
     if not state.is_by_example:
         return _reduced_total(op, [state, *states[1:]], view)
@@ -83,6 +84,7 @@ def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> 
     """
     is_constant = state.is_constant and op.type in ('Mean', 'Sum')
     result = state._replace(is_constant=is_constant)
+    # `ArgMax` has no such attribute: it drops its dimension.
     keeps_dimensions = 'keep_dims' in op.node_def.attr and op.get_attr('keep_dims')
     return result if keeps_dimensions else without_dimensions(result, axes)
 
@@ -132,9 +134,9 @@ def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
 def bias_add_gradient(op: tf.Operation, states: _States, view: View) -> State:
     """The gradient of a bias [d]: the sum of [n, …, d] over all dimensions but the last."""
     rank = view.rank(op.inputs[0])
-    # In a tensor of one dimension, this is the last one, over which no sum is taken.
-    has_other_dimensions = rank is not None and rank >= 2
-    if not has_other_dimensions or not has_examples_first(states[0]):
+    # Of a tensor [n] the examples are the channels themselves, and no sum is taken over them.
+    are_channels_behind = rank is not None and rank >= 2
+    if not are_channels_behind or not has_examples_first(states[0]):
         return unknown(op, 'has no rule for where the examples are in its inputs')
     return total(Kind.SUM, op).with_marks_of(*states)
 
@@ -149,7 +151,7 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
     states = as_numbers(op, states, view)
     if not any_by_example(states):
         return not_linear(op, states, view)
-    if any_of_kind(states, Kind.ONE_EXAMPLE):
+    if any_of_kind(states, Kind.ONE_EXAMPLE):  # which has all rows
         return by_example(op, states, view)
     for tensor, state in zip(op.inputs, states):
         if view.rank(tensor) is None:
@@ -191,9 +193,12 @@ def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:
 
 
 def largest(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.nn.top_k`, `tf.nn.in_top_k`: of each row of x [n, 4] along the last dimension."""
+    """`tf.nn.top_k`, `tf.nn.in_top_k`: of each row of x [n, 4] along the last dimension.
+
+    `in_top_k` has a second input, the number of a class for each row.
+    """
     state = states[0]
-    if not is_of_batch(state):
+    if not is_of_batch(state):  # one example, or a value without examples
         return elementwise(op, states, view)
     rank = view.rank(op.inputs[0])
     if rank is None or state.axis == rank - 1:

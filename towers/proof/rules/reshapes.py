@@ -110,9 +110,10 @@ def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
     """
     sizes = sizes_in(shape, view.state(shape), view)
     for place, size in enumerate(sizes or ()):
-        is_multiple = not size.constant
-        is_as_it_should = place == axis and is_multiple
-        if size.per_example and not is_as_it_should:
+        if not size.per_example:
+            continue
+        is_multiple = not size.constant  # k n, and not k n + 1
+        if place != axis or not is_multiple:
             return False
     return True
 
@@ -186,11 +187,13 @@ def _rows_of_each(rows: Size, row: typing.List[int], entries: int) -> typing.Opt
       row: the lengths of a row, of which one may be -1 where the first number is not.
       entries: the number of entries of each example.
     """
-    if rows.per_example and not rows.constant:
-        is_known = all(length > 0 or length == -1 for length in row)
-        return rows.per_example if is_known else None
-    takes_as_many_as_there_are = rows == Size(-1)
-    if not takes_as_many_as_there_are or min(row, default=1) <= 0:
+    is_multiple_of_examples = rows.per_example > 0 and not rows.constant
+    if is_multiple_of_examples:
+        has_entries = all(length > 0 or length == -1 for length in row)
+        return rows.per_example if has_entries else None
+    takes_all_rows = rows == Size(-1)
+    is_row_known = all(length > 0 for length in row)
+    if not takes_all_rows or not is_row_known:
         return None
     width = _product(row)
     return None if entries % width else entries // width

@@ -11,6 +11,9 @@ where the mask found them, but not with those of another mask.
 
 A sparse tensor [n, 20] is a triple: its indices [rows, 2], index vectors whose first number is the
 position of the example (INDICES); its values [rows] (ROWS); and its shape (n, 20).
+
+Where no input tells anything of single examples, `not_linear` says what the result is: the same on
+every tower, or marked with the means and sums that it is computed from.
 """
 
 import typing
