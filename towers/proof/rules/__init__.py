@@ -36,13 +36,17 @@ Words that all modules use of states:
     argument        an input that says what to do, such as an axis or a shape
 
 A mark on a state is the name of a statistic of the shard on which the value depends, but not
-linearly (`State.shard_statistics`); no loss with one is proven. Who adds marks: a rule, where it
-makes a statistic (`totals.shard_statistic`) or uses a total otherwise than linearly (`not_linear`);
-`sizes.as_number`, where the number of examples is used as a number; `transfer`, for each total
-among the inputs that a rule does not account for, for what may overflow, and for gradients of the
-program's own. Who hands them on: `transfer` gives each result the marks of all inputs; only a row
-that does not `keeps_marks`, of control flow, says itself which it hands on. Nobody takes a mark
-away, but `longest`, and `verdict` for batch norms.
+linearly (`State.shard_statistics`); no loss with one is proven. Who adds marks:
+
+- a rule, where it makes a statistic (`totals.shard_statistic`) or uses a total otherwise than
+  linearly (`totals.not_linear`);
+- `sizes.as_number`, where the number of examples is used as a number;
+- `by_table`, for each total among the inputs that a rule does not account for;
+- `transfer`, for what may overflow, and for gradients of the program's own.
+
+Who hands them on: `by_table` gives each result the marks of all inputs; only a row that does not
+`keeps_marks`, of control flow, says itself which it hands on. Nobody takes a mark away, but
+`longest`, and `verdict` for batch norms.
 
 Read `common` (questions about states), `entries` (one by one: `exp`, `+`), `totals` (means and
 sums), `reductions`, `products`, `shapes`; then those that put entries elsewhere: `moves`,
