@@ -281,7 +281,7 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
         substitutes = first.values.substitutes(index)
         for leaf_of_first, leaf in zip(leaves_of_first, leaves_of(batch.inputs[index])):
             substitutes[leaf_of_first.name] = leaf
-        variables = roles.in_tower(index, request.split.accumulate)
+        variables = roles.in_copy(index, request.split.accumulate)
         tower_copies.append(copies.tower(
             Substitution(index, substitutes, variables), batch.inputs[index],
             batch.sizes[index], parts[index]))

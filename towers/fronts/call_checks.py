@@ -15,7 +15,7 @@ from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.variable_access import Writes
 from towers.optimizers import OPTIMIZER_UPDATES
-from towers.roles.ownership import OF_GRADIENTS
+from towers.roles.ownership import GRADIENTS_SCOPE
 
 # Accumulators keep gradients outside of the tensors of the graph.
 _ACCUMULATES = re.compile(r'Accumulator(Take|Apply)Gradient$')
@@ -111,7 +111,7 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
     if not candidates:
         return []
     writes = Writes(tf.get_default_graph())
-    gradient_names = {op.name for op in model if OF_GRADIENTS.search(op.name)}
+    gradient_names = {op.name for op in model if GRADIENTS_SCOPE.search(op.name)}
     found = []
     for op in model:
         for name in candidates.intersection(writes.of(op)):

@@ -155,6 +155,10 @@ class Writes:
                 written.append(variable.name)
         return written
 
+    def writes_any(self, op: tf.Operation, names: typing.Container[str]) -> bool:
+        """Whether an operation may write any of the variables of these names."""
+        return any(name in names for name in self.of(op))
+
     def to(self, variable: tf.Variable) -> typing.List[tf.Operation]:
         """List of the operations that may write a `tf.Variable`, its initializer among them."""
         return [op for op in self.takers(variable.op) if variable.op.name in self.of(op)]

@@ -2,14 +2,20 @@
 device.
 
 Batch norm with `updates_collections=None` writes its moving averages in the forward pass: the loss
-waits for these writes. So with `update_ops='first'` the towers after the first leave out a write
-whose value is not used, as they leave out their `UPDATE_OPS`; where the new value is used (a
-counter of steps), they use the value that the first tower has written. With `update_ops='all'`
-every tower writes, one after the other (`write_in_turn`), with `'none'` no tower does. Of the
-workers of synchronous parameter servers, the chief's first tower writes.
+waits for these writes. What becomes of a write depends on the build:
 
-A later micro-batch reads when the gradients of the first one are there, so that nothing of the
-first one may wait for a write that waits for all reads: the write becomes one of its updates.
+    update_ops='first'   the first tower writes. The other towers leave the write out, as they leave
+                         out their `UPDATE_OPS`; where the new value is used (a counter of steps),
+                         they use the value that the first tower has written
+    update_ops='all'     every tower writes, one after the other: see `write_in_turn`
+    update_ops='none'    no tower writes, unless the new value is used
+
+On synchronous parameter servers all workers share the variables: worker 0, the chief, writes with
+its first tower, and the other workers leave the write out.
+
+With accumulation the first tower's write becomes one of its updates. For a later micro-batch reads
+the variable when the gradients of the first one are there; the write waits for all reads; so these
+gradients must not wait for the write, or they would wait for themselves.
 """
 
 import collections
@@ -34,8 +40,7 @@ from towers.graph.order import Precedence, awaited_instead, end_of_branches
 from towers.graph.variable_access import (
     Writes,
     initializers,
-    is_variable,
-    variable_op,
+    variable_taken,
     without_writes,
 )
 from towers.model.request import Request
@@ -55,7 +60,8 @@ def writes_by(writes: typing.Iterable[Write], names: typing.Container[str]) -> t
 def writes_of(recorded: Recorded) -> typing.List[Write]:
     """List of the writes of a call of the model function.
 
-    Without initial values, and without the state of random generators: each tower draws for itself.
+    Initial values are left out: they are no writes of a step. So is the state of random generators:
+    each tower draws for itself.
     """
     left_out = initializers() | recorded.owned
     finder = Writes(tf.get_default_graph())
@@ -70,14 +76,16 @@ def writes_of(recorded: Recorded) -> typing.List[Write]:
 
 
 class InlineUpdates(typing.NamedTuple):
-    """The writes of the first tower that the towers after it leave out, or share.
+    """What the copies of the first tower do in the place of its writes.
 
     Attributes:
-      left_out: names of the first tower's operations that the other towers do without.
-      shared: names of the first tower's operations whose value all towers use.
+      left_out: names of the first tower's writes that the copies do without.
+      shared: names of the first tower's writes whose value all towers use, so that the copies have
+        none of their own.
       in_functions: {name of an operation of the first tower that writes in a function: the
         positions, from the last (-1), of the variables that its copies do not write}.
-      updates: list of the writes that became updates of the first tower.
+      updates: list of the first tower's operations that its step has to run as updates, since its
+        forward pass does not wait for them any more.
     """
     left_out: typing.AbstractSet[str] = frozenset()
     shared: typing.AbstractSet[str] = frozenset()
@@ -89,9 +97,9 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
                    fetches: list, request: Request,
                    replicated: typing.AbstractSet[str] = frozenset()) -> InlineUpdates:
     """Decides which of the first tower's writes the other towers leave out, and which value they
-    share; takes those that become updates out of the first tower's forward pass.
+    share; takes the writes that become updates out of the first tower's forward pass.
 
-    It comes before gradients are taken.
+    It comes before gradients are taken: the backward pass then follows the changed forward pass.
 
     Args:
       writes: the writes of shared variables by the first tower's forward pass.
@@ -104,30 +112,30 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
       SharedVariableError: a write that cannot be left to the first tower.
     """
     update_ops = request.training.update_ops
-    served_rank = request.served_rank
+    is_served = request.served_rank is not None
     if not writes or _writes_stay(request):
         return InlineUpdates()
-    used = _writes_used(writes, fetches)
-    if update_ops == 'none':  # no tower writes, unless the written value is used
-        _check_replicated(writes_by(writes, used), replicated)
-    else:
-        _check_replicated(writes, replicated)
-    if update_ops == 'all':
+    used = _used_writes(writes, fetches)
+    # With 'none' no tower writes, unless the new value is used.
+    remaining_writes = writes_by(writes, used) if update_ops == 'none' else writes
+    _check_replicated(remaining_writes, replicated)
+    if update_ops == 'all':  # every tower has its writes: there is nothing to leave out
         return InlineUpdates()
     finder = Writes(tf.get_default_graph())
+    # Of a write in a function the copies get the function without it.
     in_functions = {}
-    if update_ops == 'first' and served_rank is None:
+    if update_ops == 'first' and not is_served:
         in_functions = _removable_in_functions(writes, finder)
-    others = [write for write in writes if write.op.name not in in_functions]
-    for write in others:
-        _check_can_be_left(write, write.op.name in used, finder)
-    if served_rank is not None:
-        _check_served(others, fetches, update_ops)
-    written = by_name(write.op for write in others)
-    left_out = written.keys() - used
-    unused = [written[name] for name in written if name in left_out]
+    whole_writes = [write for write in writes if write.op.name not in in_functions]
+    for write in whole_writes:
+        _check_can_be_left(write, is_used=write.op.name in used, finder=finder)
+    if is_served and update_ops != 'none':  # with 'none' no worker writes
+        _check_served(whole_writes, fetches)
+    write_ops = by_name(write.op for write in whole_writes)
+    unused = [op for name, op in write_ops.items() if name not in used]
     updates = _take_out(unused, operations, request)
-    return InlineUpdates(left_out, written.keys() & used, in_functions, updates)
+    return InlineUpdates(left_out=names_of(unused), shared=write_ops.keys() & used,
+                         in_functions=in_functions, updates=updates)
 
 
 def _writes_stay(request: Request) -> bool:
@@ -139,7 +147,8 @@ def _writes_stay(request: Request) -> bool:
 
 def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence[tf.Operation],
               request: Request) -> typing.List[tf.Operation]:
-    """Takes writes out of the forward pass of the first tower, if it is not to run them.
+    """Takes writes out of the forward pass of the first tower, if the forward pass is not to run
+    them.
 
     Args:
       unused: the writes whose values are not used.
@@ -150,20 +159,23 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
       List of the operations that the tower is to run as updates instead.
     """
     is_after_chief = request.served_rank is not None and request.served_rank > 0
-    if request.training.update_ops == 'none' or is_after_chief:  # the chief writes
+    if request.training.update_ops == 'none' or is_after_chief:
+        # Nobody writes, or the chief does in its own process: nothing runs these writes.
         _unhook(operations, unused)
         return []
     if request.split.accumulate == 1:
         return []
-    late = list(filter(compat.in_branches_alone, unused))
-    updates = list(map(end_of_branches, late))
-    _unhook(operations, late)
+    # TensorFlow lets no operation outside of a loop wait for one inside: writes in loops stay.
+    movable = list(filter(compat.in_branches_alone, unused))
+    updates = list(map(end_of_branches, movable))
+    _unhook(operations, movable)
     return updates
 
 
 def _removable_in_functions(writes: typing.Iterable[Write],
                             finder: Writes) -> typing.Dict[str, typing.List[int]]:
-    """`InlineUpdates.in_functions`, of the writes in functions that can be made without them."""
+    """The writes in functions (control flow v2, `tf.function`) that a copy of the function can be
+    made without, as `InlineUpdates.in_functions`."""
     in_functions = {}
     for write in writes:
         positions = _removable_writes(write, finder)
@@ -174,15 +186,21 @@ def _removable_in_functions(writes: typing.Iterable[Write],
 
 def _removable_writes(write: Write, finder: Writes) -> typing.List[int]:
     """List of the positions, from the last (-1), at which an operation takes the variables that its
-    functions write; [] if it calls none, or they cannot be made without these writes."""
+    functions write; [] if it calls no function, or if a function cannot do without these writes.
+
+    A position counts from the last input, since an `If` takes its condition before the arguments of
+    its functions.
+    """
     op = write.op
-    if not finder.within_function(op) or 'While' in op.type:
+    if not finder.within_function(op):
+        return []
+    if 'While' in op.type:  # the next turn of the loop may read what this one has written
         return []
     positions = []
-    for place, tensor in enumerate(op.inputs):
-        variable = variable_op(tensor) if is_variable(tensor) else None
+    for index, tensor in enumerate(op.inputs):
+        variable = variable_taken(tensor)
         if variable is not None and variable.name in write.variables:
-            positions.append(place - len(op.inputs))
+            positions.append(index - len(op.inputs))
     for function in finder.functions(op):
         if without_writes(function, positions) is None:
             return []
@@ -233,17 +251,14 @@ def _check_replicated(writes: typing.Iterable[Write],
                 'VariablePlacement.' % (variable, write.op.name))
 
 
-def _check_served(writes: typing.Iterable[Write], fetches: list, update_ops: str) -> None:
+def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
     """Refuses variables on parameter servers that the forward pass writes and reads: each worker
     would write them, and read them before or after the chief has written.
 
     Args:
       writes: the writes of the forward pass.
       fetches: what a step fetches, for which variables are read.
-      update_ops: the argument of the build; with `'none'` no worker writes.
     """
-    if update_ops == 'none':
-        return
     served = operation_names(tf.global_variables())
     read = ancestors([fetch for fetch in fetches if isinstance(fetch, tf.Tensor)])
     for write in writes:
@@ -258,33 +273,49 @@ def _check_served(writes: typing.Iterable[Write], fetches: list, update_ops: str
 
 # ---- written values that are used ----------------------------------------------------------------
 
-def _writes_used(writes: typing.Iterable[Write], fetches: list) -> typing.Set[str]:
+def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[str]:
     """Set of the names of the writes whose new value the fetches are computed from.
 
     A control edge from a write does not use its value; a read of the variable that waits for the
     write does.
     """
-    writing = by_name(write.op for write in writes)
-    writes_by_reader = _writes_by_reader(writes)
-    order = Precedence(list(writing.values()))
+    write_ops = by_name(write.op for write in writes)
+    values = _WrittenValues(writes)
     stack = list(map(operation_of, fetches))
-    used = names_of(stack) & writing.keys()
+    used = names_of(stack) & write_ops.keys()
     seen = set()
     while stack:
         op = stack.pop()
         if op.name in seen:
             continue
         seen.add(op.name)
-        producers = producers_of(op)
-        found = names_of(producers) & writing.keys()
-        for name in writes_by_reader.get(op.name, ()):
-            # The operation reads a variable that is written: before or after the write?
-            if name != op.name and order.waits_for(op, writing[name]):
-                found.add(name)
-        stack += producers + [writing[name] for name in found - used]
-        used |= found
-        stack += awaited_instead(op.control_inputs, writing.keys() - used)
+        used_here = values.used_by(op)
+        used |= used_here
+        stack += producers_of(op)
+        stack += [write_ops[name] for name in used_here]
+        # A write that is only waited for is not used: what the write itself waits for is, perhaps.
+        stack += awaited_instead(op.control_inputs, write_ops.keys() - used)
     return used
+
+
+class _WrittenValues:
+    """Tells which writes an operation takes the new value of."""
+
+    def __init__(self, writes: typing.Sequence[Write]):
+        """`writes` are all writes of the forward pass."""
+        self._write_ops = by_name(write.op for write in writes)
+        self._writes_by_reader = _writes_by_reader(writes)
+        self._order = Precedence(list(self._write_ops.values()))
+
+    def used_by(self, op: tf.Operation) -> typing.Set[str]:
+        """Set of the names of the writes whose new value an operation takes: as the result of the
+        write, or by reading the variable after the write."""
+        used = names_of(producers_of(op)) & self._write_ops.keys()
+        for name in self._writes_by_reader.get(op.name, ()):
+            is_itself = name == op.name  # a write takes its variable, too
+            if not is_itself and self._order.waits_for(op, self._write_ops[name]):
+                used.add(name)
+        return used
 
 
 def _writes_by_reader(
@@ -304,7 +335,8 @@ def _writes_by_reader(
 
 def _unhook(operations: typing.Iterable[tf.Operation],
             writes: typing.Iterable[tf.Operation]) -> None:
-    """Removes all waits of the operations for some writes, so that nothing runs these."""
+    """Removes all waits of the operations for the writes, so that nothing runs the writes. What
+    waited for a write then waits for what the write waits for."""
     names = names_of(writes)
     if not names:
         return

@@ -16,6 +16,7 @@ depend on a counter's value (a running maximum, a covariance, a list that grows)
 """
 
 import collections
+import itertools
 import typing
 
 import numpy as np
@@ -31,7 +32,6 @@ from towers.graph.graph_walk import (
     operation_of,
     reachable_from,
     step_operations,
-    variables_by_name,
 )
 from towers.graph.op_types import ADDS, ADDS_ROWS
 from towers.graph.order import Frames, Wait
@@ -39,11 +39,15 @@ from towers.graph.variable_access import Writes
 from towers.model.objectives import flat
 from towers.model.outputs import metrics_by_kind
 from towers.roles.ownership import EVERY, METRIC, Roles
-from towers.roles.turns import Turn, take_turns, takes_from_outside
+from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
 from towers.shards.cut_batch import weighted, zero_if_empty
 
+Weight = typing.Union[float, tf.Tensor]
+"""Of a tower: the examples of its shard over those of the batch. A float where it is the same in
+each step, else a scalar tensor, which is 0 for a shard without examples."""
 
-def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence,
+
+def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weight],
                   roles: Roles) -> typing.List[Wait]:
     """Makes the counters of metrics, and other counts, count the whole batch over all towers.
 
@@ -51,7 +55,7 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence,
 
     Args:
       towers: all towers.
-      weights: the weights of their shards.
+      weights: the weights of the towers' shards, see `Weight`.
       roles: the roles of the variables.
 
     Returns:
@@ -60,54 +64,55 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence,
     finder = Writes(tf.get_default_graph())
     counters = set(roles.names(METRIC))
     if counters and not _are_certainly_equal(weights):
-        _weigh_additions([tower.metrics or {} for tower in towers], weights, counters, finder)
+        _weigh_metrics([tower.metrics or {} for tower in towers], weights, counters, finder)
     variables = counters.union(roles.names(EVERY))
     if variables and not _are_certainly_positive(weights):
         _leave_out_padding(towers, weights, variables, finder)
-    counting = _towers_that_count(towers, weights)
-    if not counters or len(counting) < 2:
+    counting_towers = _towers_that_count(towers, weights)
+    if not counters or len(counting_towers) < 2:
         return []
-    return _count_in_turn(counting, counters, finder)
+    return _count_in_turn(counting_towers, counters, finder)
 
 
-def _are_certainly_equal(weights: typing.Sequence) -> bool:
+def _are_certainly_equal(weights: typing.Sequence[Weight]) -> bool:
     """Whether all towers have the same weight, whatever the size of the batch."""
     return _are_static(weights) and len(set(weights)) == 1
 
 
-def _are_certainly_positive(weights: typing.Sequence) -> bool:
+def _are_certainly_positive(weights: typing.Sequence[Weight]) -> bool:
     """Whether all towers have an example, whatever the size of the batch."""
     return _are_static(weights) and all(weights)
 
 
-def _are_static(weights: typing.Sequence) -> bool:
+def _are_static(weights: typing.Sequence[Weight]) -> bool:
     """Whether no weight depends on the size of the batch."""
     return all(isinstance(weight, float) for weight in weights)
 
 
 def _towers_that_count(towers: typing.Sequence[Tower],
-                       weights: typing.Sequence) -> typing.List[Tower]:
-    """List of the towers whose metrics are run: one with the weight 0.0 has only padding."""
-    counting = []
+                       weights: typing.Sequence[Weight]) -> typing.List[Tower]:
+    """List of the towers whose metrics are run: all but those that never have an example."""
+    counting_towers = []
     for tower, weight in zip(towers, weights):
-        if not isinstance(weight, float) or weight != 0.:
-            counting.append(tower)
-    return counting
+        is_always_empty = isinstance(weight, float) and weight == 0.
+        if not is_always_empty:
+            counting_towers.append(tower)
+    return counting_towers
 
 
-def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence,
+def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence[Weight],
                        variables: typing.Set[str], finder: Writes) -> None:
     """Makes towers without an example, of weight 0, add nothing to variables that count.
 
     Args:
       towers: all towers.
-      weights: the weights of their shards.
-      variables: the names of the variables.
+      weights: the weights of the towers' shards.
+      variables: the names of the variables that count.
       finder: finds the writes of the graph.
     """
     for op in tf.get_default_graph().get_operations():
         position = _position_of_addition(op)
-        if position is None or variables.isdisjoint(finder.of(op)):
+        if position is None or not finder.writes_any(op, variables):
             continue
         for tower, weight in zip(towers, weights):
             if tower.has(op.name):
@@ -115,120 +120,157 @@ def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence,
                 compat.replace_input(op, position, zero_if_empty(addition, weight))
 
 
-# ---- weights -------------------------------------------------------------------------------------
+# ---- the weight of an addition -------------------------------------------------------------------
+
+class _Addition(typing.NamedTuple):
+    """An operation that adds to a counter."""
+    op: tf.Operation
+    position: int  # of the input that is added
+
+    @property
+    def value(self) -> tf.Tensor:
+        """What is added."""
+        return self.op.inputs[self.position]
+
 
 class _CounterWrites(typing.NamedTuple):
-    """The writes of a metric's counters by the update of one tower.
+    """How the update of one tower writes the counters of a metric.
 
     Attributes:
       additions: {name of a counter: the operations that add to it}.
       others: the operations that write a counter in another way.
     """
-    additions: typing.Dict[str, typing.List[tf.Operation]]
+    additions: typing.Dict[str, typing.List[_Addition]]
     others: typing.List[tf.Operation]
 
 
-def _weigh_additions(metrics: typing.Sequence[dict], weights: typing.Sequence,
-                     counters: typing.Set[str], finder: Writes) -> None:
+def _weigh_metrics(metrics: typing.Sequence[dict], weights: typing.Sequence[Weight],
+                   counters: typing.Set[str], finder: Writes) -> None:
     """Weighs the towers' additions to the counters of the metrics that count calls, not examples.
 
     Args:
-      metrics: the metrics of each tower.
+      metrics: the metrics of each tower, {name: metric}.
       weights: the weights of the towers.
       counters: names of the counters of all metrics.
       finder: finds the writes of the graph.
     """
-    weighed: typing.Set[str] = set()  # names of operations; metrics may share one
-    for name, first in metrics[0].items():
-        if not isinstance(first, (tuple, list)):
+    weighed: typing.Set[str] = set()  # names of operations, since metrics may share a counter
+    for name, metric_of_first in metrics[0].items():
+        is_pair = isinstance(metric_of_first, (tuple, list))
+        if not is_pair:  # a scalar, which counts nothing
             continue
-        read = counters & _names_upstream(first[0])
-        writes_of_towers = []
-        for tower_metrics, weight in zip(metrics, weights):
-            update = tower_metrics[name][1]
-            writes = _counter_writes(update, read, finder)
-            for op in writes.others:
-                _make_fail_without_example(update, op, weight)
-            writes_of_towers.append(writes)
-        if not _counts_calls(writes_of_towers):
-            continue
-        for writes, weight in zip(writes_of_towers, weights):
-            for op in sum(writes.additions.values(), []):
-                if op.name not in weighed:
-                    weighed.add(op.name)
-                    _weigh_addition(op, weight)
+        value, _ = metric_of_first
+        own_counters = counters & _names_upstream(value)
+        updates = [tower_metrics[name][1] for tower_metrics in metrics]
+        writes_of_towers = [_counter_writes(update, own_counters, finder) for update in updates]
+        for update, writes, weight in zip(updates, writes_of_towers, weights):
+            _make_fail_without_example(update, writes.others, weight)
+        if _counts_calls(writes_of_towers):
+            for writes, weight in zip(writes_of_towers, weights):
+                _weigh_additions(writes, weight, weighed)
 
 
-def _weigh_addition(op: tf.Operation, weight: typing.Union[float, tf.Tensor]) -> None:
-    """Multiplies what an operation adds to a counter by the weight of its tower."""
-    position = _position_of_addition(op)
-    if position is not None and op.inputs[position].dtype.is_floating:
-        addition = op.inputs[position]
-        compat.replace_input(op, position, weighted(addition, weight))
+def _weigh_additions(writes: _CounterWrites, weight: Weight, weighed: typing.Set[str]) -> None:
+    """Multiplies what the update of one tower adds to the counters of a metric by a weight.
+
+    Args:
+      writes: the writes of the update.
+      weight: the weight of the tower.
+      weighed: names of the operations whose addition has its weight already; is added to.
+    """
+    for addition in itertools.chain.from_iterable(writes.additions.values()):
+        op = addition.op
+        if op.name in weighed:
+            continue
+        weighed.add(op.name)
+        if addition.value.dtype.is_floating:  # a whole number has no half
+            compat.replace_input(op, addition.position, weighted(addition.value, weight))
 
 
 def _names_upstream(value: typing.Any) -> typing.Set[str]:
-    """Set of the names of the operations that the value of a metric is computed from.
+    """Set of the names of the operations that the value of a metric is computed from, so that the
+    counters that it reads are known.
 
     Args:
-      value: a tensor or a variable.
+      value: a tensor or a variable; a number, which reads no counter, gives an empty set.
     """
     if isinstance(value, compat.VARIABLE_TYPES):
         return {value.op.name}
-    return ancestors([value]) if tf.is_tensor(value) else set()
+    if tf.is_tensor(value):
+        return ancestors([value])
+    return set()
 
 
 def _counter_writes(update: typing.Any, counters: typing.Set[str],
                     finder: Writes) -> _CounterWrites:
-    """The writes of the counters of these names by an update, as `_CounterWrites`."""
+    """Finds the writes by which the update of one tower changes counters.
+
+    Args:
+      update: the metric's update_op.
+      counters: names of the counters.
+      finder: finds the writes of the graph.
+    """
     writes = _CounterWrites(collections.defaultdict(list), [])
     for op in step_operations([update]):
+        position = _position_of_addition(op)
         for counter in counters.intersection(finder.of(op)):
-            if _position_of_addition(op) is None:
+            if position is None:
                 writes.others.append(op)
             else:
-                writes.additions[counter].append(op)
+                writes.additions[counter].append(_Addition(op, position))
     return writes
 
 
 def _counts_calls(writes_of_towers: typing.Sequence[_CounterWrites]) -> bool:
     """Whether a metric counts calls: every tower adds the same constant to one of its counters."""
     for counter in writes_of_towers[0].additions:
-        additions = [writes.additions[counter] for writes in writes_of_towers]
-        if _are_one_constant(additions):
+        additions_of_towers = [writes.additions[counter] for writes in writes_of_towers]
+        if _add_one_constant(additions_of_towers):
             return True
     return False
 
 
-def _are_one_constant(additions_of_towers: typing.Sequence[list]) -> bool:
+def _add_one_constant(additions_of_towers: typing.Sequence[typing.List[_Addition]]) -> bool:
     """Whether every tower adds to a counter once, and all of them the same constant.
 
     Args:
-      additions_of_towers: for each tower the operations that add to the counter.
+      additions_of_towers: for each tower its additions to the counter.
     """
     constants = []
     for additions in additions_of_towers:
         if len(additions) != 1:
             return False
-        op = additions[0]
-        constant = tf.get_static_value(op.inputs[_position_of_addition(op)])
+        constant = tf.get_static_value(additions[0].value)
         if constant is None:
             return False
         constants.append(constant)
     return all(np.array_equal(constant, constants[0]) for constant in constants)
 
 
-def _make_fail_without_example(update: typing.Any, op: tf.Operation,
-                               weight: typing.Union[float, tf.Tensor]) -> None:
+def _make_fail_without_example(update: typing.Any, operations: typing.Iterable[tf.Operation],
+                               weight: Weight) -> None:
     """Makes the update of a metric fail in a tower without an example: it would count padding.
 
     Args:
       update: the metric's update_op.
-      op: the operation by which it writes a counter in another way than adding to it.
-      weight: the tower's weight; a float is never 0 here.
+      operations: the operations by which it writes counters in another way than adding to them.
+      weight: the tower's weight.
     """
     if not isinstance(weight, tf.Tensor):
+        # Such a shard has examples in each step; or none in any, and its metrics are not run.
         return
+    for op in operations:
+        _assert_has_example(update, op, weight)
+
+
+def _assert_has_example(update: typing.Any, op: tf.Operation, weight: tf.Tensor) -> None:
+    """Makes the update of a metric wait for an assertion that its tower has an example.
+
+    Args:
+      update: the metric's update_op.
+      op: the operation of the update that writes a counter, for the text of the error.
+      weight: the tower's weight, 0 without examples.
+    """
     with tf.control_dependencies(None):
         assertion = tf.Assert(weight > 0, [
             'towers: the metric of %s adds nothing up, and a tower has no example: evaluate in '
@@ -238,8 +280,8 @@ def _make_fail_without_example(update: typing.Any, op: tf.Operation,
 
 def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
     """The index of the input that an operation adds to a variable; None for an operation that does
-    not add, or is in a branch or a loop."""
-    if compat.in_control_flow(op):
+    not add, or is in a branch or a loop (v1)."""
+    if compat.in_control_flow(op):  # what is made here to multiply the input would be outside of it
         return None
     if op.type in ADDS:
         return 1
@@ -248,24 +290,19 @@ def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
     return None
 
 
-# ---- in turn -------------------------------------------------------------------------------------
-
-Counters = typing.Dict[str, tf.Variable]
-"""{name of a counter: the counter}."""
-
+# ---- one tower after the other -------------------------------------------------------------------
 
 def _count_in_turn(towers: typing.Sequence[Tower], names: typing.Set[str],
                    finder: Writes) -> typing.List[Wait]:
     """Makes each tower take the counters of these names when the tower before has updated them;
     returns what waits for what."""
-    variables = variables_by_name(tf.global_variables() + tf.local_variables())
-    counters = {name: variables[name] for name in names if name in variables}
+    counters = variables_named(names)
     return take_turns([_turns(tower, counters, finder) for tower in towers], finder)
 
 
-def _turns(tower: Tower, counters: Counters, finder: Writes) -> typing.List[Turn]:
+def _turns(tower: Tower, counters: Variables, finder: Writes) -> typing.List[Turn]:
     """List of the turns of a tower: one for each metric, loss, and update of a counter."""
-    fetches = _fetches(tower, counters, finder)
+    fetches = _counting_fetches(tower, counters, finder)
     operations = step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)
     after_takes = reachable_from([take.op for take in takes], operations, control=True)
@@ -273,29 +310,27 @@ def _turns(tower: Tower, counters: Counters, finder: Writes) -> typing.List[Turn
     frames = Frames(operations)
     turns = []
     for fetch in fetches:
-        run = step_operations([fetch], before_takes)
+        # What comes before all takes neither takes nor writes a counter: the search ends there.
+        counting = step_operations([fetch], ends=before_takes)
         ends: typing.Dict[str, tf.Operation] = {}
-        for op in tower.own(run):
-            if _writes_any(op, counters, finder):
+        for op in tower.own(counting):
+            if finder.writes_any(op, counters):
                 ends.update(by_name(frames.ends(op)))
-        names = names_of(run)
-        own_takes = [take for take in takes if take.op.name in names]
-        turns.append(Turn(tower.name_scope, own_takes, in_order_of_names(ends)))
+        counting_names = names_of(counting)
+        takes_of_fetch = [take for take in takes if take.op.name in counting_names]
+        turns.append(Turn(tower.name_scope, takes_of_fetch, in_order_of_names(ends)))
     return turns
 
 
-def _fetches(tower: Tower, counters: Counters, finder: Writes) -> list:
-    """The update operations of a tower's metrics, its losses, and its updates of counters."""
+def _counting_fetches(tower: Tower, counters: Variables, finder: Writes) -> list:
+    """List of what a tower computes that may update counters: the update_ops of its metrics, its
+    losses, and its updates of counters. It is as long for each tower, in the same order."""
     _, pairs = metrics_by_kind(tower.metrics)
     fetches = [update for _, update in pairs]
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
-    for update in tower.updates:  # all towers have those of counters
-        if any(_writes_any(op, counters, finder) for op in step_operations([update])):
+    # Other updates may be the first tower's alone.
+    for update in tower.updates:
+        if any(finder.writes_any(op, counters) for op in step_operations([update])):
             fetches.append(update)
     return fetches
-
-
-def _writes_any(op: tf.Operation, counters: Counters, finder: Writes) -> bool:
-    """Whether an operation writes any of the counters."""
-    return not counters.keys().isdisjoint(finder.of(op))

@@ -1,7 +1,8 @@
 """State of each tower: local variables that the forward pass writes, and the state of Keras layers.
 
-The first tower's is the variable that the model makes; tower k > 0 has `<name>_tower_<k>`, a local
-variable that starts with the same value.
+The first tower's state is the variable that the model makes. Tower k > 0 has `<name>_tower_<k>` in
+its place, a local variable that starts with the same value. With accumulation each micro-batch
+counts as a tower here.
 
 Its test is `tests/roles/test_ownership.py`.
 """
@@ -26,8 +27,9 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
                    step: typing.Set[str], counted: typing.Set[str]) -> StateWrites:
     """Finds the variables that are each tower's own state: local variables that a step writes.
 
-    A write that depends on the shard counts even if no step runs it: `make_own_state` refuses it. A
-    write that only an update_op of a metric runs does not count.
+    A write that depends on the shard counts even if no step runs it, so that `make_own_state` can
+    refuse it: the program would run it by itself, in tower 0 alone. A write that only an update_op
+    of a metric runs does not count, since all towers share counters.
 
     Args:
       recorded: the forward pass.
@@ -36,15 +38,16 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
       counted: names of the operations that the update_ops of metrics run.
     """
     candidates = _candidates(recorded)
-    found: StateWrites = collections.OrderedDict()
+    state_writes: StateWrites = collections.OrderedDict()
     for write in writes:
-        is_from_shard = write.op.name in recorded.from_shard and write.op.name not in counted
-        if write.op.name not in step and not is_from_shard:
+        name = write.op.name
+        is_from_shard = name in recorded.from_shard and name not in counted
+        if name not in step and not is_from_shard:
             continue
-        for name in write.variables:
-            if name in candidates:
-                found.setdefault(name, []).append(write.op)
-    return found
+        for variable in write.variables:
+            if variable in candidates:
+                state_writes.setdefault(variable, []).append(write.op)
+    return state_writes
 
 
 def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.Set[str],
@@ -53,9 +56,9 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
 
     Args:
       recorded: the forward pass.
-      state_writes: what `find_own_state` has returned.
+      state_writes: the variables that are state, from `find_own_state`.
       step: names of the operations that a step runs.
-      num_towers: how many towers, or parts of the batch, there are.
+      num_towers: how many towers there are; with accumulation, micro-batches of all towers.
 
     Returns:
       {name of the first tower's variable: the variables of all towers}.
@@ -67,13 +70,13 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
         _check_state(state_writes, step, num_towers)
     candidates = _candidates(recorded)
     local = variables_by_name(tf.local_variables())
-    state = collections.OrderedDict()
+    own_state = collections.OrderedDict()
     for name in state_writes:
         first = candidates[name]
-        state[name] = [first]
+        own_state[name] = [first]
         for index in range(1, num_towers):
-            state[name].append(_earlier_or_new(first, index, local))
-    return state
+            own_state[name].append(_earlier_or_new(first, index, local))
+    return own_state
 
 
 def _candidates(recorded: Recorded) -> typing.Dict[str, tf.Variable]:
@@ -81,21 +84,22 @@ def _candidates(recorded: Recorded) -> typing.Dict[str, tf.Variable]:
     metrics, and the state of Keras layers."""
     shared = tf.global_variables() + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
     candidates = variables_by_name(without(tf.local_variables(), shared))
+    # Keras makes the state of a stateful RNN as global variables: only the layer tells them.
     candidates.update(variables_by_name(recorded.keras_states))
     return candidates
 
 
 def _check_state(state_writes: StateWrites, step: typing.Set[str], num_towers: int) -> None:
-    """Refuses state that a step does not write, and state that is trained; the arguments are those
-    of `make_own_state`."""
+    """Refuses state that a step does not write, and state that is trained.
+
+    Args:
+      state_writes: the variables that are state, with the operations that write them.
+      step: names of the operations that a step runs.
+      num_towers: how many towers there are.
+    """
     trainable = operation_names(tf.trainable_variables())
     for name, operations in state_writes.items():
-        for op in operations:
-            if op.name not in step:
-                raise SharedVariableError(
-                    'operation %s, which the step does not run, writes state of a tower, and there '
-                    'are %d towers: return it in updates, or put it into UPDATE_OPS.' % (
-                        op.name, num_towers))
+        _check_written_by_step(operations, step, num_towers)
         if name in trainable:
             raise SharedVariableError(
                 'variable %s is state that each tower has of its own, since the forward pass '
@@ -103,9 +107,22 @@ def _check_state(state_writes: StateWrites, step: typing.Set[str], num_towers: i
                 'trainable=False.' % name)
 
 
+def _check_written_by_step(operations: typing.Iterable[tf.Operation], step: typing.Set[str],
+                           num_towers: int) -> None:
+    """Refuses operations that write state and are not among those that a `step` runs."""
+    for op in operations:
+        if op.name not in step:
+            raise SharedVariableError(
+                'operation %s, which the step does not run, writes state of a tower, and there '
+                'are %d towers: return it in updates, or put it into UPDATE_OPS.' % (
+                    op.name, num_towers))
+
+
 def _earlier_or_new(first: tf.Variable, index: int,
                     local: typing.Dict[str, tf.Variable]) -> tf.Variable:
-    """The variable of another tower for the state of the first tower's.
+    """The variable that holds another tower's state.
+
+    A build for training and one for evaluation, in the same graph, go on with the same state.
 
     Args:
       first: the first tower's variable.

@@ -1,4 +1,4 @@
-"""Ownership: one table of the roles of variables for the towers; copy, order, update read it.
+"""The role of each variable: who writes it, the update, tower 0, every tower, or each its own.
 
 A local variable that the forward pass writes, as the state of an RNN that goes on from step to
 step, belongs to one tower's part of the batch, and so does the state of a stateful Keras layer. The
@@ -6,6 +6,9 @@ first tower's is the variable that the model makes; tower k > 0 has `<name>_towe
 variable that starts with the same value, which its copy reads and writes instead (`Substitution`).
 To counters of `tf.metrics` all towers add. Of global variables there is one, which tower 0 writes
 for all, or every tower in turn: see `written_values`.
+
+`ownership` gives the table of roles, `Roles`. The copies, the order of writes, the update and the
+plan go by it.
 
 A model function that trains by an optimizer of its own, within the towers' step, is refused: the
 update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
@@ -25,7 +28,7 @@ from towers.model.outputs import fetches_of, metrics_by_kind
 from towers.model.request import Request
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.roles.inline_updates import InlineUpdates, Write, inline_updates, writes_by, writes_of
-from towers.roles.own_state import find_own_state, make_own_state
+from towers.roles.own_state import StateWrites, find_own_state, make_own_state
 from towers.roles.written_values import proven_writers
 
 FIRST = 'first'  # tower 0 writes for all
@@ -33,7 +36,7 @@ EVERY = 'every'  # every tower writes, in turn
 OWN = 'own'  # one variable for each tower
 METRIC = 'metric'  # every tower adds to the counters of a `(value, update_op)`
 
-_IN_WORDS = collections.OrderedDict([
+_KINDS_IN_WORDS = collections.OrderedDict([
     (FIRST, 'averages and counters'),
     (EVERY, 'rows and counts of examples'),
     (OWN, 'state'),
@@ -59,17 +62,18 @@ class Roles(typing.NamedTuple):
 
     Attributes:
       trained: {name of an objective: list of the variables that its loss trains}.
-      written: {name of a variable that a step writes before the update: its role}; of several roles
+      role_of: {name of a variable that a step writes before the update: its role}; of several roles
         the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
-      reasons: {name of such a variable: why it has this role, in words}.
-      own_state: {name of a local variable that the forward pass writes: list of the variables
-        of the towers, the first is the model's own}.
-      inline_updates: shared variables that the forward pass writes.
+      reason_of: {name of such a variable: why it has this role, in words}.
+      own_state: {name of a variable of the model that is state of tower 0: list with this variable
+        and the ones that the copies have in its place, by the index of the micro-batch among those
+        of all towers}.
+      inline_updates: what becomes of the writes of shared variables in the forward pass.
       replicas: `Replicas` of the trained variables; or None.
     """
     trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]]
-    written: typing.Dict[str, str]
-    reasons: typing.Dict[str, str]
+    role_of: typing.Dict[str, str]
+    reason_of: typing.Dict[str, str]
     own_state: typing.Dict[str, typing.List[tf.Variable]]
     inline_updates: InlineUpdates
     replicas: typing.Any
@@ -84,61 +88,64 @@ class Roles(typing.NamedTuple):
         return list(trained.values())
 
     def names(self, role: str) -> typing.List[str]:
-        """Sorted list of the names of the variables of a role."""
-        return sorted(name for name in self.written if self.written[name] == role)
+        """Sorted list of the names of the variables that have a role."""
+        return sorted(name for name in self.role_of if self.role_of[name] == role)
 
-    def in_tower(self, part: int, micro_batches: int) -> typing.Dict[str, tf.Variable]:
+    def in_copy(self, part: int, micro_batches: int) -> typing.Dict[str, tf.Variable]:
         """The variables that a copy of tower 0 uses in the place of tower 0's: {name of a variable:
         the copy's}.
 
         Args:
           part: the index of the copy among the micro-batches of all towers.
-          micro_batches: how many of them each tower has.
+          micro_batches: how many micro-batches each tower has.
         """
         variables = {}
         if self.replicas is not None:
-            variables.update(self.replicas.in_tower(part // micro_batches))
-        for name, of_towers in self.own_state.items():
-            variables[name] = of_towers[part]
+            tower = part // micro_batches
+            variables.update(self.replicas.in_tower(tower))
+        for name, variables_of_parts in self.own_state.items():
+            variables[name] = variables_of_parts[part]
         return variables
 
     def own_variables(self, first: int = 0) -> typing.List[tf.Variable]:
-        """List of the state variables, by variable and then by tower.
+        """List of the variables of all copies that are a tower's own state, by the model's variable
+        and then by the index of the copy.
 
         Args:
-          first: index of the first tower whose variables are listed.
+          first: index of the first copy whose variables are listed; 0 lists the model's own, too.
         """
-        return sum([of_towers[first:] for of_towers in self.own_state.values()], [])
+        variables = []
+        for variables_of_parts in self.own_state.values():
+            variables += variables_of_parts[first:]
+        return variables
 
     def describe(self, request: Request) -> typing.Optional[str]:
-        """The plan's line: who writes what, in the build of a `Request`; None where the update
-        alone writes."""
-        if not self.written:
+        """The plan's line on variables: who writes how many, in the build of a `Request`; None
+        where the update alone writes."""
+        if not self.role_of:
             return None
+        phrases = []
+        if self.trainable:
+            phrases.append('%s: %d trained' % (self._trainers(), len(self.trainable)))
         writers = _writers_in_words(request)
-        rows = [(self._trainers(), len(self.trainable), 'trained')]
-        for role, called in _IN_WORDS.items():
-            rows.append((writers[role], len(self.names(role)), called))
-        return '; '.join('%s: %d %s' % row for row in rows if row[1])
+        for role, kind in _KINDS_IN_WORDS.items():
+            names = self.names(role)
+            if names:
+                phrases.append('%s: %d %s' % (writers[role], len(names), kind))
+        return '; '.join(phrases)
 
     def explain(self, request: Request) -> typing.List[VariableRole]:
         """Who writes each variable in the build of a `Request`, and why: first the trained
         variables, then those that a step writes before the update, in the order of their names."""
         explained = []
         for objective in request.training.objectives:
-            reason = 'the loss trains it'
-            if objective.name is not None:
-                reason = 'the loss %r trains it' % objective.name
-            if objective.var_list is None:
-                reason += ', since it is trainable'
-            else:
-                reason += ', since var_list has it'
+            reason = _reason_of_training(objective.name, objective.var_list)
             for variable in self.trained[objective.name]:
                 explained.append(VariableRole(variable.op.name, self._trainers(), reason))
         writers = _writers_in_words(request)
-        for role in _IN_WORDS:
+        for role in _KINDS_IN_WORDS:
             for name in self.names(role):
-                explained.append(VariableRole(name, writers[role], self.reasons[name]))
+                explained.append(VariableRole(name, writers[role], self.reason_of[name]))
         return explained
 
     def _trainers(self) -> str:
@@ -148,15 +155,30 @@ class Roles(typing.NamedTuple):
         return 'all towers together, a replica each'
 
 
+def _reason_of_training(loss_name: typing.Optional[str], var_list: typing.Any) -> str:
+    """Why a variable is trained, in words.
+
+    Args:
+      loss_name: the name of the loss that trains it; None where there is one loss.
+      var_list: the argument of the build, which chooses variables; None for all that are trainable.
+    """
+    reason = 'the loss trains it'
+    if loss_name is not None:
+        reason = 'the loss %r trains it' % loss_name
+    if var_list is None:
+        return reason + ', since it is trainable'
+    return reason + ', since var_list has it'
+
+
 def _writers_in_words(request: Request) -> typing.Dict[str, str]:
     """{role: who writes the variables that have it}, in the build of a `Request`."""
-    part = 'tower' if request.split.accumulate == 1 else 'micro-batch'
-    writers_by_update_ops = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every %s' % part}
+    copy = 'tower' if request.split.accumulate == 1 else 'micro-batch'
+    writers_by_update_ops = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every %s' % copy}
     return {
         FIRST: writers_by_update_ops[request.training.update_ops],
-        EVERY: 'every %s, one after the other' % part,
-        METRIC: 'every %s adds to' % part,
-        OWN: 'each %s its own' % part}
+        EVERY: 'every %s, one after the other' % copy,
+        METRIC: 'every %s adds to' % copy,
+        OWN: 'each %s its own' % copy}
 
 
 class _Runs(typing.NamedTuple):
@@ -164,9 +186,10 @@ class _Runs(typing.NamedTuple):
 
     Attributes:
       forward: run for the results of the model function, without updates and `tf.metrics` pairs.
-      step: run for these, and for the updates.
+      step: run for the same results, and for the updates.
       counted: run for the update_ops of metrics.
-      in_build: run by what the build makes: `step`, but without an optimizer `forward`.
+      in_build: run by a step of this build: `step`; but `forward` in a build without an optimizer,
+        where no update runs.
     """
     forward: typing.Set[str]
     step: typing.Set[str]
@@ -178,10 +201,10 @@ def ownership(recorded: Recorded, request: Request,
               trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]],
               optimizer_fetches: typing.Sequence = (),
               make_replicas: typing.Optional[typing.Callable] = None) -> Roles:
-    """Finds the role of each variable, and gives the towers what the roles ask for.
+    """Finds the role of each variable, and changes the graph as the roles ask for.
 
-    That is: a variable for each tower where state is each tower's own; replicas of trained
-    variables; and writes that become updates are taken out of the forward pass.
+    Three changes: state that is each tower's own gets a variable for each tower; trained variables
+    get replicas; and writes that become updates are taken out of the forward pass.
 
     Args:
       recorded: the forward pass of tower 0.
@@ -201,7 +224,7 @@ def ownership(recorded: Recorded, request: Request,
     """
     scalars, _ = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(optimizer_fetches)
-    runs = _runs(recorded, fetches, bool(request.training.objectives))
+    runs = _find_runs(recorded, fetches, is_trained=bool(request.training.objectives))
     found = _find_roles(recorded, request, runs)
     # From here on variables are made, and the forward pass is changed.
     own_state = make_own_state(recorded, found.state_writes, runs.step, request.parts_a_call)
@@ -211,27 +234,27 @@ def ownership(recorded: Recorded, request: Request,
         replicas = make_replicas(recorded.variables, request.devices)
         replicated = frozenset(replicas.of_variable)
     updates = inline_updates(found.first_writes, recorded.operations, fetches, request, replicated)
-    return Roles(trained, found.written, found.reasons, own_state, updates, replicas)
+    return Roles(trained, found.role_of, found.reason_of, own_state, updates, replicas)
 
 
 class _FoundRoles(typing.NamedTuple):
     """The roles of the variables that a step writes before the update.
 
     Attributes:
-      written: {name of a variable: its role}.
-      reasons: {name of a variable: why it has this role}.
+      role_of: {name of a variable: its role}.
+      reason_of: {name of a variable: why it has this role}.
       state_writes: {name of a variable that is each tower's own state: the operations that write
         it}.
       first_writes: the writes of the forward pass that tower 0 does for all towers.
     """
-    written: typing.Dict[str, str]
-    reasons: typing.Dict[str, str]
-    state_writes: typing.Dict[str, typing.List[tf.Operation]]
+    role_of: typing.Dict[str, str]
+    reason_of: typing.Dict[str, str]
+    state_writes: StateWrites
     first_writes: typing.List[Write]
 
 
 def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRoles:
-    """Finds the roles of the variables that a step writes; nothing is changed.
+    """Finds the roles of the variables that a step writes; changes nothing.
 
     Args:
       recorded: the forward pass of tower 0.
@@ -239,42 +262,42 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
       runs: the operations that are run.
 
     Raises:
-      SharedVariableError, GradientError: see `ownership`.
+      SharedVariableError: a write that is no tower's.
+      GradientError: the model function trains by itself.
     """
     writes = writes_of(recorded)
-    has_call_for_each_tower = request.call.copies == 'reuse'
-    if has_call_for_each_tower:
+    # Each call of copies='reuse' writes into the one variable that all calls share.
+    is_shared_by_calls = request.call.copies == 'reuse'
+    if is_shared_by_calls:
         _check_not_written(writes_by(writes, runs.forward | runs.counted), 'the forward pass')
-    if request.training.objectives.optimizer_calls is None:
+    # An Estimator's model function calls its optimizers itself: `fronts` makes one update of these
+    # calls, with the gradients of all towers.
+    is_trained_by_own_calls = request.training.objectives.optimizer_calls is not None
+    if not is_trained_by_own_calls:
         _check_trains_nothing(writes_by(writes, runs.in_build))
     state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
-    counters = set(metric_variables())
-    for write in writes_by(writes, runs.counted - runs.step):
-        counters.update(write.variables)
-    shared = _without(writes, state_writes.keys() | counters)
-    proven = proven_writers(recorded, writes_by(shared, runs.in_build), request)
-    every = proven.every_tower
-    if has_call_for_each_tower:
-        writes_of_every_tower = [
-            write for write in writes if not every.isdisjoint(write.variables)]
-        _check_not_written(writes_of_every_tower, 'an update by the examples')
+    counters = _counters(writes_by(writes, runs.counted - runs.step))
+    shared_writes = _without(writes, state_writes.keys() | counters)
+    proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
+    if is_shared_by_calls:
+        _check_not_written(_to_any_of(writes, proven.every_tower), 'an update by the examples')
     # With copies='reuse' all calls share one variable, so that nothing is a tower's own.
     has_own_state = request.parts_a_call == len(request.split.parts)
-    written = _roles_of(writes_by(writes, runs.step | runs.counted),
-                        {OWN: state_writes.keys() if has_own_state else (),
-                         METRIC: counters, EVERY: every})
-    reasons = _reasons_of(written, proven.reasons, request)
-    first_writes = writes_by(_without(shared, every), runs.forward)
-    return _FoundRoles(written, reasons, state_writes, first_writes)
+    role_of = _first_roles(writes_by(writes, runs.step | runs.counted),
+                           {OWN: state_writes.keys() if has_own_state else (),
+                            METRIC: counters, EVERY: proven.every_tower})
+    reason_of = _reasons(role_of, proven.reasons, request)
+    first_writes = writes_by(_without(shared_writes, proven.every_tower), runs.forward)
+    return _FoundRoles(role_of, reason_of, state_writes, first_writes)
 
 
-def _runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
-    """Finds the operations that are run.
+def _find_runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
+    """Finds the operations of the model function that are run, by what runs them.
 
     Args:
       recorded: the forward pass of tower 0.
       fetches: what a step fetches, without updates and `tf.metrics` pairs.
-      is_trained: whether there is an optimizer.
+      is_trained: whether there is an optimizer, so that a step runs the updates.
     """
     _, pairs = metrics_by_kind(recorded.output.metrics)
     forward = names_of(step_operations(fetches))
@@ -283,9 +306,23 @@ def _runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
     return _Runs(forward, step, counted, in_build=step if is_trained else forward)
 
 
+def _counters(writes_of_metrics: typing.Iterable[Write]) -> typing.Set[str]:
+    """Set of the names of the counters of metrics.
+
+    Args:
+      writes_of_metrics: the writes that update_ops of metrics run, and a step does not.
+    """
+    counters = set(metric_variables())
+    # A metric that the model function has written itself may not be in the collection.
+    for write in writes_of_metrics:
+        counters.update(write.variables)
+    return counters
+
+
 def _without(writes: typing.Iterable[Write],
              names: typing.Container[str]) -> typing.List[Write]:
-    """The writes without the variables of these names; a write of these only is left out."""
+    """The writes of all variables but those of these names; an operation that writes no other
+    variable is left out."""
     others = []
     for write in writes:
         variables = [variable for variable in write.variables if variable not in names]
@@ -294,62 +331,71 @@ def _without(writes: typing.Iterable[Write],
     return others
 
 
-def _roles_of(writes: typing.Iterable[Write],
-              names_by_role: typing.Dict[str, typing.Container[str]]) -> typing.Dict[str, str]:
-    """The role of each written variable.
+def _to_any_of(writes: typing.Iterable[Write], names: typing.Set[str]) -> typing.List[Write]:
+    """List of the writes of any variable of these names."""
+    return [write for write in writes if not names.isdisjoint(write.variables)]
+
+
+def _first_roles(writes: typing.Iterable[Write],
+                 names_by_role: typing.Dict[str, typing.Container[str]]) -> typing.Dict[str, str]:
+    """Gives each written variable the first role that it may have.
 
     Args:
       writes: the writes.
-      names_by_role: {role: names of the variables that may have it}; the first one counts.
+      names_by_role: {role: names of the variables that may have it}, the roles in their order.
 
     Returns:
-      {name of a variable: its role}, `FIRST` if it is among none of the names.
+      {name of a variable: its role}, `FIRST` for a variable that is among none of the names.
     """
-    written = {}
+    role_of = {}
     for write in writes:
         for variable in write.variables:
-            roles = [role for role, names in names_by_role.items() if variable in names]
-            written[variable] = roles[0] if roles else FIRST
-    return written
+            possible_roles = [role for role, names in names_by_role.items() if variable in names]
+            possible_roles.append(FIRST)
+            role_of[variable] = possible_roles[0]
+    return role_of
 
 
-def _reasons_of(written: typing.Dict[str, str], proven_reasons: typing.Dict[str, str],
-                request: Request) -> typing.Dict[str, str]:
-    """{name of a written variable: why it has its role}.
+def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, str],
+             request: Request) -> typing.Dict[str, str]:
+    """{name of a variable: why it has its role, in words}, for `built.plan.explain()`.
 
     Args:
-      written: {name of a variable: its role}.
-      proven_reasons: {name of a variable: what is proven of its new value}.
+      role_of: {name of a variable: its role}.
+      proven_reasons: {name of a variable: what is proven of its new value}; without the variables
+        of which nothing had to be proven.
       request: `Request` of the build.
     """
     update_ops = request.training.update_ops
     if update_ops == 'first':
-        reason_of_first = 'one tower does all of the batch'
+        unproven_reason = 'one tower does all of the batch'  # else it would be proven
     else:
-        reason_of_first = 'update_ops=%r says so' % update_ops
-    reasons = {}
-    for name, role in written.items():
+        unproven_reason = 'update_ops=%r says so' % update_ops
+    reason_of = {}
+    for name, role in role_of.items():
         if role == OWN:
-            reasons[name] = 'it is state that the forward pass writes from its own examples'
+            reason_of[name] = 'it is state that the forward pass writes from its own examples'
         elif role == METRIC:
-            reasons[name] = 'it is a counter that only update_ops of metrics write'
+            reason_of[name] = 'it is a counter that only update_ops of metrics write'
         else:
-            reasons[name] = proven_reasons.get(name, reason_of_first)
-    return reasons
+            reason_of[name] = proven_reasons.get(name, unproven_reason)
+    return reason_of
 
 
-def _check_not_written(writes: typing.Iterable[Write], called: str) -> None:
+def _check_not_written(writes: typing.Sequence[Write], writer: str) -> None:
     """Refuses the writes, with `copies='reuse'`: each call of the model function would write a
-    variable that all calls share. `called` is what writes, for the error."""
-    for op, names in writes:
-        raise SharedVariableError(
-            "copies='reuse', and %s writes variable %s (operation %s), which all towers have in "
-            'common: put the update into the collection UPDATE_OPS, unless it counts or stores '
-            "examples, or pass copies='clone'." % (called, names[0], op.name))
+    variable that all calls share. `writer` is what writes, for the text of the error."""
+    if not writes:
+        return
+    op, names = writes[0]
+    raise SharedVariableError(
+        "copies='reuse', and %s writes variable %s (operation %s), which all towers have in "
+        'common: put the update into the collection UPDATE_OPS, unless it counts or stores '
+        "examples, or pass copies='clone'." % (writer, names[0], op.name))
 
 
-OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
-"""The name scope of the operations that `tf.gradients` makes."""
+GRADIENTS_SCOPE = re.compile(r'(^|/)gradients(_\d+)?/')
+"""Matches the name scope of the operations that `tf.gradients` makes."""
 
 
 def _check_trains_nothing(writes: typing.Iterable[Write]) -> None:
@@ -358,7 +404,7 @@ def _check_trains_nothing(writes: typing.Iterable[Write]) -> None:
     trainable = operation_names(tf.trainable_variables())
     for op, names in writes:
         for name in trainable.intersection(names):
-            if OPTIMIZER_UPDATES.search(op.type) or _is_computed_from_gradients(op, name):
+            if _is_training_step(op, name):
                 raise GradientError(
                     'the model function trains %r by the update %r, which a step would run in a '
                     'tower, by the gradient of its part of the batch alone: leave the update out '
@@ -366,8 +412,10 @@ def _check_trains_nothing(writes: typing.Iterable[Write]) -> None:
                     'optimizers by name.' % (name, op.name))
 
 
-def _is_computed_from_gradients(op: tf.Operation, variable: str) -> bool:
-    """Whether an operation writes a value that is computed from gradients to the variable of this
-    name."""
+def _is_training_step(op: tf.Operation, variable: str) -> bool:
+    """Whether an operation trains the variable of this name, which it writes: it is an optimizer's
+    (`ApplyAdam`), or it writes a value that is computed from gradients."""
+    if OPTIMIZER_UPDATES.search(op.type):
+        return True
     values = [tensor for tensor in op.inputs if tensor.op.name != variable]
-    return any(map(OF_GRADIENTS.search, ancestors(values)))
+    return any(map(GRADIENTS_SCOPE.search, ancestors(values)))

@@ -1,8 +1,14 @@
-"""Turns of the towers: each takes some variables when the tower before has done with them.
+"""Turns of the towers: each takes the variables in question when the tower before has done with
+them.
+
+With `a += 1` in each tower, tower k's read of a has to come after tower k - 1's write. The read is
+tower k's *take*; what tower k - 1 ends with is an *end* of its turn; each take of a turn waits for
+the ends of the turn before.
 
 Its tests are `tests/roles/test_metric_counters.py` and `test_write_order.py`.
 """
 
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -10,50 +16,58 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.gradients.tower import Tower
-from towers.graph.graph_walk import by_name
+from towers.graph.graph_walk import by_name, names_of, variables_by_name
 from towers.graph.order import Wait, Waits, operations_to_await
 from towers.graph.variable_access import Writes, read_from
 from towers.placement.variable_device import only_device
+
+Variables = typing.Dict[str, tf.Variable]
+"""{name of a variable: the variable}."""
 
 
 class Take(typing.NamedTuple):
     """An operation of a tower that gets a variable, or its value, from outside of the tower."""
     op: tf.Operation
-    position: int  # of the input
+    position: int  # of the input by which it gets the variable
     variable: tf.Variable
 
 
 class Turn(typing.NamedTuple):
-    """The operations of a tower that use some variables, when it is its turn.
+    """The operations of a tower that use variables when it is the tower's turn.
 
     Attributes:
       scope: the name scope of the tower.
       takes: how the tower gets the variables.
-      ends: operations that come after all that it does with them.
+      ends: operations that come after all that the tower does with the variables.
     """
     scope: str
     takes: typing.List[Take]
     ends: typing.List[tf.Operation]
 
 
+def variables_named(names: typing.Iterable[str]) -> Variables:
+    """{name: variable} of the graph's variables that have these names."""
+    variables = variables_by_name(tf.global_variables() + tf.local_variables())
+    return {name: variables[name] for name in names if name in variables}
+
+
 def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
-                       variables: typing.Dict[str, tf.Variable]) -> typing.List[Take]:
+                       variables: Variables) -> typing.List[Take]:
     """Lists the takes of a tower: where its operations get any of the variables.
 
     Args:
       tower: the tower.
       operations: operations, of which only the tower's own count.
-      variables: {name: variable}.
+      variables: the variables.
     """
     inside = by_name(op for op in tower.own(operations) if op.name not in variables)
     takes = []
     for op in inside.values():
         for position, tensor in enumerate(op.inputs):
-            if tensor.op.name in inside:
+            if tensor.op.name in inside:  # the operation before it has taken the variable
                 continue
-            for source in read_from(tensor):
-                if source.name in variables:
-                    takes.append(Take(op, position, variables[source.name]))
+            names = names_of(read_from(tensor)) & variables.keys()
+            takes += [Take(op, position, variables[name]) for name in sorted(names)]
     return takes
 
 
@@ -63,35 +77,43 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]],
 
     Args:
       turns_of_towers: the turns of each tower. Turns at the same position in these lists, such as
-        those of one update, come after each other; a step that runs one in a tower runs it in the
-        tower before.
+        the turns for one update, come after each other; a step that runs such a turn in a tower
+        runs it in the tower before.
       finder: finds the writes of the graph.
     """
     taking = []
-    for turns in turns_of_towers:
-        for turn in turns:
-            taking += [take.op for take in turn.takes]
+    for turn in itertools.chain.from_iterable(turns_of_towers):
+        taking += [take.op for take in turn.takes]
     waits = Waits(taking)
     for turns_before, turns_after in zip(turns_of_towers, turns_of_towers[1:]):
         for former, later in zip(turns_before, turns_after):
-            if not former.ends:
-                continue
-            for take in later.takes:
-                _make_take_after(take, former.ends, later.scope, waits, finder)
+            _make_turn_after(later, former.ends, waits, finder)
     return waits.put_into_graph(finder)
 
 
-def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str, waits: Waits,
+def _make_turn_after(turn: Turn, ends: typing.Sequence[tf.Operation], waits: Waits,
                      finder: Writes) -> None:
-    """Makes an operation take a variable, or its value, after others.
+    """Makes a tower take its variables after the turn of the tower before.
 
     Args:
-      take: the operation, and what it takes.
-      ends: the operations to wait for.
-      scope: the name scope of the tower that takes.
+      turn: the turn.
+      ends: the ends of the turn before; none where that tower does nothing with the variables.
       waits: the waits, which are added to.
       finder: finds the writes of the graph.
     """
+    if not ends:
+        return
+    for take in turn.takes:
+        _wait_for_ends(take, ends, waits)
+        takes_variable_itself = take.op.inputs[take.position].op is take.variable.op
+        if not takes_variable_itself:
+            # It takes a value that was read once for all towers, before the turns: from now on it
+            # has a read of its own.
+            _give_own_read(take, ends, turn.scope, finder)
+
+
+def _wait_for_ends(take: Take, ends: typing.Sequence[tf.Operation], waits: Waits) -> None:
+    """Notes in `waits` that a take comes after the ends of the turn before."""
     reason = 'it takes variable %s in its turn, after the tower before' % take.variable.op.name
     for end in ends:
         if not waits.add(take.op, end, reason):
@@ -99,9 +121,18 @@ def _make_take_after(take: Take, ends: typing.Sequence[tf.Operation], scope: str
                 'the towers take variable %s one after the other, and operation %s of the one '
                 'before waits for %s of the next: let no tower wait for a later one.' % (
                     take.variable.op.name, end.name, take.op.name))
-    if take.op.inputs[take.position].op is take.variable.op:
-        return
-    # It takes a value that was read once for all towers: from now on it has a read of its own.
+
+
+def _give_own_read(take: Take, ends: typing.Sequence[tf.Operation], scope: str,
+                   finder: Writes) -> None:
+    """Makes an operation take the value that its variable has after the turn before.
+
+    Args:
+      take: the operation, and what it takes.
+      ends: the ends of the turn before, which the new read waits for.
+      scope: the name scope of the tower that takes.
+      finder: finds the writes of the graph.
+    """
     awaited = []
     for end in ends:
         awaited += operations_to_await(end, finder)

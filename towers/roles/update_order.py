@@ -39,11 +39,12 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
                 fetchable: typing.Sequence, conditions: typing.Sequence) -> typing.List[Wait]:
     """Makes the writes of an update wait until all that reads their variables has been computed.
 
-    A write waits for all gradients, for the `conditions`, and for reads of its variable that only
-    predictions need. No new wait is needed for a write that waits for its variable's own gradient
-    already; nor for a write of a variable that no gradient reads, such as a slot, if it waits for
-    some gradient. Reference variables have no such exception, since their memory may be read late:
-    their writes also wait for all that is `fetched` of a step.
+    There are four kinds of waits, each of a write:
+    for all gradients, unless it comes after the gradients that read its variable already;
+    for all that a step fetches, if its variable is a reference variable, whose memory may be read
+    late;
+    for the `conditions` of a cluster;
+    for the reads of its variable that only predictions need.
 
     Args:
       train_op: the operation that updates the variables.
@@ -62,35 +63,63 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     """
     pairs = [pair for pair in gradients if pair[0] is not None]
     sums = list(map(operation_of, tensors_of(pairs)))
-    ends = operation_names(sums + list(awaited))
-    operations = step_operations([train_op], ends)
-    writes = _writes_among(operations, ends)
+    # The update is what comes after the gradients, and after what the optimizer waits for.
+    names_before_update = operation_names(sums + list(awaited))
+    operations = step_operations([train_op], ends=names_before_update)
+    writes = _writes_among(operations, names_before_update)
     if not writes:
         return []
     holder = _Holder(operations, fetchable)
     reads = _GradientReads(pairs, step_operations(sums))
-    early = [write for write in writes if not reads.are_before(write)]
-    if early:
+    _hold_for_gradients(writes, reads, sums, holder)
+    _hold_for_fetched(writes, reads, fetched, holder)
+    if conditions:
+        holder.make_wait(writes, conditions, _CONDITION)
+    for variable, predicting_reads in _reads_beside_step(fetchable, train_op).items():
+        writes_of_variable = [write for write in writes if variable in write.variables]
+        holder.make_wait(writes_of_variable, predicting_reads,
+                         'predictions read variable %s before this write')
+    return holder.waits
+
+
+def _hold_for_gradients(writes: typing.Iterable[Write], reads: '_GradientReads',
+                        sums: typing.Sequence[tf.Operation], holder: '_Holder') -> None:
+    """Makes the writes that do not come after the gradients' reads wait for all gradients.
+
+    Args:
+      writes: the writes of the update.
+      reads: the reads by which gradients are computed.
+      sums: the operations of all gradients.
+      holder: makes writes wait.
+    """
+    early_writes = [write for write in writes if not reads.are_before(write)]
+    if early_writes:
         all_gradients = _group(sums, 'all_gradients')
-        holder.make_wait(early, [all_gradients], 'gradients read variable %s before this write')
+        holder.make_wait(early_writes, [all_gradients],
+                         'gradients read variable %s before this write')
+
+
+def _hold_for_fetched(writes: typing.Iterable[Write], reads: '_GradientReads', fetched: list,
+                      holder: '_Holder') -> None:
+    """Makes the writes of reference variables wait for all that a step fetches.
+
+    Args:
+      writes: the writes of the update.
+      reads: the reads by which gradients are computed.
+      fetched: the tensors that a step fetches.
+      holder: makes writes wait.
+    """
     reference_writes = [write for write in writes if reads.are_of_memory(write)]
     if reference_writes:
         all_fetched = _group(fetched, 'all_fetched')
         holder.make_wait(reference_writes, [all_fetched],
                          'what a step fetches reads the memory of variable %s before this write')
-    if conditions:
-        holder.make_wait(writes, conditions, _CONDITION)
-    for variable, own_reads in _reads_beside_step(fetchable, train_op).items():
-        writes_of_variable = [write for write in writes if variable in write.variables]
-        holder.make_wait(writes_of_variable, own_reads,
-                         'predictions read variable %s before this write')
-    return holder.waits
 
 
 _CONDITION = 'the other workers of the cluster are done with variable %s before this write'
 
 
-def _group(awaited: list, name: str) -> tf.Operation:
+def _group(awaited: typing.Sequence, name: str) -> tf.Operation:
     """Makes an operation of this name, on the CPU, that waits for others."""
     with tf.control_dependencies(None), only_device('/cpu:0'):
         return tf.group(*awaited, name=name)
@@ -114,13 +143,13 @@ class _GradientReads:
           operations: the operations that compute the gradients.
         """
         self._gradients = []
-        self._own_gradient = {}  # name of a variable: the operation of its gradient
+        self._gradient_of = {}  # name of a trained variable: the operation of its gradient
         for gradient, variable in pairs:
             # The values of sparse gradients, which are computed after their indices.
             op = getattr(gradient, 'values', gradient).op
             self._gradients.append(op)
             if variable is not None:
-                self._own_gradient[variable.op.name] = op
+                self._gradient_of[variable.op.name] = op
         self._operations = by_name(operations)
         self._order = Precedence(self._gradients)
 
@@ -135,12 +164,15 @@ class _GradientReads:
     def _is_after_reads(self, op: tf.Operation, variable: str) -> bool:
         """Whether an operation comes after all gradients that read the variable of that name."""
         if self._is_memory_read(variable):
-            return False
-        if variable in self._own_gradient:
-            return self._order.waits_for(op, self._own_gradient[variable])
+            return False  # what reads the memory may do so late
+        if variable in self._gradient_of:
+            return self._order.waits_for(op, self._gradient_of[variable])
         waits_for_gradients = [self._order.waits_for(op, each) for each in self._gradients]
-        if variable in self._operations:
+        is_read_by_gradients = variable in self._operations
+        if is_read_by_gradients:  # by which of them is not known
             return all(waits_for_gradients)
+        # No gradient reads it, as none reads a slot: it is enough that the write comes after one of
+        # the gradients, by which the optimizer computes the new value.
         return any(waits_for_gradients)
 
     def _is_memory_read(self, variable: str) -> bool:
@@ -152,7 +184,7 @@ class _GradientReads:
 def _reads_beside_step(fetchable: typing.Sequence,
                        train_op: tf.Operation) -> typing.Dict[str, typing.List[tf.Operation]]:
     """Finds the reads of resource variables that a step does not run, but a program may fetch with
-    it: for predictions, say.
+    the step: for predictions, say.
 
     The update will wait for these reads, so every step will run them. So only reads are found whose
     inputs (handle, indices) the step runs anyway.
@@ -165,27 +197,32 @@ def _reads_beside_step(fetchable: typing.Sequence,
       {name of a variable: the reads}.
     """
     step = names_of(step_operations([train_op]))
-    reads = collections.defaultdict(list)
+    reads_by_variable = collections.defaultdict(list)
     for op in step_operations(fetchable):
-        if op.name in step or op.type not in READS or compat.in_control_flow(op):
+        is_read_beside_step = op.type in READS and op.name not in step
+        # An operation outside of a loop or a branch cannot wait for one inside.
+        if not is_read_beside_step or compat.in_control_flow(op):
             continue
         variable = variable_op(op.inputs[0])
-        if variable is not None and names_of(inputs_of(op)) <= step | {variable.name}:
-            reads[variable.name].append(op)
-    return reads
+        if variable is None:  # a handle that a function or a loop gives
+            continue
+        costs_nothing_else = names_of(inputs_of(op)) <= step | {variable.name}
+        if costs_nothing_else:
+            reads_by_variable[variable.name].append(op)
+    return reads_by_variable
 
 
 # ---- updates beside the gradients ----------------------------------------------------------------
 
 class HeldBack(typing.NamedTuple):
-    """Update ops that wait for the other workers, and may be skipped; see `hold_back`.
+    """Update ops that wait for the other workers, and may be skipped: the result of `hold_back`.
 
     Attributes:
       updates: what the optimizer has to wait for in the place of the update ops.
-      redirect: a function that makes operations which wait for update ops wait for what always
-        runs; None where update ops are never skipped. It is called twice: for the optimizer's
-        operations, before their order is found; and by `join`, for the operations that a program
-        makes after the build.
+      redirect: a function that makes operations which wait for update ops wait for an operation
+        that always runs; None where update ops are never skipped. It is called twice: for the
+        optimizer's operations, before their order is found; and by `join`, for the operations that
+        a program makes after the build.
       waits: what waits for what.
     """
     updates: list
@@ -214,23 +251,23 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     """
     has_nothing_to_wait_for = not conditions and active is None
     if not updates or has_nothing_to_wait_for:
-        return HeldBack(updates, None, [])
+        return HeldBack(updates, redirect=None, waits=[])
     operations = step_operations(updates)
     holder = _Holder(operations, fetchable)
     writes = _updates_and_writes(updates, operations)
-    if active is None:
+    if active is None:  # update ops are never skipped
         holder.make_wait(writes, conditions, _CONDITION)
-        return HeldBack(updates, None, holder.waits)
+        return HeldBack(updates, redirect=None, waits=holder.waits)
     with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
         has_batch = tf.identity(active >= .5)
-        switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
-        skipped = tf.identity(switch[0])
-        taken = tf.identity(switch[1])
+        outputs = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
+        skipped = tf.identity(outputs.output_false)
+        taken = tf.identity(outputs.output_true)
     held = holder.make_wait(writes, [taken.op], _CONDITION)
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
-        merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
+        merged = tf.raw_ops.Merge(inputs=[done, skipped]).output
     skippable = reachable_from(held, operations, control=True)
     update_names = names_of(operations) | {done.op.name}
     redirect = functools.partial(_redirect_waits, skippable, update_names, merged.op)
@@ -239,14 +276,14 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
 
 def _updates_and_writes(updates: list,
                         operations: typing.Iterable[tf.Operation]) -> typing.List[Write]:
-    """Finds what has to wait among the operations of some updates.
+    """Finds what has to wait among the operations of update ops.
 
     Args:
-      updates: the updates.
-      operations: all operations that these run.
+      updates: the update ops.
+      operations: all operations that the update ops run.
 
     Returns:
-      List of `Write`: the updates themselves, which may write no variable, and all writes.
+      List of `Write`: all writes, and the update ops themselves, which may write no variable.
     """
     finder = Writes(tf.get_default_graph())
     names_of_updates = operation_names(updates)
@@ -262,8 +299,8 @@ def _redirect_waits(skippable: typing.Container[str], update_names: typing.Conta
                     merged: tf.Operation) -> None:
     """Makes operations that wait for skippable ones wait for `merged`, which always runs.
 
-    Otherwise they would be skipped, too: `transform_gradients` may read a moving average after its
-    update, and a program may run averages of the weights after all `UPDATE_OPS`.
+    Otherwise TensorFlow would skip them, too: `transform_gradients` may read a moving average after
+    its update, and a program may run averages of the weights after all `UPDATE_OPS`.
 
     Args:
       skippable: names of the operations that are skipped with the update ops.
@@ -281,7 +318,8 @@ def _redirect_waits(skippable: typing.Container[str], update_names: typing.Conta
 # ---- waits ---------------------------------------------------------------------------------------
 
 class _Holder:
-    """Makes writes of an update wait, but for what a program can have without a step.
+    """Makes writes of an update wait, but no write that a program can run without a step: that
+    program would have to run the step, too.
 
     Attributes:
       waits: what waits for what, of all calls.
@@ -296,6 +334,7 @@ class _Holder:
         self.waits: typing.List[Wait] = []
         self._operations = operations
         self._fetchable = fetchable
+        self._graph = tf.get_default_graph()
 
     def make_wait(self, writes: typing.Iterable[Write], awaited: typing.Sequence[tf.Operation],
                   reason: str) -> typing.List[tf.Operation]:
@@ -310,26 +349,32 @@ class _Holder:
           The operations that wait for all of `awaited` now.
         """
         reasons = self._reasons_by_held(writes, reason)
-        held = [tf.get_default_graph().get_operation_by_name(name) for name in reasons]
+        held = list(map(self._graph.get_operation_by_name, reasons))
         waits = Waits(held)
         waiting = []
         for op in held:
+            # A wait that would close a circle is not added.
             are_added = [waits.add(op, each, reasons[op.name]) for each in awaited]
             if all(are_added):
                 waiting.append(op)
-        self.waits += waits.put_into_graph(Writes(tf.get_default_graph()))
+        self.waits += waits.put_into_graph(Writes(self._graph))
         return waiting
 
     def _reasons_by_held(self, writes: typing.Iterable[Write],
                          reason: str) -> typing.Dict[str, str]:
-        """{name of an operation that has to wait so that a write comes later: why}."""
+        """{name of an operation that has to wait so that a write comes later: why, in words}.
+
+        Args:
+          writes: the writes.
+          reason: why, with `%s` in the place of the variables' names.
+        """
         frames = Frames(self._operations)
-        without_step = names_of(step_operations(self._fetchable))
+        names_without_step = names_of(step_operations(self._fetchable))
         reasons: typing.Dict[str, str] = collections.OrderedDict()
         for write in writes:
-            if write.op.name in without_step:
+            if write.op.name in names_without_step:
                 continue
             for op in operations_to_hold(write.op, write.variables, frames):
-                if op.name not in without_step:
+                if op.name not in names_without_step:
                     reasons.setdefault(op.name, reason % ', '.join(write.variables))
         return reasons

@@ -1,9 +1,12 @@
 """`update_ops='all'`: the towers write shared variables one after the other.
 
 So N towers' moving averages are N steps of the average, as one device would take them with N
-batches. In the forward pass, where some tower writes a variable, a tower takes it when the tower
-before has done with it. An update does so, too, when all forward passes have read. Micro-batches
-come before towers.
+batches. There are two kinds of turns. In the forward pass, a tower takes a variable that forward
+passes write when the tower before has done with it. An update takes its variable when all forward
+passes have read it, and the same update of the tower before has run.
+
+The first micro-batches of all towers come first, then the second ones, and so on: this is the order
+in which they are computed.
 
 Its test is `tests/roles/test_write_order.py`.
 """
@@ -21,13 +24,12 @@ from towers.graph.graph_walk import (
     in_order_of_names,
     names_of,
     step_operations,
-    variables_by_name,
 )
 from towers.graph.op_types import is_fused_batch_norm
 from towers.graph.order import Frames, Wait, Waits
 from towers.graph.variable_access import Writes, is_variable
 from towers.roles.ownership import FIRST, Roles
-from towers.roles.turns import Turn, take_turns, takes_from_outside
+from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
 from towers.roles.write_order import (
     Operations,
     Takers,
@@ -38,16 +40,12 @@ from towers.roles.write_order import (
     held_by,
 )
 
-Variables = typing.Dict[str, tf.Variable]
-"""{name of a variable: the variable}."""
-
 
 def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[Wait]:
     """Makes the writes of shared variables by all towers come one tower after the other.
 
-    It makes three kinds of waits. A tower's forward pass takes a variable that forward passes write
-    after the tower before. Update ops write after all forward passes have read. And update ops take
-    turns, too.
+    It makes three kinds of waits: the turns of the forward passes; update ops wait for what the
+    forward passes read; the turns of the update ops.
 
     Args:
       towers: all towers.
@@ -62,60 +60,54 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
         loss share a read.
     """
     finder = Writes(tf.get_default_graph())
-    written = _variables_named(roles.names(FIRST))
+    variables = variables_named(roles.names(FIRST))
     towers = sorted(towers, key=lambda tower: (tower.micro_batch, tower.index))
     forward: Operations = {}
     for tower in towers:
         forward.update(by_name(step_operations(fetches_without_updates(tower))))
-    made_waits = _take_turns_in_forward_pass(towers, written, forward, finder)
+    waits = _take_turns_in_forward_pass(towers, variables, forward, finder)
     turns_of_towers = []
     writes = []
     for index, tower in enumerate(towers):
         turns: typing.List[Turn] = []
         for operations in _operations_by_update(tower, towers, forward):
-            turns += _turns(tower, operations, written, finder)
+            turns += _turns(tower, operations, variables, finder)
             for op in operations:
-                variables = _written_by(op, written, finder)
-                if variables:
-                    _check_reads_anew(op, variables, tower, forward)
-                for name in variables:  # `take_turns` orders them, so none counts as every tower's
-                    writes.append(TowerWrite(index, op, name, is_every=False))
+                written = _written_by(op, variables, finder)
+                _check_reads_anew(op, written, tower, forward)
+                # `take_turns` orders them already, so that none counts as every tower's here.
+                writes += [TowerWrite(index, op, name, is_every=False) for name in written]
         turns_of_towers.append(turns)
-    made_waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
-    made_waits += take_turns(turns_of_towers, finder)
-    return made_waits
+    waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
+    waits += take_turns(turns_of_towers, finder)
+    return waits
 
 
-def _variables_named(names: typing.Sequence[str]) -> Variables:
-    """{name: variable} of the graph's variables that have these names."""
-    variables = variables_by_name(tf.global_variables() + tf.local_variables())
-    return {name: variables[name] for name in names if name in variables}
-
-
-def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], written: Variables,
+def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Variables,
                                 forward: Operations, finder: Writes) -> typing.List[Wait]:
     """Makes towers take variables in turn that their forward passes write; returns what waits for
     what.
 
     Args:
       towers: the towers, in the order of their turns.
-      written: the variables that towers write.
+      variables: the variables that towers write, in their forward passes or by updates.
       forward: the operations of the forward passes.
       finder: finds the writes of the graph.
     """
-    inline = {}
-    for name, variable in written.items():
+    written_in_forward_pass = {}
+    for name, variable in variables.items():
         writers = names_of(finder.to(variable))
         if not writers.isdisjoint(forward):
-            inline[name] = variable
-    if not inline:
+            written_in_forward_pass[name] = variable
+    if not written_in_forward_pass:
         return []
-    turns_of_towers = [_turns(tower, forward.values(), inline, finder) for tower in towers]
+    turns_of_towers = [_turns(tower, forward.values(), written_in_forward_pass, finder)
+                       for tower in towers]
     return take_turns(turns_of_towers, finder)
 
 
 def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Variables:
-    """{name: variable} of those of the variables that an operation writes."""
+    """{name: variable} of the variables, among the given ones, that an operation writes."""
     return {name: variables[name] for name in finder.of(op) if name in variables}
 
 
@@ -145,8 +137,8 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
                           forward: Operations) -> typing.Iterator[typing.List[tf.Operation]]:
     """Yields for each update of a tower the operations that it runs beside the forward passes.
 
-    `take_turns` puts an update after the update of the same place in the tower before. So where
-    `towers` have not the same number of updates, all updates of a tower count as one.
+    `take_turns` puts an update after the update at the same position in the tower before. So where
+    the towers have different numbers of updates, all updates of a tower count as one.
 
     Args:
       tower: the tower.
@@ -154,7 +146,8 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
       forward: the operations of the forward passes.
     """
     numbers_of_updates = {len(each.updates) for each in towers}
-    if len(numbers_of_updates) == 1:
+    has_same_updates = len(numbers_of_updates) == 1
+    if has_same_updates:
         fetches_of_updates = [[update] for update in tower.updates]
     else:
         fetches_of_updates = [list(tower.updates)]
@@ -165,29 +158,43 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
 def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
                       forward: Operations) -> None:
     """Refuses an update whose new value is computed from a value of its variable that the forward
-    pass has read: all towers' updates would start from that one.
+    pass has read: the updates of all towers would start from that value.
 
     Args:
-      op: the operation of the update that writes.
-      variables: the variables that it writes.
+      op: the operation of the update.
+      variables: the variables that it writes; none for an operation that does not write.
       tower: the tower that it belongs to.
       forward: the operations of the forward passes.
     """
-    upstream = ancestors([tensor for tensor in op.inputs if not is_variable(tensor)])
-    shared = [forward[name] for name in forward if name in upstream]
-    for take in takes_from_outside(tower, shared, variables):
-        if _ignores_averages(take.op):
-            continue
-        takers: typing.List[tf.Operation] = []
-        for output in take.op.outputs:
-            takers += output.consumers()
-        if all(each.name not in upstream or _ignores_averages(each) for each in takers):
-            continue
-        raise SharedVariableError(
-            "update_ops='all', and the update of variable %s (operation %s) starts from a value "
-            'that the forward pass has read (operation %s), so that it would be the last '
-            "tower's alone: read the variable in the update, or pass update_ops='first'." % (
-                take.variable.op.name, op.name, take.op.name))
+    if not variables:
+        return
+    new_values = [tensor for tensor in op.inputs if not is_variable(tensor)]
+    upstream = ancestors(new_values)
+    in_forward_pass = [forward[name] for name in forward if name in upstream]
+    for take in takes_from_outside(tower, in_forward_pass, variables):
+        if _is_value_used(take.op, upstream):
+            raise SharedVariableError(
+                "update_ops='all', and the update of variable %s (operation %s) starts from a "
+                'value that the forward pass has read (operation %s), so that it would be the last '
+                "tower's alone: read the variable in the update, or pass update_ops='first'." % (
+                    take.variable.op.name, op.name, take.op.name))
+
+
+def _is_value_used(read: tf.Operation, upstream: typing.Container[str]) -> bool:
+    """Whether a new value depends on the value that an operation takes from a variable.
+
+    A fused batch norm in training takes the moving averages of its layer and does not use them.
+
+    Args:
+      read: the operation that takes it: a read, or the batch norm itself.
+      upstream: names of the operations that the new value is computed from.
+    """
+    if _ignores_averages(read):
+        return False
+    takers: typing.List[tf.Operation] = []
+    for output in read.outputs:
+        takers += output.consumers()
+    return any(taker.name in upstream and not _ignores_averages(taker) for taker in takers)
 
 
 def _ignores_averages(op: tf.Operation) -> bool:
@@ -195,9 +202,12 @@ def _ignores_averages(op: tf.Operation) -> bool:
     it takes."""
     if not is_fused_batch_norm(op.type) or not op.get_attr('is_training'):
         return False
+    # The kernel gives factor * (statistic of the batch) + (1 - factor) * (old average). Without the
+    # attribute, as in TensorFlow 1, it gives the statistic, as with the factor 1.
     attributes = op.node_def.attr
-    return 'exponential_avg_factor' not in attributes or (
-        attributes['exponential_avg_factor'].f == 1.)
+    if 'exponential_avg_factor' not in attributes:
+        return True
+    return attributes['exponential_avg_factor'].f == 1.
 
 
 def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: Variables,
@@ -207,22 +217,28 @@ def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: V
     Args:
       tower: the tower.
       operations: operations, in no order, of which only the tower's own count.
-      variables: {name: variable}.
+      variables: the variables.
       finder: finds the writes of the graph.
     """
     own = by_name(tower.own(operations))
     frames = Frames(list(own.values()))
-    takes = collections.defaultdict(list)
+    takes_by_variable = collections.defaultdict(list)
     for take in takes_from_outside(tower, own.values(), variables):
-        takes[take.variable.op.name].append(take)
+        takes_by_variable[take.variable.op.name].append(take)
     turns = []
     for name, variable in sorted(variables.items()):
+        uses = names_of(finder.readers(variable.op) + finder.takers(variable.op))
         ends = {}
-        for op in finder.readers(variable.op) + finder.takers(variable.op):
-            if op.name in own:
-                # Any end comes after `op`; one of the forward pass comes early.
-                candidates = frames.ends(op)
-                candidates.sort(key=lambda end: end.name in tower.backward)
-                ends.update(by_name(candidates[:1]))
-        turns.append(Turn(tower.name_scope, takes[name], in_order_of_names(ends)))
+        for use in uses & own.keys():
+            ends.update(by_name(_early_end(own[use], frames, tower)))
+        turns.append(Turn(tower.name_scope, takes_by_variable[name], in_order_of_names(ends)))
     return turns
+
+
+def _early_end(op: tf.Operation, frames: Frames, tower: Tower) -> typing.List[tf.Operation]:
+    """An operation that always runs, and comes after `op`: one of the forward pass, if there is
+    any, since the backward pass comes late. [] if nothing outside of the loop or branch around `op`
+    depends on it."""
+    ends = frames.ends(op)
+    ends.sort(key=lambda end: end.name in tower.backward)
+    return ends[:1]

@@ -1,10 +1,16 @@
 """The order of the towers' writes of shared variables after their reads, before the update.
 
-Variables that a model reads and then writes, in its forward pass or by `UPDATE_OPS`, by role:
-`'first'`: only tower 0 writes, when all towers have read. Tower 0 keeps the model's control
-dependencies; without one, each read that the loss or a gradient needs comes first. `'every'`: each
-tower writes when all have read, after the tower before. `'metric'`: see `metric_counters`. With
-`update_ops='all'` towers write one after the other: see `write_in_turn`.
+A model may read variables and then write them, in its forward pass or by `UPDATE_OPS`. On one
+device its control dependencies say which comes first. Over several towers the order depends on the
+role of the variable:
+
+    FIRST    only tower 0 writes, when all towers have read. Tower 0 keeps the model's control
+             dependencies; where there is none, the reads that the loss or a gradient needs come
+             first
+    EVERY    each tower writes when all towers have read, and after the tower before
+    METRIC   see `metric_counters`
+
+With `update_ops='all'` towers write one after the other: see `write_in_turn`.
 """
 
 import itertools
@@ -37,9 +43,9 @@ Takers = typing.Dict[str, typing.List[tf.Operation]]
 
 class TowerWrite(typing.NamedTuple):
     """A write by a tower, in its forward pass or its update ops; not by the optimizer."""
-    tower: int  # index
+    tower: int  # index of the tower
     op: tf.Operation
-    variable: str  # name
+    variable: str  # name of the variable
     is_every: bool  # whether every tower writes the variable
 
 
@@ -47,12 +53,13 @@ class Hold(typing.NamedTuple):
     """A write, and a read that it is to wait for.
 
     Attributes:
-      held: what has to wait, see `operations_to_hold`.
+      held: the operation that has to wait so that the write comes later: the write itself, or what
+        leads its variable into a loop.
       reader: the operation that reads.
-      ends: operations each of which comes after the read, see `Frames.ends`.
+      ends: operations each of which comes after the read; to wait for one of them is enough.
       write: the write.
-      is_certain: whether it is a read: the memory of a reference variable may be read by what
-        follows.
+      is_certain: whether `reader` certainly reads the variable. An operation that hands on the
+        memory of a reference variable may leave the read to what takes its result.
     """
     held: tf.Operation
     reader: tf.Operation
@@ -69,39 +76,71 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     tower writes, outside of control flow, it is refused.
 
     No wait closes a circle. Copies have tower 0's order, and a read that waits for a write does so
-    in all towers: what would be a circle over several towers is one within tower 0, which `Waits`
-    leaves out, but for the turns of the towers, which only go up.
+    in all towers. So what would be a circle over several towers is one within tower 0, which
+    `Waits` leaves out; and the turns of the towers only go up.
     """
-    graph = tf.get_default_graph()
-    finder = Writes(graph)
-    takers = {}
-    for name, role in roles.written.items():
-        if role != METRIC:
-            takers[name] = finder.takers(graph.get_operation_by_name(name), memory=True)
+    finder = Writes(tf.get_default_graph())
+    takers = _takers_of_written(roles, finder)
     if not takers:
         return []
-    writing_towers = towers if roles.names(EVERY) else towers[:1]
-    read_fetches = fetches_without_updates(towers[0]._replace(predictions=None))
-    for tower in towers[1:]:
-        read_fetches += fetches_without_updates(tower)
-    reads = by_name(step_operations(read_fetches))
-    write_fetches = []
-    for tower in writing_towers:
-        write_fetches += fetches_without_updates(tower) + list(tower.updates)
-    step = by_name(step_operations(write_fetches, reads))
-    step.update(reads)
-    writes = _writes(writing_towers, takers, roles, step, finder)
+    # Without a variable that every tower writes, tower 0 alone writes.
+    has_writes_of_every_tower = bool(roles.names(EVERY))
+    writing_towers = towers if has_writes_of_every_tower else towers[:1]
+    reads = _forward_reads(towers)
+    step = _with_writes(writing_towers, reads)
+    writes = _find_writes(writing_towers, takers, roles, step, finder)
     reads_of_updates: Operations = {}
-    if roles.names(EVERY):
-        updates = [update for tower in towers for update in tower.updates]
-        reads_of_updates = by_name(step_operations(updates))
+    if has_writes_of_every_tower:
+        reads_of_updates = by_name(step_operations(_updates_of(towers)))
     holds = find_holds(towers, reads, writes, takers, Frames(list(step.values())),
                        reads_of_updates)
-    of_every_tower = [write for write in writes if write.is_every]
-    waits = Waits(held_by(holds) + [write.op for write in of_every_tower])
-    _write_in_order_of_towers(of_every_tower, waits)
+    writes_of_every_tower = [write for write in writes if write.is_every]
+    waits = Waits(held_by(holds) + [write.op for write in writes_of_every_tower])
+    _write_in_order_of_towers(writes_of_every_tower, waits)
     add_waits(holds, waits)
     return waits.put_into_graph(finder)
+
+
+def _takers_of_written(roles: Roles, finder: Writes) -> Takers:
+    """The operations that take the variables which a step writes before the update, without the
+    counters of metrics."""
+    graph = tf.get_default_graph()
+    takers = {}
+    for name, role in roles.role_of.items():
+        if role != METRIC:
+            takers[name] = finder.takers(graph.get_operation_by_name(name), memory=True)
+    return takers
+
+
+def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
+    """The operations among which reads have to come before the writes: of the losses, the gradients
+    and the predictions; of tower 0 not those that only predictions need.
+
+    On one device nothing says whether a prediction reads before or after the write, and tower 0 is
+    as on one device. In the other towers it reads what was there before.
+    """
+    fetches = fetches_without_updates(towers[0]._replace(predictions=None))
+    for tower in towers[1:]:
+        fetches += fetches_without_updates(tower)
+    return by_name(step_operations(fetches))
+
+
+def _with_writes(writing_towers: typing.Sequence[Tower], reads: Operations) -> Operations:
+    """The operations of a step: the `reads`, and what the towers that write run besides."""
+    fetches = []
+    for tower in writing_towers:
+        fetches += fetches_without_updates(tower) + list(tower.updates)
+    operations = by_name(step_operations(fetches, ends=reads))
+    operations.update(reads)
+    return operations
+
+
+def _updates_of(towers: typing.Iterable[Tower]) -> list:
+    """List of the update ops of all towers."""
+    updates: list = []
+    for tower in towers:
+        updates += tower.updates
+    return updates
 
 
 def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
@@ -110,16 +149,21 @@ def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
 
 
 def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
-    """Refuses a loop (v1) of a tower that takes a reference variable of another device, such as one
-    that waits for a write of it: TensorFlow never ends it, in a hand-written tower loop either
-    (measured on 1.15.5 and 2.21)."""
+    """Refuses a loop (v1) of a tower that takes a reference variable of another device: TensorFlow
+    never ends it, in a hand-written tower loop either (measured on 1.15.5 and 2.21).
+
+    `RefEnter` leads the memory of a reference variable into a loop.
+    """
     first_device = stages_of(towers[0].device)[0]
     entering = [op for op in tf.get_default_graph().get_operations() if op.type == 'RefEnter']
     for tower in towers:
         for op in tower.own(entering):
             variable = _reference_variable(op)
-            devices = {'', variable.device or first_device}
-            if any(taker.device not in devices for taker in op.outputs[0].consumers()):
+            # A variable without a device counts as one on tower 0's. A taker without a device is no
+            # fault: TensorFlow puts it beside the variable.
+            variable_device = variable.device or first_device
+            taker_devices = {taker.device for taker in op.outputs[0].consumers()}
+            if not taker_devices <= {'', variable_device}:
                 raise SharedVariableError(
                     'a loop of tower %d (operation %s) takes the reference variable %s, which is '
                     'on another device, or waits for a write of it, and would never end: make it '
@@ -127,7 +171,8 @@ def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
 
 
 def _reference_variable(op: tf.Operation) -> tf.Operation:
-    """The operation of the reference variable that an operation hands on, or has written."""
+    """The operation of the reference variable that an operation hands on; or writes, since an
+    `Assign` gives the variable as its result."""
     while op.type not in VARIABLE_OPS:
         op = op.inputs[0].op
     return op
@@ -138,8 +183,8 @@ def fetches_without_updates(tower: Tower) -> list:
     return fetches_in([tower.loss, tower.data_loss, tower.predictions, gradients_of(tower.pairs)])
 
 
-def _writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: Operations,
-            finder: Writes) -> typing.List[TowerWrite]:
+def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: Operations,
+                 finder: Writes) -> typing.List[TowerWrite]:
     """Finds the writes in a step that are to wait.
 
     Args:
@@ -151,10 +196,11 @@ def _writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: 
     """
     writes = []
     for variable, operations in takers.items():
-        is_every = roles.written[variable] == EVERY
+        is_every = roles.role_of[variable] == EVERY
         writing_towers = towers if is_every else towers[:1]
         for op in operations:
-            if op.name not in step or variable not in finder.of(op):
+            is_write = op.name in step and variable in finder.of(op)
+            if not is_write:
                 continue
             for index, tower in enumerate(writing_towers):
                 if tower.has(op.name):
@@ -163,9 +209,11 @@ def _writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: 
 
 
 def _write_in_order_of_towers(writes: typing.List[TowerWrite], waits: Waits) -> None:
-    """Makes each tower's writes come after those of the tower before; adds this to the waits."""
+    """Makes each tower's writes of a variable come after the writes of the tower before; adds this
+    to the waits."""
     for former, later in itertools.permutations(writes, 2):
-        if former.variable != later.variable or former.tower + 1 != later.tower:
+        is_next_tower = former.tower + 1 == later.tower
+        if former.variable != later.variable or not is_next_tower:
             continue
         reason = 'tower %d writes variable %s before it' % (former.tower, former.variable)
         if not waits.add(later.op, former.op, reason):
@@ -178,7 +226,7 @@ def _write_in_order_of_towers(writes: typing.List[TowerWrite], waits: Waits) -> 
 def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     """Makes writes come after the reads that they are held for; adds this to the waits.
 
-    Each hold adds one wait, for one of its ends: the first that closes no circle.
+    A hold whose read waits for the write already adds none: the model wants to read the new value.
 
     Raises:
       SharedVariableError: a read that waits for a write which every tower does.
@@ -186,18 +234,23 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     # Reads that follow a write come last, since waits for them rule out more others.
     holds = sorted(holds, key=lambda hold: all(map(waits.follows_any, hold.ends)))
     for hold in holds:
-        is_added = any(waits.add(hold.held, end, _read_in_words(hold, end)) for end in hold.ends)
-        if not is_added and hold.write.is_every and hold.is_certain:
+        is_refused_if_late = hold.write.is_every and hold.is_certain
+        if not _add_wait(hold, waits) and is_refused_if_late:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
                 'before.' % (hold.write.variable, hold.ends[0].name, hold.held.name))
 
 
-def _read_in_words(hold: Hold, end: tf.Operation) -> str:
-    """Why a write waits for one of the `ends` of a hold: the read that it comes after, in words."""
-    reader = 'it' if end is hold.reader else hold.reader.name
-    return '%s reads variable %s before this write' % (reader, hold.write.variable)
+def _add_wait(hold: Hold, waits: Waits) -> bool:
+    """Adds the wait of a hold for one of its ends: the first that closes no circle. Returns whether
+    there is such an end."""
+    for end in hold.ends:
+        reader = 'it' if end is hold.reader else hold.reader.name
+        reason = '%s reads variable %s before this write' % (reader, hold.write.variable)
+        if waits.add(hold.held, end, reason):
+            return True
+    return False
 
 
 # ---- the reads that a write waits for ------------------------------------------------------------
@@ -217,75 +270,79 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
         writes waits for these reads, too: rows that an update computes from the variable are
         computed from what was there before the step, in all towers.
     """
-    finder = Writes(tf.get_default_graph())
+    reads_before = _ReadsBefore(writes, takers, reads, reads_of_updates,
+                                _steps_of_losses(towers[0]))
     read_ends = _ReadEnds(towers, frames)
-    others = _OtherWrites(writes, _steps_of_one_loss(towers[0]))
     holds = []
     for write in writes:
         all_held = operations_to_hold(write.op, [write.variable], frames)
-        if not all_held:
+        if not all_held:  # nothing outside of the loop around the write can be made to wait
             continue
-        variable = write.op.graph.get_operation_by_name(write.variable)
-        certain = names_of(finder.readers(variable))
-        for reader in takers[write.variable]:
-            is_of_outputs = reader.name in reads
-            if not is_of_outputs and not (write.is_every and reader.name in reads_of_updates):
-                continue
-            if others.is_write_that_need_not_be_first(reader, write):
-                continue
+        certain_readers = reads_before.certain_readers(write)
+        for reader in reads_before.of(write):
             ends = read_ends.of(reader)
-            if not ends:
+            if not ends:  # nothing that always runs comes after the read
                 continue
-            for held in all_held:
-                is_certain = is_of_outputs and reader.name in certain
-                holds.append(Hold(held, reader, ends, write, is_certain))
+            is_certain = reader.name in certain_readers
+            holds += [Hold(held, reader, ends, write, is_certain) for held in all_held]
     return holds
 
 
-class _OtherWrites:
-    """Tells writes, which take their variable as a read does, from other reads."""
+class _ReadsBefore:
+    """Finds the reads of a variable that a write of it has to come after."""
 
-    def __init__(self, writes: typing.List[TowerWrite],
+    def __init__(self, writes: typing.List[TowerWrite], takers: Takers, reads: Operations,
+                 reads_of_updates: typing.Container[str],
                  steps_of_losses: typing.List[typing.Set[str]]):
         """
         Args:
           writes: the writes of the towers.
+          takers: {name of a variable: the operations that take it}.
+          reads: the operations that the towers' fetches need.
+          reads_of_updates: names of the operations that the towers' updates need.
           steps_of_losses: for each loss with a name, the names of the operations that its step
-            runs, see `_steps_of_one_loss`.
+            runs, see `_steps_of_losses`.
         """
         self._writes = {write.op.name: write for write in writes}
+        self._takers = takers
+        self._reads = reads
+        self._reads_of_updates = reads_of_updates
         self._steps_of_losses = steps_of_losses
+        self._finder = Writes(tf.get_default_graph())
 
-    def is_write_that_need_not_be_first(self, op: tf.Operation, write: TowerWrite) -> bool:
-        """Whether an operation is a write of the same variable that `write` need not wait for.
+    def of(self, write: TowerWrite) -> typing.List[tf.Operation]:
+        """List of the operations that take the variable of a write, and have to do so before it."""
+        readers = []
+        for taker in self._takers[write.variable]:
+            is_run = taker.name in self._reads
+            if write.is_every:
+                is_run = is_run or taker.name in self._reads_of_updates
+            if is_run and not self._is_write_that_need_not_be_first(taker, write):
+                readers.append(taker)
+        return readers
+
+    def certain_readers(self, write: TowerWrite) -> typing.Set[str]:
+        """Set of the names of the operations that certainly read the variable of a write for a
+        loss, a gradient or a prediction. See `Hold.is_certain`."""
+        variable = write.op.graph.get_operation_by_name(write.variable)
+        return names_of(self._finder.readers(variable)) & self._reads.keys()
+
+    def _is_write_that_need_not_be_first(self, taker: tf.Operation, write: TowerWrite) -> bool:
+        """Whether a taker is a write, too, and one that `write` need not wait for.
 
         There are three reasons: it is `write` itself; every tower writes the variable, and such
         writes are in the order of the towers already; or some loss has a step that runs `write` but
-        not the operation, and a wait would make it run that, too.
-
-        Args:
-          op: an operation that takes the variable.
-          write: the write.
+        not the taker, and a wait would make it run the taker, too.
         """
-        other = self._writes.get(op.name)
+        other = self._writes.get(taker.name)
         if other is None:
             return False
-        if op is write.op:
+        is_itself = taker is write.op
+        are_in_order_of_towers = other.is_every and write.is_every
+        if is_itself or are_in_order_of_towers:
             return True
-        if other.is_every and write.is_every:
-            return True
-        return _is_of_another_loss(op, write.op, self._steps_of_losses)
-
-
-def _is_of_another_loss(reader: tf.Operation, writer: tf.Operation,
-                        steps: typing.List[typing.Set[str]]) -> bool:
-    """Whether the step of some loss runs `writer`, but not `reader`.
-
-    Args:
-      reader, writer: operations.
-      steps: for each loss with a name, the names of the operations that its step runs.
-    """
-    return any(writer.name in step and reader.name not in step for step in steps)
+        return any(write.op.name in step and taker.name not in step
+                   for step in self._steps_of_losses)
 
 
 class _ReadEnds:
@@ -299,36 +356,37 @@ class _ReadEnds:
         """
         self._towers = towers
         self._frames = frames
-        self._training: typing.Optional[typing.Set[str]] = None
+        self._in_training: typing.Optional[typing.Set[str]] = None  # found when it is needed
 
     def of(self, reader: tf.Operation) -> typing.List[tf.Operation]:
-        """List of operations each of which comes after a read, those of the forward pass first."""
+        """List of operations each of which comes after a read, those of the forward pass first: a
+        write that waits for the forward pass alone can come early."""
         ends = self._frames.ends(reader)
-        if ends == [reader]:
+        if ends == [reader]:  # it is in no loop or branch: others can wait for the read itself
             return ends
         # Not operations that only predictions need: a training step does not run them.
-        training = self._in_training()
-        ends = [end for end in ends if end.name in training]
+        in_training = self._names_in_training()
+        ends = [end for end in ends if end.name in in_training]
         return sorted(ends, key=self._is_backward)
 
-    def _in_training(self) -> typing.Set[str]:
+    def _names_in_training(self) -> typing.Set[str]:
         """Set of the names of the operations that a training step runs."""
-        if self._training is None:
+        if self._in_training is None:
             fetches = []
             for tower in self._towers:
                 fetches += fetches_without_updates(tower._replace(predictions=None))
-            self._training = names_of(step_operations(fetches))
-        return self._training
+            self._in_training = names_of(step_operations(fetches))
+        return self._in_training
 
     def _is_backward(self, op: tf.Operation) -> bool:
         """Whether an operation is of the backward pass of a tower."""
         return any(op.name in tower.backward for tower in self._towers)
 
 
-def _steps_of_one_loss(tower: Tower) -> typing.List[typing.Set[str]]:
+def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
     """For each loss with a name, the set of the names of the operations that its step runs; [] for
     a single loss."""
-    if not isinstance(tower.loss, dict):
+    if not isinstance(tower.loss, dict):  # a dict by name in a build with several losses
         return []
     steps = []
     for name in tower.loss:
@@ -347,7 +405,7 @@ def updates_that_write(towers: typing.Sequence[Tower],
 
     Args:
       towers: all towers.
-      names: names of the counters.
+      names: names of the variables that all towers write: counters, rows, state of their own.
 
     Returns:
       List of the operations to run, in the order of their names.
@@ -358,11 +416,12 @@ def updates_that_write(towers: typing.Sequence[Tower],
     finder = Writes(tf.get_default_graph())
     found: Operations = {}
     for tower in towers[1:]:
-        step = step_operations(tower.updates)
-        writing = [op for op in tower.own(step) if variables.intersection(finder.of(op))]
+        operations = step_operations(tower.updates)
+        writing = [op for op in tower.own(operations) if finder.writes_any(op, variables)]
         if not writing:
             continue
-        frames = Frames(step)
+        frames = Frames(operations)
         for op in writing:
+            # A program cannot run an operation in a loop or a branch, but what comes after it.
             found.update(by_name(frames.ends(op) or [op]))
     return in_order_of_names(found)

@@ -6,8 +6,10 @@
     a sum, or a count of examples, added                every tower adds, in turn
     rows, each of one example, by places of examples    every tower writes, in turn
 
-A moving average depends on the variable's own value before, linearly. Everything else can be no
-tower's: of a part of the batch it would have another value than of the whole. It is refused.
+A moving average depends on the variable's own value before, linearly. Any other value can be no
+tower's: of a part of the batch it would be another one than of the whole. It is refused.
+
+Each value that the program writes gets a verdict: who writes it, and why.
 """
 
 import enum
@@ -50,18 +52,17 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
       SharedVariableError: a value that neither tower 0 nor every tower can write.
     """
     proven = ProvenWriters(set(), {})
-    is_served = request.served_rank is not None
-    is_one_part = len(request.split.parts) == 1 and not is_served
-    if request.training.update_ops != 'first' or is_one_part:
+    if not _needs_proof(request):
         return proven
     judge = _Judge(recorded)
     for write in writes:
+        # A call of a function may write several variables, each several times.
         values = judge.analysis.writes.get(write.op.name, [])
         if not values:
             judge.check_unknown_write(write)
         for written in values:
             if written.variable not in write.variables:
-                continue
+                continue  # it has another role: a counter of a metric, or a tower's own state
             verdict = judge.verdict(written, write.op)
             if verdict.writer is _Writer.NONE:
                 raise SharedVariableError(verdict.reason)
@@ -70,6 +71,15 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
                 proven.every_tower.add(written.variable)
             proven.reasons[written.variable] = verdict.reason
     return proven
+
+
+def _needs_proof(request: Request) -> bool:
+    """Whether it depends on the written values who is to write, in the build of a `Request`: the
+    batch has several parts, and `update_ops` does not say already that all or none of them write.
+    """
+    is_on_parameter_servers = request.served_rank is not None
+    is_divided = len(request.split.parts) > 1 or is_on_parameter_servers
+    return is_divided and request.training.update_ops == 'first'
 
 
 class _Writer(enum.Enum):
@@ -98,9 +108,9 @@ class _Judge:
     def __init__(self, recorded: Recorded):
         """`recorded` is the call of the model function, with what is proven of it."""
         self.analysis = recorded.proven.analysis
-        self._size = recorded.proven.static_size
+        self._static_size = recorded.proven.static_size
         self._from_shard = recorded.from_shard
-        self._batch_norms = recorded.proven.batch_norms.statistics()
+        self._batch_norm_statistics = recorded.proven.batch_norms.statistics()
 
     def verdict(self, written: Written, op: tf.Operation) -> _Verdict:
         """Who has to write a value.
@@ -109,7 +119,9 @@ class _Judge:
           written: what is written.
           op: the operation of the program that writes it.
         """
-        if op.name not in self._from_shard:
+        is_from_shard = op.name in self._from_shard
+        if not is_from_shard:
+            # Even so it may count the examples: a static batch has their number as a constant.
             refused = self._refused_count(written, op)
             if refused is not None:
                 return refused
@@ -127,18 +139,17 @@ class _Judge:
           op: the operation of the program that writes it.
         """
         value = written.value
-        if value.reason is not None:
+        if value.reason is not None:  # nothing is proven of the value
             return _refused(written, op, _in_words(value.reason))
-        if _does_not_depend(value):
+        if _is_same_on_towers(value):
             return self._refused_count(written, op) or _SAME_ON_TOWERS
+        # The towers' sums, and means, give the batch's if each term is of one example alone.
         is_exact = not self._shard_statistics(value)
-        is_sum = value.is_count or value.kind is Kind.SUM and not value.has_offset
-        if is_sum and is_exact and not written.sets:
+        if is_exact and _is_sum(value) and not written.sets:
             return _SUM
-        if _is_average(written):
+        if _is_moving_average(written):
             return _AVERAGE
-        is_mean = value.kind is Kind.MEAN and written.dependence is Dependence.NONE
-        if is_mean and is_exact and written.sets:
+        if is_exact and _is_mean_alone(written):
             return _MEAN
         return _refused(written, op, self._why(value))
 
@@ -152,15 +163,17 @@ class _Judge:
         """
         value = written.value
         for state in (value, indices):
-            if state.reason is not None:
+            if state.reason is not None:  # nothing is proven
                 return _refused(written, op, _in_words(state.reason))
             if self._shard_statistics(state):
                 return _refused(written, op, 'the rows are computed across the examples: '
                                 + self._why(state))
-        is_same_for_all = _does_not_depend(value)
-        if is_same_for_all and _does_not_depend(indices):
+        has_same_values = _is_same_on_towers(value)
+        has_same_indices = _is_same_on_towers(indices)
+        if has_same_values and has_same_indices:
             return _SAME_ON_TOWERS
-        if indices.is_by_example and (value.is_by_example or is_same_for_all):
+        has_values_of_examples = value.is_by_example or has_same_values
+        if has_values_of_examples and indices.is_by_example:
             return _ROWS
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
@@ -171,25 +184,26 @@ class _Judge:
         op = write.op
         if op.name not in self._from_shard:
             return
-        # The graph holds the size of a shard, so that the proof stopped before this operation.
-        if self._size and op.name not in self.analysis.analysed:
+        is_analysed = op.name in self.analysis.analysed
+        if self._static_size and not is_analysed:
+            # The size of the shard is in the graph's constants, where the proof has stopped.
             raise SharedVariableError(
                 'the model function writes variable %s (operation %s) by its examples, and the '
                 'graph has the size of a shard, %d, in it, so that it is not known which tower is '
                 'to write: pass a batch [None, ...], and take sizes from tf.shape.' % (
-                    write.variables[0], op.name, self._size))
+                    write.variables[0], op.name, self._static_size))
         for tensor in op.inputs:
             state = self.analysis.state(tensor)
-            if not _does_not_depend(state):
+            if not _is_same_on_towers(state):
                 raise SharedVariableError(
                     'the model function writes variable %s (operation %s, %s) by its examples '
                     '(%s): assign, add or scatter the values, so that it is known which tower is '
                     'to write.' % (write.variables[0], op.name, op.type, self._why(state)))
 
     def _shard_statistics(self, state: State) -> typing.AbstractSet[str]:
-        """Set of the names of the statistics of the shard that a value depends on. Those of batch
-        norms are left out: they make the loss differ from one device's in any case."""
-        return state.shard_statistics - self._batch_norms
+        """Set of the names of the statistics of the shard that a value depends on. Statistics of
+        batch norms are left out: they make the loss differ from one device's in any case."""
+        return state.shard_statistics - self._batch_norm_statistics
 
     def _why(self, value: State) -> str:
         """Why neither tower 0 nor every tower can write a value, in words."""
@@ -205,12 +219,13 @@ class _Judge:
         other value.
 
         In a batch of static size `tf.shape(x)[0]` is a constant, which does not show where it comes
-        from: a constant that equals the size of the shard may be either.
+        from. If a constant equals the size of the shard, it may be this number or any other one.
         """
-        size = self._size
-        if written.sets or written.indices is not None:
+        size = self._static_size
+        is_added = not written.sets and written.indices is None
+        if not is_added or size is None or written.constant != size:
             return None
-        if size is None or size < 2 or written.constant != size:
+        if size < 2:  # 1 is what every counter of steps adds
             return None
         return _Verdict(_Writer.NONE, (
             'the model function adds %d to variable %s (operation %s), and a shard has %d '
@@ -219,18 +234,32 @@ class _Judge:
             '[None, ...].' % (size, written.variable, op.name, size)))
 
 
-def _is_average(written: Written) -> bool:
+def _is_sum(value: State) -> bool:
+    """Whether the towers' values add up to the batch's: a sum over the examples, or a count of
+    them, to which no constant is added."""
+    if value.is_count:
+        return True
+    return value.kind is Kind.SUM and not value.has_offset
+
+
+def _is_mean_alone(written: Written) -> bool:
+    """Whether a variable is set to a mean over the examples, whatever it was before."""
+    is_mean = written.value.kind is Kind.MEAN
+    return is_mean and written.sets and written.dependence is Dependence.NONE
+
+
+def _is_moving_average(written: Written) -> bool:
     """Whether a variable becomes a moving average of a statistic (`v * 0.9 + mean * 0.1`), or a
     mean is added to it."""
-    value = written.value
-    if value.kind is not Kind.MEAN and value.kind is not Kind.INDEPENDENT:
+    # INDEPENDENT is what a statistic of the shard has, such as a variance, as a mark on it.
+    if written.value.kind not in (Kind.MEAN, Kind.INDEPENDENT):
         return False
     if written.dependence is Dependence.LINEAR:
         return True
     return written.dependence is Dependence.RUNNING_SUM and not written.sets
 
 
-def _does_not_depend(value: State) -> bool:
+def _is_same_on_towers(value: State) -> bool:
     """Whether a value does not depend on the examples: it is the same on every tower, and on one
     device."""
     if value.kind is Kind.SIZES:
@@ -266,11 +295,13 @@ def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None
       written: what it writes.
       request: `Request` of the build.
     """
-    is_served = request.served_rank is not None
+    is_on_parameter_servers = request.served_rank is not None
+    # With copies on the machines (ring, Horovod) a count is each worker's own; rows are not.
     is_of_rows_on_copies = request.has_copies and written.indices is not None
-    if is_served or is_of_rows_on_copies:  # a count is a worker's own
+    is_in_function = op.name != written.operation
+    if is_on_parameter_servers or is_of_rows_on_copies:
         reason = 'other machines would not get the rows: train on one machine'
-    elif op.name != written.operation or compat.in_control_flow(op):
+    elif is_in_function or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
     else:
         return
