@@ -108,7 +108,7 @@ BREAKAGES = [
      'reduce/test_accumulation.py'),
     ('towers/gradients/backward_pass.py', 'loss * _one_after(data_loss)', 'loss * 1.',
      'reduce/test_accumulation.py'),
-    ('towers/capture/stage_costs.py', 'cuts.append(place - 1)', 'cuts.append(place)',
+    ('towers/capture/stage_costs.py', 'cuts.append(start - 1)', 'cuts.append(start)',
      'capture/test_stage_cuts.py'),
     ('towers/shards/cut_inputs.py', 'sum(sizes), is_even)', 'sizes[0], is_even)',
      'shards/test_cut_inputs.py'),

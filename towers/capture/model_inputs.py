@@ -27,7 +27,7 @@ class BatchAxis:
 
     Attributes:
       tensor: a dense tensor of known rank, where the batch enters the model.
-      axis: the dimension of its examples, an int from 0 to the rank, without that.
+      axis: the dimension of its examples, an int from 0 to the rank - 1.
 
     Raises:
       InputError: a tensor that has no such dimension.
@@ -47,7 +47,7 @@ class BatchAxis:
                     self.tensor.name, self.axis, self.tensor.shape))
 
     def order(self) -> typing.List[int]:
-        """The dimensions of the tensor with that of the examples as the first."""
+        """The numbers of the tensor's dimensions, the examples' dimension first."""
         others = [axis for axis in range(self.tensor.shape.ndims) if axis != self.axis]
         return [self.axis] + others
 
@@ -63,15 +63,16 @@ class BatchAxis:
 
 
 class Entries(typing.NamedTuple):
-    """Where the batch enters a finished model: three nests of one structure.
+    """Where the batch enters a finished model, and the batch: three nests of one structure.
 
     Attributes:
       of_model: the tensors of the model that hold the batch.
-      by_example: the same with the examples along the first dimension.
-      batch: the batch itself with the examples along the first dimension, mostly the same tensors.
-      axes: {name of a tensor of the model: its axis}, where that is not the first.
-      fed: {name of a tensor of the model: the tensor of the batch that takes its place}, as given;
-        of a dense one that takes its own place nothing.
+      by_example: the same tensors, transposed so that the examples are along the first dimension.
+      batch: the batch itself with the examples along the first dimension. These are the tensors of
+        `by_example`, unless the build was given a dict from tensors of the model to others.
+      axes: {name of a tensor: its `BatchAxis`}, for the tensors that the build was given with one.
+      fed: {name of a dense tensor of the model: the tensor of the batch that takes its place}, as
+        the build was given them; without tensors that keep their place.
     """
     of_model: typing.Any
     by_example: typing.Any
@@ -81,47 +82,60 @@ class Entries(typing.NamedTuple):
 
 
 def entries_of(inputs: typing.Any) -> Entries:
-    """The `Entries` of the inputs of a build: a nest of tensors of the model, or a dict from these
-    to the tensors of the batch that take their places. A `BatchAxis` makes a transposition."""
+    """Finds where the batch enters a finished model.
+
+    Args:
+      inputs: the inputs of the build: a nest of tensors of the model, or a dict from tensors of the
+        model to the tensors of the batch that take their places. A leaf may be a `BatchAxis`, which
+        is transposed here.
+
+    Raises:
+      InputError: a `BatchAxis` of another graph.
+    """
     if is_by_tensor(inputs):
-        given = tuple(inputs.keys())
+        at_model = tuple(inputs.keys())
         batch = tuple(inputs.values())
+        fed = _tensors_fed(inputs)
     else:
-        given = batch = inputs
-    axes = _axes_in([given, batch])
-    fed = _fed_elsewhere(inputs) if is_by_tensor(inputs) else {}
+        at_model = batch = inputs
+        fed = {}
+    axes = _axes_in([at_model, batch])
     if not axes:
-        return Entries(given, given, batch, axes, fed)
+        return Entries(of_model=at_model, by_example=at_model, batch=batch, axes=axes, fed=fed)
     with tf.name_scope('batch_axis'), tf.device('/cpu:0'):
-        turned = {name: leaf.by_example() for name, leaf in axes.items()}
+        transposed = {name: leaf.by_example() for name, leaf in axes.items()}
 
     def by_example(leaf: typing.Any) -> typing.Any:
-        return turned[leaf.tensor.name] if isinstance(leaf, BatchAxis) else leaf
-
-    def of_model(leaf: typing.Any) -> typing.Any:
-        return leaf.tensor if isinstance(leaf, BatchAxis) else leaf
+        """The transposed tensor of a `BatchAxis`; any other leaf as it is."""
+        return transposed[leaf.tensor.name] if isinstance(leaf, BatchAxis) else leaf
 
     return Entries(
-        of_model=tf.nest.map_structure(of_model, given),
-        by_example=tf.nest.map_structure(by_example, given),
+        of_model=tf.nest.map_structure(_tensor_of, at_model),
+        by_example=tf.nest.map_structure(by_example, at_model),
         batch=tf.nest.map_structure(by_example, batch), axes=axes, fed=fed)
 
 
-def _fed_elsewhere(inputs: dict) -> typing.Dict[str, tf.Tensor]:
-    """`Entries.fed` of a dict from tensors of the model to those of the batch."""
+def _tensor_of(leaf: typing.Any) -> typing.Any:
+    """The tensor of a `BatchAxis`; any other leaf as it is."""
+    return leaf.tensor if isinstance(leaf, BatchAxis) else leaf
+
+
+def _tensors_fed(inputs: dict) -> typing.Dict[str, tf.Tensor]:
+    """{name of a dense tensor of the model: the tensor of the batch that takes its place}, of a
+    dict from tensors of the model to tensors of the batch."""
     fed = {}
-    for of_model, of_batch in inputs.items():
-        pair = []
-        for leaf in (of_model, of_batch):
-            pair.append(leaf.tensor if isinstance(leaf, BatchAxis) else leaf)
-        if all(isinstance(leaf, tf.Tensor) for leaf in pair) and pair[0] is not pair[1]:
-            fed[pair[0].name] = pair[1]
+    for key, value in inputs.items():
+        of_model = _tensor_of(key)
+        of_batch = _tensor_of(value)
+        are_dense = isinstance(of_model, tf.Tensor) and isinstance(of_batch, tf.Tensor)
+        if are_dense and of_model is not of_batch:
+            fed[of_model.name] = of_batch
     return fed
 
 
 def _axes_in(nest: typing.Any) -> typing.Dict[str, BatchAxis]:
-    """The `BatchAxis` leaves of a nest by the names of their tensors; `InputError` for one of
-    another graph."""
+    """{name of a tensor: its `BatchAxis`} of the leaves of a nest; raises `InputError` for a tensor
+    of another graph."""
     axes = {}
     for leaf in tf.nest.flatten(nest):
         if not isinstance(leaf, BatchAxis):
@@ -134,29 +148,37 @@ def _axes_in(nest: typing.Any) -> typing.Dict[str, BatchAxis]:
 
 
 def is_by_tensor(inputs: typing.Any) -> bool:
-    """Whether inputs are a dict from tensors of the model to those that take their places."""
+    """Whether inputs are a dict from tensors of the model to the tensors that take their places,
+    and not a dict by names."""
     if not isinstance(inputs, dict) or not inputs:
         return False
     return all(isinstance(key, (tf.Tensor, tf.SparseTensor, BatchAxis)) for key in inputs)
 
 
 def checked_entries(entries: Entries, num_parts: int) -> Inputs:
-    """The `Inputs` of the model, by example.
+    """The inputs of the model as leaves with their paths, the examples along the first dimension.
+
+    Args:
+      entries: where the batch enters the model.
+      num_parts: how many parts the batch has.
 
     Raises:
-      InputError: a leaf that is no tensor; or the model is for a batch of a static size, which
-        none of `num_parts` parts of the batch has.
+      InputError: a leaf that is no tensor; or the model is for a batch of a static size, and a part
+        of the batch has another size.
     """
-    of_model = checked_inputs(entries.by_example)
-    for path, leaf in of_model.leaves:
+    inputs = checked_inputs(entries.by_example)
+    for path, leaf in inputs.leaves:
         if leaf is not None and not isinstance(leaf, (tf.Tensor, tf.SparseTensor)):
             raise InputError(
                 '%s is a %s: the inputs of a finished model are the tensors of its graph at which '
                 'the batch enters, such as its placeholders.' % (path, type(leaf).__name__))
-    size_of_batch = checked_inputs(entries.batch).size
-    if of_model.size is None or num_parts == 1 or size_of_batch == num_parts * of_model.size:
-        return of_model
-    path = next(path for path, _ in of_model.leaves if path not in of_model.unknown)
+    model_size = inputs.size
+    batch_size = checked_inputs(entries.batch).size
+    if model_size is None or num_parts == 1:
+        return inputs
+    if batch_size == num_parts * model_size:  # the model was built for the size of a part
+        return inputs
+    paths_of_static_size = [path for path, _ in inputs.leaves if path not in inputs.unknown]
     raise InputError(
         '%s has the static size %d, which may be in constants of the finished model, and a part of '
-        'the batch has another one. %s' % (path, of_model.size, WAYS_OUT))
+        'the batch has another one. %s' % (paths_of_static_size[0], model_size, WAYS_OUT))

@@ -37,7 +37,7 @@ from towers.whole_batch.proven import Proven, prove
 
 
 class KerasLosses(typing.NamedTuple):
-    """The losses of the Keras layers that were called, each a list of scalars."""
+    """The losses that the Keras layers that were called have registered, as lists of scalars."""
     of_weights: typing.List[tf.Tensor]
     of_activations: typing.List[tf.Tensor]
 
@@ -48,10 +48,12 @@ class Recorded(typing.NamedTuple):
     Attributes:
       output: what it returned.
       operations: list of the operations that the call made, in order.
-      sources: list of the operations of the shard.
-      from_shard: names of the operations that depend on the shard, or on random numbers; dependence
-        through `batch_sum` and its like does not count.
-      created, direct, owned, opened_scopes: of the variables that it made, see `NewVariables`.
+      sources: list of the operations that give the shard.
+      from_shard: names of the operations that depend on the shard, or on random numbers. Dependence
+        through a value of the whole batch (`batch_sum`) does not count: it is the same in each
+        tower.
+      created, direct, owned, opened_scopes: of the variables that the call made; the attributes of
+        `NewVariables` with these names.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
       registered: the losses that the call put into `REGULARIZATION_LOSSES`.
@@ -87,17 +89,22 @@ def record(request: Request, batch: CutBatch, index: int,
     Args:
       request: `Request` of the build.
       batch: the shards.
-      index: of the part: 0, but with `copies='reuse'`, which makes a call for each.
-      around: makes a further context of the call.
+      index: the index of the part. It is 0, but with `copies='reuse'`, which makes a call for each
+        part.
+      around: a function that returns a context manager, in which the call is made besides.
     """
     graph = tf.get_default_graph()
     inputs = batch.inputs[index]
     objectives = request.training.objectives
     before = BuildCollections(graph)
     registered_before = registered_losses()
-    # With copies='reuse' later calls share the variables of the first one.
-    new_variables = NewVariables(request.placement, None if index else request.call.earlier)
-    reuse = tf.AUTO_REUSE if index else request.call.reuse
+    if index == 0:
+        earlier_build = request.call.earlier
+        reuse = request.call.reuse
+    else:  # copies='reuse': the call shares the variables that the first call has made or found
+        earlier_build = None
+        reuse = tf.AUTO_REUSE
+    new_variables = NewVariables(request.placement, earlier_build)
     with graph_walk.Recording(graph) as made, \
             tf.device(TowerDevice(request.split.parts[index].device)), \
             new_variables.recorded(request.call.variable_scope, reuse), \
@@ -108,7 +115,8 @@ def record(request: Request, batch: CutBatch, index: int,
         model = _computed(request, batch, index)
         output = to_model_output(model.output, bool(objectives), objectives.names)
         updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
-        keras_losses = _keras_losses(keras, request.training.regularization == 'add')
+        adds_registered_losses = request.training.regularization == 'add'
+        keras_losses = _keras_losses(keras, adds_registered_losses)
         registered = without(registered_losses(), registered_before) + model.registered
         proven = prove(made.so_far(), inputs, output, updates,
                        registered + keras_losses.of_activations, request)
@@ -139,49 +147,82 @@ class _Computed(typing.NamedTuple):
 def _computed(request: Request, batch: CutBatch, index: int) -> _Computed:
     """Computes the model on the part of that index, by a call or an import."""
     model = request.call.model
+    part = batch.inputs[index]
     if isinstance(model, FinishedModel):
-        return _Computed(*model.import_for(batch.inputs[index]))
-    size_of_batch = batch.batch_size if len(request.split.parts) > 1 else None
-    return _Computed(_call(model, batch.inputs[index], size_of_batch), [], None)
+        output, registered, imported = model.import_for(part)
+        return _Computed(output, registered, imported)
+    is_cut = len(request.split.parts) > 1
+    batch_size = batch.batch_size if is_cut else None
+    output = _call(model, part, batch_size)
+    return _Computed(output, registered=[], imported=None)
 
 
-def _call(model_fn: typing.Callable, inputs: typing.Any, size_of_batch: typing.Any) -> typing.Any:
-    """Calls the model function on a shard of a batch of a size, an int if that is static."""
+def _call(model_fn: typing.Callable, shard: typing.Any, batch_size: typing.Any) -> typing.Any:
+    """Calls the model function on a shard.
+
+    Args:
+      model_fn: the model function.
+      shard: the shard.
+      batch_size: the size of the whole batch: an int if it is static, else a scalar; None if the
+        shard is the whole batch.
+
+    Raises:
+      ModelFunctionError: the function has the size of the whole batch in it.
+    """
     try:
-        return call_model_fn(model_fn, inputs)
+        return call_model_fn(model_fn, shard)
+    except TowersError:
+        raise
     except ValueError as error:  # of TensorFlow's inference of shapes
-        if isinstance(error, TowersError) or not isinstance(size_of_batch, int):
+        is_static = isinstance(batch_size, int)
+        if not is_static or not re.search(r'\b%d\b' % batch_size, str(error)):
             raise
-        if not re.search(r'\b%d\b' % size_of_batch, str(error)):
-            raise
+        first_line = str(error).split('\n', 1)[0]
         raise ModelFunctionError(
             'the model function fails on a shard (%s), and has the size of the whole batch, %d, '
             'in it: it is called with a part of the batch. Take the size from the input, '
-            'tf.shape(x)[0].' % (str(error).split('\n', 1)[0][:200], size_of_batch)) from error
+            'tf.shape(x)[0].' % (first_line[:200], batch_size)) from error
 
 
 def _keras_losses(keras: KerasCalls, adds_registered: bool) -> KerasLosses:
-    """The losses of the layers that were called; those of activations only where registered losses
-    are added to the model's own."""
+    """The losses of the layers that were called.
+
+    Args:
+      keras: the calls of layers.
+      adds_registered: whether registered losses are added to the model's own: losses of activations
+        are asked for only then, since that refuses a loss which is no scalar.
+    """
     of_weights = keras.weight_losses()
-    return KerasLosses(of_weights, keras.activity_losses() if adds_registered else [])
+    if not adds_registered:
+        return KerasLosses(of_weights, of_activations=[])
+    return KerasLosses(of_weights, keras.activity_losses())
 
 
 def _names_from_shard(operations: typing.Iterable[tf.Operation],
                       sources: typing.List[tf.Operation]) -> typing.Set[str]:
-    """`Recorded.from_shard` of a call with these operations, and these of its shard."""
+    """Finds the operations that depend on the shard, or on random numbers: `Recorded.from_shard`.
+
+    Args:
+      operations: the operations of the call.
+      sources: the operations that give the shard.
+    """
     random = list(filter(graph_walk.is_random, operations))
-    of_one_tower = [op for op in operations if not is_batch_value(op)]
-    return graph_walk.reachable_from(sources + random, of_one_tower)
+    without_batch_values = [op for op in operations if not is_batch_value(op)]
+    return graph_walk.reachable_from(sources + random, without_batch_values)
 
 
 def _variables_of(operations: typing.Iterable[tf.Operation],
                   new_variables: NewVariables) -> typing.List[tf.Variable]:
-    """The variables that a call with these operations has made, and then others that it reads."""
+    """The variables of a call: first those that it has made, then others that it reads.
+
+    Args:
+      operations: the operations of the call.
+      new_variables: the variables that the call has made.
+    """
     created = new_variables.created
-    names = graph_walk.operation_names(created)
+    names_created = graph_walk.operation_names(created)
     read = variables_read(operations, new_variables.owned, created)
-    return created + [variable for variable in read if variable.op.name not in names]
+    return created + [variable for variable in read if variable.op.name not in names_created]
 
 
 def put_on_devices(recorded: Recorded, request: Request,
@@ -191,22 +232,32 @@ def put_on_devices(recorded: Recorded, request: Request,
     Args:
       recorded: the forward pass.
       request: `Request` of the build.
-      device: of the tower.
+      device: the device, or devices, of the tower.
 
     Returns:
       How it was cut; None where the model is not cut.
     """
     cuts = None
     operations = recorded.operations
-    if request.memory.cutting is not None and len(stages_of(device)) > 1:
-        movable: typing.Set[str] = set()
-        if request.placement.by_stage:
-            # Variables of an earlier build stay where its towers have them.
-            movable = graph_walk.operation_names(recorded.created)
-        cuts = cut_into_stages(recorded, device, movable, request.memory.cutting)
+    has_several_devices = len(stages_of(device)) > 1
+    if request.memory.cutting is not None and has_several_devices:
+        cuts = cut_into_stages(recorded, device, _movable_variables(recorded, request),
+                               request.memory.cutting)
     if cuts is None or says_stages(operations):
+        # The model's own towers.stage count, also in a model that is cut besides.
         place_forward(operations, device)
     check_reads_in_loops(operations, [part.device for part in request.split.parts])
-    keep_stacks_with_loops(operations)  # of gradients that the model function takes itself
+    # A model function that takes gradients itself has made the stacks in which loops (v1) keep
+    # their values for them.
+    keep_stacks_with_loops(operations)
     keep_arrays_with_readers(operations, device)
     return cuts
+
+
+def _movable_variables(recorded: Recorded, request: Request) -> typing.Set[str]:
+    """Set of the names of the variables that go to the stage which reads them first: all that the
+    call has made, if the placement of variables is by stage. Variables of an earlier build stay
+    where its towers have them."""
+    if not request.placement.by_stage:
+        return set()
+    return graph_walk.operation_names(recorded.created)

@@ -11,7 +11,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import bytes_of, is_control_flow, reachable_from, source_through
+from towers.graph.graph_walk import (
+    by_name,
+    bytes_of,
+    is_control_flow,
+    reachable_from,
+    source_through,
+)
 from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import crossing_bytes, size_of
@@ -20,14 +26,14 @@ _SLACK = 1.07  # the fullest stage's memory over the best cut's, so that less cr
 
 
 class Piece(typing.NamedTuple):
-    """Neighbouring operations that stay in one stage; all in bytes.
+    """The memory of neighbouring operations that stay in one stage, in bytes.
 
     Attributes:
-      held: kept in the stage all the time for it: variables and their slots.
-      kept: activations for its backward pass, of one micro-batch.
-      gradients: of its variables.
-      transient: allocated only while it runs.
-      crossing: the tensors made up to its end that later pieces take.
+      held: memory that is taken all the time: variables and their slots.
+      kept: activations of one micro-batch, which are kept for the backward pass.
+      gradients: the gradients of the piece's variables.
+      transient: memory that is taken only while an operation runs.
+      crossing: the tensors that are made up to the end of the piece, and that later pieces take.
     """
     held: int
     kept: int
@@ -42,7 +48,7 @@ class VariableBytes(typing.NamedTuple):
     gradient: int
 
 
-# The gradient takes shapes at the most.
+# Types of operations by what their gradient functions take: shapes at the most; outputs;
 _TAKES_NOTHING = RESHAPES | SIZES | frozenset([
     'Add', 'AddN', 'AddV2', 'AvgPool', 'AvgPool3D', 'BatchToSpaceND', 'BiasAdd', 'BroadcastTo',
     'Cast', 'Concat', 'ConcatV2', 'Const', 'DepthToSpace', 'Fill', 'Mean', 'MirrorPad', 'Neg',
@@ -53,45 +59,62 @@ _TAKES_OUTPUTS = frozenset([
     'Elu', 'Exp', 'Inv', 'LogSoftmax', 'Reciprocal', 'Relu', 'Relu6', 'Rsqrt', 'Selu', 'Sigmoid',
     'Softmax', 'SoftmaxCrossEntropyWithLogits', 'SparseSoftmaxCrossEntropyWithLogits', 'Sqrt',
     'Tanh'])
-# An input is taken for the gradient of the other one only.
+# and, of each input, the other input. All others take their inputs.
 _PRODUCTS = frozenset([
     'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'Conv3D', 'DepthwiseConv2dNative',
     'Einsum', 'MatMul', 'Mul'])
 
 
 def variable_bytes(variable: tf.Variable, slots: typing.Optional[int]) -> VariableBytes:
-    """The bytes of a variable with so many slots; `slots` is None where these and the gradient are
-    elsewhere."""
+    """The bytes that a variable takes in its stage.
+
+    Args:
+      variable: the variable.
+      slots: how many slots the optimizer keeps beside each trained variable; None where slots and
+        gradients are not in the stage.
+    """
     size = bytes_of(variable)
-    if slots is None or not getattr(variable, 'trainable', True):
+    is_trainable = getattr(variable, 'trainable', True)
+    if slots is None or not is_trainable:
         return VariableBytes(held=size, gradient=0)
-    # The session keeps the zeros that slots began with, too.
+    # The session keeps the zeros that slots began with, too: constants, which it has computed once.
     return VariableBytes(held=size * (1 + 2 * slots), gradient=size)
 
 
+# ---- what the backward pass keeps ----------------------------------------------------------------
+
 def kept_bytes(operations: typing.Sequence[tf.Operation]) -> typing.Counter[str]:
-    """Bytes of each operation's results that the backward pass needs: a `Counter` by its name."""
-    reading = [op for op in operations if any(map(read_from, op.inputs))]
-    trained = reachable_from(reading, operations)
-    needed = {}
+    """Bytes of the results that the backward pass needs: a `Counter` by the name of the operation
+    whose results they are.
+
+    Args:
+      operations: the operations of the forward pass.
+    """
+    readers = [op for op in operations if any(map(read_from, op.inputs))]
+    # An operation that depends on no variable has no gradient.
+    differentiated = reachable_from(readers, operations)
+    needed = {}  # by name, since several gradients may take one tensor
     for op in operations:
-        if op.name not in trained:
-            continue
-        for tensor in _needed_for_gradient(op, trained):
-            tensor = source_through(tensor, RESHAPES)  # whose memory it is
-            needed[tensor.name] = tensor
+        if op.name in differentiated:
+            tensors = _needed_for_gradient(op, differentiated)
+            needed.update(by_name(map(_owner_of_memory, tensors)))
     kept: typing.Counter[str] = collections.Counter()
     for tensor in needed.values():
         is_variable = tensor.dtype == tf.resource or read_from(tensor)
-        if tensor.op.type != 'Const' and not is_variable:
+        if tensor.op.type != 'Const' and not is_variable:  # which are there in any case
             kept[tensor.op.name] += size_of(tensor)
     return kept
 
 
+def _owner_of_memory(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor whose memory a tensor has: a reshape hands on its input's memory."""
+    return source_through(tensor, RESHAPES)
+
+
 def _needed_for_gradient(op: tf.Operation,
-                         trained: typing.Container[str]) -> typing.List[tf.Tensor]:
-    """The inputs or outputs that the gradient function of an operation takes; `trained` are names
-    of the operations that depend on a variable."""
+                         differentiated: typing.Container[str]) -> typing.List[tf.Tensor]:
+    """The inputs or outputs that the gradient function of an operation takes; `differentiated` are
+    the names of the operations that depend on a variable."""
     if op.type in _TAKES_NOTHING:
         return []
     if op.type in _TAKES_OUTPUTS:
@@ -99,32 +122,35 @@ def _needed_for_gradient(op: tf.Operation,
     inputs = list(op.inputs)
     if op.type not in _PRODUCTS:
         return inputs
-    have_gradients = []
+    has_gradient = []
     for tensor in inputs:
-        have_gradients.append(tensor.op.name in trained or bool(read_from(tensor)))
+        has_gradient.append(tensor.op.name in differentiated or bool(read_from(tensor)))
     needed = []
-    for place, tensor in enumerate(inputs):
-        others = have_gradients[:place] + have_gradients[place + 1:]
-        if any(others):
+    for position, tensor in enumerate(inputs):
+        others_have_gradient = has_gradient[:position] + has_gradient[position + 1:]
+        if any(others_have_gradient):  # d(x w) / dw takes x, where w has a gradient
             needed.append(tensor)
     return needed
 
 
+# ---- pieces --------------------------------------------------------------------------------------
+
 class Pieces(typing.NamedTuple):
     """The pieces that operations may be cut into."""
     pieces: typing.List[Piece]
-    ends: typing.List[int]  # the place of the last operation of each
+    ends: typing.List[int]  # for each piece, the index of its last operation
 
 
 def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, int],
               variables_of: typing.Mapping[str, typing.Sequence[VariableBytes]]) -> Pieces:
     """Finds the pieces that operations may be cut into.
 
-    Each has something to compute; loops and branches (v1) stay in one piece.
+    Each piece has something to compute; loops and branches (v1) stay in one piece.
 
     Args:
-      operations: in the order of making.
-      kept: as `kept_bytes` returns it; or {}.
+      operations: the operations, in the order in which they were made.
+      kept: {name of an operation: bytes of its results that the backward pass needs}; {} without a
+        backward pass.
       variables_of: {name of an operation: bytes of the variables that it reads first}.
     """
     crossing = crossing_bytes(operations, others=True)
@@ -132,38 +158,47 @@ def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, i
     pieces = []
     begin = 0
     for end in ends:
-        held = kept_of_piece = gradients = 0
-        for op in operations[begin:end + 1]:
-            kept_of_piece += kept.get(op.name, 0)
-            for variable in variables_of.get(op.name, ()):
-                held += variable.held
-                gradients += variable.gradient
-        transient = max(map(_transient, operations[begin:end + 1]))
-        pieces.append(Piece(held, kept_of_piece, gradients, transient, crossing[end]))
+        within = operations[begin:end + 1]
+        variables: typing.List[VariableBytes] = []
+        for op in within:
+            variables += variables_of.get(op.name, ())
+        pieces.append(Piece(
+            held=sum(variable.held for variable in variables),
+            kept=sum(kept.get(op.name, 0) for op in within),
+            gradients=sum(variable.gradient for variable in variables),
+            transient=max(map(_transient, within)),
+            crossing=crossing[end]))
         begin = end + 1
     return Pieces(pieces, ends)
 
 
 def _ends_of_pieces(operations: typing.Sequence[tf.Operation]) -> typing.List[int]:
-    """The place of the last operation of each piece."""
-    computing = [place for place, op in enumerate(operations) if op.type != 'Const']
+    """For each piece, the index of its last operation; [] if nothing is computed.
+
+    A piece ends with each operation that computes, so that constants come before what takes them;
+    within a loop or branch (v1), and between two that follow each other, no piece ends.
+    """
+    computing = [index for index, op in enumerate(operations) if op.type != 'Const']
     if not computing:
         return []
     ends = []
-    for place in computing[:-1]:
-        is_within_control_flow = all(map(is_control_flow, operations[place:place + 2]))
+    for index in computing[:-1]:
+        is_within_control_flow = all(map(is_control_flow, operations[index:index + 2]))
         if not is_within_control_flow:
-            ends.append(place)
+            ends.append(index)
     return ends + [len(operations) - 1]
 
 
 def _transient(op: tf.Operation) -> int:
-    """Bytes that an operation takes while it runs: results and inputs, or their gradients."""
-    if op.type in RESHAPES or op.type == 'Const':
+    """Bytes that an operation takes while it runs: of its results and inputs, or of the gradients
+    of these."""
+    if op.type in RESHAPES or op.type == 'Const':  # it allocates nothing
         return 0
     tensors = list(op.inputs) + list(op.outputs)
     return sum(size_of(tensor) for tensor in tensors if tensor.dtype.is_floating)
 
+
+# ---- cuts ----------------------------------------------------------------------------------------
 
 class StageCost:
     """The memory of neighbouring pieces as one stage.
@@ -178,77 +213,103 @@ class StageCost:
     __slots__ = ('_held', '_copies', '_kept', '_worst')
 
     def __init__(self, copies: int, pieces: typing.Iterable[Piece] = ()):
+        """
+        Args:
+          copies: how many micro-batches' activations are kept at the same time.
+          pieces: the pieces of the stage, in order.
+        """
         self._copies = copies
-        self._held = 0
-        self._kept = 0
-        self._worst = 0
+        self._held = 0  # sum held
+        self._kept = 0  # copies * sum kept
+        self._worst = 0  # max_j (…)
         for piece in pieces:
             self.add_last(piece)
 
     @property
     def memory(self) -> int:
-        """Bytes at its worst moment."""
+        """Bytes at the worst moment of the backward pass."""
         return self._held + self._worst
 
     def add_last(self, piece: Piece) -> None:
-        """Makes the stage larger."""
+        """Makes the stage larger by a piece at its end.
+
+        The gradients of the piece are there at each earlier piece, too, so that they are added to
+        the maximum over these.
+        """
         self._held += piece.held
         self._kept += self._copies * piece.kept
         self._worst = piece.gradients + max(self._worst, self._kept + piece.transient)
 
 
 def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> typing.List[int]:
-    """Where to cut: the place of the last piece of each stage but the last one.
+    """Finds where to cut pieces into stages.
 
-    The fullest stage holds at most 7 % more than with the best cut; of such cuts it takes the cuts
-    that the fewest bytes cross, then cuts between layers. `copies` says of each
-    stage how many micro-batches' activations it keeps at the same time.
+    The fullest stage holds at most 7 % more than with the best cuts. Of such cuts it takes the cuts
+    that the fewest bytes cross, then cuts between layers.
+
+    Args:
+      pieces: the pieces, in order.
+      copies: for each stage, how many micro-batches' activations it keeps at the same time.
+
+    Returns:
+      For each stage but the last one, the index of its last piece.
     """
     def can_be_cut(limit: int) -> bool:
+        """Whether there are stages none of which holds more than a limit."""
         return _latest_cuts(pieces, copies, limit) is not None
 
-    whole = StageCost(max(copies), pieces).memory
-    limit = _SLACK * _first(0, whole, can_be_cut)
+    memory_of_one_stage = StageCost(max(copies), pieces).memory
+    least_limit = _first_number(0, memory_of_one_stage, can_be_cut)
+    limit = _SLACK * least_limit
     cuts: typing.List[int] = []
     for stage in range(len(copies) - 1):
         start = cuts[-1] + 1 if cuts else 0
         first, last = _possible_cuts(pieces, copies[stage:], start, limit)
-        middle = (first + last) / 2.
-        candidates = []
-        for place in range(first, last + 1):
-            # Between layers an activation is kept, and variables come next.
-            is_between_layers = pieces[place].kept and pieces[place + 1].held
-            candidates.append((pieces[place].crossing, not is_between_layers,
-                               abs(place - middle), place))
-        cuts.append(min(candidates)[-1])
+        cuts.append(_best_cut(pieces, first, last))
     return cuts
+
+
+def _best_cut(pieces: typing.Sequence[Piece], first: int, last: int) -> int:
+    """The best of the cuts after the pieces from `first` to `last`: the one that the fewest bytes
+    cross; then one between layers; then the one next to the middle."""
+    middle = (first + last) / 2.
+    ranked = []
+    for index in range(first, last + 1):
+        # Between layers an activation is kept, and variables come next.
+        is_between_layers = pieces[index].kept and pieces[index + 1].held
+        ranked.append((pieces[index].crossing, not is_between_layers, abs(index - middle), index))
+    return min(ranked)[-1]
 
 
 def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int], start: int,
                    limit: float) -> typing.Tuple[int, int]:
-    """`(first, last)`: the first and the last place for the end of a stage, with which neither it
-    nor the stages after it hold more than a limit.
+    """Finds where a stage may end, so that neither this stage nor the stages after it hold more
+    than a limit.
 
     Args:
       pieces: all pieces.
       copies: how many micro-batches' activations are kept at the same time, in this stage and in
-        each one after it.
-      start: the place of the stage's first piece.
-      limit: in bytes.
+        each stage after it.
+      start: the index of the stage's first piece.
+      limit: the limit in bytes.
+
+    Returns:
+      `(first, last)`: the indices of the first and the last piece at which it may end.
     """
-    def can_end(place: int) -> bool:
-        """Whether the stages after this one fit, if this one ends at a place."""
-        return _latest_cuts(pieces[place + 1:], copies[1:], limit) is not None
+    def can_end(index: int) -> bool:
+        """Whether the stages after this one fit, if this one ends with the piece of an index."""
+        return _latest_cuts(pieces[index + 1:], copies[1:], limit) is not None
 
     # The caller has made the limit so high that there are such cuts: they are not None.
     cuts = _latest_cuts(pieces[start:], copies, limit)
     last = start + cuts[0]  # type: ignore[index]
-    # The later this stage ends, the less the others hold, so `_first` can bisect.
-    return _first(start, last, can_end), last
+    # The later this stage ends, the less the others hold, so `_first_number` can bisect.
+    return _first_number(start, last, can_end), last
 
 
-def _first(low: int, high: int, holds: typing.Callable) -> int:
-    """The first number from `low` to `high` for which something holds, as for all later ones."""
+def _first_number(low: int, high: int, holds: typing.Callable) -> int:
+    """The first number from `low` to `high` for which a condition holds; it holds for all later
+    ones, so that it is found by bisection."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):
@@ -260,20 +321,33 @@ def _first(low: int, high: int, holds: typing.Callable) -> int:
 
 def _latest_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
                  limit: float) -> typing.Optional[typing.List[int]]:
-    """The latest cuts at which no stage holds more than a limit; None where there are none."""
+    """The latest cuts at which no stage holds more than a limit; None where there are none.
+
+    Each stage in turn takes as many pieces as it can hold, but leaves one to each stage after it.
+    The arguments and the result are as in `cut_evenly`, but for the `limit` in bytes.
+    """
+    if len(pieces) < len(copies):  # a stage would have no piece
+        return None
     cuts = []
-    place = 0
-    for position, copies_of_stage in enumerate(copies):
-        num_stages_after = len(copies) - 1 - position
-        end = len(pieces) - num_stages_after  # each has a piece
-        stage = StageCost(copies_of_stage)
-        begin = place
-        while place < end:
-            stage.add_last(pieces[place])
-            if stage.memory > limit:
-                break
-            place += 1
-        if place == begin:
+    start = 0
+    for stage, copies_of_stage in enumerate(copies):
+        num_stages_after = len(copies) - 1 - stage
+        candidates = pieces[start:len(pieces) - num_stages_after]
+        num_pieces = _num_pieces_within(candidates, copies_of_stage, limit)
+        if num_pieces == 0:
             return None
-        cuts.append(place - 1)
-    return cuts[:-1] if place == len(pieces) else None
+        start += num_pieces
+        cuts.append(start - 1)
+    has_all_pieces = start == len(pieces)
+    return cuts[:-1] if has_all_pieces else None
+
+
+def _num_pieces_within(pieces: typing.Sequence[Piece], copies: int, limit: float) -> int:
+    """How many of the pieces, from the first on, a stage can take without holding more than a limit
+    in bytes; `copies` is how many micro-batches' activations it keeps at the same time."""
+    stage = StageCost(copies)
+    for count, piece in enumerate(pieces):
+        stage.add_last(piece)
+        if stage.memory > limit:
+            return count
+    return len(pieces)

@@ -1,4 +1,10 @@
-"""Cuts a finished forward pass into stages, where the model names none."""
+"""Cuts a recorded forward pass into stages, where the model names none.
+
+Most operations may be put on any device of the tower; here they *move*. The others, such as the
+lookup in an embedding, are kept with a variable, and go to a stage with an operation that moves. A
+variable goes to the stage that reads it first, and with it go its *companions*: its initial value,
+its slots, its moving average.
+"""
 
 import collections
 import itertools
@@ -8,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.capture.stage_costs import (
-    Pieces,
+    Piece,
     StageCost,
     VariableBytes,
     cut_evenly,
@@ -18,7 +24,7 @@ from towers.capture.stage_costs import (
 )
 from towers.errors import ModelFunctionError
 from towers.graph.edit import Library, colocated_names, colocation_group
-from towers.graph.graph_walk import names_of, operation_names, variables_by_name
+from towers.graph.graph_walk import names_of, operation_names
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.stages import may_move, move
@@ -43,10 +49,10 @@ class Cutting(typing.NamedTuple):
     """How to cut.
 
     Attributes:
-      copies: for each stage, micro-batches whose activations it keeps at the same time.
+      copies: for each stage, how many micro-batches' activations it keeps at the same time.
       trains: whether there is a backward pass.
-      slots: how many variables the optimizer keeps beside each trained one, see `number_of_slots`;
-        None where stages have no variables that are trained.
+      slots: how many slots the optimizer keeps beside each trained variable, see `number_of_slots`;
+        None where trained variables are not in the stages.
     """
     copies: typing.List[int]
     trains: bool
@@ -67,19 +73,20 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
       ModelFunctionError: the operations are too few.
     """
     stages = stages_of(device)
+    # Operations of variables, such as initial values, go where their variable goes.
     own = [op for op in recorded.operations if op.name not in recorded.owned]
     moving = [op for op in own if may_move(op, stages)]
-    goes_with = _goes_with(own, moving)
-    leaders = _leaders(recorded.variables)
-    readers = _first_readers(own, goes_with, leaders)
+    mover_of = _movers(own, moving)
+    leader_of = _leaders(recorded.variables)
+    variables_by_reader = _first_readers(own, mover_of, leader_of)
     kept: typing.Counter[str] = collections.Counter()
     if cutting.trains:
-        kept = _kept_by_moving(recorded.operations, own, goes_with, stages[0])
-    bytes_of_leaders = _bytes_by_leader(recorded.variables, leaders, cutting.slots)
-    variables_of = {}
-    for reader, names in readers.items():
-        variables_of[reader] = sum([bytes_of_leaders[name] for name in names], [])
-    pieces = pieces_of(moving, kept, variables_of)
+        kept = _kept_by_movers(recorded.operations, own, mover_of, stages[0])
+    bytes_of_leader = _bytes_by_leader(recorded.variables, leader_of, cutting.slots)
+    bytes_by_reader: typing.Dict[str, typing.List[VariableBytes]] = {}
+    for reader, names in variables_by_reader.items():
+        bytes_by_reader[reader] = sum([bytes_of_leader[name] for name in names], [])
+    pieces = pieces_of(moving, kept, bytes_by_reader)
     if len(pieces.pieces) < len(stages):
         raise ModelFunctionError(
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
@@ -87,187 +94,229 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
             'the model function (or stages=).' % (len(stages), len(pieces.pieces)))
     cuts = cut_evenly(pieces.pieces, cutting.copies)
     ends = [pieces.ends[cut] for cut in cuts]
-    variables = [each for each in recorded.variables if each.op.name in movable]
-    _move_to_stages(moving, stages, ends, readers, variables)
+    variables = [variable for variable in recorded.variables if variable.op.name in movable]
+    _move_to_stages(_divided(moving, ends), stages, variables_by_reader, variables)
     _bring_along(recorded.operations, moving, stages[0])
     return StageCuts(
-        memory=_shares_of_memory(pieces, cuts, cutting.copies),
+        memory=_shares_of_memory(pieces.pieces, cuts, cutting.copies),
         crossing=[pieces.pieces[cut].crossing for cut in cuts],
         names=[moving[end].name for end in ends])
 
 
-# ---- what is of which stage ----------------------------------------------------------------------
+# ---- which operation goes with which -------------------------------------------------------------
 
-def _goes_with(operations: typing.Iterable[tf.Operation],
-               moving: typing.Sequence[tf.Operation]) -> typing.Dict[str, str]:
-    """{name of an operation: name of the operation with which it goes to a stage}.
+def _movers(operations: typing.Iterable[tf.Operation],
+            moving: typing.Sequence[tf.Operation]) -> typing.Dict[str, str]:
+    """Finds the operation with which each operation goes to a stage.
 
-    This is itself, if it may be put anywhere (`moving`); else the next one in order that may. Those
-    after the last go with the last.
+    An operation that moves goes by itself. Any other one goes with the next in order that moves,
+    which is likely to take its result; after the last one that moves, with that.
 
-    An operation that may not be put anywhere is one that is kept with a variable, such as an
-    embedding's lookup.
+    Args:
+      operations: the operations, in the order in which they were made.
+      moving: the operations that move.
+
+    Returns:
+      {name of an operation: name of the operation with which it goes}; {} if none moves.
     """
-    movable = names_of(moving)
-    found = {}
-    waiting: typing.List[str] = []
+    names_moving = names_of(moving)
+    mover_of = {}
+    waiting: typing.List[str] = []  # names of operations since the last one that moves
     for op in operations:
         waiting.append(op.name)
-        if op.name in movable:
-            found.update(dict.fromkeys(waiting, op.name))
+        if op.name in names_moving:
+            mover_of.update(dict.fromkeys(waiting, op.name))
             waiting = []
     if moving:
-        found.update(dict.fromkeys(waiting, moving[-1].name))
-    return found
+        mover_of.update(dict.fromkeys(waiting, moving[-1].name))
+    return mover_of
 
 
 def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
-    """{variable's name: name of the variable that it is kept with}, a moving average's, say; or its
-    own name."""
+    """{name of a variable: name of the variable that it is kept with}: of a moving average, say,
+    the variable that is averaged; mostly the variable itself."""
     names = operation_names(variables)
-    leaders = {}
+    leader_of = {}
     for variable in variables:
-        beside = [name for name in colocation_group(variable.op) if name in names]
-        leaders[variable.op.name] = beside[0] if beside else variable.op.name
-    return leaders
+        leaders = [name for name in colocation_group(variable.op) if name in names]
+        leaders.append(variable.op.name)
+        leader_of[variable.op.name] = leaders[0]
+    return leader_of
 
 
-def _first_readers(operations: typing.Iterable[tf.Operation],
-                   goes_with: typing.Dict[str, str],
-                   leaders: typing.Dict[str, str]) -> typing.Dict[str, typing.List[str]]:
-    """{operation's name: names of the variables, but for companions of others, it reads first}.
+def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.Dict[str, str],
+                   leader_of: typing.Dict[str, str]) -> typing.Dict[str, typing.List[str]]:
+    """Finds the variables that each moving operation reads first, itself or by the operations that
+    go with it.
 
     Args:
-      operations: in the order of making.
-      goes_with: as `_goes_with` returns it.
-      leaders: as `_leaders` returns it.
+      operations: the operations, in the order in which they were made.
+      mover_of: {name of an operation: name of the moving operation with which it goes}.
+      leader_of: {name of a variable: name of the variable that it is kept with}.
+
+    Returns:
+      {name of a moving operation: names of the variables}, without variables that are kept with
+      another one.
     """
-    found = collections.defaultdict(list)
+    variables_by_reader = collections.defaultdict(list)
     seen = set()
     for op in operations:
-        mover = goes_with.get(op.name, '')
+        mover = mover_of.get(op.name, '')
         for name in _variables_read(op, is_moving=mover == op.name):
-            if leaders.get(name) == name and name not in seen:
+            is_leader = leader_of.get(name) == name
+            if is_leader and name not in seen:
                 seen.add(name)
-                found[mover].append(name)
-    return found
+                variables_by_reader[mover].append(name)
+    return variables_by_reader
 
 
 def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
-    """Names of the variables that an operation reads; if it may not be put anywhere, as `is_moving`
-    says, of those that it is kept with."""
+    """Names of the variables that an operation reads. If it does not move, as `is_moving` says,
+    names of those that it is kept with: another variable does not go where it goes."""
     kept_with = colocated_names(op)
-    if not is_moving and not kept_with:
+    # What hands on the variable that it is kept with does not read it.
+    reads_what_it_is_kept_with = bool(kept_with) and op.type not in HAND_ON
+    if not is_moving and not reads_what_it_is_kept_with:
         return []
     names = []
     for tensor in op.inputs:
         for source in read_from(tensor):
-            is_kept_with = source.name in kept_with and op.type not in HAND_ON
-            if is_moving or is_kept_with:
+            if is_moving or source.name in kept_with:
                 names.append(source.name)
     return names
 
 
 def _bytes_by_leader(
-        variables: typing.Iterable[tf.Variable], leaders: typing.Dict[str, str],
+        variables: typing.Iterable[tf.Variable], leader_of: typing.Dict[str, str],
         slots: typing.Optional[int]) -> typing.Dict[str, typing.List[VariableBytes]]:
-    """{name of a variable: the bytes of the variables that are kept with it}; `leaders` is what
-    `_leaders` returns, `slots` that of `Cutting`."""
-    by_leader = collections.defaultdict(list)
+    """{name of a variable: the bytes of the variables that are kept with it}.
+
+    Args:
+      variables: all variables.
+      leader_of: {name of a variable: name of the variable that it is kept with}.
+      slots: see `Cutting`.
+    """
+    bytes_of_leader = collections.defaultdict(list)
     for variable in variables:
-        by_leader[leaders[variable.op.name]].append(variable_bytes(variable, slots))
-    return by_leader
+        leader = leader_of[variable.op.name]
+        bytes_of_leader[leader].append(variable_bytes(variable, slots))
+    return bytes_of_leader
 
 
-def _kept_by_moving(
+def _kept_by_movers(
         operations: typing.Sequence[tf.Operation], own: typing.Iterable[tf.Operation],
-        goes_with: typing.Dict[str, str], first_stage: str) -> typing.Counter[str]:
-    """Bytes that the backward pass keeps, by the name of the operation that moves with them.
+        mover_of: typing.Dict[str, str], first_stage: str) -> typing.Counter[str]:
+    """Bytes that the backward pass keeps, by the name of the operation with which they move.
 
     Args:
       operations: all operations of the forward pass.
-      own: those that are no parts of variables.
-      goes_with: as `_goes_with` returns it.
+      own: the operations that do not belong to variables.
+      mover_of: {name of an operation: name of the operation with which it goes}.
       first_stage: the device of what may move; results elsewhere stay there.
     """
     bytes_of_results = kept_bytes(operations)
     kept: typing.Counter[str] = collections.Counter()
     for op in own:
-        if op.device == first_stage and op.name in goes_with:
-            kept[goes_with[op.name]] += bytes_of_results[op.name]
+        if op.device == first_stage and op.name in mover_of:
+            kept[mover_of[op.name]] += bytes_of_results[op.name]
     return kept
 
 
-def _shares_of_memory(pieces: Pieces, cuts: typing.Sequence[int],
+def _divided(entries: typing.Sequence, ends: typing.Sequence[int]) -> typing.List[typing.Sequence]:
+    """A list cut into a part for each stage.
+
+    Args:
+      entries: the list.
+      ends: for each stage but the last one, the index of its last entry.
+    """
+    parts = []
+    start = 0
+    for end in ends:
+        parts.append(entries[start:end + 1])
+        start = end + 1
+    return parts + [entries[start:]]
+
+
+def _shares_of_memory(pieces: typing.Sequence[Piece], cuts: typing.Sequence[int],
                       copies: typing.Sequence[int]) -> typing.List[float]:
-    """For each stage its part of the sum of all stages' peaks."""
-    starts = [0] + [cut + 1 for cut in cuts]
-    ends = starts[1:] + [len(pieces.pieces)]
+    """For each stage its part of the sum of all stages' peaks.
+
+    Args:
+      pieces: all pieces.
+      cuts: for each stage but the last one, the index of its last piece.
+      copies: for each stage, how many micro-batches' activations it keeps at the same time.
+    """
     memory = []
-    for copies_of_stage, start, end in zip(copies, starts, ends):
-        memory.append(StageCost(copies_of_stage, pieces.pieces[start:end]).memory)
+    for copies_of_stage, pieces_of_stage in zip(copies, _divided(pieces, cuts)):
+        memory.append(StageCost(copies_of_stage, pieces_of_stage).memory)
     total = sum(memory) or 1.
-    return [each / total for each in memory]
+    return [memory_of_stage / total for memory_of_stage in memory]
 
 
 # ---- the moves -----------------------------------------------------------------------------------
 
-def _move_to_stages(moving: typing.Sequence[tf.Operation], stages: typing.Sequence[str],
-                    ends: typing.Sequence[int], readers: typing.Dict[str, typing.List[str]],
+def _move_to_stages(operations_of_stages: typing.Sequence[typing.Sequence[tf.Operation]],
+                    stages: typing.Sequence[str],
+                    variables_by_reader: typing.Dict[str, typing.List[str]],
                     variables: typing.Sequence[tf.Variable]) -> None:
     """Puts operations, and the variables that they read first, on the devices of their stages.
 
     Args:
-      moving: the operations, in the order of making.
-      stages: the devices.
-      ends: the place of the last operation of each stage but the last one.
-      readers: as `_first_readers` returns it.
-      variables: those that are moved.
+      operations_of_stages: for each stage the operations that are put there.
+      stages: the devices of the stages.
+      variables_by_reader: {name of an operation: names of the variables that it reads first}.
+      variables: the variables that are moved.
     """
-    graph = moving[0].graph
+    graph = tf.get_default_graph()
     library = Library(graph)
     companions = _companions(graph) if variables else {}
-    by_name = variables_by_name(variables)
-    starts = [0] + [end + 1 for end in ends]
-    for stage, start, end in zip(stages, starts, starts[1:] + [len(moving)]):
-        for op in moving[start:end]:
+    device_of = {variable.op.name: variable.device for variable in variables}
+    for stage, operations in zip(stages, operations_of_stages):
+        for op in operations:
             move(op, stage, library)
-            for name in readers.get(op.name, ()):
-                if name in by_name:
-                    _move_variable(library, companions, name, by_name[name].device, stage)
+            for name in variables_by_reader.get(op.name, ()):
+                if name in device_of:
+                    _move_variable(library, companions, name, device_of[name], stage)
 
 
 def _bring_along(operations: typing.Iterable[tf.Operation],
                  moved: typing.Iterable[tf.Operation], first_stage: str) -> None:
     """Moves operations of the first stage that are colocated with moved ones (a loop's `Switch`es)
     along with them."""
-    places = {op.name: op.device for op in moved}
+    device_of = {op.name: op.device for op in moved}
     for op in operations:
-        if op.name in places or op.device != first_stage:
+        if op.name in device_of or op.device != first_stage:
             continue
-        beside = colocation_group(op)
-        if all(name in places for name in beside):
-            places[op.name] = places[beside[0]]
-            compat.set_device(op, places[op.name])
+        group = colocation_group(op)
+        if all(name in device_of for name in group):
+            device_of[op.name] = device_of[group[0]]
+            compat.set_device(op, device_of[op.name])
 
 
 def _companions(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """{variable's name: operations that go with it}: it, its parts, its colocated operations."""
+    """{name of a variable: operations that go where it goes}: its own, such as its initial value,
+    and those that are colocated with it."""
     operations = graph.get_operations()
     companions: typing.Dict[str, list] = {
         op.name: [] for op in operations if op.type in VARIABLE_OPS}
     for op in operations:
-        beside = set(colocated_names(op))
-        owners = beside & companions.keys()
-        if not owners:
-            # Variables in whose name scope it is, as `w/Initializer/zeros` is in that of `w`, with
-            # all that it is colocated with: the initial value of `w` may be computed from another
-            # variable, and partly be with that one.
-            owners = set.intersection(*map(_name_and_scopes, beside | {op.name}))
-        for name in owners:
-            if name in companions:
-                companions[name].append(op)
+        for name in _owners(op, companions):
+            companions[name].append(op)
     return companions
+
+
+def _owners(op: tf.Operation, variables: typing.Mapping[str, typing.Any]) -> typing.Set[str]:
+    """Set of the names of the variables that an operation goes with; `variables` has the names of
+    all variables."""
+    colocated = set(colocated_names(op))
+    owners = colocated & variables.keys()
+    if owners:
+        return owners
+    # `w/Initializer/zeros` is in the name scope of its variable `w`. Its initial value may be
+    # computed from another variable, and partly be colocated with that one: then it is in the name
+    # scopes of both, and goes with neither.
+    names_and_scopes = map(_name_and_scopes, colocated | {op.name})
+    return set.intersection(*names_and_scopes) & variables.keys()
 
 
 def _name_and_scopes(name: str) -> typing.Set[str]:
@@ -277,18 +326,19 @@ def _name_and_scopes(name: str) -> typing.Set[str]:
 
 def _move_variable(library: Library, companions: typing.Dict[str, typing.List[tf.Operation]],
                    name: str, old_device: str, device: str) -> None:
-    """Puts a variable, with its parts and the operations colocated with it, on another device.
+    """Puts a variable, with the operations that go with it, on another device.
 
     Args:
       library: the functions of the graph.
-      companions: as `_companions` returns it.
+      companions: {name of a variable: operations that go with it}.
       name: the variable's name.
-      old_device: what is elsewhere stays there.
-      device: the new one.
+      old_device: the device of the variable so far; what is elsewhere stays there.
+      device: the new device.
     """
     moved = [op for op in companions[name] if op.device == old_device]
     for op in moved:
         move(op, device, library)
-    for op in moved:  # a moving average's initial value is with that
-        if op.type in VARIABLE_OPS and op.name != name:
+    for op in moved:
+        is_other_variable = op.type in VARIABLE_OPS and op.name != name
+        if is_other_variable:  # a moving average, which has an initial value of its own
             _move_variable(library, companions, op.name, old_device, device)

@@ -26,8 +26,20 @@ def stages_line(towers: typing.Sequence,
     if len(devices) == 1:
         return None
     operations = _operations_of_first(towers)
-    if cuts is not None and not says_stages(operations):
+    has_own_stages = says_stages(operations)
+    if cuts is not None and not has_own_stages:
         return _cuts_text(devices, cuts)
+    text = _counts_text(devices, operations)
+    devices_used = {op.device for op in operations}.intersection(devices)
+    if cuts is not None:
+        text += '; only what the model has put in no towers.stage is cut by itself'
+    elif len(devices_used) == 1:
+        text += " (stages='auto' cuts a model that names no towers.stage)"
+    return text
+
+
+def _counts_text(devices: typing.Sequence[str], operations: typing.Iterable[tf.Operation]) -> str:
+    """The devices of a tower, each with how many of the tower's operations are there."""
     count = collections.Counter(op.device for op in operations)
     facts = []
     for device in devices:
@@ -35,13 +47,7 @@ def stages_line(towers: typing.Sequence,
         if count[device]:
             content = '%d operations' % count[device]
         facts.append('%s: %s' % (short_name(device), content))
-    text = ', '.join(facts)
-    num_used = len([device for device in devices if count[device]])
-    if cuts is not None:
-        text += '; only what the model has put in no towers.stage is cut by itself'
-    elif num_used == 1:
-        text += " (stages='auto' cuts a model that names no towers.stage)"
-    return text
+    return ', '.join(facts)
 
 
 def _cuts_text(devices: typing.Sequence[str], cuts: StageCuts) -> str:
@@ -49,40 +55,46 @@ def _cuts_text(devices: typing.Sequence[str], cuts: StageCuts) -> str:
     names = list(map(short_name, devices))
     shares = ['%.0f%%' % (100 * share) for share in cuts.memory]
     text = '%s %s' % (names[0], shares[0])
+    # A cut comes before each stage but the first one.
     for operation, size, name, share in zip(cuts.names, cuts.crossing, names[1:], shares[1:]):
         text += ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
     return text
 
 
 def _operations_of_first(towers: typing.Sequence) -> typing.List[tf.Operation]:
-    """The operations of the first of some `Tower`s, or of its first micro-batch."""
+    """The operations of the first of the `Tower`s; with accumulation, of its first micro-batch."""
     return [op for op in tf.get_default_graph().get_operations() if towers[0].has(op.name)]
 
 
 def accumulation_line(towers: typing.Sequence, micro_batches: int,
                       schedule: typing.Optional[str]) -> typing.Optional[str]:
-    """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one.
+    """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one
+    micro-batch.
+
+    With m micro-batches through s equal stages, a step takes m + s - 1 times as long as a stage
+    does for a micro-batch, and each stage waits s - 1 of these times.
 
     Args:
       towers: the `Tower`s of the build.
-      micro_batches: how many each tower has.
-      schedule: their order in the stages; None for one after the other.
+      micro_batches: how many micro-batches each tower has.
+      schedule: the order of the micro-batches in the stages, such as `'one_forward_one_backward'`;
+        None where they run one after the other.
     """
     if micro_batches == 1:
         return None
     text = '%d micro-batches' % micro_batches
-    sizes = {tower.size for tower in towers if isinstance(tower.size, int)}
-    if sizes:
-        text += ' of ' + ' or '.join(map(str, sorted(sizes, reverse=True)))
+    static_sizes = {tower.size for tower in towers if isinstance(tower.size, int)}
+    if static_sizes:
+        text += ' of ' + ' or '.join(map(str, sorted(static_sizes, reverse=True)))
     text += ' a tower'
     if schedule is None:
         return text + ', one after the other, for one update'
-    # Stages in which the model has nothing do not count.
+    # Devices on which the model has no operation are no stages.
     devices = {op.device for op in _operations_of_first(towers)}
     num_stages = len(devices.intersection(stages_of(towers[0].device)))
     schedule = schedule.replace('_', ' ')
     if num_stages == 1:
         return '%s through one stage, %s' % (text, schedule)
-    waiting = (num_stages - 1.) / (micro_batches + num_stages - 1)
+    waiting_share = (num_stages - 1.) / (micro_batches + num_stages - 1)
     return '%s through %d stages, %s; of equal stages each waits %.0f%% of the time' % (
-        text, num_stages, schedule, 100 * waiting)
+        text, num_stages, schedule, 100 * waiting_share)
