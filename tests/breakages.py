@@ -200,7 +200,7 @@ BREAKAGES = [
      'inspect/test_audit.py'),
     ('towers/inspect/comparison.py', 'largest_value(one[finite] - many[finite])', '0.',
      'inspect/test_check.py'),
-    ('towers/checkpoint/files.py', 'in reversed(candidates):', 'in candidates:',
+    ('towers/checkpoint/newest.py', 'in reversed(candidates):', 'in candidates:',
      'checkpoint/test_checkpoint_files.py'),
     ('towers/checkpoint/match.py', 'if dtype != wanted.dtype:', 'if False:',
      'checkpoint/test_checkpoint_match.py'),

@@ -5,7 +5,7 @@ import os
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.checkpoint.files import newest_checkpoint
+from towers.checkpoint.newest import newest_checkpoint
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.errors import CheckpointError
 

@@ -12,7 +12,7 @@ from towers.api.build import build_towers
 from towers.api.built import BuiltTowers, Plan, PlannedTower
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
 from towers.capture.model_inputs import BatchAxis
-from towers.checkpoint.files import Damaged, Newest, newest_checkpoint
+from towers.checkpoint.newest import Damaged, Newest, newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
 from towers.cluster.addresses import free_ports

@@ -17,7 +17,8 @@ import typing
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.checkpoint.files import READ_ERRORS, newest_prefix, step_of
+from towers.checkpoint.files import READ_ERRORS, step_of
+from towers.checkpoint.newest import newest_prefix
 from towers.safe_files import read_json, written_whole
 from trainer.flags import FLAGS, train_dir
 from trainer.job import Setup, make_evaluation

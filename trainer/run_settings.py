@@ -10,7 +10,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 import datasets
-from towers.checkpoint.files import newest_prefix
+from towers.checkpoint.newest import newest_prefix
 from towers.errors import BadFileError, CheckpointError, shown
 from towers.safe_files import SCALAR, moved_aside, read_json, written_whole
 from trainer.flags import (

@@ -9,7 +9,8 @@ import typing
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.checkpoint.files import newest_prefix, step_of
+from towers.checkpoint.files import step_of
+from towers.checkpoint.newest import newest_prefix
 from towers.run.training_session import training_session
 from trainer.arguments import joined, memory_limit, session_config
 from trainer.data import data_ended

@@ -8,7 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from checkpoint_runs import DATA, change, newest_error, save
-from towers.checkpoint.files import Newest, damage, describe_safe, newest_checkpoint
+from towers.checkpoint.files import damage
+from towers.checkpoint.newest import Newest, describe_safe, newest_checkpoint
 
 
 def test_a_missing_and_an_empty_directory_have_none(tmpdir):

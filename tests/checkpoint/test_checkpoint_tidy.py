@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from checkpoint_runs import DATA, save
 
-from towers.checkpoint.files import Newest, newest_checkpoint
+from towers.checkpoint.newest import Newest, newest_checkpoint
 from towers.checkpoint.tidy import remove_leftovers, tidy_directory
 from towers.errors import CheckpointError
 

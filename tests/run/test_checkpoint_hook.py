@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from checkpoint_runs import DATA, Recorder, error_of_run, run, saved_steps, value_of
-from towers.checkpoint.files import Newest, newest_checkpoint
+from towers.checkpoint.newest import Newest, newest_checkpoint
 from towers.errors import InvalidArgumentError
 from towers.run.checkpoint_hook import CheckpointHook
 

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from checkpoint_runs import DATA
 
 import towers
-from towers.checkpoint.files import newest_checkpoint
+from towers.checkpoint.newest import newest_checkpoint
 from towers.errors import CheckpointError, NonFiniteError, RunLockedError
 from towers.nonfinite import checked_loss
 from towers.run import training_session as module

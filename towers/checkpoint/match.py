@@ -1,7 +1,11 @@
-"""Compares a checkpoint with the variables of a graph: does all of it fit, or which part?"""
+"""Compares a checkpoint with the variables of a graph: does all of it fit, or which part?
+
+Its test is `tests/checkpoint/test_checkpoint_match.py`.
+"""
 
 import collections
 import contextlib
+import itertools
 import os
 import re
 import typing
@@ -10,14 +14,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_flag, check_instance, directory_name
-from towers.checkpoint.files import (
-    READ_ERRORS,
-    damage,
-    first_line,
-    list_checkpoints,
-    newest_checkpoint,
-    reader_of,
-)
+from towers.checkpoint.files import READ_ERRORS, damage, first_line, list_checkpoints, reader_of
+from towers.checkpoint.newest import newest_checkpoint
 from towers.errors import CheckpointError, InvalidArgumentError
 
 _FILE_OF_PREFIX = re.compile(r'\.(index|meta|data-\d{5}-of-\d{5})$')
@@ -25,12 +23,11 @@ _FILE_OF_PREFIX = re.compile(r'\.(index|meta|data-\d{5}-of-\d{5})$')
 _BETA_POWER = re.compile(r'(^|/)beta[12]_power(_\d+)?$')
 
 
-_SHOWN = 4  # of many names
+_SHOWN = 4  # of many names so many are shown
 
 
 class _Wanted(typing.NamedTuple):
-    """The shape and dtype that a checkpoint has to have under a name, for a variable of the
-    graph."""
+    """What a checkpoint has to have under a name, for a variable of the graph."""
     shape: tf.TensorShape
     dtype: tf.DType
     parts: typing.List[tf.Variable]  # the variable itself; or the parts of a partitioned one
@@ -179,18 +176,19 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     if reason:
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, reason))
     contents = _contents(prefix)
-    graph_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
-    left = []
+    kind_of_state = {} if optimizer_state else _kinds_of_state(wanted)
     taken = collections.OrderedDict()
-    for name, variable in wanted.items():
-        reason = None
+    left = []
+    for name, entry in wanted.items():
+        reason: typing.Optional[str]
         if any(_is_under(name, scope) for scope in exclude):
             reason = 'excluded'
-        elif not optimizer_state:
-            reason = _kind_of_state(variable.parts[0], graph_names)
-        reason = reason or _mismatch(name, variable, contents)
+        elif name in kind_of_state:
+            reason = kind_of_state[name]
+        else:
+            reason = _mismatch(name, entry, contents)
         if reason is None:
-            taken[name] = variable.parts
+            taken[name] = entry.parts
         else:
             left.append((name, reason))
     if not taken:
@@ -198,12 +196,22 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
             'nothing in %s fits this model: it has %s; of the model are left, %s. If only a scope '
             'in the names differs, pass a dict from names there to variables.' % (
                 prefix, some(sorted(contents.shapes)), '; '.join(_by_kind(left))))
-    # `Saver` puts parts of a variable together in a list, not in a dict.
-    if hasattr(variables, 'items'):
-        var_list: typing.Any = {name: parts[0] for name, parts in taken.items()}
-    else:
-        var_list = [part for parts in taken.values() for part in parts]
-    return InitialValues(prefix, taken, left, set(contents.shapes) - set(wanted), var_list)
+    only_there = contents.shapes.keys() - wanted.keys()
+    is_by_name = hasattr(variables, 'items')
+    return InitialValues(prefix, taken, left, only_there, _var_list(taken, is_by_name))
+
+
+def _var_list(taken: typing.Mapping[str, typing.List[tf.Variable]], is_by_name: bool) -> typing.Any:
+    """The variables to restore, as `tf.train.Saver` takes them.
+
+    Args:
+      taken: {name in the checkpoint: the variable, or its parts}.
+      is_by_name: whether the caller has given the names. Else they are the variables' own, and a
+        list is returned, in which `Saver` puts parts of a variable together, as it does in no dict.
+    """
+    if is_by_name:
+        return {name: parts[0] for name, parts in taken.items()}
+    return list(itertools.chain.from_iterable(taken.values()))
 
 
 def _contents(prefix: str) -> _Contents:
@@ -232,7 +240,8 @@ def _wanted(variables: typing.Any) -> typing.Dict[str, _Wanted]:
             raise InvalidArgumentError('variables holds %r, which belongs to another graph.'
                                        % variable.name.partition(':')[0])
         if name is None:
-            name, shape = compat.saved_as(variable)  # for a part, those of the whole variable
+            # A part of a partitioned variable is saved as a slice of the whole one.
+            name, shape = compat.saved_as(variable)
         else:
             shape = variable.shape
         entry = wanted.setdefault(name, _Wanted(shape, variable.dtype.base_dtype, []))
@@ -247,20 +256,24 @@ def _named_variables(variables: typing.Any
     Args:
       variables: the argument of `check_fits`.
     """
-    if variables is None:
-        return [(None, variable) for variable in tf.global_variables()]
     if hasattr(variables, 'items'):
         for name in variables:
             check_instance('a name in variables', name, str, 'a string')
         return list(variables.items())
-    listed = None
-    if not isinstance(variables, (str, bytes, type)):
-        with contextlib.suppress(TypeError):  # one tensor, or one variable, is no list either
-            listed = list(variables)
-    if listed is None:
-        raise InvalidArgumentError('variables=%.80r: expected a list of variables, or a dict from '
-                                   'names to them.' % (variables,))
+    if variables is None:
+        listed = tf.global_variables()
+    else:
+        listed = _as_list(variables)
     return [(None, variable) for variable in listed]
+
+
+def _as_list(variables: typing.Any) -> typing.List[typing.Any]:
+    """The argument `variables` as a list; raises `InvalidArgumentError` if it is none."""
+    if not isinstance(variables, (str, bytes, type)):
+        with contextlib.suppress(TypeError):  # a tensor, or a variable, cannot be iterated over
+            return list(variables)
+    raise InvalidArgumentError('variables=%.80r: expected a list of variables, or a dict from '
+                               'names to them.' % (variables,))
 
 
 def _mismatch(name: str, wanted: _Wanted, contents: _Contents) -> typing.Optional[str]:
@@ -312,7 +325,7 @@ def _check_exclude(exclude: typing.Any, wanted: typing.Iterable[str]) -> None:
     """Raises `InvalidArgumentError` unless the argument `exclude` is a list of names or scopes that
     some of the `wanted` names have."""
     is_list = isinstance(exclude, (list, tuple, set))
-    if not is_list or not all(isinstance(each, str) for each in exclude):
+    if not is_list or not all(isinstance(scope, str) for scope in exclude):
         raise InvalidArgumentError('exclude=%.80r: expected a list of names.' % (exclude,))
     for scope in exclude:
         if not any(_is_under(name, scope) for name in wanted):
@@ -324,6 +337,18 @@ def _check_exclude(exclude: typing.Any, wanted: typing.Iterable[str]) -> None:
 def _is_under(name: str, scope: str) -> bool:
     """Whether a name is that of a scope, or of something in the scope."""
     return (name + '/').startswith(scope.rstrip('/') + '/')
+
+
+def _kinds_of_state(wanted: typing.Mapping[str, _Wanted]) -> typing.Dict[str, str]:
+    """Finds the variables that only training needs: {name in the checkpoint: `'counter'` or
+    `'optimizer state'`}. `wanted` has all variables by their names in the checkpoint."""
+    graph_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
+    kinds = {}
+    for name, entry in wanted.items():
+        kind = _kind_of_state(entry.parts[0], graph_names)
+        if kind is not None:
+            kinds[name] = kind
+    return kinds
 
 
 def _kind_of_state(variable: tf.Variable,
@@ -345,7 +370,7 @@ def _kind_of_state(variable: tf.Variable,
     name = compat.saved_as(variable)[0]
     if _BETA_POWER.search(name):
         return 'optimizer state'
-    scopes = [name[:slash.start()] for slash in re.finditer('/', name)]
+    scopes = [name[:slash.start()] for slash in re.finditer('/', name)]  # a and a/b, of a/b/c
     is_below_variable = not graph_names.isdisjoint(scopes)
     return 'optimizer state' if is_below_variable else None
 
@@ -356,14 +381,15 @@ def _find(path: str) -> str:
     Raises `CheckpointError` if there is none.
     """
     if tf.io.gfile.isdir(path):
+        directory = path
         newest = newest_checkpoint(path)
         if newest is not None:
             return newest.prefix
     else:
+        directory = os.path.dirname(path) or '.'
         prefix = _FILE_OF_PREFIX.sub('', path)
-        if tf.io.gfile.exists(prefix + '.index') or tf.io.gfile.exists(prefix):
+        if tf.io.gfile.exists(prefix + '.index') or tf.io.gfile.exists(prefix):  # V2, V1
             return prefix
-    directory = path if tf.io.gfile.isdir(path) else os.path.dirname(path) or '.'
     names = [os.path.basename(prefix) for prefix in list_checkpoints(directory)]
     raise CheckpointError('there is no checkpoint %s. Expected a directory, a prefix such as '
                           'model.ckpt-500, or one of its files; in %s there is %s.'

@@ -1,6 +1,8 @@
 """Puts a directory of checkpoints in order before a run writes into it.
 
 The caller has to hold the directory (`hold_directory`), so that no other process writes there.
+
+Its test is `tests/checkpoint/test_checkpoint_tidy.py`.
 """
 
 import os
@@ -12,16 +14,14 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_instance, directory_name
 from towers.checkpoint.files import (
     STATE_FILE,
-    Newest,
-    describe_safe,
     files_of,
     first_line,
     inside,
     list_checkpoints,
     names_in,
     read_state,
-    with_older,
 )
+from towers.checkpoint.newest import Newest, describe_safe, with_older
 from towers.errors import CheckpointError
 from towers.safe_files import UNFINISHED
 
@@ -61,7 +61,12 @@ def tidy_directory(directory: str, newest: typing.Optional[Newest]) -> typing.Li
 
 
 def _tidied(directory: str, newest: typing.Optional[Newest]) -> typing.List[str]:
-    """Tidies a directory; the arguments and the result are those of `tidy_directory`."""
+    """Tidies a directory, and returns lines that say what was done.
+
+    Args:
+      directory: the directory.
+      newest: the checkpoint to go on from; None for no checkpoint.
+    """
     done = []
     for name in remove_leftovers(directory):
         done.append('removed %s, left by a killed writer' % os.path.join(directory, name))
@@ -71,12 +76,20 @@ def _tidied(directory: str, newest: typing.Optional[Newest]) -> typing.List[str]
         for path in files_of(damaged.prefix):
             tf.io.gfile.rename(path, path + '.damaged', overwrite=True)
             done.append('renamed %s to %s.damaged' % (path, os.path.basename(path)))
-    state = read_state(directory).content
-    if state is None or inside(directory, state.model_checkpoint_path) != newest.prefix:
+    if _named_in_state(directory) != newest.prefix:
         _write_state(directory, newest.prefix)
         done.append('wrote %s, which names %s' % (
             os.path.join(directory, STATE_FILE), os.path.basename(newest.prefix)))
     return done
+
+
+def _named_in_state(directory: str) -> typing.Optional[str]:
+    """The prefix of the checkpoint that the state file of a directory names as the newest; None if
+    there is no state file, or a damaged one."""
+    content = read_state(directory).content
+    if content is None:
+        return None
+    return inside(directory, content.model_checkpoint_path)
 
 
 def remove_leftovers(directory: str) -> typing.List[str]:
@@ -86,20 +99,33 @@ def remove_leftovers(directory: str) -> typing.List[str]:
       tf.errors.OpError: one of them cannot be removed.
     """
     names = names_in(directory)
-    state = read_state(directory).content
+    content = read_state(directory).content
     known = None
-    if state is not None:
-        known = {os.path.basename(path) for path in state.all_model_checkpoint_paths}
+    if content is not None:
+        known = {os.path.basename(path) for path in content.all_model_checkpoint_paths}
     removed = []
     for name in names:
         path = os.path.join(directory, name)
-        is_temporary = _TEMPORARY_FILE.search(name) or UNFINISHED.search(name)
-        if not is_temporary and not _is_leftover_data(name, names, known):
-            continue
-        if not tf.io.gfile.isdir(path):
+        # A directory of such a name is the user's own.
+        if _is_leftover(name, names, known) and not tf.io.gfile.isdir(path):
             tf.io.gfile.remove(path)
             removed.append(name)
     return removed
+
+
+def _is_leftover(name: str, names: typing.Container[str],
+                 known: typing.Optional[typing.Container[str]]) -> bool:
+    """Whether a file is a leftover of a killed writer, by its name: of TensorFlow, or of this
+    package's own files.
+
+    Args:
+      name: the name of the file.
+      names: the names of all files of the directory.
+      known: the names of the checkpoints in the state file; None where there is no state file.
+    """
+    if _TEMPORARY_FILE.search(name) or UNFINISHED.search(name):
+        return True
+    return _is_leftover_data(name, names, known)
 
 
 def _is_leftover_data(name: str, names: typing.Container[str],

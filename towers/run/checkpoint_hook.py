@@ -15,15 +15,14 @@ from towers.arguments import (
 )
 from towers.checkpoint.files import (
     STATE_FILE,
-    describe_safe,
     files_of,
     first_line,
     list_checkpoints,
     names_in,
-    newest_named,
     state_checkpoints,
     step_of,
 )
+from towers.checkpoint.newest import describe_safe, newest_named
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError
 

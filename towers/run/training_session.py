@@ -26,8 +26,9 @@ from towers.arguments import (
     directory_name,
     listed_hooks,
 )
-from towers.checkpoint.files import Newest, describe_safe, first_line, newest_checkpoint
+from towers.checkpoint.files import first_line
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
+from towers.checkpoint.newest import Newest, describe_safe, newest_checkpoint
 from towers.checkpoint.tidy import tidy_directory
 from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError, shown
 from towers.memory.out_of_memory import out_of_memory_explained

@@ -1,0 +1,183 @@
+"""The newest checkpoint of a directory: which it is, and whether it is whole.
+
+`tf.train.Saver` writes a checkpoint in this order: the data, the index, and the state file
+`checkpoint`, which names the newest one, each under another name first; only then does it delete
+the oldest one. So at whatever moment a process is killed, a checkpoint that the state file names is
+whole; another one may be incomplete. TF notices damage when it reads: by CRCs.
+
+Its test is `tests/checkpoint/test_checkpoint_files.py`.
+"""
+
+import os
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_flag, directory_name
+from towers.checkpoint.files import (
+    STATE_FILE,
+    damage,
+    inside,
+    list_checkpoints,
+    read_state,
+    same_series,
+    step_of,
+)
+from towers.errors import CheckpointError, shown
+
+
+class Damaged(typing.NamedTuple):
+    """A checkpoint, or the state file, that cannot be used; `str` says why.
+
+    Attributes:
+      prefix: the checkpoint's prefix, or the path of the state file.
+      step: the checkpoint's step; None where it is not known, and for the state file.
+      reason: what is wrong with it, such as `'is missing'`: a sentence that begins with the prefix.
+    """
+    prefix: str
+    step: typing.Optional[int]
+    reason: str
+
+    def __str__(self):
+        return shown('%s %s' % (self.prefix, self.reason))
+
+
+class Newest(typing.NamedTuple):
+    """The checkpoint to go on from.
+
+    Attributes:
+      prefix: the argument for `Saver.restore`.
+      step: the step in its name, else the value of its `global_step`, else None.
+      skipped: list of `Damaged`, newest first: the checkpoints that `recover=True` passed over.
+    """
+    prefix: str
+    step: typing.Optional[int]
+    skipped: typing.List[Damaged]
+
+
+class NewestNamed(typing.NamedTuple):
+    """The newest checkpoint of a directory, according to its state file.
+
+    Attributes:
+      prefix: the checkpoint's prefix; None where it is not known, or there is none.
+      fault: what is wrong with the state file, in words; None where it is fine.
+    """
+    prefix: typing.Optional[str]
+    fault: typing.Optional[str]
+
+
+def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[Newest]:
+    """Finds the checkpoint to go on from, and reads every tensor of it to see that it is whole.
+
+    The newest checkpoint is the one that the state file `checkpoint` names. Where there is no state
+    file, it is the only finished checkpoint: a process that is killed in its first save leaves such
+    a directory. Nothing is changed in the directory.
+
+    Args:
+      directory: the folder of the checkpoints. It may have been moved or copied: of the paths in
+        the state file only the last part counts.
+      recover: if the newest checkpoint is damaged, or it is not known which it is, take the last
+        whole one (by the step in its name). The ones passed over are in `skipped`.
+
+    Returns:
+      `Newest`, or None for a directory that is missing or has no checkpoint.
+
+    Raises:
+      CheckpointError: without `recover`, if the newest checkpoint is damaged or the state file is
+        lost, damaged, or names files that are gone; with `recover`, if no checkpoint is whole. Or
+        `directory` is no directory. A `BadFileError` where a file is no regular file, or the
+        `global_step` in it no step.
+    """
+    directory = directory_name('directory', directory)
+    check_flag('recover', recover)
+    checkpoints = list_checkpoints(directory)
+    named = newest_named(directory, checkpoints)
+    if named.prefix is None and named.fault is None:
+        return None
+    if named.prefix is not None:
+        candidates = with_older(named.prefix, checkpoints)
+        skipped = []
+    else:  # the state file is damaged or lost
+        candidates = checkpoints
+        skipped = [Damaged(os.path.join(directory, STATE_FILE), None, str(named.fault))]
+    whole = _last_whole(candidates, skipped)
+    faults = '; '.join(map(str, skipped))
+    if whole is None:
+        raise CheckpointError('%s. No other checkpoint there can be used: bring the files back '
+                              'from a copy, or start anew in another directory.' % faults)
+    if skipped and not recover:
+        raise CheckpointError(
+            '%s. The one to go on from is %s (step %s), which is whole: --recover (recover=True) '
+            'does so. Or bring the files back from a copy.' % (faults, whole.prefix, whole.step))
+    return whole
+
+
+def _last_whole(candidates: typing.Sequence[str],
+                skipped: typing.List[Damaged]) -> typing.Optional[Newest]:
+    """Finds the last of these checkpoints that is whole; None if none is.
+
+    Args:
+      candidates: the prefixes of the checkpoints, by step.
+      skipped: list to which the damaged ones after it are added.
+    """
+    for prefix in reversed(candidates):
+        reason = damage(prefix)
+        if reason is None:
+            return Newest(prefix, step_of(prefix), skipped)
+        skipped.append(Damaged(prefix, step_of(prefix), reason))
+    return None
+
+
+def with_older(prefix: str, checkpoints: typing.List[str]) -> typing.List[str]:
+    """List of a checkpoint and the older ones of its run: they have the same name but for the step.
+
+    Args:
+      prefix: the prefix of the checkpoint, which is the last one of the list.
+      checkpoints: the prefixes of all checkpoints, by step.
+    """
+    older = checkpoints[:checkpoints.index(prefix)]
+    return [other for other in older if same_series(other, prefix)] + [prefix]
+
+
+def newest_named(directory: str, checkpoints: typing.List[str]) -> NewestNamed:
+    """Finds the newest checkpoint of a directory by its state file, without reading the checkpoint.
+
+    Args:
+      directory: the directory.
+      checkpoints: the prefixes of the checkpoints in it.
+    """
+    state = read_state(directory)
+    if state.fault is not None:
+        return NewestNamed(None, state.fault)
+    if state.content is not None:
+        prefix = inside(directory, state.content.model_checkpoint_path)
+        if prefix in checkpoints:
+            return NewestNamed(prefix, None)
+        return NewestNamed(None, 'names %s as the newest checkpoint, which is not there' % (
+            os.path.basename(prefix)))
+    # There is no state file.
+    if not checkpoints:
+        return NewestNamed(None, None)
+    if len(checkpoints) > 1:
+        return NewestNamed(None, 'is missing, and only it says which of the %d checkpoints is the '
+                                 'newest' % len(checkpoints))
+    return NewestNamed(checkpoints[0], None)
+
+
+def newest_prefix(directory: str) -> typing.Optional[str]:
+    """The prefix of the newest checkpoint of a directory, according to the state file; None if it
+    is not known. The checkpoint itself is not read."""
+    return newest_named(directory, list_checkpoints(directory)).prefix
+
+
+def describe_safe(directory: str) -> str:
+    """The sentence for errors about writing that says which checkpoint of a directory is whole."""
+    newest = None
+    try:
+        if tf.io.gfile.isdir(directory):
+            newest = newest_checkpoint(directory, recover=True)
+    except CheckpointError as error:
+        return 'No checkpoint there is safe: %s' % error
+    if newest is None:
+        return 'There is no checkpoint there.'
+    return 'Safe and whole is %s (step %s).' % (newest.prefix, newest.step)
