@@ -172,9 +172,9 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     wanted = _wanted(variables)
     _check_exclude(exclude, wanted)
     prefix = _find(directory_name('path', path, 'a checkpoint or a directory'))
-    reason = damage(prefix)
-    if reason:
-        raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, reason))
+    fault = damage(prefix)
+    if fault is not None:
+        raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, fault))
     contents = _contents(prefix)
     kind_of_state = {} if optimizer_state else _kinds_of_state(wanted)
     taken = collections.OrderedDict()

@@ -1,4 +1,7 @@
-"""The audit: do the graph of a build, and a step that was run, keep the plan's promises?"""
+"""The audit: do the graph of a build, and a step that was run, keep the plan's promises?
+
+Its test is tests/inspect/test_audit.py.
+"""
 
 import collections
 import typing
@@ -68,6 +71,9 @@ class Transfers(typing.NamedTuple):
         return text
 
 
+_MOST_TRANSFERS = 6  # pairs of devices that an audit prints one by one
+
+
 class Audit(typing.NamedTuple):
     """The findings of the audit.
 
@@ -89,10 +95,10 @@ class Audit(typing.NamedTuple):
         lines = ['audit: ' + verdict]
         lines += ['  BROKEN  ' + line for line in self.broken]
         lines += ['  note    ' + line for line in self.notes]
-        lines += ['  sent    %s' % (pair,) for pair in self.transfers[:6]]
-        others = self.transfers[6:]
+        lines += ['  sent    %s' % (transfers,) for transfers in self.transfers[:_MOST_TRANSFERS]]
+        others = self.transfers[_MOST_TRANSFERS:]
         if others:
-            size = sum(pair.bytes for pair in others)
+            size = sum(transfers.bytes for transfers in others)
             lines.append('  sent    %d other pairs: %s a step' % (len(others), bytes_text(size)))
         return '\n'.join(lines)
 
@@ -129,8 +135,10 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     if run_metadata is not None:
         check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
     train_ops = [built.train_op] + list(built.train_ops.values())
-    fetches = [fetch for fetch in train_ops + flat(built.loss) if fetch is not None]
-    operations = step_operations(fetches + leaves_of(built.predictions))
+    outputs = flat(built.loss) + leaves_of(built.predictions)
+    # A build without an optimizer has no train op.
+    fetches = [fetch for fetch in train_ops + outputs if fetch is not None]
+    operations = step_operations(fetches)
 
     findings = list(_findings_of_order(operations))
     findings += findings_of_variables(built, lambda variable: without_localhost(variable.device))
@@ -154,10 +162,15 @@ def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
     """
     if not operations:
         return
-    found = find_cycle(operations[0].graph.get_operations())
-    if found:
+    cycle = find_cycle(operations[0].graph.get_operations())
+    if cycle:
         yield broken('%s wait for each other in a circle, so that the graph never runs: %s' % (
-            counted_operations(found), some([op.name for op in found])))
+            counted_operations(cycle), _some_names(cycle)))
+
+
+def _some_names(operations: typing.Iterable[tf.Operation]) -> str:
+    """The names of the first operations, and how many more there are."""
+    return some([op.name for op in operations])
 
 
 def _findings_of_replicas(built: BuiltTowers) -> Findings:
@@ -171,6 +184,19 @@ def _findings_of_replicas(built: BuiltTowers) -> Findings:
 
 # ---- operations ----------------------------------------------------------------------------------
 
+class _OffDevice(typing.NamedTuple):
+    """The operations of a tower that are not on the tower's devices, by what has put them there.
+
+    Attributes:
+      at_variables: operations that read or write a variable where it is.
+      chosen_by_model: operations that the model has put there by `tf.device`.
+      unexplained: all others.
+    """
+    at_variables: typing.List[tf.Operation]
+    chosen_by_model: typing.List[tf.Operation]
+    unexplained: typing.List[tf.Operation]
+
+
 def _findings_of_operations(built: BuiltTowers, operations: typing.Iterable[tf.Operation]
                             ) -> Findings:
     """Yields the findings about operations of towers that are not on their tower's devices."""
@@ -178,29 +204,48 @@ def _findings_of_operations(built: BuiltTowers, operations: typing.Iterable[tf.O
     if built.replicas is not None:
         variables |= operation_names(built.replicas.variables)
     for tower in built.towers:
-        off_device = [op for op in operations if tower.has(op.name) and _is_off_device(op, tower)]
-        at_variables = []
-        chosen_by_model = []
-        unexplained = []
-        for op in off_device:
-            if _touches_variable(op, variables):
-                at_variables.append(op)
-            elif was_placed_by_program(op, tower, built.towers[0]):
-                chosen_by_model.append(op)
-            else:
-                unexplained.append(op)
-        if unexplained:
-            places = ['%s on %s' % (op.name, named(operation_device(op))) for op in unexplained]
+        off_device = _off_device(operations, tower, built.towers[0], variables)
+        if off_device.unexplained:
             yield broken('%s of tower %d off %s: %s' % (
-                counted_operations(unexplained), tower.index, short_name(tower.device),
-                some(places)))
+                counted_operations(off_device.unexplained), tower.index, short_name(tower.device),
+                _some_places(off_device.unexplained)))
+        at_variables = off_device.at_variables
         if at_variables:
             yield note('tower %d reads and writes variables where they are, on %s: %s' % (
                 tower.index, _devices_of(at_variables), counted_operations(at_variables)))
+        chosen_by_model = off_device.chosen_by_model
         if chosen_by_model:
             yield note("%s of tower %d on %s by the model's own tf.device: %s" % (
                 counted_operations(chosen_by_model), tower.index, _devices_of(chosen_by_model),
-                some([op.name for op in chosen_by_model])))
+                _some_names(chosen_by_model)))
+
+
+def _off_device(operations: typing.Iterable[tf.Operation], tower: Tower, first_tower: Tower,
+                variables: typing.Set[str]) -> _OffDevice:
+    """Finds the operations of a tower that are not on the tower's devices.
+
+    Args:
+      operations: the operations of a step.
+      tower: the tower.
+      first_tower: tower 0, whose operations tell what the model itself has placed.
+      variables: names of all variables.
+    """
+    found = _OffDevice([], [], [])
+    for op in operations:
+        if not tower.has(op.name) or not _is_off_device(op, tower):
+            continue
+        if _touches_variable(op, variables):
+            found.at_variables.append(op)
+        elif was_placed_by_program(op, tower, first_tower):
+            found.chosen_by_model.append(op)
+        else:
+            found.unexplained.append(op)
+    return found
+
+
+def _some_places(operations: typing.Iterable[tf.Operation]) -> str:
+    """The first operations, each with its device, and how many more there are."""
+    return some(['%s on %s' % (op.name, named(operation_device(op))) for op in operations])
 
 
 def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
@@ -211,21 +256,25 @@ def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
     return not _follows_input(op, tower)
 
 
-def _touches_variable(op: tf.Operation, names: typing.Set[str], depth: int = 3) -> bool:
-    """Whether a variable, and not only its value, is an input of an operation, or of one that it is
-    colocated with.
+def _touches_variable(op: tf.Operation, variables: typing.Set[str], depth: int = 3) -> bool:
+    """Whether a variable, and not only its value, is an input of an operation, or of one that the
+    operation is colocated with.
 
     Args:
       op: the operation.
-      names: the names of the variables.
-      depth: how many colocations in a row are followed.
+      variables: names of all variables.
+      depth: how many colocations in a row are followed. There is an end to them, since two
+        operations may be colocated with each other.
     """
-    if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
-        return True
-    neighbours = colocated_operations(op)
-    if any(other.name in names for other in neighbours):
-        return True
-    return depth > 0 and any(_touches_variable(other, names, depth - 1) for other in neighbours)
+    for tensor in op.inputs:
+        if tensor.dtype == tf.resource or tensor.op.name in variables:
+            return True
+    for other in colocated_operations(op):
+        if other.name in variables:
+            return True
+        if depth > 0 and _touches_variable(other, variables, depth - 1):
+            return True
+    return False
 
 
 def _follows_input(op: tf.Operation, tower: Tower) -> bool:
@@ -237,7 +286,8 @@ def _follows_input(op: tf.Operation, tower: Tower) -> bool:
     source = op
     while source.type in ('Switch', 'RefSwitch'):  # a branch in a branch has several in a row
         source = source.inputs[0].op
-    if source is not op and not tower.has(source.name):
+    is_switch = source is not op
+    if is_switch and not tower.has(source.name):
         return operation_device(op) == operation_device(source)
     if op.type == 'TensorArrayV3':
         return True
@@ -268,8 +318,9 @@ def _findings_of_gpu_kernels(built: BuiltTowers, operations: typing.Iterable[tf.
 
 
 def _findings_of_moved(moved: MovedOperations) -> Findings:
-    """Yields the findings about operations that one GPU has no kernels for, in three groups: those
-    on floats, those on other types, and those with a kernel that are colocated with such."""
+    """Yields the findings about operations that soft placement takes from one GPU to the CPU: those
+    without a kernel on floats, those without a kernel on other types, and those with a kernel that
+    are colocated with one without."""
     owner = 'no tower' if moved.owner is None else 'tower %d' % moved.owner
     cross = '%s a step cross' % bytes_text(moved.bytes)
     if moved.unknown:
@@ -286,10 +337,13 @@ def _findings_of_moved(moved: MovedOperations) -> Findings:
                        counted_operations(moved.on_others), owner, _typed(moved.on_others), cpu,
                        cross))
     if moved.pulled:
-        found = broken if any(map(computes_floats, moved.pulled)) else note
-        yield found('%s of %s colocated with one without a GPU kernel: %s; soft placement takes '
-                    'them along to %s, and %s' % (
-                        counted_operations(moved.pulled), owner, _typed(moved.pulled), cpu, cross))
+        # On integers and strings it is no loss to be on the CPU.
+        has_floats = any(map(computes_floats, moved.pulled))
+        finding = broken if has_floats else note
+        yield finding('%s of %s colocated with one without a GPU kernel: %s; soft placement takes '
+                      'them along to %s, and %s' % (
+                          counted_operations(moved.pulled), owner, _typed(moved.pulled), cpu,
+                          cross))
 
 
 def _typed(operations: typing.Iterable[tf.Operation]) -> str:
@@ -306,13 +360,13 @@ def _typed(operations: typing.Iterable[tf.Operation]) -> str:
 
 def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfers]:
     """The `Transfers` of a step for each pair of devices, the largest first."""
-    # {(source, target): {name of a tensor: tensor}}
+    # {(source, target): {name of a tensor: tensor}}; a tensor is sent once to all its takers there
     sent: typing.Dict[tuple, typing.Dict[str, tf.Tensor]] = collections.OrderedDict()
     for op in operations:
         target = operation_device(op)
         for tensor in op.inputs:
             source = operation_device(tensor.op)
-            if source and target and source != target and tensor.dtype != tf.resource:
+            if _crosses(tensor, source, target):
                 sent.setdefault((source, target), {})[tensor.name] = tensor
     transfers = []
     for (source, target), tensors in sent.items():
@@ -321,7 +375,20 @@ def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfe
         transfers.append(Transfers(
             source, target, tensors=len(sizes), bytes=sum(known_sizes),
             unknown=len(sizes) - len(known_sizes)))
-    return sorted(transfers, key=lambda pair: -pair.bytes)
+    return sorted(transfers, key=lambda transfers_of_pair: -transfers_of_pair.bytes)
+
+
+def _crosses(tensor: tf.Tensor, source: str, target: str) -> bool:
+    """Whether a tensor is sent from one device to another.
+
+    Args:
+      tensor: the tensor. A handle of a variable is not sent: what takes it is with the variable.
+      source: the device on which it is computed, `''` for none.
+      target: the device of the operation that takes it, `''` for none.
+    """
+    if not source or not target:  # the runtime chooses: it is not known
+        return False
+    return source != target and tensor.dtype != tf.resource
 
 
 def _size_of(tensor: tf.Tensor) -> typing.Optional[int]:

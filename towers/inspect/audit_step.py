@@ -31,48 +31,51 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
     Raises:
       InvalidArgumentError: the metadata has no partition graphs.
     """
-    placed = {}  # {name of an operation: the device on which it ran}
-    for partition in run_metadata.partition_graphs:
-        for node in partition.node:
-            placed[node.name] = without_localhost(node.device)
-    if not placed:
+    device_of = _devices_of_step(run_metadata)
+    if not device_of:
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
             'tf.RunOptions(output_partition_graphs=True).')
-    variables = [variable for variable in built.variables if variable.op.name in placed]
-    slots = [slot for slot in built.slots if slot.op.name in placed]
+    # A variable that the step does not use was not placed.
+    used = built._replace(
+        variables=[variable for variable in built.variables if variable.op.name in device_of],
+        slots=[slot for slot in built.slots if slot.op.name in device_of])
     yield from findings_of_variables(
-        built._replace(variables=variables, slots=slots),
-        lambda variable: placed.get(variable.op.name, without_localhost(variable.device)))
+        used, lambda variable: device_of.get(variable.op.name, without_localhost(variable.device)))
     graph = leaves_of(built.towers[0].inputs)[0].graph
     for tower in built.towers:
-        yield from _findings_of_moves(tower, graph, placed)
+        yield from _findings_of_moves(tower, graph, device_of)
     yield from _findings_of_precision(built, run_metadata)
     yield from _findings_of_xla(built, run_metadata)
-    devices = ', '.join(map(short_name, sorted(set(placed.values()))))
+    devices = ', '.join(map(short_name, sorted(set(device_of.values()))))
     yield note('what the runtime placed was checked: %s on %s' % (
-        counted_operations(placed), devices))
+        counted_operations(device_of), devices))
 
 
-def _findings_of_moves(tower: Tower, graph: tf.Graph, placed: typing.Dict[str, str]) -> Findings:
+def _devices_of_step(run_metadata: tf.RunMetadata) -> typing.Dict[str, str]:
+    """{name of an operation: the device on which it ran}; {} without partition graphs."""
+    device_of = {}
+    for partition in run_metadata.partition_graphs:
+        for node in partition.node:
+            device_of[node.name] = without_localhost(node.device)
+    return device_of
+
+
+def _findings_of_moves(tower: Tower, graph: tf.Graph,
+                       device_of: typing.Dict[str, str]) -> Findings:
     """Yields the operations of a tower that the runtime has moved off the tower's devices.
 
     Args:
       tower: the tower.
       graph: the graph of the tower.
-      placed: for the name of each operation the device on which it ran.
+      device_of: {name of an operation: the device on which it ran}.
     """
     moved_away = []
     without_kernel = []
-    for name, device in placed.items():
-        if not tower.has(name) or device in stages_of(tower.device):
-            continue
-        op = operation_named(graph, name)
-        if op is None or not _may_not_move(op, tower):  # None: the runtime made it, as a transfer
-            continue
+    for op in _moved_operations(tower, graph, device_of):
+        place = '%s to %s' % (op.name, named(device_of[op.name]))
         # Integers and strings have few kernels on a GPU; operations on floats have one.
         has_floats = any(output.dtype.is_floating for output in op.outputs)
-        place = '%s to %s' % (name, named(device))
         if has_floats or not is_gpu(tower.device):
             moved_away.append(place)
         else:
@@ -84,6 +87,25 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph, placed: typing.Dict[str, s
     if without_kernel:
         yield note('the runtime moved %s of tower %d that %s has no kernel for' % (
             counted_operations(without_kernel), tower.index, short_name(tower.device)))
+
+
+def _moved_operations(tower: Tower, graph: tf.Graph,
+                      device_of: typing.Dict[str, str]) -> typing.List[tf.Operation]:
+    """Lists the operations of a tower that ran elsewhere than on the device they ask for.
+
+    Args:
+      tower: the tower.
+      graph: the graph of the tower.
+      device_of: {name of an operation: the device on which it ran}.
+    """
+    moved = []
+    for name, device in device_of.items():
+        if not tower.has(name) or device in stages_of(tower.device):
+            continue
+        op = operation_named(graph, name)  # None: the runtime has made it, as a transfer
+        if op is not None and _may_not_move(op, tower):
+            moved.append(op)
+    return moved
 
 
 def _may_not_move(op: tf.Operation, tower: Tower) -> bool:
@@ -98,8 +120,10 @@ def _may_not_move(op: tf.Operation, tower: Tower) -> bool:
 
 
 def _findings_of_precision(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
-    """Yields whether operations of the step ran in the precision of the build, which a graph
-    rewrite of the runtime brings about; nothing for float32."""
+    """Yields whether operations of the step ran in the precision of the build; nothing for float32.
+
+    The runtime rewrites a graph to float16 or bfloat16, in a session that asks for it.
+    """
     if built.precision == 'float32':
         return
     converted = converted_operations(run_metadata, built.precision)

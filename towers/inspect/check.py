@@ -1,4 +1,7 @@
-"""`check_towers`: does a model give the same numbers on N towers as on one device?"""
+"""`check_towers`: does a model give the same numbers on N towers as on one device?
+
+Its test is tests/inspect/test_check.py.
+"""
 
 import functools
 import typing
@@ -109,28 +112,23 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     check_flag('same_shards', same_shards)
     options = _checked_options(options)
     machines = _checked_machines(cluster, shares, num_towers, options)
+    devices: typing.Sequence[str] = []  # of the towers on one machine
     if machines is None:
-        devices: typing.Sequence[str] = [
-            '/device:CPU:%d' % index for index in range(num_towers)]
-        if 'devices' in options:
-            devices = resolve_devices(options.pop('devices'))
-        num_workers = 1
-        num_towers = len(devices)
-        _check_devices(devices, options)
-        shares = options['shares'] = checked_shares(shares, num_towers, 'towers')
+        devices = _checked_devices(num_towers, options)
+        shares = checked_shares(shares, len(devices), 'towers')
+        options['shares'] = shares
         if not same_shards:
             _check_divides(inputs, shares, options)
+        num_workers = 1
+        all_towers = len(devices)
     else:
-        num_workers = len(machines.shares)
         shares = machines.shares
-    if same_shards and len(set(shares)) > 1:
-        raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
-                                   'that the %s have equal parts.' % (
-                                       tuple(shares), 'towers' if machines is None else 'workers'))
-    all_towers = num_workers * num_towers
+        num_workers = len(shares)
+        all_towers = num_workers * num_towers
     micro_batches_of_tower = options['memory'].accumulate * options['pipeline'].micro_batches
     num_parts = all_towers * micro_batches_of_tower
     if same_shards:
+        _check_equal(shares, 'towers' if machines is None else 'workers')
         inputs = _first_shard_repeated(inputs, num_parts)
 
     sizes = [] if machines is None else _sizes_of_workers(inputs, shares)
@@ -173,7 +171,8 @@ def _as_output(model: typing.Any) -> ModelOutput:
     """The `ModelOutput` of a finished model: of a loss, a `ModelOutput`, its fields in a dict, or a
     dict of losses by name."""
     names = None
-    if isinstance(model, dict) and not set(model) <= set(ModelOutput._fields):
+    has_fields = isinstance(model, dict) and set(model) <= set(ModelOutput._fields)
+    if isinstance(model, dict) and not has_fields:
         names = list(model)
     return output_of_finished(model, needs_loss=True, names=names)
 
@@ -187,17 +186,39 @@ def _check_make_optimizer(make_optimizer: typing.Any) -> None:
                    'lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
 
 
-def _check_devices(devices: typing.Sequence[str], options: typing.Dict[str, typing.Any]) -> None:
-    """Raises `InvalidArgumentError` for one tower that does nothing else than one device does."""
+def _checked_devices(num_towers: int,
+                     options: typing.Dict[str, typing.Any]) -> typing.Sequence[str]:
+    """The device of each tower on one machine.
+
+    Args:
+      num_towers: how many virtual CPUs, where the devices are not given.
+      options: the further arguments of `build_towers`, of which `devices` is taken away.
+
+    Raises:
+      InvalidArgumentError: one tower that does nothing else than one device does.
+    """
+    devices: typing.Sequence[str]
+    if 'devices' in options:
+        devices = resolve_devices(options.pop('devices'))
+    else:
+        devices = ['/device:CPU:%d' % index for index in range(num_towers)]
     memory = options['memory']
-    pipeline = options['pipeline']
-    has_micro_batches = memory.accumulate > 1 or pipeline.micro_batches > 1
-    if len(all_devices(devices)) > 1 or len(devices) > 1 or has_micro_batches:
-        return
-    if memory.recompute is None:
+    has_several_devices = len(all_devices(devices)) > 1 or len(devices) > 1
+    has_micro_batches = memory.accumulate > 1 or options['pipeline'].micro_batches > 1
+    has_recomputation = memory.recompute is not None
+    if not (has_several_devices or has_micro_batches or has_recomputation):
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
                                    'device; or memory=, or several devices for '
                                    'the one.' % (devices,))
+    return devices
+
+
+def _check_equal(shares: typing.Sequence[int], owners: str) -> None:
+    """Raises `InvalidArgumentError` for shares that differ, with `same_shards`; `owners` is what
+    has them, for the error."""
+    if len(set(shares)) > 1:
+        raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
+                                   'that the %s have equal parts.' % (tuple(shares), owners))
 
 
 def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
@@ -217,19 +238,18 @@ def _numbers_of_examples(inputs: typing.Any) -> typing.List[typing.Optional[int]
     """For each leaf of the inputs its number of examples; None for scalars and sparse leaves."""
     sizes: typing.List[typing.Optional[int]] = []
 
-    def note_size(leaf):
-        if isinstance(leaf, tf.SparseTensorValue) or not np.ndim(leaf):
-            sizes.append(None)
-        else:
-            sizes.append(np.shape(leaf)[0])
+    def note_size(leaf: typing.Any) -> None:
+        """Adds the number of examples of a leaf to `sizes`."""
+        has_examples = not isinstance(leaf, tf.SparseTensorValue) and np.ndim(leaf) > 0
+        sizes.append(np.shape(leaf)[0] if has_examples else None)
     map_leaves(note_size, inputs)
     return sizes
 
 
 def _check_inputs(inputs: typing.Any) -> None:
     """Raises `InputError` for a sample batch without arrays, or with tensors of a graph."""
-    leaves = [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
-    if not leaves:
+    leaves = tf.nest.flatten(inputs)
+    if all(leaf is None for leaf in leaves):
         raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
                          % (inputs,))
     for leaf in leaves:
@@ -241,7 +261,8 @@ def _check_inputs(inputs: typing.Any) -> None:
 
 def _first_shard_repeated(inputs: typing.Any, num_parts: int) -> typing.Any:
     """The first n // N of the n examples of the inputs, N times over; N is `num_parts`."""
-    def repeated(leaf):
+    def repeated(leaf: typing.Any) -> np.ndarray:
+        """The first part of an array, N times over."""
         if isinstance(leaf, tf.SparseTensorValue):
             raise InputError('same_shards takes arrays here, not sparse tensors.')
         leaf = np.asarray(leaf)
@@ -276,15 +297,16 @@ def _checked_options(options: typing.Dict[str, typing.Any]) -> typing.Dict[str, 
 def _sizes_of_workers(inputs: typing.Any, shares: typing.Sequence[int]) -> typing.List[int]:
     """How many of the inputs' examples each worker gets; `shares` are the workers' proportions."""
     sizes = _numbers_of_examples(inputs)
-    count = sizes[0]
-    if count is None or any(size != count for size in sizes):
+    batch_size = sizes[0]
+    if batch_size is None or set(sizes) != {batch_size}:
         raise InputError('inputs=%.80r: with cluster= expected arrays [n, …] of the same n, '
                          'which can be cut into the parts of the workers.' % (inputs,))
-    if not count or count % sum(shares):
+    if batch_size == 0 or batch_size % sum(shares) != 0:
         raise InvalidArgumentError(
             'shares=%r of %d examples: expected whole numbers whose sum divides the number of '
-            'examples.' % (shares, count))
-    return [share * count // sum(shares) for share in shares]
+            'examples.' % (shares, batch_size))
+    size_of_share = batch_size // sum(shares)
+    return [share * size_of_share for share in shares]
 
 
 def _checked_machines(cluster: typing.Any, shares: typing.Any, num_towers: int,
@@ -300,12 +322,12 @@ def _checked_machines(cluster: typing.Any, shares: typing.Any, num_towers: int,
     if cluster is None:
         return None
     check_choice('cluster', cluster, KINDS)
-    reasons = {'devices': 'each worker has num_towers towers on CPUs of its own',
-               'remainder': "a worker's batch that does not divide is weighted"}
-    for name, reason in reasons.items():
-        if name in options:
-            raise InvalidArgumentError('%s= and cluster=: %s. Pass one of the two.' % (
-                name, reason))
+    if 'devices' in options:
+        raise InvalidArgumentError('devices= and cluster=: each worker has num_towers towers on '
+                                   'CPUs of its own. Pass one of the two.')
+    if 'remainder' in options:
+        raise InvalidArgumentError("remainder= and cluster=: a worker's batch that does not divide "
+                                   'is weighted. Pass one of the two.')
     if shares is None:
         shares = (1, 1)
     if not isinstance(shares, (tuple, list)) or len(shares) < 2:

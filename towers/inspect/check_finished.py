@@ -3,6 +3,8 @@
 `check_towers` makes a graph for one device and a graph for towers. The program with the model is
 imported into each of them from its meta graph, as by `tf.train.import_meta_graph`, before anything
 else is there.
+
+Its test is tests/inspect/test_check_finished.py.
 """
 
 import itertools
@@ -40,6 +42,16 @@ class MadeProgram(typing.NamedTuple):
     entries: typing.Dict[tf.Tensor, tf.Tensor]
 
 
+def _check_by_tensor(name: str, given: typing.Any) -> None:
+    """Raises `InputError` for an argument, `given` under this name, that is no dict from tensors to
+    arrays."""
+    is_dict = isinstance(given, dict)
+    if not is_dict or not all(isinstance(key, tf.Tensor) for key in given):
+        raise InputError(
+            '%s=%.80r: of a finished model expected a dict from its placeholders to arrays.'
+            % (name, given))
+
+
 class FinishedProgram:
     """A program with a finished model, kept as its meta graph.
 
@@ -58,18 +70,16 @@ class FinishedProgram:
           InputError: `inputs` or `feed` are none of these.
           ModelFunctionError: a model that cannot be made in another graph.
         """
-        for name, given in (('inputs', inputs), ('feed', feed or {})):
-            if not isinstance(given, dict) or not all(isinstance(key, tf.Tensor) for key in given):
-                raise InputError(
-                    '%s=%.80r: of a finished model expected a dict from its placeholders to arrays.'
-                    % (name, given))
+        _check_by_tensor('inputs', inputs)
+        feed = feed or {}
+        _check_by_tensor('feed', feed)
         self._output = model
         self._check_is_portable()
         # The names and types of the tensors at which the batch enters.
         self._names = [tensor.name for tensor in inputs]
         self._dtypes = [tensor.dtype for tensor in inputs]
         # {name of another placeholder: (its value, its type)}
-        self._fed = {tensor.name: (value, tensor.dtype) for tensor, value in (feed or {}).items()}
+        self._fed = {tensor.name: (value, tensor.dtype) for tensor, value in feed.items()}
         self.batch = tuple(inputs.values())
         registered_losses()  # makes the tensors of regularizers that are functions
         self._definition = tf.train.export_meta_graph(collection_list=list(_COLLECTIONS))
@@ -95,9 +105,8 @@ class FinishedProgram:
         self._import({})
         graph = tf.get_default_graph()
         entries = [graph.get_tensor_by_name(name) for name in self._names]
-        # As static as the placeholders of the program are: the plan's line is of these.
-        fed = [tf.placeholder_with_default(constant, entry.shape)
-               for entry, constant in zip(entries, constants)]
+        # With the static shapes of the program's placeholders, by which the plan's line is proven.
+        fed = map(tf.placeholder_with_default, constants, [entry.shape for entry in entries])
         return MadeProgram(self._output_in_default_graph(), dict(zip(entries, fed)))
 
     def _constants(self, batch: tuple) -> typing.List[tf.Tensor]:
@@ -133,5 +142,9 @@ class FinishedProgram:
     def _output_in_default_graph(self) -> ModelOutput:
         """The model, with the tensors and operations of the same names in the default graph."""
         graph = tf.get_default_graph()
-        return ModelOutput(*map_leaves(
-            lambda leaf: graph.as_graph_element(leaf.name), tuple(self._output)))
+
+        def by_its_name(leaf: typing.Any) -> typing.Any:
+            """The tensor or operation of the default graph that has the name of a leaf."""
+            return graph.as_graph_element(leaf.name)
+
+        return ModelOutput(*map_leaves(by_its_name, tuple(self._output)))

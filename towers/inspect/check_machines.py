@@ -1,4 +1,7 @@
-"""The run of `check_towers` on several workers, of a ring, parameter servers or Horovod."""
+"""The run of `check_towers` on several workers, of a ring, parameter servers or Horovod.
+
+Its test is tests/inspect/test_check_machines.py.
+"""
 
 import json
 import multiprocessing.pool
@@ -59,23 +62,36 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
     Returns:
       Worker 0's numbers, with the mean of all workers' losses, weighted by their examples.
     """
-    offsets = np.cumsum([0] + list(sizes))
     begun = threading.Event()
 
-    def work(cluster):
-        begin, end = offsets[cluster.rank:cluster.rank + 2]
-        batch = map_leaves(lambda leaf: np.asarray(leaf)[begin:end], program.inputs)
+    def work(cluster: Cluster) -> Numbers:
+        """Trains one worker on its examples."""
+        batch = _examples_of_worker(program.inputs, sizes, cluster.rank)
         return _train(cluster, program._replace(inputs=batch), machines.num_towers, dict(initial),
                       begun)
 
     run = _by_horovod if machines.kind == 'horovod' else _on_servers
-    losses, numbers = run(machines, work, uneven=len(set(sizes)) > 1)
+    are_uneven = len(set(sizes)) > 1
+    losses, numbers = run(machines, work, are_uneven)
     mean_losses = {}
     for step in numbers.losses:
-        weighted = [size * loss[step] for size, loss in zip(sizes, losses)]
+        weighted = [size * losses_of_worker[step] for size, losses_of_worker in zip(sizes, losses)]
         mean_losses[step] = sum(weighted) / sum(sizes)
-    sum_of_losses = sum(float(loss['of step 1']) for loss in losses)
+    sum_of_losses = sum(float(losses_of_worker['of step 1']) for losses_of_worker in losses)
     return numbers._replace(losses=mean_losses, sum_of_losses=sum_of_losses)
+
+
+def _examples_of_worker(inputs: typing.Any, sizes: typing.Sequence[int], rank: int) -> typing.Any:
+    """The examples of the worker of that rank: the workers have them one after the other.
+
+    Args:
+      inputs: a nest of arrays [n, …].
+      sizes: how many examples each worker has.
+      rank: the index of the worker.
+    """
+    begin = sum(sizes[:rank])
+    end = begin + sizes[rank]
+    return map_leaves(lambda leaf: np.asarray(leaf)[begin:end], inputs)
 
 
 def _on_servers(machines: Machines, work: Work, uneven: bool
@@ -96,34 +112,44 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
     ports = free_ports(num_workers + num_servers)
     addresses = ['127.0.0.1:%d' % port for port in ports]
 
-    def member(job, rank):
+    def member(job: str, rank: int) -> Cluster:
+        """The cluster, as a member of it sees it."""
         return Cluster(machines.kind, addresses[:num_workers], addresses[num_workers:], job, rank,
                        uneven=uneven)
 
-    servers = []
+    def rank_and_numbers(rank: int) -> typing.Tuple[int, Numbers]:
+        """Trains the worker of a rank."""
+        return rank, work(member('worker', rank))
+
+    servers = []  # kept until the workers are done
     for rank in range(num_servers):
         server = member('ps', rank)
         servers.append(start_server(server, server.session_config(tf.ConfigProto())))
     with multiprocessing.pool.ThreadPool(num_workers) as threads:
         # `imap_unordered` waits for no other thread after an error.
-        results = dict(threads.imap_unordered(
-            lambda rank: (rank, work(member('worker', rank))), range(num_workers)))
+        numbers = dict(threads.imap_unordered(rank_and_numbers, range(num_workers)))
     del servers
-    return [results[rank].losses for rank in range(num_workers)], results[0]
+    return [numbers[rank].losses for rank in range(num_workers)], numbers[0]
 
 
 def _by_horovod(machines: Machines, work: Work, uneven: bool
                 ) -> typing.Tuple[typing.List[dict], Numbers]:
     """Trains this process's worker, one of those that Horovod's launcher started.
 
-    It takes and returns what `_on_servers` does.
+    Args:
+      machines: the workers.
+      work: trains one of them.
+      uneven: whether workers have batches of different sizes.
+
+    Returns:
+      `(losses, numbers)`: for each worker its losses by step; and this worker's numbers.
     """
     cluster = Cluster('horovod', uneven=uneven)
-    count = len(machines.shares)
-    if cluster.num_workers != count:
+    num_workers = len(machines.shares)
+    if cluster.num_workers != num_workers:
         raise ClusterError('shares of %d workers, and Horovod has %d: start this program with '
                            '`horovodrun -np %d python …`, or pass as many shares.' % (
-                               count, cluster.num_workers, count))
+                               num_workers, cluster.num_workers, num_workers))
     numbers = work(cluster)
     own_losses = {step: float(loss) for step, loss in numbers.losses.items()}
     return [json.loads(text) for text in gathered_lines(json.dumps(own_losses))], numbers
@@ -147,16 +173,19 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
             program.model_fn, constants(program.inputs), optimizer, num_towers, program.reduction,
             remainder='weight', global_step=tf.train.get_global_step(), cluster=cluster,
             **program.options)
-        pairs = [(tf.convert_to_tensor(each), variable) for each, variable in built.gradients]
+        pairs = [(tf.convert_to_tensor(gradient), variable)
+                 for gradient, variable in built.gradients]
         assignments, fed = assigned(initial, {})
         refresh = [] if built.replicas is None else [built.replicas.refresh()]
         # Each variable has the same name on one device.
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
 
-        def begin(step_context):
+        def begin(step_context: typing.Any) -> None:
+            """Gives the variables their initial values, before the first step."""
             if cluster.is_served and not cluster.is_chief:
                 begun.wait(_PATIENCE)
                 return
+            # `step_context.session` is the session without hooks: this is no step.
             step_context.session.run(assignments, fed)
             step_context.session.run(refresh)
             begun.set()

@@ -3,6 +3,7 @@
 Its test is tests/inspect/test_check.py.
 """
 
+import contextlib
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -68,7 +69,7 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
             for objective in objectives])
         train_op = _step_on_one_device(objectives, loss, pairs, updates, global_step, factor)
         if global_step is not None:
-            train_op = _counted(train_op, global_step)
+            train_op = _with_counted_step(train_op, global_step)
         traits = _traits(loss, updates)
         with failing_on('on one device'), tf.Session(config=session_config(1)) as session:
             initialize(session)
@@ -178,9 +179,18 @@ def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> 
             'the loss%s depends on none of the %d trainable variables: there is no training to '
             'compare.' % (for_loss, len(trainable)))
     if factor != 1:
-        pairs = [(None if gradient is None else times(gradient, factor), variable)
-                 for gradient, variable in pairs]
+        pairs = _multiplied(pairs, factor)
     return call_transform(objective.transform_gradients, pairs, name_of_loss=objective.name)
+
+
+def _multiplied(pairs: Pairs, factor: int) -> Pairs:
+    """The pairs with their gradients times a factor; a pair without a gradient stays as it is."""
+    multiplied = []
+    for gradient, variable in pairs:
+        if gradient is not None:
+            gradient = times(gradient, factor)
+        multiplied.append((gradient, variable))
+    return multiplied
 
 
 def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.Any, updates: list,
@@ -195,34 +205,43 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
       global_step: the variable that the last optimizer increases; or None.
       factor: what the gradients are multiplied with.
     """
-    graph = tf.get_default_graph()
     predecessors = flat(loss) + updates
-    # With several losses, every gradient is taken at the weights before the step. An optimizer with
-    # its own `minimize` takes gradients itself; those that are compared are taken before it, too.
-    has_own = any(has_own_minimize(objective.optimizer) for objective in objectives)
-    if objectives.names is not None or has_own:
+    has_several_losses = objectives.names is not None
+    any_takes_gradients = any(has_own_minimize(objective.optimizer) for objective in objectives)
+    if has_several_losses or any_takes_gradients:
+        # With several losses, every gradient is taken at the weights before the step. An optimizer
+        # with its own `minimize` takes gradients itself; the compared ones are taken before it.
         predecessors = predecessors + tensors_of(all_pairs(pairs))
     for objective in objectives:
-        names_before = operation_names(tf.global_variables())
-        is_last = objective is objectives[-1]
-        with tf.control_dependencies(predecessors), graph_walk.Recording(graph) as made:
-            train_op = _applied_on_one_device(
-                objective, objectives.of(objective, loss), objectives.of(objective, pairs),
-                global_step if is_last else None, factor)
-        new_variables = [variable for variable in tf.global_variables()
-                         if variable.op.name not in names_before]
-        # Slots are made under the control dependencies, too; their initial values must not wait
-        # for a batch.
-        free_initial_values(new_variables, made.operations, predecessors)
+        counter = global_step if objective is objectives[-1] else None
+        loss_of_objective = objectives.of(objective, loss)
+        pairs_of_objective = objectives.of(objective, pairs)
+        with _after(predecessors):
+            train_op = _applied_on_one_device(objective, loss_of_objective, pairs_of_objective,
+                                              counter, factor)
         predecessors = [train_op]
     return train_op
 
 
-def _counted(train_op: typing.Any, global_step: tf.Variable) -> typing.Any:
+@contextlib.contextmanager
+def _after(predecessors: list) -> typing.Iterator[None]:
+    """The context of operations that wait for `predecessors`, without the initial values of slots
+    which are made in it: these must not wait for a batch."""
+    names_before = operation_names(tf.global_variables())
+    with tf.control_dependencies(predecessors), \
+            graph_walk.Recording(tf.get_default_graph()) as made:
+        yield
+    new_variables = [variable for variable in tf.global_variables()
+                     if variable.op.name not in names_before]
+    free_initial_values(new_variables, made.operations, predecessors)
+
+
+def _with_counted_step(train_op: typing.Any, global_step: tf.Variable) -> typing.Any:
     """A step that increases `global_step`: the `train_op` itself, if its optimizer does that; else
     an operation that does it after the `train_op`."""
     writers = graph_walk.names_of(Writes(global_step.graph).to(global_step))
-    if not writers.isdisjoint(graph_walk.names_of(graph_walk.step_operations([train_op]))):
+    operations = graph_walk.names_of(graph_walk.step_operations([train_op]))
+    if not writers.isdisjoint(operations):
         return train_op
     with tf.control_dependencies([train_op]):
         return tf.assign_add(global_step, 1).op
@@ -251,20 +270,36 @@ def _applied_on_one_device(objective: Objective, loss: tf.Tensor, pairs: Pairs,
 def _traits(loss: typing.Any, updates: list) -> Traits:
     """The traits of a model, from its loss (or a dict of losses) and its updates."""
     graph = tf.get_default_graph()
-    forward = [graph.get_operation_by_name(name) for name in graph_walk.ancestors(flat(loss))]
-    op_types = {op.type for op in forward}
-    has_fused_batch_norm = any('BatchNorm' in op_type for op_type in op_types)
-    has_batch_norm = has_fused_batch_norm or (bool(updates) and 'Rsqrt' in op_types)
+    forward = list(map(graph.get_operation_by_name, graph_walk.ancestors(flat(loss))))
+    finder = Writes(graph)
+    updated: typing.Set[str] = set()
+    for op in graph_walk.step_operations(updates):
+        updated.update(finder.of(op))
+    random_types = {op.type for op in filter(graph_walk.is_random, forward)}
+    return Traits(_coarsest_float(forward), sorted(random_types),
+                  batch_norm=_has_batch_norm(forward, bool(updates)), updated=updated)
+
+
+def _coarsest_float(operations: typing.Iterable[tf.Operation]) -> str:
+    """The name of the floating type with the fewest digits among the results of operations: some
+    functions, such as those of tf.losses, compute in float32 whatever they get."""
     coarsest = FLOATS[0]
-    for op in forward:
+    for op in operations:
         for output in op.outputs:
-            # Some functions, such as those of tf.losses, compute in float32 whatever they get.
             name = output.dtype.base_dtype.name
             if name in FLOATS:
                 coarsest = max(coarsest, name, key=FLOATS.index)
-    writes = Writes(graph)
-    updated: typing.Set[str] = set()
-    for op in graph_walk.step_operations(updates):
-        updated.update(writes.of(op))
-    random_types = {op.type for op in forward if graph_walk.is_random(op)}
-    return Traits(coarsest, sorted(random_types), has_batch_norm, updated)
+    return coarsest
+
+
+def _has_batch_norm(forward: typing.Iterable[tf.Operation], has_updates: bool) -> bool:
+    """Whether a model seems to have a batch norm: a fused one; or `Rsqrt`, by which one that is not
+    fused divides, in a model with updates.
+
+    Args:
+      forward: the operations of the forward pass.
+      has_updates: whether the model has updates.
+    """
+    op_types = {op.type for op in forward}
+    has_fused = any('BatchNorm' in op_type for op_type in op_types)
+    return has_fused or (has_updates and 'Rsqrt' in op_types)

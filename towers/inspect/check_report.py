@@ -157,31 +157,37 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
     if tolerance is None:
         tolerance = rounding.tolerance
     # A bias in front of a batch norm has the gradient zero, computed as the remainder of a sum: it
-    # is noise. (Adam's step is as large for it as for any other gradient.)
+    # is noise, for which Adam's step is as large as for any other gradient.
     largest = max([largest_value(gradient) for gradient in one.gradients.values()], default=0.)
     noise = rounding.noise * largest
     left_out = not_compared(one, many, noise, ran.same_shards)
     differences = compare(one, many, noise, [variable.name for variable in left_out])
-    not_finite = None
-    first = None
-    for difference in differences:
-        is_beyond = not difference.relative <= tolerance  # True for NaN, too
-        if first is None and is_beyond:
-            first = difference
-        has_finite_values = is_finite(one, difference) and is_finite(many, difference)
-        if not_finite is None and not has_finite_values:
-            not_finite = difference
-    cause = None
+    not_finite = _first_not_finite(differences, one, many)
+    beyond = [difference for difference in differences
+              if not difference.relative <= tolerance]  # so that NaN is beyond it, too
+    first = beyond[0] if beyond else None
     if not_finite is not None:
-        cause = _cause_of_not_finite(one, many, not_finite)
+        cause: typing.Optional[str] = _cause_of_not_finite(one, many, not_finite)
     elif first is not None:
         cause = _cause_of_difference(first, one, many, traits, ran, proof)
+    else:
+        cause = None
     return TowersReport(
         equal=first is None and not_finite is None,
         worst=max(differences, key=lambda difference: difference.relative),
         tolerance=tolerance, first=first, cause=cause, compared=len(differences),
         towers=ran.towers, steps=ran.steps, reduction=ran.reduction, not_finite=not_finite,
         left_out=left_out, workers=ran.workers, proof=proof)
+
+
+def _first_not_finite(differences: typing.Iterable[Difference], one: Numbers,
+                      many: Numbers) -> typing.Optional[Difference]:
+    """The first difference of values of which one has a NaN or an infinity; None if all values are
+    finite. `one` and `many` are the numbers of one device and of the towers."""
+    for difference in differences:
+        if not is_finite(one, difference) or not is_finite(many, difference):
+            return difference
+    return None
 
 
 def is_certain(proof: typing.Optional[str]) -> bool:
@@ -204,7 +210,9 @@ def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits:
       proof: the plan's line `one device`; or None.
     """
     cause = _likely_cause(first, one, many, traits, ran.parts)
-    if is_certain(proof) and not traits.random and first.what != INITIAL_VALUE:
+    # The proof is of a loss without random numbers, and of steps, not of initial values.
+    is_covered_by_proof = not traits.random and first.what != INITIAL_VALUE
+    if is_certain(proof) and is_covered_by_proof:
         cause += (' The plan says that equality is proven: this is an error of towers itself, '
                   'please report it with the model.')
     return cause
@@ -224,7 +232,8 @@ def _cause_of_not_finite(one: Numbers, many: Numbers, difference: Difference) ->
 
 def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits, num_parts: int
                   ) -> str:
-    """The cause that a report gives for the first difference.
+    """The cause that a report gives for the first difference: the first that explains it, the most
+    certain ones before.
 
     Args:
       first: the difference.
@@ -237,7 +246,8 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
                 "0's part of it: compute it from the whole batch, before build_towers, or start "
                 'from a checkpoint of one device.' % first.name)
-    if first.relative == float('inf') and first.what in (VARIABLE, SLOT, GRADIENT):
+    is_on_one_side = first.relative == float('inf')
+    if is_on_one_side and first.what in (VARIABLE, SLOT, GRADIENT):
         return ('%s %s exists on one side only: an unshared variable, or one whose name depends '
                 'on the tower.' % (first.what, first.name))
     if _sums_over_batch(one.loss_of_first_step(), many.sum_of_losses, num_parts):

@@ -79,7 +79,7 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
                             names, sum_of_losses)
         # A variable that begins with a value of tower 0's shard begins with another value on one
-        # device, unless the shards are equal; named here, so that it is not compared.
+        # device, unless the shards are equal: the comparison names it as a difference.
         if not same_shards:
             from_shard = [names[name] for name in built.plan.initial_of_first]
             numbers = numbers._replace(initial_values=dict.fromkeys(from_shard))
@@ -121,9 +121,10 @@ def _names_on_one_device(variables: typing.Iterable[tf.Variable], initial: Initi
     """
     names = [variable.op.name for variable in variables]
     names_on_one = [name for name, _ in initial]
-    differ_in_numbers = (
+    have_same_names = set(names) == set(names_on_one)
+    differ_in_numbers_only = (
         list(map(without_numbers, names)) == list(map(without_numbers, names_on_one)))
-    if set(names) != set(names_on_one) and differ_in_numbers:
+    if not have_same_names and differ_in_numbers_only:
         return dict(zip(names, names_on_one))
     return dict(zip(names, names))
 
@@ -167,26 +168,33 @@ def train(session: tf.Session, loss: typing.Any, pairs: typing.Any, train_op: tf
       names: {name of a variable: its name on one device}.
       sum_of_losses: the sum of the towers' losses; None for one device.
     """
-    gradients = {}
-    for label, pairs_of_loss in _labelled(pairs):
-        for gradient, variable in pairs_of_loss:
-            if gradient is not None:
-                gradients[label + names[variable.op.name]] = tf.convert_to_tensor(gradient)
     # Fetched with the first step: a pass of its own would update counters and averages once more.
-    fetches_of_first_step: dict = {'gradients': gradients}
+    fetches_of_first_step = {'gradients': _gradients_by_name(pairs, names)}
     if sum_of_losses is not None:
         fetches_of_first_step['sum'] = sum_of_losses
     losses = {}
     for step in range(1, steps + 1):
-        values, _, fetched = session.run(
-            [dict(_labelled(loss)), train_op, fetches_of_first_step if step == 1 else []])
+        further_fetches = fetches_of_first_step if step == 1 else []
+        values, _, fetched = session.run([dict(_labelled(loss)), train_op, further_fetches])
         if step == 1:
             first_step = fetched
         for label, value in values.items():
             losses[('of step %d %s' % (step, label.rstrip(': '))).rstrip()] = value
     variables = tf.global_variables()
-    numbers = Numbers(losses, first_step['gradients'], {}, {}, first_step.get('sum', 0.))
+    numbers = Numbers(losses, first_step['gradients'], variables={}, slots={},
+                      sum_of_losses=first_step.get('sum', 0.))
     return _with_variables(numbers, variables, session.run(variables), names)
+
+
+def _gradients_by_name(pairs: typing.Any, names: typing.Dict[str, str]) -> dict:
+    """{name of a variable on one device: the gradient, dense}; with several losses the name of the
+    loss comes before. The arguments are those of `train`."""
+    gradients = {}
+    for label, pairs_of_loss in _labelled(pairs):
+        for gradient, variable in pairs_of_loss:
+            if gradient is not None:
+                gradients[label + names[variable.op.name]] = tf.convert_to_tensor(gradient)
+    return gradients
 
 
 def _with_variables(numbers: Numbers, variables: typing.Sequence[tf.Variable],
@@ -204,13 +212,24 @@ def _with_variables(numbers: Numbers, variables: typing.Sequence[tf.Variable],
     values_of_slots = {}
     for variable, value in zip(variables, values):
         name = variable.op.name
-        belongs_to_variable = any(name.startswith(owner + '/') for owner in trainable)
-        is_power_of_beta = '/' not in name and name.endswith('_power')  # Adam has one for all
-        if belongs_to_variable or is_power_of_beta:
+        if _is_slot(name, trainable):
             values_of_slots[names[name]] = value
         else:
             values_of_variables[names[name]] = value
     return numbers._replace(variables=values_of_variables, slots=values_of_slots)
+
+
+def _is_slot(name: str, trainable: typing.Iterable[str]) -> bool:
+    """Whether a variable is an optimizer's, by its name: below a trainable variable's, as
+    `w/Momentum`; or `beta1_power`, of which Adam has one for all variables.
+
+    Args:
+      name: the name of the variable.
+      trainable: the names of the trainable variables.
+    """
+    if any(name.startswith(owner + '/') for owner in trainable):
+        return True
+    return '/' not in name and name.endswith('_power')
 
 
 def _labelled(shaped: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
@@ -234,6 +253,7 @@ def map_leaves(function: typing.Callable, inputs: typing.Any) -> typing.Any:
         return function(inputs)
     if isinstance(inputs, dict):
         return {key: map_leaves(function, inputs[key]) for key in inputs}
-    mapped = [map_leaves(function, each) for each in inputs]
-    is_namedtuple = hasattr(inputs, '_fields')
-    return type(inputs)(*mapped) if is_namedtuple else type(inputs)(mapped)
+    mapped = [map_leaves(function, entry) for entry in inputs]
+    if hasattr(inputs, '_fields'):  # a namedtuple takes its entries one by one
+        return type(inputs)(*mapped)
+    return type(inputs)(mapped)

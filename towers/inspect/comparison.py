@@ -100,18 +100,18 @@ def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
       noise: the largest gradient that may come from rounding only.
       same_shards: whether the batch repeats one shard.
     """
-    reasons = {}
-    if noise:
-        for name in set(one.gradients) & set(many.gradients):
-            largest_on_one = largest_value(one.gradients[name])
-            largest_on_many = largest_value(many.gradients[name])
-            if largest_on_one <= noise and largest_on_many <= noise:
-                reasons[name] = NO_GRADIENT
+    reason_of = {}
+    if noise:  # 0 where all gradients are 0: then none of them is compared with rounding
+        for name in one.gradients.keys() & many.gradients.keys():
+            largest_gradient = max(largest_value(one.gradients[name]),
+                                   largest_value(many.gradients[name]))
+            if largest_gradient <= noise:
+                reason_of[name] = NO_GRADIENT
     if same_shards:
-        for name in set(one.variables) | set(many.variables):
+        for name in one.variables.keys() | many.variables.keys():
             if name.endswith('moving_variance'):
-                reasons[name] = SHARD_VARIANCE
-    return [LeftOut(name, why) for name, why in sorted(reasons.items())]
+                reason_of[name] = SHARD_VARIANCE
+    return [LeftOut(name, reason) for name, reason in sorted(reason_of.items())]
 
 
 def compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence[str]
@@ -128,12 +128,13 @@ def compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence
     for what in KINDS:
         on_one = one.of_kind(what)
         on_many = many.of_kind(what)
-        for name in sorted(set(on_one) | set(on_many)):
+        for name in sorted(on_one.keys() | on_many.keys()):
             if _is_of(name, left_out):
                 continue
-            relative = float('inf')
             if name in on_one and name in on_many:
                 relative = _relative_difference(what, name, one, many, noise)
+            else:
+                relative = float('inf')
             differences.append(Difference(what, name, relative))
     return differences
 
@@ -156,9 +157,13 @@ def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, nois
     values = [one.of_kind(what)[name], many.of_kind(what)[name]]
     if what == GRADIENT:
         return _relative(values[0], values[1], noise)
-    if what in (VARIABLE, SLOT):
-        variable = name if what == VARIABLE else name.rsplit('/', 1)[0]
-        gradients = [one.gradients.get(variable), many.gradients.get(variable)]
+    owner = None  # name of the variable by whose gradient the value changes
+    if what == VARIABLE:
+        owner = name
+    elif what == SLOT:  # w/Momentum
+        owner = name.rsplit('/', 1)[0]
+    if owner is not None:
+        gradients = [one.gradients.get(owner), many.gradients.get(owner)]
         values = _without_noise(values, gradients, noise)
     return _relative(values[0], values[1], noise=0.)
 
@@ -176,11 +181,15 @@ def _without_noise(values: list, gradients: list, noise: float) -> list:
       noise: the largest gradient that may come from rounding only.
     """
     shape = np.shape(values[0])
-    if any(gradient is None or np.shape(gradient) != shape for gradient in gradients):
-        return values
-    sizes = np.maximum(*[np.abs(_as_numbers(gradient)) for gradient in gradients])
+    for gradient in gradients:
+        # A slot may have another shape than its variable, and so than the gradient.
+        if gradient is None or np.shape(gradient) != shape:
+            return values
+    on_one, on_many = map(_as_numbers, gradients)
+    sizes = np.maximum(np.abs(on_one), np.abs(on_many))
     is_noise = (sizes > 0) & (sizes <= noise)
-    if sizes.shape != shape or not is_noise.any():
+    has_same_shape = sizes.shape == shape  # complex numbers have two parts
+    if not has_same_shape or not is_noise.any():
         return values
     return [np.where(is_noise, 0, _as_numbers(value)) for value in values]
 
@@ -203,7 +212,8 @@ def _relative(one: typing.Any, many: typing.Any, noise: float) -> float:
     many = _as_numbers(many)
     if one.shape != many.shape:
         return float('inf')
-    if one.dtype.kind not in 'fiub':
+    is_number = one.dtype.kind in 'fiub'  # float, int, unsigned int, bool
+    if not is_number:
         return 0. if np.array_equal(one, many) else float('inf')
     one = one.astype(np.float64)
     many = many.astype(np.float64)
@@ -214,7 +224,7 @@ def _relative(one: typing.Any, many: typing.Any, noise: float) -> float:
     difference = largest_value(one[finite] - many[finite])
     if difference <= noise:
         return 0.
-    if largest:
+    if largest:  # else the difference itself counts
         difference = difference / largest
     return float(difference)
 
@@ -225,7 +235,7 @@ def _as_numbers(value: typing.Any) -> np.ndarray:
     A complex array becomes one of its two parts, one of bfloat16 becomes float32; others stay.
     """
     value = np.asarray(value)
-    if value.dtype.kind == 'c':
+    if value.dtype.kind == 'c':  # complex
         return np.stack([value.real, value.imag])
     if value.dtype.name == 'bfloat16':
         return value.astype(np.float32)

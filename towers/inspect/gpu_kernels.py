@@ -3,6 +3,8 @@
 TensorFlow's registry of kernels says for which devices and types an operation has one. With soft
 placement the placer takes an operation without a kernel for its device to the CPU, and with it all
 operations that are colocated with it. A TensorFlow that was built without GPUs knows of no kernel.
+
+Its test is tests/inspect/test_gpu_kernels.py.
 """
 
 import collections
@@ -13,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.gradients.tower import Tower
 from towers.graph.edit import colocated_operations
+from towers.graph.graph_walk import by_name, reached
 from towers.placement.devices import is_gpu
 from towers.placement.tower_device import operation_device, resources_taken
 
@@ -49,16 +52,17 @@ def knows_gpu_kernels() -> bool:
 
 def moved_operations(operations: typing.Iterable[tf.Operation],
                      towers: typing.Sequence[Tower]) -> typing.List[MovedOperations]:
-    """The operations on GPUs that soft placement would take to the CPU, by tower and GPU.
+    """Finds the operations on GPUs that soft placement would take to the CPU, by tower and GPU.
 
     Args:
       operations: the operations of a step.
       towers: the towers of the build.
 
     Returns:
-      `MovedOperations` for each tower and GPU that has such; [] where all have a kernel.
+      List of `MovedOperations`, one for each tower and GPU from which an operation would be taken,
+      those of no tower last; [] where all operations have a kernel.
     """
-    on_gpus = {op.name: op for op in operations if is_gpu(operation_device(op))}
+    on_gpus = by_name(op for op in operations if is_gpu(operation_device(op)))
     without_kernel = {name for name, op in on_gpus.items() if not has_gpu_kernel(op)}
     moved = without_kernel | _pulled_along(without_kernel, on_gpus)
     groups: typing.Dict[tuple, typing.List[tf.Operation]] = collections.defaultdict(list)
@@ -68,7 +72,13 @@ def moved_operations(operations: typing.Iterable[tf.Operation],
     found = []
     for (owner, device), group in groups.items():
         found.append(_moved(owner, device, group, without_kernel, moved))
-    return sorted(found, key=lambda each: (each.owner is None, each.owner or 0, each.device))
+    return sorted(found, key=_owner_and_device)
+
+
+def _owner_and_device(moved: MovedOperations) -> tuple:
+    """A key to sort by: the towers by their indices, then no tower; then the devices."""
+    has_no_owner = moved.owner is None
+    return has_no_owner, moved.owner or 0, moved.device
 
 
 def _moved(owner: typing.Optional[int], device: str, group: typing.List[tf.Operation],
@@ -92,17 +102,19 @@ def _moved(owner: typing.Optional[int], device: str, group: typing.List[tf.Opera
             on_floats.append(op)
         else:
             on_others.append(op)
-    size, unknown = _crossing(group, moved)
-    return MovedOperations(owner, device, on_floats, on_others, pulled, size, unknown)
+    crossing = _crossing(group, moved)
+    return MovedOperations(owner, device, on_floats, on_others, pulled, crossing.bytes,
+                           crossing.unknown)
 
 
 def has_gpu_kernel(op: tf.Operation) -> bool:
     """Whether this TensorFlow has a kernel on GPUs for an operation and its types."""
     types: typing.Dict[str, typing.Sequence[tf.DType]] = {}
     for attribute in op.op_def.attr:
-        if attribute.type in ('type', 'list(type)'):
-            value = op.get_attr(attribute.name)
-            types[attribute.name] = value if isinstance(value, (list, tuple)) else [value]
+        if attribute.type == 'type':
+            types[attribute.name] = [op.get_attr(attribute.name)]
+        elif attribute.type == 'list(type)':
+            types[attribute.name] = op.get_attr(attribute.name)
     return _has_kernel(op.type, types)
 
 
@@ -115,8 +127,10 @@ def _has_kernel(op_type: str, types: typing.Dict[str, typing.Sequence[tf.DType]]
     """
     for kernel in compat.registered_kernels(op_type):
         # 'DEFAULT' serves each device that has no kernel of its own.
-        is_for_gpu = kernel.device_type in ('GPU', 'DEFAULT') and not kernel.label
-        if is_for_gpu and all(_allows(constraint, types) for constraint in kernel.constraint):
+        is_for_gpu = kernel.device_type in ('GPU', 'DEFAULT')
+        if not is_for_gpu or kernel.label:  # TensorFlow takes a kernel with a label by request only
+            continue
+        if all(_allows(constraint, types) for constraint in kernel.constraint):
             return True
     return False
 
@@ -129,11 +143,10 @@ def _allows(constraint: typing.Any, types: typing.Dict[str, typing.Sequence[tf.D
       types: the types of the operation by the name of the attribute.
     """
     allowed = set(constraint.allowed_values.list.type)
-    if not allowed:
+    if not allowed:  # the constraint is on something else than types
         return True
-    codes = {tf.as_dtype(each).base_dtype.as_datatype_enum
-             for each in types.get(constraint.name, ())}
-    return codes <= allowed
+    own_types = map(tf.as_dtype, types.get(constraint.name, ()))
+    return {dtype.base_dtype.as_datatype_enum for dtype in own_types} <= allowed
 
 
 def computes_floats(op: tf.Operation) -> bool:
@@ -155,36 +168,41 @@ def _pulled_along(without_kernel: typing.Set[str], on_gpus: typing.Dict[str, tf.
     Returns:
       The names of the operations.
     """
-    together = collections.defaultdict(set)
-    for name, op in on_gpus.items():
+    together: typing.Dict[str, typing.Dict[str, tf.Operation]] = collections.defaultdict(dict)
+    for op in on_gpus.values():
         for other in colocated_operations(op) + resources_taken(op):
-            together[name].add(other.name)
-            together[other.name].add(name)
-    stack = list(without_kernel)
-    reached = set(without_kernel)
-    while stack:
-        for name in together[stack.pop()]:
-            if name not in reached:
-                reached.add(name)
-                stack.append(name)
-    return (reached & on_gpus.keys()) - without_kernel
+            together[op.name][other.name] = other
+            together[other.name][op.name] = op
+
+    def kept_together_with(op: tf.Operation) -> typing.Iterable[tf.Operation]:
+        """The operations that the placer keeps directly together with one."""
+        return together[op.name].values()
+
+    starts = [on_gpus[name] for name in without_kernel]
+    kept_together = reached(starts, kept_together_with)
+    return (kept_together.keys() & on_gpus.keys()) - without_kernel
 
 
 def _owner(name: str, towers: typing.Sequence[Tower]) -> typing.Optional[int]:
     """The index of the tower that has an operation of this name; None where none has."""
-    return next((tower.index for tower in towers if tower.has(name)), None)
+    for tower in towers:
+        if tower.has(name):
+            return tower.index
+    return None
 
 
-def _crossing(group: typing.Iterable[tf.Operation], moved: typing.Container[str]
-              ) -> typing.Tuple[int, int]:
-    """The tensors that would cross between moved operations and a GPU.
+class _Crossing(typing.NamedTuple):
+    """The size of tensors that would cross between the CPU and a GPU."""
+    bytes: int  # of the tensors whose size is static
+    unknown: int  # number of the other tensors
+
+
+def _crossing(group: typing.Iterable[tf.Operation], moved: typing.Container[str]) -> _Crossing:
+    """Measures the tensors that would cross between moved operations and a GPU.
 
     Args:
       group: operations that would be on the CPU, of one tower and GPU.
       moved: names of all operations that would be on the CPU.
-
-    Returns:
-      `(the bytes of those with a static size, the number of the others)`.
     """
     tensors = {}
     for op in group:
@@ -197,14 +215,14 @@ def _crossing(group: typing.Iterable[tf.Operation], moved: typing.Container[str]
     total = 0
     unknown = 0
     for tensor in tensors.values():
-        elements = tensor.shape.num_elements()
-        if tensor.dtype in (tf.resource, tf.variant):
+        if tensor.dtype in (tf.resource, tf.variant):  # a handle of what stays where it is
             continue
+        elements = tensor.shape.num_elements()
         if elements is None or tensor.dtype == tf.string:
             unknown += 1
         else:
             total += elements * tensor.dtype.base_dtype.size
-    return total, unknown
+    return _Crossing(total, unknown)
 
 
 def _stays_on_gpu(op: tf.Operation, moved: typing.Container[str]) -> bool:
