@@ -33,23 +33,29 @@ def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
     Raises:
       GradientError: such an optimizer updates a trained variable; or no optimizer is wrapped.
     """
-    trained = graph_walk.operation_names(tf.trainable_variables())
-    unwrapped_updates = []
-    for op in step:
-        if not OPTIMIZER_UPDATES.search(op.type) or op.name in wrapped:
-            continue
-        if not trained.isdisjoint(graph_walk.operation_names(op.inputs)):
-            unwrapped_updates.append(op)
-    if wrapped and not unwrapped_updates:
-        return
-    if unwrapped_updates:
-        found = 'has the update %r' % unwrapped_updates[0].name
+    unwrapped = _unwrapped_update(step, wrapped)
+    if unwrapped is not None:
+        fault = 'has the update %r' % unwrapped.name
+    elif not wrapped:
+        fault = 'is %r' % train_op.name
     else:
-        found = 'is %r' % train_op.name
+        return
     raise GradientError(
         'the train_op of the model function %s, which comes from no TowerOptimizer: each '
         'tower would train on its own shard. Wrap every optimizer of the model function: '
-        'optimizer = towers.TowerOptimizer(optimizer).' % found)
+        'optimizer = towers.TowerOptimizer(optimizer).' % fault)
+
+
+def _unwrapped_update(step: typing.List[tf.Operation],
+                      wrapped: typing.Set[str]) -> typing.Optional[tf.Operation]:
+    """The first update of a trained variable that no wrapped optimizer has made; None if there is
+    none. The arguments are those of `check_wrapped`."""
+    trained = graph_walk.operation_names(tf.trainable_variables())
+    for op in step:
+        is_update = OPTIMIZER_UPDATES.search(op.type) and op.name not in wrapped
+        if is_update and not trained.isdisjoint(graph_walk.operation_names(op.inputs)):
+            return op
+    return None
 
 
 def check_before_updates(fetches: typing.Iterable[typing.Any], updates: typing.List[tf.Operation],
@@ -83,7 +89,10 @@ def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[
       gradients: the gradients that the model function gives to `apply_gradients`.
     """
     upstream = graph_walk.ancestors(gradients)
-    gathering = [op.name for op in model if _ACCUMULATES.search(op.type) and op.name in upstream]
+    gathering = []  # names of accumulators' operations, and of variables
+    for op in model:
+        if _ACCUMULATES.search(op.type) and op.name in upstream:
+            gathering.append(op.name)
     gathering += _variables_with_gradients(model, upstream)
     if gathering:
         raise GradientError(
@@ -95,7 +104,7 @@ def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[
 
 def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing.Set[str]
                               ) -> typing.List[str]:
-    """The variables that the model function uses to gather gradients.
+    """The variables in which the model function gathers gradients.
 
     Args:
       model: the operations of the model function, without those of its optimizers.
@@ -110,12 +119,12 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
     candidates = (variables - trained) & upstream
     if not candidates:
         return []
-    writes = Writes(tf.get_default_graph())
-    gradient_names = {op.name for op in model if GRADIENTS_SCOPE.search(op.name)}
+    finder = Writes(tf.get_default_graph())
+    names_of_gradients = {op.name for op in model if GRADIENTS_SCOPE.search(op.name)}
     found = []
     for op in model:
-        for name in candidates.intersection(writes.of(op)):
-            written_values = [tensor for tensor in op.inputs if tensor.op.name != name]
-            if not gradient_names.isdisjoint(graph_walk.ancestors(written_values)):
-                found.append(name)
+        for variable in candidates.intersection(finder.of(op)):
+            new_values = [tensor for tensor in op.inputs if tensor.op.name != variable]
+            if not names_of_gradients.isdisjoint(graph_walk.ancestors(new_values)):
+                found.append(variable)
     return found

@@ -1,4 +1,7 @@
-"""`replicate_model_fn` and `TowerOptimizer`: an Estimator's model function on several devices."""
+"""`replicate_model_fn` and `TowerOptimizer`: an Estimator's model function on several devices.
+
+Its test is `tests/fronts/test_estimator.py`.
+"""
 
 import copy
 import functools
@@ -102,6 +105,7 @@ def replicate_model_fn(model_fn: typing.Callable,
             with tf.device(names[0]):
                 return model.spec(features, labels, mode, params, config)
         trains = mode == tf.estimator.ModeKeys.TRAIN
+        evaluates = mode == tf.estimator.ModeKeys.EVAL
         calls = OptimizerCalls(tf.get_default_graph(), is_sum, trains)
         specs = []
 
@@ -113,14 +117,15 @@ def replicate_model_fn(model_fn: typing.Callable,
             specs.append(spec)
             if trains:
                 calls.check_spec(spec)
-            metrics = _metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None
             return dict(loss=spec.loss, predictions=RowsOfExamples(_mergeable(spec)),
-                        metrics=metrics)
+                        metrics=_metrics(spec) if evaluates else None)
 
+        optimizer = calls if trains else None
+        reduction = 'sum' if is_sum else 'mean'
         with calls.reported_to():
             built = build_towers(
-                outputs_of_tower, dict(features=features, labels=labels), calls if trains else None,
-                names, 'sum' if is_sum else 'mean', remainder='weight')
+                outputs_of_tower, dict(features=features, labels=labels), optimizer, names,
+                reduction, remainder='weight')
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
@@ -140,11 +145,12 @@ class _ModelFunction:
         if not callable(model_fn) or isinstance(model_fn, type):
             raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
                                      'Estimator.' % (model_fn,))
-        parameters = list(inspect.signature(model_fn).parameters.values())
-        names = {parameter.name for parameter in parameters}
-        if isinstance(model_fn, functools.partial):
+        parameters = inspect.signature(model_fn).parameters
+        names = set(parameters)
+        if isinstance(model_fn, functools.partial):  # which has values for these
             names -= set(model_fn.keywords)
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        kinds = {parameter.kind for parameter in parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD in kinds:  # **kwargs
             names.update(('features', 'labels', 'mode'))
         if 'features' not in names:
             raise ModelFunctionError(
@@ -230,9 +236,11 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
     """
     loss = built.loss
     if loss is not None and is_sum:
+        # `built.loss` is a mean over the towers.
+        sizes = [tower.size for tower in built.towers]
         with only_device(built.placement.main):
             loss = weighted_sum([tower.loss for tower in built.towers],
-                                 [share_of_sum(tower.size) for tower in built.towers])
+                                list(map(share_of_sum, sizes)))
     merged = built.predictions.rows
     fields = {'loss': loss}
     if spec.predictions is not None:
@@ -246,20 +254,21 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
 
 
 def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
-    """{argument of the class of an export output: its tensor or tensors}."""
+    """{argument of the class of an export output: its tensor or tensors}; without arguments that
+    are None."""
     classes = tf.estimator.export
-    if isinstance(output, classes.ClassificationOutput):
-        names = ['scores', 'classes']
-    elif isinstance(output, classes.RegressionOutput):
-        names = ['value']
-    elif isinstance(output, classes.PredictOutput):
-        names = ['outputs']
-    else:
-        raise ModelFunctionError(
-            'the model function returned the export output %r of type %s: expected a '
-            'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
-                output, type(output).__name__))
-    return {name: getattr(output, name) for name in names if getattr(output, name) is not None}
+    arguments_of_class = {
+        classes.ClassificationOutput: ['scores', 'classes'],
+        classes.RegressionOutput: ['value'],
+        classes.PredictOutput: ['outputs']}
+    for output_class, names in arguments_of_class.items():
+        if isinstance(output, output_class):
+            tensors = {name: getattr(output, name) for name in names}
+            return {name: value for name, value in tensors.items() if value is not None}
+    raise ModelFunctionError(
+        'the model function returned the export output %r of type %s: expected a '
+        'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
+            output, type(output).__name__))
 
 
 class TowerOptimizer(OptimizerAround):

@@ -1,4 +1,7 @@
-"""`ParallelModel`: a Keras model over several devices, itself a Keras model with `fit`."""
+"""`ParallelModel`: a Keras model over several devices, itself a Keras model with `fit`.
+
+Its test is `tests/fronts/test_keras_model.py`.
+"""
 
 import functools
 import typing
@@ -9,7 +12,7 @@ from towers import compat
 from towers.arguments import check_graph_mode
 from towers.errors import InvalidArgumentError, MissingPackageError
 from towers.fronts.keras_towers import KerasTowers, device_of_gradient, one_or_list
-from towers.graph.graph_walk import Recording
+from towers.graph.graph_walk import Recording, operation_of
 from towers.model.build_context import check_not_nested
 from towers.placement.devices import check_one_stage, resolve_devices
 from towers.placement.stages import keep_stacks_with_loops
@@ -102,7 +105,8 @@ def _checked_keras(model: typing.Any) -> typing.Any:
 def _fault_of_model(model: typing.Any) -> typing.Optional[str]:
     """Why towers cannot call a model, as a text that follows its name; None if they can."""
     or_else = 'call it in the model function of towers.build_towers'
-    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
+    is_built = getattr(model, 'inputs', None) and getattr(model, 'outputs', None)
+    if not is_built:
         return ('has no inputs yet: give the first layer of a Sequential an input_shape=, make a '
                 'subclassed model a functional one (keras.Model(x, model(x)) with x = '
                 'keras.Input(…)), or ' + or_else)
@@ -133,12 +137,21 @@ def _fault_of_layers(model: typing.Any, keras: typing.Any) -> typing.Optional[st
 
 
 def _fault_of_layer(layer: typing.Any, keras: typing.Any) -> typing.Optional[str]:
-    """Why towers cannot call a model with this layer (or model) in it: such a text, or None."""
+    """Why towers cannot call a model with a layer, or another model, in it.
+
+    Args:
+      layer: the layer or the other model.
+      keras: the Keras module of the model.
+
+    Returns:
+      A text that follows the name of the model; None if they can call it.
+    """
     if isinstance(layer, _ParallelMethods):
         return 'is or holds a ParallelModel already: give its inner_model'
-    if isinstance(layer, keras.Model):
+    if isinstance(layer, keras.Model):  # its layers are looked at by themselves
         return None
-    if getattr(layer, 'stateful', False) and hasattr(layer, 'reset_states'):
+    is_stateful_rnn = getattr(layer, 'stateful', False) and hasattr(layer, 'reset_states')
+    if is_stateful_rnn:
         return ('has the stateful layer %r, which keeps a state for each example of a whole batch: '
                 'make it with stateful=False and pass the state as initial_state= from an input '
                 'and out as an output, or call it in the model function of towers.build_towers'
@@ -287,11 +300,12 @@ class _ParallelMethods(_WeightsOfInner):
         one, so that the optimizer's state is saved.
         """
         inner = self.inner_model
-        keeps_optimizer = keywords.get('include_optimizer', True)
         is_compiled = bool(getattr(self, 'optimizer', None))
+        saves_optimizer = is_compiled and keywords.get('include_optimizer', True)
         is_inner_compiled = bool(getattr(inner, 'optimizer', None))
+        # Here such an output is [batch, 1], so that the loss does not fit the inner model's.
         has_scalar_output = any(output.shape.ndims == 0 for output in inner.outputs)
-        if keeps_optimizer and is_compiled and not is_inner_compiled and not has_scalar_output:
+        if saves_optimizer and not is_inner_compiled and not has_scalar_output:
             inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
         return inner.save(*args, **keywords)
 
@@ -313,12 +327,14 @@ class _ParallelMethods(_WeightsOfInner):
     def get_updates_for(self, inputs):
         """The updates that depend on `inputs`, as Keras gives them; without those of frozen layers.
         """
-        frozen = set()
+        frozen_updates = set()
         for layer, op in self.model_towers.updates:
-            if not layer.trainable and not getattr(layer, 'stateful', False):
-                frozen.add(op)
+            # A frozen layer still updates its state, if it is stateful.
+            is_frozen = not layer.trainable and not getattr(layer, 'stateful', False)
+            if is_frozen:
+                frozen_updates.add(op)
         return [update for update in super().get_updates_for(inputs)
-                if getattr(update, 'op', update) not in frozen]
+                if operation_of(update) not in frozen_updates]
 
     # `compile` notes which layers are trained, and Keras trains these.
     def _get_trainable_state(self) -> typing.Any:

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.api.build import build_towers
 from towers.api.built import BuiltTowers
+from towers.graph.graph_walk import names_of, operation_of
 from towers.model.keras_calls import record_keras_calls
 from towers.model.outputs import weighted_sum
 from towers.placement.devices import Devices
@@ -78,8 +79,8 @@ class KerasTowers:
             rows = _batch_size(inputs[0])
             return {'predictions': RowsOfExamples({
                 'outputs': [_with_batch_dimension(output, rows) for output in outputs],
-                'logits': [_logits(output) for output in outputs],
-                'masks': [compat.keras_mask(output) for output in outputs]})}
+                'logits': list(map(_logits, outputs)),
+                'masks': list(map(compat.keras_mask, outputs))})}
 
         # A call for each tower: Keras takes gradients later, and copies of loops have none.
         with tf.name_scope('copies'):
@@ -88,14 +89,15 @@ class KerasTowers:
             with only_device('/device:CPU:0'):
                 outputs = _merged_outputs(built)
                 losses = _mean_losses(records, built)
-        layer_updates = records[0].updates_of_layers()
+        updates_of_layers = records[0].updates_of_layers()
         self.builds.append(built)
-        self.updates.extend(layer_updates)
-        updates = [op for _, op in layer_updates]
-        updates_of_layers = set(updates)
-        other_updates = [update for update in built.towers[0].updates
-                         if getattr(update, 'op', update) not in updates_of_layers]
-        return Called(outputs, built.predictions.rows['masks'], losses, updates + other_updates)
+        self.updates.extend(updates_of_layers)
+        updates = [op for _, op in updates_of_layers]
+        names_of_updates = names_of(updates)
+        for update in built.towers[0].updates:
+            if operation_of(update).name not in names_of_updates:
+                updates.append(update)
+        return Called(outputs, built.predictions.rows['masks'], losses, updates)
 
 
 def _merged_outputs(built: BuiltTowers) -> typing.List[typing.Any]:
@@ -119,6 +121,7 @@ def _mean_losses(records: typing.List[typing.Any], built: BuiltTowers) -> typing
     num_examples = tf.cast(sum(sizes), tf.float64)
     weights = [tf.cast(size, tf.float64) / num_examples for size in sizes]
     losses_of_towers = [record.activity_losses(on_keras_input=True) for record in records]
+    # Each layer's loss, with its value in every tower.
     return [weighted_sum(terms, weights) for terms in zip(*losses_of_towers)]
 
 
@@ -153,8 +156,10 @@ _ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
 
 
 def _logits(output: typing.Any) -> typing.Optional[tf.Tensor]:
-    """The logits that Keras' cross entropies take in the place of an output [rows, …]; or None."""
-    if not isinstance(output, tf.Tensor) or output.shape.ndims == 0:
+    """The logits that Keras' cross entropies take in the place of an output [rows, …]; None for an
+    output without logits."""
+    is_dense = isinstance(output, tf.Tensor)
+    if not is_dense or output.shape.ndims == 0:
         return None
     logits = compat.keras_logits(output)
     if logits is None and output.op.type in _ACTIVATIONS:
@@ -162,18 +167,20 @@ def _logits(output: typing.Any) -> typing.Optional[tf.Tensor]:
     return logits
 
 
-def _with_logits(output: typing.Any, logits: typing.Any, of_first: typing.Any) -> typing.Any:
+def _with_logits(output: typing.Any, logits: typing.Any, first_output: typing.Any) -> typing.Any:
     """A merged output that has its logits where Keras looks for them.
 
     Args:
       output: the output of the whole batch.
-      logits: its logits, of the whole batch; or None.
-      of_first: the output of the first tower, which has its logits at the tensor or its operation.
+      logits: the logits of the whole batch; None for an output without logits.
+      first_output: the output of the first tower, which has its logits at the tensor or at its
+        operation.
     """
     if logits is None:
         return output
-    if compat.keras_logits(of_first) is None:
-        return _ACTIVATIONS[of_first.op.type](logits)
+    has_logits_at_tensor = compat.keras_logits(first_output) is not None
+    if not has_logits_at_tensor:
+        return _ACTIVATIONS[first_output.op.type](logits)
     compat.set_keras_logits(output, logits)
     return output
 

@@ -11,7 +11,9 @@ train op. So the model function makes the update itself, as on one device, with 
 3. When all towers are built, `update` sums the gradients of each call over the towers, variable by
    variable, and connects the stand-ins of that call to the sums.
 
-An index of a call counts the calls of `apply_gradients` in the model function, from 0.
+The calls of `apply_gradients` in the model function have indices, from 0.
+
+Its test is `tests/fronts/test_optimizer_calls.py`.
 """
 
 import contextlib
@@ -22,11 +24,12 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError
 from towers.fronts.call_checks import check_before_updates, check_no_gathering, check_wrapped
-from towers.fronts.stand_ins import components, share_of_sum, stand_in_of
+from towers.fronts.stand_ins import connect, share_of_sum, stand_in_of
 from towers.gradients.gradient_pairs import tensors_of, times
 from towers.graph import graph_walk
-from towers.graph.graph_walk import map_leaves
+from towers.graph.graph_walk import map_leaves, operation_names, operation_of
 from towers.model.build_context import variables_of_optimizer
+from towers.model.keras_calls import unique
 from towers.optimizers import GradientsOfModel, rows_at_rate
 from towers.placement.variable_device import Placement, only_device
 from towers.reduce.combination import combine
@@ -180,7 +183,7 @@ class OptimizerCalls(GradientsOfModel):
         self._calls.append(Call(
             optimizer=optimizer, pairs=pairs, waits_for=waits_for,
             stand_ins=[pair for pair in stand_ins if pair[0] is not None],
-            update=getattr(update, 'op', update),
+            update=graph_walk.operation_of(update),
             operations=graph_walk.names_of(made.operations)))
         return update
 
@@ -202,7 +205,7 @@ class OptimizerCalls(GradientsOfModel):
 
     def optimizers(self) -> list:
         """The wrapped optimizers, each once."""
-        return list({id(call.optimizer): call.optimizer for call in self._calls}.values())
+        return unique([call.optimizer for call in self._calls])
 
     def slots(self) -> list:
         """The variables that the wrapped optimizers have made."""
@@ -240,17 +243,24 @@ class OptimizerCalls(GradientsOfModel):
         A gradient that is not computed from a weighted loss is weighted here: a model function
         (BERT's) takes it with `tf.gradients` of the loss that it returns.
         """
-        after_weights = graph_walk.reachable_from(
+        from_weighted_loss = graph_walk.reachable_from(
             self._weight_operations, self._operations_of_call())
         weighted_pairs: Pairs = []
         for gradient, variable in pairs:
             if gradient is not None:
                 gradient = tf.convert_to_tensor_or_indexed_slices(
                     gradient, variable.dtype.base_dtype)
-                if self._weight is not None and gradient.op.name not in after_weights:
-                    gradient = times(gradient, self._weight_as(gradient.dtype))
+                gradient = self._weighted_gradient(gradient, from_weighted_loss)
             weighted_pairs.append((gradient, variable))
         return weighted_pairs
+
+    def _weighted_gradient(self, gradient: typing.Any,
+                           from_weighted_loss: typing.Container[str]) -> typing.Any:
+        """A gradient, times the weight of the tower unless it has it already; `from_weighted_loss`
+        are the names of the operations that are computed from a weighted loss."""
+        if self._weight is None or gradient.op.name in from_weighted_loss:
+            return gradient
+        return times(gradient, self._weight_as(gradient.dtype))
 
     def compute_gradients(self, loss: tf.Tensor,
                           var_list: typing.Optional[list] = None) -> Pairs:
@@ -262,7 +272,8 @@ class OptimizerCalls(GradientsOfModel):
         first_pairs: Pairs = []
         for index, call in enumerate(self._calls):
             for gradient, variable in call.pairs:
-                if self._first_calls.setdefault(variable.op.name, index) == index:
+                first_call = self._first_calls.setdefault(variable.op.name, index)
+                if first_call == index:
                     first_pairs.append((gradient, variable))
         return first_pairs
 
@@ -293,10 +304,7 @@ class OptimizerCalls(GradientsOfModel):
         for index, call in enumerate(self._calls):
             predecessors = [before_updates] + self._gradients_to_take_before(index, combined)
             for stand_in, variable in call.stand_ins:
-                gradient = combined[index][variable.op.name]
-                for placeholder, component in zip(components(stand_in), components(gradient)):
-                    compat.replace_input(placeholder.op, 0, component)
-                    compat.add_control_inputs(placeholder.op, predecessors)
+                connect(stand_in, combined[index][variable.op.name], predecessors)
         return tf.group(*[call.update for call in self._calls])
 
     def _combined(self, index: int, first_gradients: typing.Dict[str, typing.Any],
@@ -307,7 +315,8 @@ class OptimizerCalls(GradientsOfModel):
           index: the index of the call.
           first_gradients: {name of a variable: the combined gradient of the first call that
             trains it}.
-          copies: the functions that `update` gets.
+          copies: for each tower but the first, a function from a tensor of the first tower to its
+            copy.
 
         Returns:
           {name of a variable: gradient}.
@@ -321,15 +330,10 @@ class OptimizerCalls(GradientsOfModel):
                 combined[variable.op.name] = first_gradients[variable.op.name]
             else:
                 later_pairs.append((gradient, variable))
-        if not later_pairs:
-            return combined
-        pairs_of_towers = [later_pairs]
-        for copied in copies:
-            pairs_of_towers.append([(map_leaves(copied, gradient), variable)
-                                    for gradient, variable in later_pairs])
-        with tf.name_scope('combine_gradients'):
-            for gradient, variable in combine(pairs_of_towers):
-                combined[variable.op.name] = gradient
+        if later_pairs:
+            with tf.name_scope('combine_gradients'):
+                for gradient, variable in combine(_pairs_of_towers(later_pairs, copies)):
+                    combined[variable.op.name] = gradient
         return combined
 
     def _gradients_to_take_before(self, index: int,
@@ -337,8 +341,8 @@ class OptimizerCalls(GradientsOfModel):
                                   ) -> typing.List[tf.Operation]:
         """The gradients that must be computed before the update of a call changes the weights.
 
-        These are the gradients of all calls that the train op runs together; except of a call that
-        the model function makes wait for this update, so that it takes its gradients after it.
+        These are the gradients of all calls that the train op runs together. A call whose gradients
+        the model function takes after this update, by a control dependency, is left out.
 
         Args:
           index: the index of the call.
@@ -352,12 +356,27 @@ class OptimizerCalls(GradientsOfModel):
         calls_together = self._calls_in_step if index in self._calls_in_step else [index]
         operations: typing.List[tf.Operation] = []
         for other in calls_together:
-            gradients_of_first = tensors_of(self._calls[other].pairs)
-            if any(tensor.op.name in after_update for tensor in gradients_of_first):
+            gradients_of_first_tower = tensors_of(self._calls[other].pairs)
+            if not after_update.isdisjoint(operation_names(gradients_of_first_tower)):
                 continue
             for gradient in combined[other].values():
-                operations.extend(tensor.op for tensor in tensors_of([(gradient, None)]))
+                operations += map(operation_of, tensors_of([(gradient, None)]))
         return operations
+
+
+def _pairs_of_towers(pairs: Pairs,
+                     copies: typing.Sequence[typing.Callable]) -> typing.List[Pairs]:
+    """The `(gradient, variable)` pairs of each tower.
+
+    Args:
+      pairs: the pairs of the first tower.
+      copies: for each tower but the first, a function from a tensor of the first tower to its copy.
+    """
+    pairs_of_towers = [pairs]
+    for copy_of in copies:
+        pairs_of_towers.append([(map_leaves(copy_of, gradient), variable)
+                                for gradient, variable in pairs])
+    return pairs_of_towers
 
 
 class _Update(typing.NamedTuple):

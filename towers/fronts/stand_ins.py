@@ -9,6 +9,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.placement.variable_device import only_device
 
 
@@ -30,7 +31,21 @@ def _with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
     return tf.identity(tf.placeholder_with_default(tensor, shape))
 
 
-def components(gradient: typing.Any) -> typing.List[tf.Tensor]:
+def connect(stand_in: typing.Any, gradient: typing.Any,
+            predecessors: typing.Sequence[tf.Operation]) -> None:
+    """Makes a stand-in hand on another gradient, when operations before it have run.
+
+    Args:
+      stand_in: the result of `stand_in_of`.
+      gradient: the gradient of all towers, dense or sparse as the first tower's.
+      predecessors: the operations to wait for.
+    """
+    for handing_on, component in zip(_components(stand_in), _components(gradient)):
+        compat.replace_input(handing_on.op, 0, component)
+        compat.add_control_inputs(handing_on.op, predecessors)
+
+
+def _components(gradient: typing.Any) -> typing.List[tf.Tensor]:
     """The tensors of a gradient that differ from tower to tower: one, or values and indices."""
     if isinstance(gradient, tf.IndexedSlices):
         return [gradient.values, gradient.indices]
