@@ -4,7 +4,8 @@ import bisect
 import collections
 import typing
 
-from towers.report.parts import StepParts, operations_waited_for
+from towers.graph.graph_walk import inputs_of
+from towers.report.parts import StepParts
 from towers.report.time_use import union
 from towers.report.trace import Trace, Traced
 
@@ -41,6 +42,19 @@ def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
     Returns:
       list of `Link`.
     """
+    busy = {row: _Spans(operations) for row, operations in trace.by_row().items()}
+    links = []
+    end = 0
+    for operation in reversed(_from_the_end(trace, parts)):
+        gap = max(0, operation.begin - end)
+        busy_in_gap = busy[operation.row].between(operation.begin - gap, operation.begin)
+        links.append(Link(operation, gap, idle=gap - busy_in_gap))
+        end = operation.end
+    return links
+
+
+def _from_the_end(trace: Trace, parts: StepParts) -> typing.List[Traced]:
+    """The operations of the longest chain, the last one first; see `longest_chain`."""
     runs = _Runs(trace)
     current = max(trace.operations, key=lambda operation: operation.end)
     chain = [current]
@@ -56,15 +70,7 @@ def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
         current = max(candidates, key=lambda operation: operation.end)
         seen.add(current)
         chain.append(current)
-    busy = {row: _Spans(operations) for row, operations in trace.by_row().items()}
-    links = []
-    end = 0
-    for operation in reversed(chain):
-        gap = max(0, operation.begin - end)
-        busy_in_gap = busy[operation.row].between(operation.begin - gap, operation.begin)
-        links.append(Link(operation, gap, gap - busy_in_gap))
-        end = operation.end
-    return links
+    return chain
 
 
 class _Spans:
@@ -72,13 +78,14 @@ class _Spans:
 
     def __init__(self, operations: typing.Iterable[Traced]):
         """Joins the times of the device's operations."""
-        self._spans = union((operation.begin, operation.end) for operation in operations)
+        self._spans = union(operation.span for operation in operations)
         self._ends = [end for _, end in self._spans]
 
     def between(self, begin: int, end: int) -> int:
         """The microseconds from `begin` to `end` in which something ran."""
         micros = 0
-        for span_begin, span_end in self._spans[bisect.bisect_right(self._ends, begin):]:
+        first = bisect.bisect_right(self._ends, begin)  # the spans before it have ended
+        for span_begin, span_end in self._spans[first:]:
             if span_begin >= end:
                 break
             micros += min(span_end, end) - max(span_begin, begin)
@@ -110,8 +117,8 @@ class _Runs:
 def _names_before(name: str, parts: StepParts, runs: _Runs) -> typing.List[str]:
     """The names of the traced operations that an operation waits for, directly or by way of
     operations that are not in the trace."""
-    operation = parts.operation(name)
-    stack = [] if operation is None else operations_waited_for(operation)
+    operation = parts.operation(name)  # None if the runtime has added it
+    stack = [] if operation is None else inputs_of(operation)
     seen = set()
     found = []
     while stack:
@@ -122,7 +129,7 @@ def _names_before(name: str, parts: StepParts, runs: _Runs) -> typing.List[str]:
         if op.name in runs:
             found.append(op.name)
         else:
-            stack.extend(operations_waited_for(op))
+            stack.extend(inputs_of(op))
     return found
 
 
@@ -148,20 +155,21 @@ class ChainPart(typing.NamedTuple):
 
 def parts_of_chain(chain: typing.Sequence[Link]) -> typing.List[ChainPart]:
     """The chain by part and device, and its gaps, the longest first."""
-    # {(part, device): [(microseconds, name)]}
+    # {(part, device): [(microseconds, name)]}; gaps have the part ''
     groups = collections.defaultdict(list)
     for link in chain:
         operation = link.operation
         key = (operation.place.part, operation.row)
         groups[key].append((operation.micros, operation.name))
-        name_before = 'before ' + operation.name
-        if link.idle:
-            groups['', ''].append((link.idle, name_before))
-        if link.gap > link.idle:
-            groups['', operation.row].append((link.gap - link.idle, name_before))
+        name_of_gap = 'before ' + operation.name
+        if link.idle > 0:
+            groups['', ''].append((link.idle, name_of_gap))
+        busy_in_gap = link.gap - link.idle
+        if busy_in_gap > 0:
+            groups['', operation.row].append((busy_in_gap, name_of_gap))
     chain_parts = []
     for (part, device), entries in groups.items():
         micros = sum(entry_micros for entry_micros, _ in entries)
-        longest = max(entries)[1]
+        _, longest = max(entries)
         chain_parts.append(ChainPart(part, device, micros, len(entries), longest))
     return sorted(chain_parts, key=lambda chain_part: -chain_part.micros)

@@ -73,10 +73,12 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
         notes.append('not predicted: %s' % error)
     peaks = {device: peak.bytes for device, peak in peaks_of(metadata).items()}
     pools = []
-    for device in sorted(set(measured) | set(predicted)):
-        curve, predicted_peak = predicted.get(device, ([], None))
-        pools.append(Pool(short_name(device) or 'CPUs', _thinned(measured.get(device, [])),
-                          _thinned(curve), peaks.get(device), predicted_peak))
+    for device in sorted(measured.keys() | predicted.keys()):
+        prediction = predicted.get(device, _NOT_PREDICTED)
+        pools.append(Pool(
+            name=short_name(device) or 'CPUs',
+            measured=_thinned(measured.get(device, [])), predicted=_thinned(prediction.curve),
+            measured_peak=peaks.get(device), predicted_peak=prediction.peak))
     notes.append('solid: measured; dashed: predicted from the graph. The prediction leaves out '
                  "cuDNN's workspace, what the allocator keeps for later, and NCCL's buffers")
     return MemoryCurves(pools, '; '.join(notes) + '.')
@@ -86,15 +88,31 @@ def _measured(metadata: tf.RunMetadata, trace: Trace) -> typing.Dict[str, typing
     """{device, or '' for all CPUs: bytes in use at the end of each operation}."""
     curves: typing.Dict[str, typing.List[Point]] = collections.defaultdict(list)
     for use in uses_of(metadata):
-        curves[use.device].append((min(max(0, use.end - trace.start), trace.micros), use.bytes))
+        micros = max(0, use.end - trace.start)
+        curves[use.device].append((min(micros, trace.micros), use.bytes))
     return {device: sorted(points) for device, points in curves.items()}
 
 
-def _predicted(built: BuiltTowers, trace: Trace, batch_size: typing.Optional[int]
-               ) -> typing.Dict[str, typing.Tuple[typing.List[Point], int]]:
-    """{device, or '' for all CPUs: (the predicted curve, the predicted peak in bytes)}.
+class _Prediction(typing.NamedTuple):
+    """The predicted memory of one pool."""
+    curve: typing.List[Point]
+    peak: typing.Optional[int]  # in bytes; None where it is not known
 
-    The arguments are those of `memory_curves`.
+
+_NOT_PREDICTED = _Prediction([], None)
+
+
+def _predicted(built: BuiltTowers, trace: Trace,
+               batch_size: typing.Optional[int]) -> typing.Dict[str, _Prediction]:
+    """Predicts the memory of a step: {device, or '' for all CPUs: the prediction}.
+
+    Args:
+      built: the result of `build_towers`.
+      trace: the traced step, at whose times the points of the curves are.
+      batch_size: examples of the step; None for the size that the towers were built with.
+
+    Raises:
+      InvalidArgumentError: a size that the towers do not divide.
     """
     if batch_size is not None:
         shard_sizes(built, batch_size)  # raises where it does not divide
@@ -107,11 +125,11 @@ def _predicted(built: BuiltTowers, trace: Trace, batch_size: typing.Optional[int
         device = pool.device or None
         simulated_peak = run.peaks[device].bytes if device in run.peaks else 0
         always_held = pool.peak - simulated_peak  # constants, and what the allocator itself needs
-        points = []
+        curve = []
         for time, in_use in _simulated(run, device, begins):
-            points.append((min(time, trace.micros), in_use + always_held))
+            curve.append((min(time, trace.micros), in_use + always_held))
         key = pool.device if is_gpu(pool.device) else ''
-        predicted[key] = (points, pool.peak)
+        predicted[key] = _Prediction(curve, pool.peak)
     return predicted
 
 
@@ -127,7 +145,9 @@ def _simulated(run: Run, device: typing.Optional[str], begins: typing.Dict[str, 
                ) -> typing.Iterator[Point]:
     """Yields the `Point`s of a simulated step, at times of the traced one.
 
-    A simulated step is a sequence of events, at which memory is taken or given back.
+    A simulated step is a sequence of events, at which memory is taken or given back. It has no
+    times: an event gets the time of the last event before it at which an operation of the trace
+    takes memory; the k-th such event gets the k-th of these operations' times.
 
     Args:
       run: the simulated step.
@@ -141,9 +161,10 @@ def _simulated(run: Run, device: typing.Optional[str], begins: typing.Dict[str, 
             continue
         changes[buffer.since] += buffer.size
         name = buffer.owner(buffer.since)[0].name
-        if buffer.variable is None and name in begins:
+        is_variable = buffer.variable is not None  # it is there before the step
+        if not is_variable and name in begins:
             allocating[buffer.since] = name
-        if buffer.until is not None:
+        if buffer.until is not None:  # else it is held at the end of the step
             changes[buffer.until] -= buffer.size
     times = sorted(begins[name] for name in set(allocating.values()))
     in_use = 0

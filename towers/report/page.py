@@ -98,51 +98,44 @@ def packed_trace(trace: Trace) -> dict:
       A dict with `micros`, `parts`, `rows`, `groups`, `types`, `operations` and `passes`, as the
       module's docstring describes them.
     """
-    part_indices = {part: index for index, part in enumerate(PARTS)}
     operations_by_row = _by_row(trace)
-    row_indices = {row: index for index, row in enumerate(operations_by_row)}
     rows = []
-    with_lanes: typing.List[typing.Tuple[Traced, int]] = []
+    with_lanes: typing.List[_WithLane] = []
     for row, operations in operations_by_row.items():
         lanes = _lanes(operations)
         kind = 'copies' if operations[0].type == 'copy' else 'device'
         rows.append([row, kind, max(lanes) + 1])
-        with_lanes += zip(operations, lanes)
-    with_lanes.sort(key=lambda pair: (pair[0].name, pair[0].begin))
-    groups = _Numbered([''])
-    types = _Numbered([''])
-    columns: typing.Dict[str, list] = collections.defaultdict(list)
-    rest = []
-    name_before = ''
-    for operation, lane in with_lanes:
-        name = operation.name.replace('\n', ' ')
-        num_kept = len(os.path.commonprefix([name_before, name]))
-        rest.append(name[num_kept:])
-        name_before = name
-        columns['keep'].append(num_kept)
-        columns['row'].append(row_indices[operation.row])
-        columns['lane'].append(lane)
-        columns['begin'].append(operation.begin)
-        columns['length'].append(operation.micros)
-        columns['part'].append(part_indices[operation.place.part])
-        columns['group'].append(groups.index(_group(operation.place)))
-        columns['type'].append(types.index(operation.type))
+        with_lanes += map(_WithLane, operations, lanes)
+    # By name, so that names with a long scope in common follow each other.
+    with_lanes.sort(key=lambda packed: (packed.operation.name, packed.operation.begin))
+    indices = _Indices(
+        rows=_Numbered(operations_by_row), parts=_Numbered(PARTS), groups=_Numbered(['']),
+        types=_Numbered(['']))
+    packed_operations = _packed_operations(with_lanes, indices)
     passes = []
     for (row, place), spans in sorted(_passes(trace).items()):
-        pass_key = [row_indices[row], part_indices[place.part], groups.index(_group(place))]
+        pass_key = [indices.rows.index(row), indices.parts.index(place.part),
+                    indices.groups.index(_group(place))]
         passes += [pass_key + [begin, end] for begin, end in spans]
     return {
         'micros': trace.micros, 'parts': list(PARTS.items()), 'rows': rows,
-        'groups': groups.values, 'types': types.values,
-        'operations': dict(columns, rest='\n'.join(rest)), 'passes': passes}
+        'groups': indices.groups.values, 'types': indices.types.values,
+        'operations': packed_operations, 'passes': passes}
+
+
+class _WithLane(typing.NamedTuple):
+    """An operation, and the lane of its row in which it is drawn."""
+    operation: Traced
+    lane: int
 
 
 class _Numbered:
     """A list of different values, which finds the index of a value quickly."""
 
-    def __init__(self, values: typing.List[str]):
-        self.values = values
-        self._indices = {value: index for index, value in enumerate(values)}
+    def __init__(self, values: typing.Iterable[str]):
+        """Begins with these values."""
+        self.values = list(values)
+        self._indices = {value: index for index, value in enumerate(self.values)}
 
     def index(self, value: str) -> int:
         """The index of a value, which is added if it is new."""
@@ -150,6 +143,40 @@ class _Numbered:
             self._indices[value] = len(self.values)
             self.values.append(value)
         return self._indices[value]
+
+
+class _Indices(typing.NamedTuple):
+    """The lists by whose indices the page's data name rows, parts, groups and types."""
+    rows: _Numbered
+    parts: _Numbered
+    groups: _Numbered
+    types: _Numbered
+
+
+def _packed_operations(with_lanes: typing.Iterable[_WithLane], indices: _Indices) -> dict:
+    """`operations` of the page's data: a list for each column, with an entry an operation.
+
+    Args:
+      with_lanes: the operations, sorted by name.
+      indices: the lists that the columns refer to; groups and types are added.
+    """
+    columns: typing.Dict[str, list] = collections.defaultdict(list)
+    rest = []
+    name_before = ''
+    for operation, lane in with_lanes:
+        name = operation.name.replace('\n', ' ')  # a line of `rest` is a name
+        num_kept = len(os.path.commonprefix([name_before, name]))
+        rest.append(name[num_kept:])
+        name_before = name
+        columns['keep'].append(num_kept)
+        columns['row'].append(indices.rows.index(operation.row))
+        columns['lane'].append(lane)
+        columns['begin'].append(operation.begin)
+        columns['length'].append(operation.micros)
+        columns['part'].append(indices.parts.index(operation.place.part))
+        columns['group'].append(indices.groups.index(_group(operation.place)))
+        columns['type'].append(indices.types.index(operation.type))
+    return dict(columns, rest='\n'.join(rest))
 
 
 def _by_row(trace: Trace) -> typing.Dict[str, typing.List[Traced]]:
@@ -169,12 +196,13 @@ def _lanes(operations: typing.Sequence[Traced]) -> typing.List[int]:
       operations: operations of one row, in the order of their beginnings.
     """
     lanes = []
-    free: typing.List[int] = []  # lanes in which nothing runs any more
-    running: typing.List[typing.Tuple[int, int]] = []  # ends and their lanes
+    free: typing.List[int] = []  # a heap of the lanes in which nothing runs any more
+    running: typing.List[typing.Tuple[int, int]] = []  # a heap of ends and their lanes
     num_lanes = 0
     for operation in operations:
         while running and running[0][0] <= operation.begin:
-            heapq.heappush(free, heapq.heappop(running)[1])
+            _, ended_lane = heapq.heappop(running)
+            heapq.heappush(free, ended_lane)
         if free:
             lane = heapq.heappop(free)
         else:
@@ -210,13 +238,24 @@ def _passes(trace: Trace) -> typing.Dict[typing.Tuple[str, Place], typing.List[S
     passes: typing.Dict[typing.Tuple[str, Place], typing.List[Span]] = {}
     for key, operations in operations_of_passes.items():
         least_micros = 0.02 * max(operation.micros for operation in operations)
-        long_ones = [operation for operation in operations if operation.micros >= least_micros]
-        spans = union((operation.begin, operation.end) for operation in long_ones)
-        joined = spans[:1]
-        for begin, end in spans[1:]:
-            if begin - joined[-1][1] > longest_wait:
-                joined.append((begin, end))
-            else:
-                joined[-1] = (joined[-1][0], end)
-        passes[key] = joined
+        spans = union(operation.span for operation in operations
+                      if operation.micros >= least_micros)
+        passes[key] = _joined_over_waits(spans, longest_wait)
     return passes
+
+
+def _joined_over_waits(spans: typing.List[Span], longest_wait: float) -> typing.List[Span]:
+    """Joins spans between which there is a short wait.
+
+    Args:
+      spans: spans that are apart, in order; at least one.
+      longest_wait: the longest wait, in microseconds, that is drawn as a part of the span.
+    """
+    joined = spans[:1]
+    for begin, end in spans[1:]:
+        begin_before, end_before = joined[-1]
+        if begin - end_before > longest_wait:
+            joined.append((begin, end))
+        else:
+            joined[-1] = (begin_before, end)
+    return joined

@@ -10,12 +10,12 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
+from towers.graph.edit import producer_name
 from towers.graph.graph_walk import (
     ancestors,
     fetches_in,
     names_of,
     operation_named,
-    producers_of,
     reachable_from,
     step_operations,
 )
@@ -76,8 +76,7 @@ class StepParts:
           built: the result of `build_towers`.
         """
         outputs = fetches_in([built.loss, built.predictions, built.metrics])
-        train_ops = [train_op for train_op in [built.train_op] + list(built.train_ops.values())
-                     if train_op is not None]
+        train_ops = fetches_in([built.train_op, built.train_ops])  # none without an optimizer
         self.operations = step_operations(train_ops + outputs)
         self.graph: tf.Graph = self.operations[0].graph
         self.places: typing.Dict[str, Place] = {}
@@ -85,12 +84,13 @@ class StepParts:
         self._put_towers(built)
         self._put_others(INPUT, names_of(step_operations(shard_operations(built))))
         after_towers = self._after_towers()
-        self._put_others(EXCHANGE, after_towers & self._before_towers())
+        before_towers = self._before_towers()
+        self._put_others(EXCHANGE, after_towers & before_towers)
         self._put_others(COMBINATION, after_towers & ancestors(_combined_gradients(built)))
         output_tensors = [output for output in outputs if isinstance(output, tf.Tensor)]
         self._put_others(OUTPUTS, after_towers & ancestors(output_tensors))
         needed_by_update = names_of(step_operations(train_ops))
-        self._put_others(UPDATE, needed_by_update - self._before_towers())
+        self._put_others(UPDATE, needed_by_update - before_towers)
         self._put_others(OTHER, names_of(self.operations))
 
     def _put_towers(self, built: BuiltTowers) -> None:
@@ -161,19 +161,27 @@ def places_in_runtime(
     Returns:
       {name of an added operation: its `Place`}, without those whose users have several places.
     """
-    takers: typing.Dict[str, typing.Set[str]] = {}  # {operation: those that use its result}
+    takers = _takers_by_name(partitions)
+    added: typing.Dict[str, Place] = {}
+    for name in takers:
+        is_added = parts.place_of(name) is None
+        if not is_added:
+            continue
+        places = _places_of_takers(name, takers, parts)
+        if len(places) == 1:
+            added[name] = places.pop()
+    return added
+
+
+def _takers_by_name(
+        partitions: typing.Sequence[tf.GraphDef]) -> typing.Dict[str, typing.Set[str]]:
+    """{name of an operation: names of the operations that use its result, or wait for it}."""
+    takers: typing.Dict[str, typing.Set[str]] = {}
     for partition in partitions:
         for node in partition.node:
             for source in node.input:
-                name = source.lstrip('^').split(':')[0]
-                takers.setdefault(name, set()).add(node.name)
-    added: typing.Dict[str, Place] = {}
-    for name in takers:
-        if parts.place_of(name) is None:
-            places = _places_of_takers(name, takers, parts)
-            if len(places) == 1:
-                added[name] = places.pop()
-    return added
+                takers.setdefault(producer_name(source), set()).add(node.name)
+    return takers
 
 
 def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]],
@@ -199,8 +207,3 @@ def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]],
                 seen.add(taker)
                 stack.append(taker)
     return places
-
-
-def operations_waited_for(op: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations that an operation waits for, by data and by control edges."""
-    return producers_of(op) + list(op.control_inputs)

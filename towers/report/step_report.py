@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance, directory_name
+from towers.errors import counted
 from towers.inspect.audit import Audit, Transfers, audit
 from towers.placement.devices import short_name
 from towers.report.chain import Link, longest_chain, parts_of_chain
@@ -36,8 +37,9 @@ class StepReport(typing.NamedTuple):
     shares: typing.Dict[str, typing.Dict[str, float]]
 
     def __str__(self):
-        return '\n'.join(['report of a step of %.2f ms: %s' % (self.milliseconds, self.path)]
-                         + ['  ' + sentence for sentence in self.verdict])
+        lines = ['report of a step of %.2f ms: %s' % (self.milliseconds, self.path)]
+        lines += ['  ' + sentence for sentence in self.verdict]
+        return '\n'.join(lines)
 
 
 def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
@@ -115,12 +117,12 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
 
 def _title(built: BuiltTowers) -> str:
     """The title of a page: `'2 towers on /cpu:0, /cpu:1, batch 64'`."""
-    count = len(built.devices)
-    names = [short_name(device) for device in built.devices]
-    batch = built.plan.batch_size
-    return '%d tower%s on %s%s' % (
-        count, '' if count == 1 else 's', ', '.join(names),
-        ', a batch of any size' if batch is None else ', batch %d' % batch)
+    towers = counted(len(built.devices), 'tower')
+    devices = ', '.join(map(short_name, built.devices))
+    batch_size = built.plan.batch_size
+    if batch_size is None:
+        return '%s on %s, a batch of any size' % (towers, devices)
+    return '%s on %s, batch %d' % (towers, devices, batch_size)
 
 
 # ---- pieces of the page --------------------------------------------------------------------------
@@ -136,12 +138,12 @@ def _shares(use: TimeUse) -> list:
 def _facts(trace: Trace, use: TimeUse) -> typing.List[str]:
     """The sentences below the table of shares: what it does not show, and how to read it."""
     facts = []
-    micros_of_combination = sum(each.micros for each in trace.of_part(COMBINATION))
-    if use.hidden is not None and micros_of_combination > .01 * trace.micros:
+    worth_saying = .01 * trace.micros
+    if use.hidden is not None and _micros_of_part(trace, COMBINATION) > worth_saying:
         facts.append('%.0f %% of the combination of gradients ran while a tower was still at its '
                      'backward pass.' % (100 * use.hidden))
-    others = trace.of_part(OTHER)
-    if sum(operation.micros for operation in others) > .01 * trace.micros:
+    if _micros_of_part(trace, OTHER) > worth_saying:
+        others = trace.of_part(OTHER)
         longest = max(others, key=lambda operation: operation.micros)
         facts.append('%d operations belong to no part that the build names. The longest, %s, takes '
                      '%.2f ms.' % (len(others), longest.name, longest.micros / 1e3))
@@ -156,30 +158,53 @@ def _facts(trace: Trace, use: TimeUse) -> typing.List[str]:
     return facts
 
 
+def _micros_of_part(trace: Trace, part: str) -> int:
+    """The sum of the microseconds of the operations of one of the `PARTS`."""
+    return sum(operation.micros for operation in trace.of_part(part))
+
+
 def _chain(links: typing.Sequence[Link], rows: typing.Sequence[list], micros: int) -> dict:
     """`chain` of the page's data: a table of its parts, and its spans `[row, begin, end]`.
 
     Args:
       links: the chain.
       rows: the rows of the page.
-      micros: the length of the step; spans that are nearer than 1/2000 of it are joined.
+      micros: the length of the step.
     """
-    row_indices = {name: index for index, (name, _, _) in enumerate(rows)}
     keys = list(PARTS)
     table = []
     for chain_part in parts_of_chain(links):
-        part = keys.index(chain_part.part) if chain_part.part else -1
+        is_gap = chain_part.part == ''
+        part = -1 if is_gap else keys.index(chain_part.part)
         table.append([part, chain_part.device, chain_part.micros, chain_part.num_entries,
                       chain_part.longest])
+    return {'table': table, 'spans': _spans_of_chain(links, rows, closest=micros // 2000)}
+
+
+def _spans_of_chain(links: typing.Sequence[Link], rows: typing.Sequence[list],
+                    closest: int) -> typing.List[list]:
+    """The spans of the chain, `[row, begin, end]` each.
+
+    Args:
+      links: the chain.
+      rows: the rows of the page.
+      closest: operations of one row that are at most so many microseconds apart give one span: on
+        the page they would not be seen apart.
+    """
+    row_indices = {name: index for index, (name, _, _) in enumerate(rows)}
     spans: typing.List[list] = []
-    pixel = micros // 2000
+    row_before = None
+    end_before = 0
     for link in links:
         row = row_indices[link.operation.row]
-        if spans and spans[-1][0] == row and link.operation.begin - spans[-1][2] <= pixel:
-            spans[-1][2] = link.operation.end
+        begin, end = link.operation.span
+        if row == row_before and begin - end_before <= closest:
+            spans[-1][2] = end
         else:
-            spans.append([row, link.operation.begin, link.operation.end])
-    return {'table': table, 'spans': spans}
+            spans.append([row, begin, end])
+        row_before = row
+        end_before = end
+    return spans
 
 
 def _memory(curves: MemoryCurves) -> dict:
@@ -207,7 +232,7 @@ def _transfers(transfers: typing.Sequence[Transfers]) -> dict:
     note = 'From the graph, rows send to columns.'
     if unknown:
         note += ' %d tensors of unknown size are not counted.' % unknown
-    return {'devices': [short_name(device) for device in devices], 'bytes': matrix, 'note': note}
+    return {'devices': list(map(short_name, devices)), 'bytes': matrix, 'note': note}
 
 
 def _texts(built: BuiltTowers, audited: Audit) -> list:

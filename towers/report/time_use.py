@@ -68,7 +68,7 @@ def time_use(trace: Trace) -> TimeUse:
         shares[device] = _shares(operations)
         computing[device] = length(union(_spans_of_towers(operations)))
         longest[device] = _longest(operations)
-    ran = union([(each.begin, each.end) for each in trace.operations])
+    ran = union(operation.span for operation in trace.operations)
     return TimeUse(
         micros=trace.micros, shares=shares, exposed=_exposed(trace),
         nothing=trace.micros - length(ran), computing=computing,
@@ -94,26 +94,27 @@ def length(spans: typing.Iterable[Span]) -> int:
 
 def _spans_of_towers(
         operations: typing.Iterable[Traced]) -> typing.List[Span]:
-    """The spans of those of the operations that belong to forward and backward passes."""
-    return [(each.begin, each.end) for each in operations if each.place.part in OF_TOWERS]
+    """The spans of those operations that belong to forward and backward passes."""
+    return [operation.span for operation in operations if operation.place.part in OF_TOWERS]
 
 
 def _tower_micros(trace: Trace) -> typing.Dict[int, int]:
     """The microseconds in which each tower computed on any device, by its index."""
-    spans = collections.defaultdict(list)
-    for each in trace.operations:
-        if each.place.part in OF_TOWERS and each.place.tower is not None:
-            spans[each.place.tower].append((each.begin, each.end))
-    return {tower: length(union(tower_spans)) for tower, tower_spans in spans.items()}
+    spans_of_towers = collections.defaultdict(list)
+    for operation in trace.operations:
+        place = operation.place
+        if place.part in OF_TOWERS and place.tower is not None:
+            spans_of_towers[place.tower].append(operation.span)
+    return {tower: length(union(spans)) for tower, spans in spans_of_towers.items()}
 
 
 def _longest(operations: typing.Iterable[Traced]) -> typing.Dict[str, Traced]:
     """The longest operation of each part."""
     longest: typing.Dict[str, Traced] = {}
-    for each in operations:
-        part = each.place.part
-        if part not in longest or each.micros > longest[part].micros:
-            longest[part] = each
+    for operation in operations:
+        part = operation.place.part
+        if part not in longest or operation.micros > longest[part].micros:
+            longest[part] = operation
     return longest
 
 
@@ -130,7 +131,8 @@ def _exposed(trace: Trace) -> typing.Dict[str, float]:
     """{part: the microseconds in which it ran on any device, and no tower computed}."""
     exposed: typing.Dict[str, float] = collections.defaultdict(float)
     for begin, end, running in _moments(trace.operations):
-        if any(part in OF_TOWERS for part in running):
+        towers_compute = not set(OF_TOWERS).isdisjoint(running)
+        if towers_compute:
             continue
         for part in running:
             exposed[part] += (end - begin) / float(len(running))
@@ -144,19 +146,19 @@ def _moments(operations: typing.Iterable[Traced]
     Args:
       operations: operations of one device, or of all, in any order.
     """
-    changes = []
-    for each in operations:
-        changes.append((each.begin, 1, each.place.part))
-        changes.append((each.end, -1, each.place.part))
+    changes = []  # (time, by how many more operations of a part run from then on, the part)
+    for operation in operations:
+        changes.append((operation.begin, 1, operation.place.part))
+        changes.append((operation.end, -1, operation.place.part))
     changes.sort()
-    running: typing.Dict[str, int] = {}
+    running: typing.Dict[str, int] = {}  # {part: how many operations of it run}
     time_before = 0
     for time, change, part in changes:
         if running and time > time_before:
             yield time_before, time, tuple(running)
         time_before = time
         running[part] = running.get(part, 0) + change
-        if not running[part]:
+        if running[part] == 0:
             del running[part]
 
 

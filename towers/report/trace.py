@@ -38,6 +38,11 @@ class Traced(typing.NamedTuple):
         """The time that it took, in microseconds."""
         return self.end - self.begin
 
+    @property
+    def span(self) -> typing.Tuple[int, int]:
+        """Its beginning and its end."""
+        return self.begin, self.end
+
 
 class Trace(typing.NamedTuple):
     """A traced step.
@@ -55,7 +60,7 @@ class Trace(typing.NamedTuple):
 
     def of_part(self, part: str) -> typing.List[Traced]:
         """The operations of one of the `PARTS`."""
-        return [each for each in self.operations if each.place.part == part]
+        return [operation for operation in self.operations if operation.place.part == part]
 
     def by_row(self) -> typing.Dict[str, typing.List[Traced]]:
         """{short name of a device: its operations}, devices sorted by kind and number."""
@@ -121,7 +126,9 @@ def _operations(records: typing.Iterable[_Record], parts: StepParts,
         is_transfer = record.is_copy or record.type in compat.SENDS + compat.RECEIVES
         if is_transfer or record.name in _NO_OPERATION:
             continue
-        place = parts.place_of(record.name) or in_runtime.get(record.name) or Place(OTHER)
+        place = parts.place_of(record.name)
+        if place is None:  # the runtime has added the operation
+            place = in_runtime.get(record.name, Place(OTHER))
         operations.append(Traced(
             record.name, record.type, record.device, place, record.begin, record.end))
     return operations
@@ -174,14 +181,15 @@ def _received(records: typing.Iterable[_Record],
             ends_of_sends[transfers[record.name].tensor] = record.end
     copies = []
     for record in records:
-        transfer = transfers.get(record.name)
-        if record.type not in compat.RECEIVES or transfer is None:
+        if record.type not in compat.RECEIVES or record.name not in transfers:
             continue
-        if transfer.source != transfer.target:
-            row = '%s to %s' % (transfer.source, transfer.target)
-            begin = max(record.begin, ends_of_sends.get(transfer.tensor, record.begin))
-            copies.append(Traced(transfer.tensor, 'copy', row, Place(COPIES),
-                                 begin=min(begin, record.end), end=record.end))
+        transfer = transfers[record.name]
+        if transfer.source == transfer.target:  # sent within a device: nothing is copied
+            continue
+        row = '%s to %s' % (transfer.source, transfer.target)
+        begin = max(record.begin, ends_of_sends.get(transfer.tensor, record.begin))
+        copies.append(Traced(transfer.tensor, 'copy', row, Place(COPIES),
+                             begin=min(begin, record.end), end=record.end))
     return copies
 
 
@@ -200,16 +208,19 @@ def _records(metadata: tf.RunMetadata, parts: StepParts) -> typing.Iterator[_Rec
     one with its copies (`memcpy`), and one with the times at which the CPU started kernels. The
     last one is left out where the kernels are known.
     """
-    devices = list(metadata.step_stats.dev_stats)
-    with_kernels = {_short(stats.device) for stats in devices if _is_all_streams(stats.device)}
-    for stats in devices:
+    stats_of_devices = list(metadata.step_stats.dev_stats)
+    with_kernels = {_short(stats.device) for stats in stats_of_devices
+                    if _is_all_streams(stats.device)}
+    for stats in stats_of_devices:
         device = _short(stats.device)
-        if not device or _is_left_out(stats.device, device in with_kernels):
+        is_device = device != ''
+        if not is_device or _is_left_out(stats.device, has_kernels=device in with_kernels):
             continue
         is_copy = stats.device.endswith(_COPIES_OF_GPU)
         for node in stats.node_stats:
             name, op_type = _name_and_type(node, parts)
             begin = node.all_start_micros + node.op_start_rel_micros
+            # A record without an end counts as one without a length.
             end = node.all_start_micros + max(node.op_end_rel_micros, node.op_start_rel_micros)
             yield _Record(name, op_type, device, begin, end, is_copy)
 
@@ -263,5 +274,6 @@ def _since(start: int, operations: typing.List[Traced]) -> typing.List[Traced]:
 
 def _row_order(row: str) -> typing.Tuple[str, int, str]:
     """The key by which devices are sorted: their kind, then their number."""
-    kind, _, number = row.rpartition(':')
-    return kind, int(number) if number.isdigit() else 0, row
+    kind, _, index = row.rpartition(':')
+    number = int(index) if index.isdigit() else 0
+    return kind, number, row

@@ -55,7 +55,8 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
     """
     found = _exposed_parts(built, use) + _long_stage(built, use) + _long_tower(built, use)
     waits = _waits_of_chain(built, use, chain)
-    if _has_gpus(built):
+    has_gpus = _has_gpus(built)
+    if has_gpus:
         found.append(waits)
     found.append(Finding(
         use.nothing / use.micros,
@@ -63,8 +64,9 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
         'operations and into copies' % _percent(use.nothing, use.micros),
         'larger shards, so that the same number of operations does more'))
     found.sort(key=lambda finding: -finding.share)
-    if not _has_gpus(built):
-        found.append(waits)  # for the threads that CPU devices share: of the machine, not the step
+    if not has_gpus:
+        # Such a wait is for the threads that CPU devices share: of the machine, not of the step.
+        found.append(waits)
     worth_saying = [finding for finding in found if finding.share >= _LEAST_SHARE]
     if worth_saying:
         return worth_saying
@@ -79,7 +81,7 @@ def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Lin
     """The `Finding` about the time in which the longest chain waits, the next operation's device
     runs nothing, and another device runs something."""
     idle = sum(link.idle for link in chain)
-    micros = max(0, idle - use.nothing)
+    micros = max(0, idle - use.nothing)  # the rest of it, where nothing runs, is another finding
     if _has_gpus(built):
         text = 'for a copy from another device, or for a thread'
         advice = ('see the rows of copies in the timeline, of which '
@@ -114,16 +116,17 @@ def _exposed_parts(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
     }
     found = []
     if INPUT in use.exposed:
+        # With prefetching the input and the rest of the step run at the same time.
         rest = use.micros - use.exposed[INPUT]
         advice[INPUT] += '. Prefetching alone brings the step to %.1f ms at best' % (
             max(rest, use.exposed[INPUT]) / 1e3)
     for parts in _parts_to_name(use):
         micros = sum(use.exposed[part] for part in parts)
         subject = ' and '.join(_SUBJECTS[part] for part in parts)
+        verb = 'takes' if len(parts) == 1 else 'take'
         text = '%s %s %s of the step%s, while %s; the longest operation is %s' % (
-            subject[0].upper() + subject[1:], 'take' if len(parts) > 1 else 'takes',
-            _percent(micros, use.micros), _where(parts, use), _who_waits(built),
-            _longest_operation(use, use.longest, parts))
+            subject[0].upper() + subject[1:], verb, _percent(micros, use.micros),
+            _where(parts, use), _who_waits(built), _longest_operation(use, use.longest, parts))
         found.append(Finding(micros / use.micros, text, advice[parts[0]]))
     return found
 
@@ -172,8 +175,8 @@ def _longest_operation(use: TimeUse, devices: typing.Iterable[str],
     `'Adam/update_w/ResourceApplyAdam, 12.3 ms'`."""
     candidates = []
     for device in devices:
-        by_part = use.longest.get(device, {})
-        candidates += [by_part[part] for part in parts if part in by_part]
+        longest_by_part = use.longest.get(device, {})
+        candidates += [longest_by_part[part] for part in parts if part in longest_by_part]
     longest = max(candidates, key=lambda operation: operation.micros)
     return '%s, %.2f ms' % (longest.name, longest.micros / 1e3)
 
@@ -215,27 +218,40 @@ def _long_stage(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
       A list of one, for the tower where that costs the most; [] for towers without stages.
     """
     found = []
-    for index, tower_device in enumerate(dict.fromkeys(built.devices)):
-        devices = [short_name(device) for device in stages_of(tower_device)]
-        micros = [use.computing.get(device, 0) for device in devices]
-        if len(devices) == 1 or not any(micros):
+    for tower, tower_device in enumerate(dict.fromkeys(built.devices)):
+        devices = list(map(short_name, stages_of(tower_device)))
+        micros_of_stages = [use.computing.get(device, 0) for device in devices]
+        if len(devices) == 1 or not any(micros_of_stages):
             continue
-        longest = micros.index(max(micros))
-        others = [_percent(stage_micros, use.micros)
-                  for stage, stage_micros in enumerate(micros) if stage != longest]
-        mean = sum(micros) / float(len(micros))
-        text = ('Stage %d of tower %d, on %s, computes %s of the step, the other%s %s, waiting for '
-                'it; stages of one length would compute %s each; the longest operation is %s' % (
-                    longest, index, devices[longest], _percent(max(micros), use.micros),
-                    's' if len(others) > 1 else '',
-                    ' and '.join(others),
-                    _percent(mean, use.micros),
-                    _longest_operation(use, [devices[longest]], OF_TOWERS)))
+        mean = sum(micros_of_stages) / float(len(devices))
         found.append(Finding(
-            (max(micros) - mean) / use.micros, text,
+            (max(micros_of_stages) - mean) / use.micros,
+            _long_stage_in_words(tower, devices, micros_of_stages, use),
             'move layers from this stage to the others (with towers.stage in the model function), '
             "or let Pipeline(stages='auto') choose the cuts" + _on_shared_processors(built, use)))
     return sorted(found, key=lambda finding: -finding.share)[:1]
+
+
+def _long_stage_in_words(tower: int, devices: typing.Sequence[str],
+                         micros_of_stages: typing.Sequence[int], use: TimeUse) -> str:
+    """The text about the stage of a tower that computes the longest.
+
+    Args:
+      tower: the index of the tower.
+      devices: the short names of the devices of its stages.
+      micros_of_stages: for each stage the microseconds in which it computed.
+      use: the time of the step.
+    """
+    longest = micros_of_stages.index(max(micros_of_stages))
+    shares = [_percent(micros, use.micros) for micros in micros_of_stages]
+    other_shares = shares[:longest] + shares[longest + 1:]
+    mean = sum(micros_of_stages) / float(len(devices))
+    return ('Stage %d of tower %d, on %s, computes %s of the step, the other%s %s, waiting for '
+            'it; stages of one length would compute %s each; the longest operation is %s' % (
+                longest, tower, devices[longest], shares[longest],
+                's' if len(other_shares) > 1 else '', ' and '.join(other_shares),
+                _percent(mean, use.micros),
+                _longest_operation(use, [devices[longest]], OF_TOWERS)))
 
 
 def _on_shared_processors(built: BuiltTowers, use: TimeUse) -> str:
@@ -254,7 +270,8 @@ def _long_tower(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
     Returns:
       A list of one; [] for one tower, and for towers that share devices.
     """
-    if len(use.tower_micros) < 2 or len(set(built.devices)) < len(built.devices):
+    share_devices = len(set(built.devices)) < len(built.devices)
+    if len(use.tower_micros) < 2 or share_devices:
         return []
     slowest = max(use.tower_micros, key=lambda tower: use.tower_micros[tower])
     micros = use.tower_micros[slowest]
