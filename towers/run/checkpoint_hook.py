@@ -111,10 +111,11 @@ class CheckpointHook(tf.train.SessionRunHook):
         # `Saver` deletes one old checkpoint per save, so it would never come down to `keep`.
         kept = earlier[-self._keep:] if self._keep else earlier
         self._surplus = earlier[:len(earlier) - len(kept)]
-        self._saver.saver_def.max_to_keep = self._keep or 0
+        self._saver.saver_def.max_to_keep = self._keep or 0  # to `Saver` 0 means all
         self._saver.recover_last_checkpoints(kept)
         self._saved_step = step
-        if (not earlier or step_of(earlier[-1]) != step) and self._save(session, step):
+        is_on_disk = bool(earlier) and step_of(earlier[-1]) == step
+        if not is_on_disk and self._save(session, step):
             coord.request_stop()
 
     def before_run(self, run_context: tf.train.SessionRunContext
@@ -157,11 +158,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         path = os.path.join(self._directory, 'model.ckpt')
         try:
             self._saver.save(session, path, global_step=step, write_meta_graph=False)
-            surplus = self._surplus
-            self._surplus = []
-            for prefix in surplus:  # the state file does not list these any more
-                for name in files_of(prefix):
-                    tf.io.gfile.remove(name)
+            self._remove_surplus()
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
             raise  # a lost machine, which MonitoredSession recovers from
         except (tf.errors.OpError, OSError, ValueError) as error:
@@ -171,6 +168,15 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._saved_step = step
         # A list: every listener is called, also after one that wants to stop.
         return any([listener.after_save(session, step) for listener in self._listeners])
+
+    def _remove_surplus(self) -> None:
+        """Removes the checkpoints of earlier runs beyond `keep`, which the state file does not list
+        any more, once."""
+        surplus = self._surplus
+        self._surplus = []
+        for prefix in surplus:
+            for name in files_of(prefix):
+                tf.io.gfile.remove(name)
 
     def _failure(self, step: int, error: Exception) -> str:
         """Removes the half-written files of a save that failed, and describes the failure.
@@ -197,7 +203,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         """
         on_disk = list_checkpoints(self._directory)
         newest, fault = newest_named(self._directory, on_disk)
-        if fault:
+        if fault is not None:
             raise CheckpointError(
                 '%s %s. Nothing was written. Call towers.newest_checkpoint, to choose one, and '
                 'towers.tidy_directory before the session is made, or give another directory.'
@@ -211,4 +217,4 @@ class CheckpointHook(tf.train.SessionRunHook):
                 'it was not restored. Nothing was written. Restore it (towers.newest_checkpoint '
                 'finds it), or give another directory.' % (self._directory, newest_step, step))
         listed = state_checkpoints(self._directory, on_disk)
-        return [path for path in listed if path != newest] + [newest]
+        return [prefix for prefix in listed if prefix != newest] + [newest]

@@ -78,10 +78,7 @@ class Evaluation:
             numerics = Numerics(trained.precision)
             if devices is None:
                 devices = trained.devices
-        shapes = tf.data.get_output_shapes(dataset)
-        if any(shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
-            raise InputError('dataset gives elements of the shapes %s, single examples: expected '
-                             'batches, from its .batch(n).' % compat.shapes_text(shapes))
+        _check_has_batches(dataset)
         options: typing.Dict[str, typing.Any] = dict(
             remainder='weight', reuse=trained, variables=variables, copies=copies,
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
@@ -94,6 +91,7 @@ class Evaluation:
             batch = self._iterator.get_next()
         if inputs is not None:
             batch = _by_tensor(inputs, batch)
+        # The list itself, to which the model function adds its counters.
         counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
         num_counters_before = len(counters)
         try:
@@ -108,10 +106,16 @@ class Evaluation:
         metrics = _checked_metrics(self.built, own_counters)
         self._reset_counters = tf.variables_initializer(own_counters)
         # Pairs of tf.metrics count over all batches; the other metrics are means over a batch.
-        pairs = {name: pair for name, pair in metrics.items() if isinstance(pair, tuple)}
-        self._count_updates = [update for _, update in pairs.values()]
-        self._count_values = {name: value for name, (value, _) in pairs.items()}
-        self._means = {name: metrics[name] for name in metrics if name not in pairs}
+        self._means: typing.Dict[str, tf.Tensor] = {}
+        self._count_values: typing.Dict[str, tf.Tensor] = {}
+        self._count_updates = []
+        for name, metric in metrics.items():
+            if isinstance(metric, tuple):
+                value, update = metric
+                self._count_values[name] = value
+                self._count_updates.append(update)
+            else:
+                self._means[name] = metric
         self.metrics = dict(metrics, **self._count_values)
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
@@ -180,10 +184,11 @@ class Evaluation:
                              'through the examples once, without .repeat().')
         if num_batches == 0:
             raise InputError(_NO_BATCH)
-        is_unknown = num_batches < 0
+        is_unknown = num_batches < 0  # cardinality gives -2, as of a data set that is filtered
         if read and is_unknown:
             batches = self._batches(session, (self._means, self._count_updates))
-            if next(batches, None) is None:
+            first_batch = next(batches, None)
+            if first_batch is None:
                 raise InputError(_NO_BATCH)
 
     def _batches(self, session: tf.Session, fetches: typing.Any
@@ -197,6 +202,14 @@ class Evaluation:
             except tf.errors.OutOfRangeError:
                 return
             yield int(size), values
+
+
+def _check_has_batches(dataset: typing.Any) -> None:
+    """Raises `InputError` for a data set of single examples."""
+    shapes = tf.data.get_output_shapes(dataset)
+    if any(shape.ndims == 0 for shape in tf.nest.flatten(shapes)):
+        raise InputError('dataset gives elements of the shapes %s, single examples: expected '
+                         'batches, from its .batch(n).' % compat.shapes_text(shapes))
 
 
 def _check_model(model: typing.Any, inputs: typing.Any, dataset: typing.Any) -> None:
@@ -242,8 +255,8 @@ _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 def _counters_of(built: BuiltTowers, counters: typing.Iterable[tf.Variable]
                  ) -> typing.List[tf.Variable]:
-    """The counters, of these, in which the metrics of a finished model count."""
-    updates = [value[1] for value in built.metrics.values() if isinstance(value, tuple)]
+    """Those `counters` in which the metrics of a finished model count."""
+    updates = [metric[1] for metric in built.metrics.values() if isinstance(metric, tuple)]
     written = _names_written(updates)
     return [counter for counter in counters if counter.op.name in written]
 
@@ -278,20 +291,28 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
     if not metrics and built.predictions is None:
         raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
                                    'is nothing to evaluate.')
+    # The first tower has the metrics as the model function returned them, in their own types.
     for metric, value in (built.towers[0].metrics or {}).items():
-        number = value
-        if isinstance(value, (tuple, list)):
-            metric_value, update = metrics[metric]
-            _check_counters(metric, metric_value, update, counters)
-            number = value[0]
-            if number.shape.ndims:
-                raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
-                                           'metric for each.' % (metric, number.shape))
-        dtype = number.dtype.base_dtype
-        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-            raise InvalidArgumentError('metric %r is of type %s: expected a number.' % (
-                metric, dtype.name))
+        is_pair = isinstance(value, (tuple, list))
+        if is_pair:
+            value_of_all, update = metrics[metric]
+            _check_counters(metric, value_of_all, update, counters)
+            _check_is_number(metric, value[0])
+        else:
+            _check_is_number(metric, value)
     return metrics
+
+
+def _check_is_number(metric: str, value: tf.Tensor) -> None:
+    """Raises `InvalidArgumentError` for the value of a metric, of this name, that is no scalar
+    number."""
+    if value.shape.ndims:
+        raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
+                                   'metric for each.' % (metric, value.shape))
+    dtype = value.dtype.base_dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise InvalidArgumentError('metric %r is of type %s: expected a number.' % (
+            metric, dtype.name))
 
 
 def _check_counters(metric: str, value: tf.Tensor, update: typing.Any,

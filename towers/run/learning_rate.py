@@ -124,8 +124,8 @@ class LearningRate(object):
           examples_seen: a scalar tensor of an integer type: the examples of all steps before, such
             as `global_step * batch_size`. A large product wants int64.
         """
-        if not (tf.is_tensor(examples_seen) and examples_seen.dtype.is_integer
-                and examples_seen.shape.is_compatible_with([])):
+        is_integer = tf.is_tensor(examples_seen) and examples_seen.dtype.is_integer
+        if not is_integer or not examples_seen.shape.is_compatible_with([]):
             raise InvalidArgumentError('examples_seen=%.80r: expected a scalar integer tensor.'
                                        % (examples_seen,))
         with tf.name_scope('learning_rate'):
@@ -205,21 +205,21 @@ def _check_decay(decay: str, arguments: typing.Dict[str, typing.Any]) -> None:
 
     Args:
       decay: one of `DECAYS`.
-      arguments: {name of an argument: its value, or None if it was not given}.
+      arguments: {name of an argument: its value, or None if it was not given}, in the order of
+        `_ARGUMENTS`.
     """
     wanted = _ARGUMENTS[decay]
-    given = [name for name, value in arguments.items() if value is not None]
-    if given != wanted:
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if list(given) != wanted:
         raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
             decay, ' and '.join(wanted) or 'nothing', ' and '.join(given) or 'nothing'))
     if 'decay_examples' in given:
-        check_count('decay_examples', arguments['decay_examples'])
+        check_count('decay_examples', given['decay_examples'])
     if 'decay_rate' in given:
-        check_number('decay_rate', arguments['decay_rate'], above=0, most=1,
+        check_number('decay_rate', given['decay_rate'], above=0, most=1,
                      expected='a number in (0, 1]')
     if 'decay_power' in given:
-        check_number('decay_power', arguments['decay_power'], above=0,
-                     expected='a number above 0')
+        check_number('decay_power', given['decay_power'], above=0, expected='a number above 0')
     if 'restart_growth' in given:
-        check_number('restart_growth', arguments['restart_growth'], least=1,
+        check_number('restart_growth', given['restart_growth'], least=1,
                      expected='a number of at least 1')

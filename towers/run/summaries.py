@@ -1,6 +1,5 @@
 """TensorBoard summaries of a training with towers."""
 
-import collections
 import os
 import typing
 
@@ -47,30 +46,40 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
       InvalidArgumentError: `built` was built without an optimizer; or the learning rate is no
         number.
     """
-    if isinstance(built, type) or not hasattr(built, 'train_op'):
+    is_built = hasattr(built, 'train_op') and not isinstance(built, type)
+    if not is_built:
         raise InvalidArgumentError('built=%.80r: expected the result of build_towers.' % (built,))
     if built.train_op is None:
         raise InvalidArgumentError('these towers were built without an optimizer: there is no '
                                    'training to make summaries of.')
     check_flag('norms', norms)
-    if isinstance(learning_rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        scalar_tensors('learning_rate', {'rate': learning_rate})
-    elif learning_rate is not None:
-        check_number('learning_rate', learning_rate, expected='a scalar tensor, a number, or None')
-        learning_rate = float(learning_rate)
     values = dict(with_parts('loss', built.loss))
+    if learning_rate is not None:
+        values['learning_rate'] = _checked_rate(learning_rate)
     with tf.name_scope('summaries/'):
-        if learning_rate is not None:
-            values['learning_rate'] = learning_rate
         if norms:
             values.update(_norms(built))
         with tf.device('/cpu:0'):
             numbers = [tf.cast(value, tf.float32) for value in values.values()]
+            # One operation for all numbers, where `tf.summary.scalar` makes one for each.
             training_summary = tf.raw_ops.ScalarSummary(
                 tags=['train/' + name for name in values], values=tf.stack(numbers))
     model_summaries = [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
-                if built.towers[0].has(summary.op.name)]
+                       if built.towers[0].has(summary.op.name)]
     return [training_summary] + model_summaries
+
+
+def _checked_rate(learning_rate: typing.Any) -> typing.Any:
+    """A learning rate as a scalar tensor, a variable or a float.
+
+    Raises:
+      InvalidArgumentError: the learning rate is no number.
+    """
+    if isinstance(learning_rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        scalar_tensors('learning_rate', {'rate': learning_rate})
+        return learning_rate
+    check_number('learning_rate', learning_rate, expected='a scalar tensor, a number, or None')
+    return float(learning_rate)
 
 
 Sums = typing.List[typing.Tuple[list, tf.Variable]]
@@ -219,39 +228,44 @@ def _noise_scale(built: typing.Any) -> typing.Optional[tf.Tensor]:
       once; there are several losses, or replicas.
     """
     towers = built.towers
-    if not _are_equal_shards(towers) or isinstance(built.gradients, dict):
+    has_several_losses = isinstance(built.gradients, dict)
+    if has_several_losses or not _are_equal_shards(towers):
         return None
-    variables = {}
-    # {name of a variable: the gradient of each tower}
-    gradients_by_variable = collections.defaultdict(list)
-    for tower in towers:
-        for gradient, variable in tower.gradients:
-            if gradient is not None:
-                variables[variable.op.name] = variable
-                gradients_by_variable[variable.op.name].append(gradient)
-    counts = {len(gradients) for gradients in gradients_by_variable.values()}
-    if counts != {len(towers)}:
+    sums_over_towers = _gradients_by_variable(towers)
+    num_towers = len(towers)
+    # A variable may have a gradient in some towers only; with replicas each tower has its own.
+    if any(len(gradients) != num_towers for gradients, _ in sums_over_towers):
+        return None
+    gradients_of_towers: Sums = []
+    for gradients, variable in sums_over_towers:
+        gradients_of_towers += [([gradient], variable) for gradient in gradients]
+    if not gradients_of_towers:
         return None
     # A tower's gradient is G_k / N times a factor c that all towers have in common: `small` and
-    # `big` are those of the formula times c^2, which cancels out.
-    num_towers = len(towers)
-    gradients_of_towers: Sums = []
-    sums_over_towers: Sums = []
-    for name, gradients in gradients_by_variable.items():
-        gradients_of_towers += [([gradient], variables[name]) for gradient in gradients]
-        sums_over_towers.append((gradients, variables[name]))
+    # `big` are the formula's, times c^2, which cancels out.
     with only_device(built.placement.main):
         small = num_towers * _sum_of_squares(gradients_of_towers, built.placement)
         big = _sum_of_squares(sums_over_towers, built.placement)
         return num_towers * towers[0].size * (small - big) / (num_towers * big - small)
 
 
+def _gradients_by_variable(towers: typing.Sequence[typing.Any]) -> Sums:
+    """For each variable the gradients of all towers that have one, as the sum that they give."""
+    sums: typing.Dict[str, typing.Tuple[list, tf.Variable]] = {}
+    for tower in towers:
+        for gradient, variable in tower.gradients:
+            if gradient is not None:
+                gradients, _ = sums.setdefault(variable.op.name, ([], variable))
+                gradients.append(gradient)
+    return list(sums.values())
+
+
 def _are_equal_shards(towers: typing.Sequence[typing.Any]) -> bool:
     """Whether there are several towers, with shards of one known size, without micro-batches."""
     sizes = {tower.size for tower in towers}
-    if len(towers) < 2 or len(sizes) > 1 or not isinstance(towers[0].size, int):
-        return False
-    return not any(tower.micro_batch for tower in towers)
+    is_one_known_size = len(sizes) == 1 and isinstance(towers[0].size, int)
+    has_micro_batches = any(tower.micro_batch for tower in towers)
+    return len(towers) > 1 and is_one_known_size and not has_micro_batches
 
 
 def _sum_of_squares(sums: Sums, placement: Placement) -> tf.Tensor:
@@ -274,13 +288,13 @@ def _squared_norm_of_sum(tensors: list) -> tf.Tensor:
     Rows of `IndexedSlices` that occur several times are summed first. The type is float64 since
     sums over hundreds of variables are not exact enough in float32.
     """
-    if all(isinstance(each, tf.IndexedSlices) for each in tensors):
-        indices = tf.concat([each.indices for each in tensors], 0)
-        values = tf.concat([each.values for each in tensors], 0)
-        rows, places = tf.unique(indices)
-        tensor = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    if all(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
+        indices = tf.concat([slices.indices for slices in tensors], 0)
+        values = tf.concat([slices.values for slices in tensors], 0)
+        rows, index_of_row = tf.unique(indices)
+        total = tf.math.unsorted_segment_sum(values, index_of_row, tf.size(rows))
     else:
-        tensor = tf.add_n([tf.convert_to_tensor(each) for each in tensors])
-    if tensor.dtype in (tf.float16, tf.bfloat16):
-        tensor = tf.cast(tensor, tf.float32)
-    return 2. * tf.cast(tf.nn.l2_loss(tensor), tf.float64)
+        total = tf.add_n(list(map(tf.convert_to_tensor, tensors)))
+    if total.dtype in (tf.float16, tf.bfloat16):  # whose squares overflow, or lose digits
+        total = tf.cast(total, tf.float32)
+    return 2. * tf.cast(tf.nn.l2_loss(total), tf.float64)  # l2_loss is half the sum of squares

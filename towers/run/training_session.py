@@ -115,13 +115,15 @@ def training_session(directory: str, global_step: tf.Variable,
         scaffold = tf.train.Scaffold(saver=saver, init_fn=init_fn)
         steps = _StepsDone(global_step)
 
-        def newest_again():
+        def newest_again() -> typing.Optional[Newest]:
+            """Finds the newest checkpoint once more, after a session was lost."""
             newest_now = newest_checkpoint(directory, recover)
             for line in tidy_directory(directory, newest_now):
                 say(line)
             return newest_now
         if member is None:
-            creator = _NewestCheckpoint(newest, newest_again, scaffold, '', config)
+            this_process = ''
+            creator = _NewestCheckpoint(newest, newest_again, scaffold, this_process, config)
         else:
             creator = member.session_creator(_NewestCheckpoint(
                 newest, newest_again, scaffold, member.target, member.config), scaffold)
@@ -190,7 +192,7 @@ def _checked_newest(directory: str, recover: bool, check: typing.Optional[typing
             lines.append(dropped)
         if check is not None:
             lines += check(newest, missing, dropped)
-        if missing is not None:
+        if missing is not None:  # `check` has not raised a better error
             check_fits(newest.prefix)  # raises
         for damaged in newest.skipped:
             say('passed over %s' % (damaged,))  # `damaged` is a tuple
@@ -286,21 +288,23 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
         try:
             tf.io.gfile.makedirs(directory)
             why_not_locked: typing.Optional[str] = 'there are no file locks for it'
-            if fcntl is not None and '://' not in directory:
+            is_local = '://' not in directory
+            if fcntl is not None and is_local:
                 # Unbuffered, so that a full disk is an error of the write.
                 lock_file = stack.enter_context(open(
                     os.path.join(directory, 'run.lock'), 'a+b', buffering=0, opener=regular))
                 why_not_locked = _lock(directory, lock_file)
         except (OSError, tf.errors.OpError) as error:
+            why = getattr(error, 'strerror', None) or first_line(error)
             raise CheckpointError(
                 '%s cannot be written to: %s. Nothing was written. %s Give a directory that can be '
-                'made and written to.' % (directory, getattr(error, 'strerror', None)
-                                          or first_line(error), describe_safe(directory)))
-        if why_not_locked:
+                'made and written to.' % (directory, why, describe_safe(directory)))
+        is_locked = why_not_locked is None
+        if not is_locked:
             warnings.warn('%s is not locked, as %s: see to it yourself that no other run uses it.'
                           % (directory, why_not_locked), RuntimeWarning,
                           stacklevel=3)  # the line of the `with` statement, past contextlib
-        yield not why_not_locked
+        yield is_locked
 
 
 def _lock(directory: str, lock_file: typing.Any) -> typing.Optional[str]:

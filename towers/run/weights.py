@@ -22,6 +22,7 @@ from towers.graph.variable_access import variables_read
 from towers.placement.variable_device import only_device
 from towers.safe_files import folder_written_whole
 
+_AVERAGE = '/ExponentialMovingAverage'  # what TensorFlow adds to the name of a variable
 _MOST_DECAY = 1 - 2 ** -24  # the largest float32 below 1
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # the types that a signature takes
 
@@ -104,10 +105,12 @@ class WeightAverages:
         if not self._by_name:
             raise InvalidArgumentError('there are no averages yet: call update_after first.')
 
-        def average_or_variable(getter, name, *args, **kwargs):
+        def average_or_variable(getter: typing.Callable, name: str, *args: typing.Any,
+                                **kwargs: typing.Any) -> typing.Any:
+            """The custom getter: the average of a variable that has one, else the variable."""
             variable = getter(name, *args, **kwargs)
-            name_of_op = getattr(getattr(variable, 'op', None), 'name', None)
-            return self._by_name.get(name_of_op, variable)
+            op = getattr(variable, 'op', None)  # a partitioned variable has none
+            return variable if op is None else self._by_name.get(op.name, variable)
 
         with graph_walk.Recording(tf.get_default_graph()) as made, tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=average_or_variable,
@@ -142,10 +145,12 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
     num_averages = 0
     for variable in variables:
         name = variable.op.name
-        average = name + '/ExponentialMovingAverage'
-        if average in names_saved:
-            name = average
-        num_averages += name.endswith('/ExponentialMovingAverage')
+        name_of_average = name + _AVERAGE
+        if name_of_average in names_saved:
+            name = name_of_average
+        # A variable may be an average itself, in a graph that makes both.
+        if name.endswith(_AVERAGE):
+            num_averages += 1
         names[name] = variable
     return names, num_averages
 
