@@ -11,7 +11,7 @@ from towers import compat
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, names_of, operation_of
 from towers.proof.fixed_point import Settled, settle
-from towers.proof.scratch import Scratch, make_scratch
+from towers.proof.scratch import Scratch, make_scratch, make_whole_scratch
 from towers.proof.stand_ins import SizeConstants, have_one_size, states_of_inputs, static_size
 from towers.proof.states import (
     HAS_OWN_SIZE,
@@ -98,30 +98,49 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     """
     forward_pass = _ForwardPass(
         _needed(operations, inputs, fetches), inputs, frozenset(names_of(operations)))
-    analysis = forward_pass.analysed_in(make_scratch(forward_pass.needed, inputs))
     batch_size = static_size(inputs)
     if batch_size is None:
-        return analysis
-    if _holds_size(analysis):
-        scratch = make_scratch(forward_pass.needed, inputs, examples=batch_size)
-        analysis = analysis._replace(as_built=forward_pass.analysed_in(scratch))
-    if not have_one_size(inputs):
-        return analysis
-    with_size_constants = _analysed_with_size_constants(forward_pass, analysis, batch_size)
-    return analysis._replace(with_size_constants=with_size_constants)
+        return forward_pass.analysed_in(make_scratch(forward_pass.needed, inputs))
+    return _analysed_of_static_batch(forward_pass, batch_size)
 
 
-def _analysed_with_size_constants(forward_pass: '_ForwardPass', analysis: Analysis,
+def _analysed_of_static_batch(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
+    """The analysis of a forward pass whose batch has a static number of examples.
+
+    Where shape inference refuses a batch of another size, an analysis with each constant as it is
+    ends at what it refuses: it is made only where no constants can be taken for that size.
+    """
+    needed, inputs = forward_pass.needed, forward_pass.inputs
+    analysis = None
+    whole_scratch = make_whole_scratch(needed, inputs)
+    if whole_scratch is not None:
+        analysis = forward_pass.analysed_in(whole_scratch)
+    as_built = None
+    if analysis is None or _holds_size(analysis):
+        as_built = forward_pass.analysed_in(make_scratch(needed, inputs, examples=batch_size))
+    graph_analysis = as_built or analysis
+    assert graph_analysis is not None
+    with_size_constants = None
+    if have_one_size(inputs):
+        with_size_constants = _analysed_with_size_constants(
+            forward_pass, graph_analysis, batch_size)
+    if analysis is None and with_size_constants is not None:
+        return with_size_constants._replace(as_built=as_built)
+    if analysis is None:
+        analysis = forward_pass.analysed_in(make_scratch(needed, inputs))
+    return analysis._replace(as_built=as_built, with_size_constants=with_size_constants)
+
+
+def _analysed_with_size_constants(forward_pass: '_ForwardPass', graph_analysis: Analysis,
                                   batch_size: int) -> typing.Optional[Analysis]:
     """The analysis with some constants taken for multiples of the number of examples; None where
     nothing may be taken so.
 
     Args:
       forward_pass: `_ForwardPass`.
-      analysis: its `Analysis` with each constant as it is.
+      graph_analysis: `Analysis` that tells where the examples are in the graph as it was built.
       batch_size: the static number of examples.
     """
-    graph_analysis = analysis.as_built or analysis
     found = find_size_constants(forward_pass.needed, graph_analysis.states, batch_size)
     if not found.size_constants and not found.other_divisors:
         return None

@@ -228,7 +228,7 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
 
 def _is_uniform_constant(op: tf.Operation) -> bool:
     """Whether an operation is a constant of several entries, all of which are equal."""
-    if op.type != 'Const':
+    if op.type != 'Const' or op.outputs[0].shape.num_elements() == 1:
         return False
     value = tf.get_static_value(op.outputs[0])
     return value is not None and value.size > 1 and bool((value == value.flat[0]).all())

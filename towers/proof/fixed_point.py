@@ -62,19 +62,22 @@ class _Rounds:
         self._transfer = transfer
         self._lengths = _LengthsOfExamples(view.examples) if is_prime else None
         self._initial = frozenset(view.states)  # names of the tensors at which the pass begins
-        self._changed = set(view.states)  # names of the tensors that have changed in this round
+        self._visits = 0  # how many there were
+        # {name of an operation: the number of its last visit}, and {name of a tensor: the number of
+        # the visit that changed its state last}
+        self._last_visit: typing.Dict[str, int] = {}
+        self._last_change = dict.fromkeys(view.states, 0)
 
     def go_around(self, operations: typing.List[tf.Operation]) -> None:
         """Goes around until nothing changes; what has not settled then is not known."""
-        for number in range(_MOST_ROUNDS):
-            changed_before = self._changed
-            self._changed = set()
+        for _ in range(_MOST_ROUNDS):
+            visits_before = self._visits
             self._view.arrays.begin_round()
             for op in operations:
-                is_first_visit = number == 0
-                if is_first_visit or self._may_change(op, changed_before):
+                if self._may_change(op):
                     self._visit(op)
-            if not self._changed and self._view.arrays.are_settled:
+            has_changed = max(self._last_change.values()) > visits_before
+            if not has_changed and self._view.arrays.are_settled:
                 return
         # A change may not have reached all that it goes to: nothing that was found holds.
         for op in operations:
@@ -88,21 +91,17 @@ class _Rounds:
             if any(tensor.name not in self._view.states for tensor in op.outputs):
                 self._set(op, _unknown_results(op, 'has no value that is known'))
 
-    def _may_change(self, op: tf.Operation, changed_before: typing.Set[str]) -> bool:
-        """Whether an operation may give another state than in the round before.
-
-        Args:
-          op: the operation.
-          changed_before: names of the tensors that changed in the round before.
-        """
+    def _may_change(self, op: tf.Operation) -> bool:
+        """Whether an operation may give other states than at its last visit."""
+        if op.name not in self._last_visit:
+            return True
         # Results of these depend on more than their inputs: on conditions, on elements of arrays.
         if self._transfer.looks_further(op) or op.type in CONTROL_FLOW:
             return True
         if op.type.startswith('TensorArray'):
             return True
-        # An input behind a back edge comes later in a round, and has changed in the one before.
-        return any(tensor.name in self._changed or tensor.name in changed_before
-                   for tensor in op.inputs)
+        last_visit = self._last_visit[op.name]
+        return any(self._last_change.get(tensor.name, 0) > last_visit for tensor in op.inputs)
 
     def _has_initial_state(self, op: tf.Operation) -> bool:
         """Whether the forward pass begins at an operation, whose state then stays as it is."""
@@ -110,6 +109,8 @@ class _Rounds:
 
     def _visit(self, op: tf.Operation) -> None:
         """Sets the states of an operation's results by those that its inputs have now."""
+        self._visits += 1
+        self._last_visit[op.name] = self._visits
         if self._has_initial_state(op):
             return
         states = [self._view.state_or_none(tensor) for tensor in op.inputs]
@@ -133,7 +134,7 @@ class _Rounds:
                 state = unknown(op, OTHER_DIMENSIONS)
             if self._view.states.get(tensor.name) != state:
                 self._view.states[tensor.name] = state
-                self._changed.add(tensor.name)
+                self._last_change[tensor.name] = self._visits
 
 
 class _LengthsOfExamples:

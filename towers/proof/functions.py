@@ -10,7 +10,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.edit import Library, functions_of
+from towers.graph.edit import Library
 from towers.graph.graph_walk import Recording, source_through
 from towers.graph.op_types import BRANCHES_V2
 from towers.proof.scratch import REFUSALS, leave_out_shapes
@@ -181,6 +181,10 @@ def _functions_called(op: tf.Operation, library: Library) -> list:
 
 def _names_called(op: tf.Operation) -> typing.List[str]:
     """The names of the functions that an operation calls: of a loop, its test and its body."""
+    if not hasattr(tf.raw_ops, op.type):  # a Defun: an operation of the function's own type
+        return [op.type]
+    if op.type not in _LOOPS and op.type not in _CALLS and op.type not in BRANCHES_V2:
+        return []
     attributes = op.node_def.attr
     if op.type in ('If', 'StatelessIf'):
         return [attributes['then_branch'].func.name, attributes['else_branch'].func.name]
@@ -188,11 +192,7 @@ def _names_called(op: tf.Operation) -> typing.List[str]:
         return [branch.name for branch in attributes['branches'].list.func]
     if op.type in _LOOPS:
         return [attributes['cond'].func.name, attributes['body'].func.name]
-    if op.type in _CALLS:
-        return [attributes['f'].func.name]
-    if op.type in functions_of(op.node_def):  # a Defun: an operation of the function's own type
-        return [op.type]
-    return []
+    return [attributes['f'].func.name]
 
 
 def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],

@@ -22,6 +22,7 @@ from towers.proof.stand_ins import (
     Lengths,
     SizeConstants,
     StandIn,
+    have_unknown_lengths,
     lengths_of,
     prime_for,
     stand_in_of,
@@ -67,11 +68,8 @@ class _Attempt(typing.NamedTuple):
 def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
                  examples: typing.Optional[int] = None,
                  size_constants: typing.Optional[SizeConstants] = None) -> Scratch:
-    """Imports the operations of a forward pass, for a batch of another size.
-
-    Shape inference may refuse what an attempt takes for granted: two lengths that are not static
-    may have to be equal, and get different primes. Then the next attempt takes less for granted.
-    The last one leaves out the operations that shape inference refuses.
+    """Imports the operations of a forward pass, for a batch of another size, but for those that
+    shape inference refuses then.
 
     Args:
       operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
@@ -80,22 +78,46 @@ def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
       size_constants: the constants that are taken for multiples of the number of examples.
     """
     forward_pass = _ForwardPass(operations, inputs, examples, size_constants or {})
-    attempts = _attempts(operations)
-    for attempt in attempts[:-1]:
+    scratch = _imported_whole(forward_pass)
+    if scratch is not None:
+        return scratch
+    return _imported_as_far_as_possible(forward_pass, _attempts(operations, inputs)[-1])
+
+
+def make_whole_scratch(operations: typing.List[tf.Operation],
+                       inputs: typing.Any) -> typing.Optional[Scratch]:
+    """Imports all operations of a forward pass, for a prime number of examples; None where shape
+    inference refuses any of them.
+
+    Args:
+      operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
+      inputs: nest of the tensors at which the batch enters.
+    """
+    return _imported_whole(_ForwardPass(operations, inputs, None, {}))
+
+
+def _imported_whole(forward_pass: '_ForwardPass') -> typing.Optional[Scratch]:
+    """Imports a forward pass; None where shape inference refuses any operation.
+
+    It may refuse what an attempt takes for granted: two lengths that are not static may have to be
+    equal, and get different primes. Then the next attempt takes less for granted.
+    """
+    for attempt in _attempts(forward_pass.operations, forward_pass.inputs):
         try:
             return forward_pass.imported(attempt, left_out={})
         except REFUSALS:
             continue
-    return _imported_as_far_as_possible(forward_pass, attempts[-1])
+    return None
 
 
-def _attempts(operations: typing.List[tf.Operation]) -> typing.List[_Attempt]:
+def _attempts(operations: typing.List[tf.Operation], inputs: typing.Any) -> typing.List[_Attempt]:
     """The attempts to import operations, in the order in which they take less for granted."""
     assumed_scalars = []
     for op in operations:
         if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None:
             assumed_scalars.append(op.name)
-    attempts = [_Attempt(kind, assumed_scalars) for kind in KINDS_OF_LENGTHS]
+    kinds = KINDS_OF_LENGTHS if have_unknown_lengths(inputs) else KINDS_OF_LENGTHS[-1:]
+    attempts = [_Attempt(kind, assumed_scalars) for kind in kinds]
     if assumed_scalars:
         attempts.append(_Attempt(KINDS_OF_LENGTHS[-1], []))
     return attempts
@@ -146,6 +168,7 @@ class _ForwardPass:
 
     Attributes:
       operations: list of the operations.
+      inputs: nest of the tensors at which the batch enters.
     """
 
     def __init__(self, operations: typing.List[tf.Operation], inputs: typing.Any,
@@ -158,7 +181,7 @@ class _ForwardPass:
         """
         leaves = leaves_of(inputs)
         self.operations = operations
-        self._inputs = inputs
+        self.inputs = inputs
         self._input_names = names_of(leaves)
         self._program = leaves[0].graph
         self._is_prime = examples is None
@@ -193,7 +216,7 @@ class _ForwardPass:
         return Scratch(
             graph=graph, examples=self._examples, is_prime=self._is_prime,
             initial_states=initial_states, left_out=left_out, variables_read=variables_read,
-            has_static_batch=static_size(self._inputs) is not None,
+            has_static_batch=static_size(self.inputs) is not None,
             assumed_scalars=attempt.assumed_scalars)
 
     def _extract(self, left_out: _LeftOut) -> '_Extract':
@@ -222,7 +245,7 @@ class _ForwardPass:
     def _leave_out_lengths(self, node: tf.NodeDef) -> None:
         """Leaves the lengths out of the shape of an array's elements that may be those of a static
         batch, such as 50 in [50, 8]."""
-        batch_size = static_size(self._inputs)
+        batch_size = static_size(self.inputs)
         if batch_size is None:
             return
         for dimension in node.attr['element_shape'].shape.dim:
@@ -248,7 +271,7 @@ class _ForwardPass:
           lengths: what stands for lengths that are not static.
         """
         if tensor.name in self._input_names:
-            return stand_in_of(tensor, self._inputs, self._examples, lengths)
+            return stand_in_of(tensor, self.inputs, self._examples, lengths)
         if tensor.op.name in left_out:
             state = State(Kind.UNKNOWN, reason=left_out[tensor.op.name])
             return StandIn(tf.TensorShape(None), state)

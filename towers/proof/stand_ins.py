@@ -185,6 +185,12 @@ def have_one_size(inputs: typing.Any) -> bool:
     return len(set(_static_sizes(inputs))) == 1
 
 
+def have_unknown_lengths(inputs: typing.Any) -> bool:
+    """Whether a tensor of a nest has a length, beside its number of examples, that is not
+    static."""
+    return any(None in leaf.shape.as_list()[1:] for leaf in leaves_of(inputs) if leaf.shape.ndims)
+
+
 def _static_sizes(inputs: typing.Any) -> typing.List[int]:
     """The numbers of examples that the tensors of a nest say, each by its first dimension."""
     sizes = []

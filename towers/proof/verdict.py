@@ -41,12 +41,6 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
     other_analysis = analysis.with_size_constants
     if other_analysis is None or verdict.is_proven or verdict.is_conditional:
         return verdict
-    needed = graph_walk.ancestors(losses)
-    constants_of_losses = {}
-    for name, constant in (other_analysis.size_constants or {}).items():
-        if name in needed:
-            constants_of_losses[name] = constant
-    other_analysis = other_analysis._replace(size_constants=constants_of_losses)
     return _verdict(losses, other_analysis, batch_norms, question)
 
 
@@ -65,7 +59,7 @@ def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: Ba
     text = '%s (%d operations)' % (what_the_loss_is, len(analysis.operations))
     if state.is_random:
         text += '; each %s draws its own random numbers' % question.names
-    conditions = _conditions(state, analysis, batch_norms, question)
+    conditions = _conditions(state, losses, analysis, batch_norms, question)
     if not conditions:
         return Verdict(is_proven=True, is_conditional=False, text='proven: %s' % text)
     return Verdict(is_proven=False, is_conditional=True, text='proven, %s: %s' % (
@@ -152,12 +146,13 @@ def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
 
 # ---- conditions ----------------------------------------------------------------------------------
 
-def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
-                question: Question) -> typing.List[str]:
+def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
+                batch_norms: BatchNorms, question: Question) -> typing.List[str]:
     """The conditions of a proof, each in words: 'if ...', or 'but for ...'.
 
     Args:
       state: of the sum of the losses.
+      losses: list of scalars of the forward pass.
       analysis: `Analysis` of the forward pass.
       batch_norms: its `BatchNorms`.
       question: what the build does to the losses.
@@ -165,7 +160,7 @@ def _conditions(state: State, analysis: Analysis, batch_norms: BatchNorms,
     conditions = []
     if question.static_size is not None:
         conditions.append('if %s (with a batch [None, ...] this condition falls away)' % (
-            _condition_of_size(question.static_size, analysis.size_constants or {})))
+            _condition_of_size(question.static_size, _needed_size_constants(losses, analysis))))
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions.append('if %s is fed a scalar (give it the shape [])' % names)
@@ -194,6 +189,14 @@ def _condition_of_batch_norms(number: int, question: Question) -> str:
     batch_norms = '1 batch norm' if number == 1 else '%d batch norms' % number
     return ("but for %s of each %s's shard (batch_norm='sync' takes the statistics of the whole "
             'batch)') % (batch_norms, question.names)
+
+
+def _needed_size_constants(losses: typing.List[tf.Tensor], analysis: Analysis) -> SizeConstants:
+    """The constants that an analysis takes for multiples of the batch's size, as far as losses
+    depend on them."""
+    needed = graph_walk.ancestors(losses)
+    size_constants = analysis.size_constants or {}
+    return {name: constant for name, constant in size_constants.items() if name in needed}
 
 
 def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
