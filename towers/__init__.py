@@ -37,7 +37,8 @@ from towers.memory.fit import FittedBatch, fit_batch_size, largest_batch
 from towers.memory.measure import MeasuredMemory, measure_memory
 from towers.memory.out_of_memory import out_of_memory_explained
 from towers.memory.report import memory_report
-from towers.placement.devices import Devices, resolve_devices, session_config, visible_gpus
+from towers.placement.devices import Devices, resolve_devices, visible_gpus
+from towers.placement.session_config import session_config
 from towers.placement.numerics import PRECISIONS, use_precision
 from towers.placement.stages import stage
 from towers.placement.variable_device import Placement

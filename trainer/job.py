@@ -25,7 +25,7 @@ from models import registry
 from models.classifier import Classifier
 from towers.checkpoint.files import counter_in, reader_of
 from towers.gradients.stateless_random import make_initial_values_stateless
-from towers.placement.devices import describe_config
+from towers.placement.session_config import describe_config
 from towers.run.evaluation import Evaluation
 from towers.run.weights import WeightAverages
 from trainer.arguments import (

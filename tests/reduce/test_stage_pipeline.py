@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import switched
-from towers.reduce.micro_batches import stage_order
+from towers.reduce.schedules import stage_order
 
 X, Y = np.random.RandomState(0).rand(12, 6), np.random.RandomState(1).rand(12, 2)
 ONE = [['/cpu:0', '/cpu:1']]

@@ -116,7 +116,7 @@ def not_waiting(operations, waited):
     after = [reachable_from([each], operations, control=True) for each in waited]
     for op in operations:
         if not all(op.name in each for each in after):
-            found.update(known.intersection(finder.of(op)))
+            found.update(known.intersection(finder.written_by(op)))
     return found
 
 
@@ -184,7 +184,7 @@ def test_what_gradients_are_computed_from_and_is_not_trained_waits_for_all(
                          towers.Objective(tf.train.GradientDescentOptimizer(.1),
                                           transform_gradients=balance), 2, 'mean')
     writes = [op for op in step_operations([built.train_op])
-              if 'share' in Writes(graph).of(op)]
+              if 'share' in Writes(graph).written_by(op)]
     assert len(writes) == 1
     held = [op for op in step_operations(writes) if 'all_gradients' in op.name]
     assert bool(held) == waits

@@ -37,8 +37,8 @@ from towers.shards.batch_inputs import (
 )
 from towers.shards.cut_batch import CutBatch, checked_size, cut
 from towers.shards.cut_inputs import Shards
-from towers.variables.new_variables import full_scope_name
 from towers.variables.tf1_variables import tf1_variables
+from towers.variables.variable_scopes import full_scope_name
 from towers.whole_batch.predictions import merge_predictions
 
 

@@ -32,9 +32,9 @@ from towers.placement.numerics import rewrite_field
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.loss_scale import LossScale
-from towers.reduce.micro_batches import kept_at_once
+from towers.reduce.schedules import kept_at_once
 from towers.shards.cut_batch import checked_shares
-from towers.variables.new_variables import scope_to_enter
+from towers.variables.variable_scopes import scope_to_enter
 
 REDUCTIONS = ('sum', 'mean')
 

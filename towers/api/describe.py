@@ -24,8 +24,9 @@ from towers.graph.variable_access import metric_variables
 from towers.model.objectives import all_pairs
 from towers.model.request import Request
 from towers.optimizers import is_repeatable
-from towers.placement.devices import describe_config, needs_config, session_config, short_name
+from towers.placement.devices import short_name
 from towers.placement.numerics import describe_xla, rewrite_field
+from towers.placement.session_config import describe_config, needs_config, session_config
 from towers.roles.ownership import OWN, VariableRole
 from towers.roles.write_order import updates_that_write
 

@@ -304,6 +304,6 @@ def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> li
         return []
     writes = Writes(tf.get_default_graph())
     operations = graph_walk.step_operations(updates)
-    writers = [op for op in operations if not names_of_every.isdisjoint(writes.of(op))]
+    writers = [op for op in operations if not names_of_every.isdisjoint(writes.written_by(op))]
     with_writers = graph_walk.reachable_from(writers, operations, control=True)
     return [update for update in updates if graph_walk.operation_of(update).name in with_writers]

@@ -11,7 +11,7 @@ from towers.placement.devices import canonical_device
 from towers.placement.numerics import PRECISIONS
 from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
 from towers.reduce.loss_scale import LossScale
-from towers.reduce.micro_batches import SCHEDULES
+from towers.reduce.schedules import SCHEDULES
 
 
 class _VariablePlacementFields(typing.NamedTuple):

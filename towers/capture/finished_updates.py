@@ -107,7 +107,7 @@ def writes_perhaps_forgotten(model: ModelGraph, output: ModelOutput) -> typing.L
         is_write_of_batch = op.type in _WRITES and op.name in from_batch
         if not is_write_of_batch or op.name in left_out:
             continue
-        variables = set(finder.of(op)) - written_elsewhere
+        variables = set(finder.written_by(op)) - written_elsewhere
         if not all(_is_slot(variable, trained) for variable in variables):
             forgotten.append(op.name)
     return forgotten

@@ -22,13 +22,9 @@ from towers.model.keras_calls import KerasCalls, record_keras_calls, unique
 from towers.model.losses import registered_losses
 from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
 from towers.model.request import Request
+from towers.placement.loop_state import keep_arrays_with_readers, keep_stacks_with_loops
 from towers.placement.numerics import compiled
-from towers.placement.stages import (
-    keep_arrays_with_readers,
-    keep_stacks_with_loops,
-    place_forward,
-    says_stages,
-)
+from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import TowerDevice, check_reads_in_loops, stages_of
 from towers.shards.cut_batch import CutBatch
 from towers.variables.new_variables import DirectVariable, NewVariables

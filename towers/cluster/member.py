@@ -44,7 +44,7 @@ from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.errors import ClusterError, WorkerLostError, reason_of
 from towers.nonfinite import explained
-from towers.placement.devices import session_config
+from towers.placement.session_config import session_config
 from towers.run.stopping import StopOnSignalHook
 
 START_TIMEOUT = 120.

@@ -37,7 +37,7 @@ def check_writes(graph: tf.Graph, built: typing.Any) -> None:
     writes = Writes(graph)
     for _, variable in built.gradients:
         initializer = variable.initializer.name
-        for op in writes.to(variable):
+        for op in writes.writers_of(variable):
             if op.name in step_names or op.name == initializer or _loads(op):
                 continue
             raise ClusterError(
@@ -100,7 +100,7 @@ class _LateReads:
         if names:
             finder = Writes(graph)
             for op in graph.get_operations():
-                written = names if op is train_op else names.intersection(finder.of(op))
+                written = names if op is train_op else names.intersection(finder.written_by(op))
                 for name in written:
                     self.writes.setdefault(name, []).append(op)
         self._order = Precedence([op for writes in self.writes.values() for op in writes])

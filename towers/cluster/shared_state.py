@@ -34,7 +34,7 @@ def writes_of(finder: Writes, names: typing.Set[str], operations: typing.Iterabl
     """
     writes: typing.Dict[str, typing.List[tf.Operation]] = {}
     for op in operations:
-        for name in names.intersection(finder.of(op)):
+        for name in names.intersection(finder.written_by(op)):
             writes.setdefault(name, []).append(op)
     return writes
 

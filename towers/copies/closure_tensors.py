@@ -39,20 +39,20 @@ class ClosureTensors:
         self._weights = tower_set.batch.weights
         self._losses = flat(losses)
         self._gradients = gradients
-        self._made: typing.List[tf.Operation] = []  # of the update
+        self._made: typing.List[tf.Operation] = []  # the operations of the update
         trained = operation_names(tower_set.roles.trainable)
+        # Variables of which each tower has its own.
         self._own_state = [variable for variable in tower_set.roles.own_variables()
                            if variable.op.name not in trained]
         # {name of the tensor of a tower's loss: name of the loss, None where there is only one}
         self._names_of_losses: typing.Dict[str, typing.Optional[str]] = {}
         for tower in self._towers:
-            if isinstance(tower.loss, dict):
-                for name, loss in tower.loss.items():
-                    self._names_of_losses[loss.name] = name
-            else:
-                self._names_of_losses[tower.loss.name] = None
+            losses_of_tower = tower.loss if isinstance(tower.loss, dict) else {None: tower.loss}
+            for name, loss in losses_of_tower.items():
+                self._names_of_losses[loss.name] = name
+        # {name of a loss, None where there is only one: its mean over the batch}, where the update
+        # takes it
         self._means: typing.Dict[typing.Optional[str], tf.Tensor] = {}
-        """{name of a loss: its mean over the batch}, where the update takes it."""
 
     def settle(self, made: list, fetches: list, after: typing.Sequence = ()) -> None:
         """Gives the operations of an update the batch's losses in the place of one tower's, and
@@ -64,17 +64,18 @@ class ClosureTensors:
           after: tensors and operations that the update may take.
         """
         self._made = self._made + made
-        is_one_part = len(self._towers) == 1 and self._request.has_whole_batch
-        objectives = self._request.training.objectives
-        if is_one_part or objectives.optimizer_calls is not None:  # whose calls settle it
-            return
+        has_one_part = len(self._towers) == 1 and self._request.has_whole_batch
+        if has_one_part:
+            return  # whose loss is the batch's
+        if self._request.training.objectives.optimizer_calls is not None:
+            return  # the model function of an Estimator has called its optimizers itself
         for op in self._made:
             for position, tensor in enumerate(op.inputs):
                 if tensor.name in self._names_of_losses:
                     name = self._names_of_losses[tensor.name]
                     compat.replace_input(op, position, self._mean(name))
-        known = self._gradients + list(after) + list(self._towers[0].updates)
-        self._check_of_no_tower(fetches, known)
+        allowed = self._gradients + list(after) + list(self._towers[0].updates)
+        self._check_of_no_tower(fetches, allowed)
         if not self._request.has_whole_batch:
             self._check_of_no_worker(fetches)
 
@@ -83,6 +84,7 @@ class ClosureTensors:
         it is first asked for."""
         if name not in self._means:
             losses = [tower.loss if name is None else tower.loss[name] for tower in self._towers]
+            # Whatever the update waits for, the mean waits for the towers' losses alone.
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
                     tf.name_scope(self._request.split.name + 's'):
                 self._means[name] = weighted_sum(losses, self._weights)
@@ -90,14 +92,14 @@ class ClosureTensors:
 
     # ---- what is of one tower --------------------------------------------------------------------
 
-    def _check_of_no_tower(self, fetches: list, known: list) -> None:
+    def _check_of_no_tower(self, fetches: list, allowed: list) -> None:
         """Refuses operations of the update that take what depends on one tower's examples.
 
         Args:
           fetches: what a step runs; only operations that it needs are looked at.
-          known: tensors and operations that the update may take.
+          allowed: tensors and operations that the update may take.
         """
-        taken = self._taken_from_model(known)
+        taken = self._taken_from_model(allowed)
         if not taken:
             return
         of_one_tower = self._names_of_one_tower()
@@ -110,33 +112,29 @@ class ClosureTensors:
                     'let UPDATE_OPS write it to a variable, and read the variable. Gradients of '
                     'gradients take such tensors, too.' % source.name)
 
-    def _taken_from_model(self, known: list) -> typing.List[tuple]:
+    def _taken_from_model(self, allowed: list) -> typing.List[tuple]:
         """Finds what the update takes from the model function.
 
         Variables do not count, but for the state of a tower; nor does waiting for a tower's loss.
 
         Args:
-          known: tensors and operations that do not count either.
+          allowed: tensors and operations that do not count either.
 
         Returns:
-          List of `(operation of the update, tensor or operation that it takes)`.
+          List of `(operation of the update, tensor or operation that it takes or waits for)`.
         """
         names_of_model = operation_names(self._own_state)
-        for op in self._recorded.operations:
-            if op.type not in VARIABLE_OPS:
-                names_of_model.add(op.name)
-        names_of_model -= operation_names(known)
-        losses = set()
+        names_of_model |= graph_walk.names_of(
+            op for op in self._recorded.operations if op.type not in VARIABLE_OPS)
+        names_of_model -= operation_names(allowed)
+        names_of_awaited = set(names_of_model)
         for tower in self._towers:
-            losses |= operation_names(flat(tower.loss))
+            names_of_awaited -= operation_names(flat(tower.loss))
         taken: typing.List[tuple] = []
         for op in self._made:
-            for tensor in op.inputs:
-                if tensor.op.name in names_of_model:
-                    taken.append((op, tensor))
-            for other in op.control_inputs:
-                if other.name in names_of_model and other.name not in losses:
-                    taken.append((op, other))
+            taken += [(op, tensor) for tensor in op.inputs if tensor.op.name in names_of_model]
+            taken += [(op, awaited) for awaited in op.control_inputs
+                      if awaited.name in names_of_awaited]
         return taken
 
     def _names_of_one_tower(self) -> typing.Set[str]:
@@ -148,7 +146,7 @@ class ClosureTensors:
         sources = list(recorded.sources)
         sources += [variable.op for variable in self._own_state]
         for op in recorded.operations:
-            is_write = op.name not in recorded.owned and finder.of(op)
+            is_write = op.name not in recorded.owned and finder.written_by(op)
             if is_write or graph_walk.is_random(op):
                 sources.append(op)
         return graph_walk.reachable_from(sources, recorded.operations, control=True)
@@ -167,10 +165,11 @@ class ClosureTensors:
         trained = operation_names(tf.trainable_variables())
         values = [fetch for fetch in fetches if isinstance(fetch, tf.Tensor)]
         updates = [fetch for fetch in fetches if not isinstance(fetch, tf.Tensor)]
-        names = graph_walk.names_of(self._made)
+        names_made = graph_walk.names_of(self._made)
         for op in graph_walk.step_operations(updates):
-            if op.name in names and trained.intersection(finder.of(op)):
+            if op.name in names_made and trained.intersection(finder.written_by(op)):
                 values += op.inputs
+        # What a value has from the gradients alone is added up over the workers, and may stay.
         for loss in self._losses + list(self._means.values()):
             if computes_with(values, loss, self._gradients):
                 raise GradientError(

@@ -7,7 +7,7 @@ the operations that tower 0's outputs need are imported once more for each tower
     x                    ->  tower_k/x            operations, functions, frames and stacks of loops
     tower 0's device     ->  tower k's            and the variable's device for its readers
     seed                 ->  a seed of tower k    of each random operation
-    inputs from outside  ->  see `Substitution`
+    inputs from outside  ->  tower k's            the shard, replicas and the like: `Substitution`
 """
 
 import typing
@@ -28,8 +28,8 @@ from towers.graph.edit import (
     make_names_unique,
     rename_functions,
 )
-from towers.graph.graph_walk import map_leaves, operation_of
-from towers.graph.variable_access import without_writes
+from towers.graph.function_variables import without_writes
+from towers.graph.graph_walk import Recording, by_name, map_leaves, names_of, operation_of
 from towers.model.objectives import map_shaped
 from towers.model.requested import Part
 from towers.nonfinite import message_of_tower
@@ -90,7 +90,8 @@ class Copies:
         """The functions that the template calls, without the writes that copies leave out.
 
         Args:
-          in_functions: `InlineUpdates.in_functions`.
+          in_functions: {name of an operation that writes in a function: the positions, from the
+            last (-1), of the variables that copies do not write}.
 
         Returns:
           {name of a function: `FunctionDef`}.
@@ -99,26 +100,30 @@ class Copies:
         for name, node in zip(self._template.names, self._template.graph_def.node):
             if name not in in_functions:
                 continue
-            for called in self._library.called_by(node):
-                functions[called] = without_writes(
-                    self._library.function(called), in_functions[name])
+            for function_name in self._library.called_by(node):
+                function = self._library.function(function_name)
+                functions[function_name] = without_writes(function, in_functions[name])
         return functions
 
     # ---- one copy --------------------------------------------------------------------------------
 
     def _imported(self, substitution: Substitution, part: Part) -> '_Copied':
-        """Imports the template for a part of the batch."""
+        """Imports the template for a part of the batch.
+
+        Args:
+          substitution: what the copy reads in the place of tower 0's inputs from outside.
+          part: index, device and name scope of the copy.
+        """
         with tf.name_scope(part.scope) as root:
             pass  # only to get a scope that no other operation has
         inputs = {}
-        for key, tensor in self._template.inputs.items():
-            inputs[key] = substitution.tensor(tensor)
+        for name_in_template, tensor in self._template.inputs.items():
+            inputs[name_in_template] = substitution.tensor(tensor)
         graph_def = self._adapted(substitution.number, root, part.device)
-        num_before = len(self._graph.get_operations())
-        with tf.device(None):
+        with tf.device(None), Recording(self._graph) as made:
             tf.import_graph_def(graph_def, inputs, name=root)
-        made = {op.name: op for op in self._graph.get_operations()[num_before:]}
-        operations = {name: made[root + relative]
+        imported = by_name(made.operations)
+        operations = {name: imported[root + relative]
                       for name, relative in self._template.names.items()}
         return _Copied(root, operations, substitution)
 
@@ -130,7 +135,7 @@ class Copies:
           root: the name scope of the copy.
           device: the device of the copy.
         """
-        part = index + self._parts_before  # among the parts of all machines
+        part = self._parts_before + index  # among the parts of all machines
         graph_def = tf.GraphDef()
         graph_def.CopyFrom(self._template.graph_def)
         new_names = self._add_functions(graph_def.library, part, root, device)
@@ -166,7 +171,8 @@ class Copies:
         def change(node: tf.NodeDef, is_beside_resource: bool) -> None:
             """Gives a node in the body of a function the seed and the device of the copy."""
             give_seed_of_tower(node, part)
-            # In a function's body a node that reads a variable's handle keeps its device.
+            # A node that reads a variable stays on the variable's device. One that calls another
+            # function only hands the variable to that.
             keeps_device = is_beside_resource and not functions_of(node)
             if node.device and not keeps_device:
                 node.device = self._device_in_tower(node.device, device)
@@ -187,21 +193,26 @@ class Copies:
           copied: the operations of the copy.
           device: the device of the tower.
         """
-        in_tower = {'': ''}  # {device of tower 0: the device of the copy}
-        for device_of_first in set(self._template.devices.values()):
-            if device_of_first:
-                in_tower[device_of_first] = self._device_in_tower(device_of_first, device)
+        new_devices = {'': ''}  # {device of an operation of tower 0: device of its copy}
+        for old_device in set(self._template.devices.values()):
+            if old_device:
+                new_devices[old_device] = self._device_in_tower(old_device, device)
         for name, leader in self._template.leaders.items():
             if leader in self._template.devices:
-                device_of_copy = in_tower[self._template.devices[leader]]
-            else:
+                device_of_copy = new_devices[self._template.devices[leader]]
+            else:  # a variable, say, or its substitute
                 device_of_copy = copied.operation(leader).device
             if device_of_copy:
                 compat.set_device(copied.operation(name), device_of_copy)
 
     def _device_in_tower(self, device: str, tower_device: str) -> str:
-        """The device in another tower that corresponds to a device of an operation of tower 0; the
-        same device, if it is not the tower's but, say, a variable's."""
+        """The device in another tower that corresponds to the device of an operation of tower 0.
+
+        Args:
+          device: the device of the operation. One that is not tower 0's, but a variable's, say, is
+            the same for all towers.
+          tower_device: the device of the other tower.
+        """
         if not may_be_of_tower(device, self._tower.device):
             return device
         return device_in_other_tower(device, self._tower.device, tower_device)
@@ -221,13 +232,22 @@ class Copies:
 
     def _tower_of(self, copied: '_Copied', inputs: typing.Any, size: typing.Any,
                   part: Part) -> Tower:
-        """The `Tower` of a copy; the arguments are those of `tower`."""
+        """The `Tower` of a copy.
+
+        Args:
+          copied: the operations of the copy.
+          inputs: the shard of the copy.
+          size: examples in the shard.
+          part: index, device and name scope of the copy.
+        """
         first = self._tower
 
         def copies_in(nest: typing.Any) -> typing.Any:
+            """The nest, with the copies of the tensors and operations in it."""
             return map_leaves(copied.leaf, nest)
 
         def copies_of_pairs(pairs: list) -> list:
+            """The pairs, with the copies of the gradients."""
             return [(copies_in(gradient), variable) for gradient, variable in pairs]
 
         return first._replace(
@@ -269,21 +289,27 @@ class _Copied:
         return self._substitution.operation(self._graph.get_operation_by_name(name))
 
     def names(self, names: typing.Iterable[str]) -> typing.FrozenSet[str]:
-        """Set of the names of the copies, for the names of operations of tower 0; those that were
-        not copied are left out."""
-        return frozenset(self._operations[name].name for name in names
-                         if name in self._operations)
+        """Set of the names of copies.
+
+        Args:
+          names: names of operations of tower 0; an operation that was not copied is left out.
+        """
+        copied = [self._operations[name] for name in names if name in self._operations]
+        return frozenset(names_of(copied))
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The copy of a tensor or operation of tower 0. For a variable, such as `tf.assign`
-        returns, it is the copy of its operation, or the variable itself if that was not copied."""
+        """The copy of a tensor, an operation or a variable of tower 0; itself, if that was not
+        copied.
+
+        A variable is what `tf.assign` returns for a resource variable. It stands for the operation
+        that assigns, so its copy is the copy of that operation.
+        """
         op = operation_of(leaf)
         copy = self.operation(op.name)
-        if isinstance(leaf, tf.Operation):
-            return copy
-        if copy is op:
+        was_not_copied = copy is op
+        if was_not_copied:
             return leaf
-        if isinstance(leaf, compat.VARIABLE_TYPES):
+        if isinstance(leaf, (tf.Operation,) + compat.VARIABLE_TYPES):
             return copy
         tensor = copy.outputs[leaf.value_index]
         tensor.set_shape(leaf.shape)  # a shape that Python code has set is in no GraphDef

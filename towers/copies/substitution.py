@@ -1,4 +1,4 @@
-"""The inputs of a copy in the place of those that tower 0 reads from outside of its graph.
+"""What a copy reads in the place of tower 0's inputs from outside of its graph.
 
 Its test is `tests/copies/test_copy.py`.
 """
@@ -50,16 +50,17 @@ class Substitution:
         """
         if tensor.name in self._tensors:
             return self._tensors[tensor.name]
-        sources = [op.name for op in read_from(tensor) if op.name in self._variables]
-        if not sources:
+        replaced_names = [op.name for op in read_from(tensor) if op.name in self._variables]
+        if not replaced_names:
             return tensor
-        variable = self._variables[sources[0]]
-        if variable_op(tensor) is not None:
-            return variable.op.outputs[0]
-        if len(sources) == 1 and tensor.shape.is_compatible_with(variable.shape):
-            with tf.device(variable.device):
-                return variable.value()
+        substitute = self._variables[replaced_names[0]]
+        if variable_op(tensor) is not None:  # a handle or a reference
+            return substitute.op.outputs[0]
+        # The value of one variable; joined values of several have another shape.
+        if len(replaced_names) == 1 and tensor.shape.is_compatible_with(substitute.shape):
+            with tf.device(substitute.device):
+                return substitute.value()
         raise SharedVariableError(
             'variable %s is of each tower, and %s, made from it outside of the model function, is '
             'of the first: read the variable within the model function.' % (
-                sources[0], tensor.name))
+                replaced_names[0], tensor.name))

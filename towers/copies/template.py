@@ -18,9 +18,11 @@ from towers.gradients.backward_pass import Differentiated
 from towers.gradients.gradient_pairs import gradients_of
 from towers.graph.edit import colocation_group_of_node, functions_of, producer_name
 from towers.graph.graph_walk import (
+    by_name,
     fetches_in,
     leaves_of,
     operation_of,
+    operations_named,
     reachable_from,
 )
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS, keeps_state
@@ -30,7 +32,10 @@ from towers.roles.inline_updates import InlineUpdates
 from towers.whole_batch.batch_values import is_batch_value
 
 _MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
-"""How types of operations begin that find each other by a name."""
+"""The beginnings of types of operations that find each other by a name: copies would have the same
+name, and meet the original's partners."""
+
+_MOST_BYTES = 2 ** 31 - 2 ** 20  # of a `GraphDef`, with a megabyte to spare
 
 Nodes = typing.Dict[str, tf.NodeDef]
 """{name of an operation of tower 0: its `NodeDef`}, in the order in which they were made."""
@@ -90,45 +95,48 @@ class _Selection:
           first: tower 0, and its operations.
           updates: the writes that copies leave out, or share with tower 0.
         """
-        self._made = {op.name: op for op in first.operations}
+        self._made = by_name(first.operations)
         self._from_shard = reachable_from(
             map(operation_of, leaves_of(first.tower.inputs)), first.operations)
         self._left_out = updates.left_out
         self._shared = set(updates.shared)
 
     def nodes_for(self, results: typing.Iterable) -> Nodes:
-        """The nodes of all operations that some results of tower 0 need, and that are copied."""
-        needed = {}
-        names = list(map(_name_of_operation, results))
-        while names:
-            name = names.pop()
-            if name in needed or name not in self._made or name in self._shared:
+        """The nodes of the operations to copy: all that results of tower 0 need, without what is
+        shared.
+
+        Args:
+          results: tensors, variables and operations of tower 0.
+        """
+        needed: Nodes = {}
+        to_visit = list(map(_name_of_operation, results))
+        while to_visit:
+            name = to_visit.pop()
+            is_from_outside = name not in self._made
+            if is_from_outside or name in needed or name in self._shared:
                 continue
-            node = self._made[name].node_def
-            if self._is_shared(self._made[name]):
+            op = self._made[name]
+            node = op.node_def
+            if self._is_shared(op):
                 self._shared.update([name], colocation_group_of_node(node))
                 continue
             needed[name] = node
             self._wait_for_no_left_out(node)
-            names.extend(colocation_group_of_node(node))
-            # Inputs are taken from the end of the list, so before what this is colocated with: an
-            # input that is shared makes what it is colocated with shared, too.
-            names.extend(map(producer_name, node.input))
+            to_visit.extend(colocation_group_of_node(node))
+            # Inputs come last, and so are visited before what the operation is colocated with: with
+            # an input that is shared, what the input is colocated with becomes shared, too.
+            to_visit.extend(map(producer_name, node.input))
         # In the order in which they were made, which an import of loops needs.
-        nodes = collections.OrderedDict()
-        for name in self._made:
-            if name in needed:
-                nodes[name] = needed[name]
-        return nodes
+        in_order = [name for name in self._made if name in needed]
+        return collections.OrderedDict((name, needed[name]) for name in in_order)
 
     def _wait_for_no_left_out(self, node: tf.NodeDef) -> None:
-        """Changes a node that waits for writes which copies leave out, to wait for what these wait
+        """Makes a node that waits for writes which copies leave out wait for what these writes wait
         for."""
         awaited_names = [producer_name(text) for text in node.input if _is_control(text)]
         if self._left_out.isdisjoint(awaited_names):
             return
-        graph = tf.get_default_graph()
-        awaited = list(map(graph.get_operation_by_name, awaited_names))
+        awaited = operations_named(tf.get_default_graph(), awaited_names)
         inputs = _data_inputs(node)
         del node.input[:]
         node.input.extend(inputs)
@@ -146,12 +154,12 @@ class _Selection:
                              "operations by a name: pass copies='reuse', which calls the model "
                              'function for every tower.' % (op.name, op.type))
         if is_batch_value(op):
-            return False
+            return False  # a placeholder by its type, of which each tower has its own
         if op.type not in PLACEHOLDERS and not keeps_state(op):
             return False
         is_from_shard = op.name in self._from_shard
         if op.type == 'PlaceholderWithDefault' and is_from_shard:
-            return False
+            return False  # its default is the tower's, if it is not fed
         if is_from_shard:
             self._raise_keeps_state(op, 'is made from the shard')
         if compat.in_control_flow(op):
@@ -168,7 +176,7 @@ class _Selection:
 
 
 def _name_of_operation(fetch: typing.Any) -> str:
-    """The name of an operation, or of the operation of a tensor or variable."""
+    """The name of an operation, or of the operation that makes a tensor or a variable."""
     return operation_of(fetch).name
 
 
@@ -188,8 +196,11 @@ def _template_of(nodes: Nodes, operations: typing.Dict[str, tf.Operation],
 
     Args:
       nodes: the nodes of the operations to copy.
-      operations: {name: operation} of the same.
+      operations: {name: operation}, the same operations.
       scope: the name scope of tower 0.
+
+    Raises:
+      CloneError: the graph of a tower is too large for TensorFlow.
     """
     graph_def = tf.GraphDef()
     graph_def.versions.CopyFrom(tf.get_default_graph().graph_def_versions)
@@ -197,10 +208,10 @@ def _template_of(nodes: Nodes, operations: typing.Dict[str, tf.Operation],
         graph_def=graph_def, names={name: _relative(name, scope) for name in nodes}, inputs={},
         waits={}, colocated={}, leaders=_leaders(nodes, operations),
         devices={name: node.device for name, node in nodes.items()})
-    keys: typing.Dict[str, str] = {}
+    names_of_inputs: typing.Dict[str, str] = {}
     for name, node in nodes.items():
-        _add_node(template, node, operations[name], keys)
-    if graph_def.ByteSize() >= 2 ** 31 - 2 ** 20:
+        _add_node(template, node, operations[name], names_of_inputs)
+    if graph_def.ByteSize() >= _MOST_BYTES:
         raise CloneError('the graph of a tower is larger than 2 GB, which TensorFlow cannot '
                          "import: pass copies='reuse'.")
     return template
@@ -217,52 +228,71 @@ def _relative(name: str, scope: str) -> str:
 
 
 def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
-              keys: typing.Dict[str, str]) -> None:
+              names_of_inputs: typing.Dict[str, str]) -> None:
     """Adds an operation of tower 0 to a template.
 
     Args:
       template: the template.
       node: the `NodeDef` of the operation; it may wait for other operations than `op` does.
       op: the operation.
-      keys: {name of a tensor from outside: its name in the template}, which is added to.
+      names_of_inputs: {name of a tensor from outside: its name in the template}, which is added to.
     """
     copy = template.graph_def.node.add()
     copy.CopyFrom(node)
     copy.name = template.names[node.name]
     copy.device = ''
     del copy.input[:]
-    for text, tensor in zip(_data_inputs(node), op.inputs):
-        source = producer_name(text)
-        if source in template.names:
-            copy.input.append(text.replace(source, template.names[source], 1))
-            continue
-        if tensor.name not in keys:
-            keys[tensor.name] = '__outside__/%d:0' % len(keys)
-            template.inputs[keys[tensor.name]] = tensor
-        copy.input.append(keys[tensor.name])
-    waits_outside = []
-    for source in map(producer_name, filter(_is_control, node.input)):
-        if source in template.names:
-            copy.input.append('^' + template.names[source])
+    _add_data_inputs(copy, template, zip(_data_inputs(node), op.inputs), names_of_inputs)
+    awaited_outside = []
+    for awaited in map(producer_name, filter(_is_control, node.input)):
+        if awaited in template.names:
+            copy.input.append('^' + template.names[awaited])
         else:
-            waits_outside.append(source)
-    if waits_outside:
-        template.waits[node.name] = waits_outside
+            awaited_outside.append(awaited)
+    if awaited_outside:
+        template.waits[node.name] = awaited_outside
     group = colocation_group_of_node(copy)
     if group:
-        del copy.attr['_class']
+        del copy.attr['_class']  # the attribute that names the group
         template.colocated[node.name] = group
 
 
+def _add_data_inputs(copy: tf.NodeDef, template: Template,
+                     inputs: typing.Iterable[typing.Tuple[str, tf.Tensor]],
+                     names_of_inputs: typing.Dict[str, str]) -> None:
+    """Adds the tensors that an operation takes to its node in a template.
+
+    Args:
+      copy: the node in the template, which is changed.
+      template: the template, whose `inputs` are added to.
+      inputs: for each input of the operation its name in a `NodeDef`, and the tensor.
+      names_of_inputs: {name of a tensor from outside: its name in the template}, which is added to.
+    """
+    for text, tensor in inputs:
+        source = producer_name(text)
+        if source in template.names:
+            # Of `'a'` or `'a:1'` the `'a'` changes.
+            copy.input.append(text.replace(source, template.names[source], 1))
+            continue
+        if tensor.name not in names_of_inputs:
+            new_name = '__outside__/%d:0' % len(names_of_inputs)
+            names_of_inputs[tensor.name] = new_name
+            template.inputs[new_name] = tensor
+        copy.input.append(names_of_inputs[tensor.name])
+
+
 def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing.Dict[str, str]:
-    """The value of `Template.leaders`.
+    """Finds, for each copied operation, the operation on whose device it has to be.
 
     An operation that TensorFlow has put on the device of another one, which is itself put on the
     device of a third, has the third as its leader.
 
     Args:
       nodes: the nodes of the copied operations.
-      operations: {name: operation} of the same.
+      operations: {name: operation}, the same operations.
+
+    Returns:
+      {name of an operation: name of its leader}; an operation that is put with none leads itself.
     """
     put_with = {}
     for name, node in nodes.items():
@@ -290,7 +320,8 @@ def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
     others = [name for name in colocation_group_of_node(node) if name != op.name]
     if others:
         return others[0]
-    if op.type in CONTROL_FLOW or functions_of(node):  # these hand a resource on, to its reader
+    hands_resource_on = op.type in CONTROL_FLOW or functions_of(node)  # to what reads it
+    if hands_resource_on:
         return None
     for tensor in op.inputs:
         if tensor.dtype == tf.resource:

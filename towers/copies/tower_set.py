@@ -31,9 +31,10 @@ class TowerSet(typing.NamedTuple):
       waits: what waits for what, so that the towers write shared variables in the right order.
       recomputed: what is recomputed in the backward pass of tower 0, one for each loss.
       how_built: the plan's line about calls and copies.
-      step: of the workers of the cluster, see `Cluster.begin_step`; None for this machine alone.
-      exchanged: values of the whole batch, see `exchange`.
-      cuts: how it was cut; None where the model is not cut into stages.
+      step: what all workers of a cluster share in a step, which `Cluster.begin_step` gives; None
+        for this machine alone.
+      exchanged: the values of the whole batch that `exchange` has made.
+      cuts: how the model was cut into stages; None where it was not.
       slots: the variables that the model function's own optimizers have made.
       copies: for each other tower, a function from a tensor of tower 0 to its copy.
     """

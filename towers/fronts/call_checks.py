@@ -123,7 +123,7 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
     names_of_gradients = {op.name for op in model if GRADIENTS_SCOPE.search(op.name)}
     found = []
     for op in model:
-        for variable in candidates.intersection(finder.of(op)):
+        for variable in candidates.intersection(finder.written_by(op)):
             new_values = [tensor for tensor in op.inputs if tensor.op.name != variable]
             if not names_of_gradients.isdisjoint(graph_walk.ancestors(new_values)):
                 found.append(variable)

@@ -15,7 +15,7 @@ from towers.fronts.keras_towers import KerasTowers, device_of_gradient, one_or_l
 from towers.graph.graph_walk import Recording, operation_of
 from towers.model.build_context import check_not_nested
 from towers.placement.devices import check_one_stage, resolve_devices
-from towers.placement.stages import keep_stacks_with_loops
+from towers.placement.loop_state import keep_stacks_with_loops
 
 
 def ParallelModel(  # pylint: disable=invalid-name

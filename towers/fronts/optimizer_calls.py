@@ -34,7 +34,7 @@ from towers.optimizers import GradientsOfModel, rows_at_rate
 from towers.placement.variable_device import Placement, only_device
 from towers.reduce.combination import combine
 from towers.shards.cut_batch import CutBatch
-from towers.variables.new_variables import new_slots
+from towers.variables.slots import new_slots
 
 Pairs = typing.List[typing.Tuple[typing.Any, tf.Variable]]
 """Gradients, each None, a tensor or `tf.IndexedSlices`, with their variables."""

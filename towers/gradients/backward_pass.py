@@ -23,14 +23,16 @@ from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.nonfinite import checked_gradients
 from towers.optimizers import has_own_compute_gradients, has_own_minimize
-from towers.placement.stages import keep_stacks_with_loops, place_backward
+from towers.placement.loop_state import keep_stacks_with_loops
+from towers.placement.stages import place_backward
 from towers.placement.tower_device import TowerDevice, keep_with_tower
 from towers.recompute.rewrite import Recomputed, rewrite
 from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
 
 _PLAIN = tf.train.GradientDescentOptimizer(1.)
-"""Takes plain gradients, in the place of an optimizer whose own method is called later."""
+"""Takes plain gradients, in the place of an optimizer whose own method is called later. Its rate
+does not matter, since it updates nothing."""
 
 
 class Differentiated(typing.NamedTuple):
@@ -109,33 +111,35 @@ class TowerGradients:
         """
         request = self._request
         part = request.split.parts[index]
+        objectives = request.training.objectives
         graph = tf.get_default_graph()
         scope = graph.get_name_scope()
         root = scope + '/' if scope else ''
-        num_before = len(graph.get_operations())
-        with tf.device(TowerDevice(part.device)):
-            by_objective = [
-                self._differentiate_objective(index, objective, losses.data_loss, scale)
-                for objective in request.training.objectives]
-        gradients = request.training.objectives.shaped(each.pairs for each in by_objective)
-        of_shard = request.training.objectives.shaped(each.of_shard for each in by_objective)
         forward = recorded.operations
-        backward = sum([each.operations for each in by_objective], [])
-        if recorded.imported is not None:
-            recorded.imported.redirect(backward)
-        tower_names = names_of(forward + backward) - recorded.owned
-        keep_with_tower(backward, tower_names, part.device)
-        # After the backward pass is made, since what it draws again has to get the same seeds; and
-        # before it is rewritten.
-        fetches = (fetches_of(recorded.output) + list(other_fetches) + recorded.updates
-                   + tensors_of(all_pairs(gradients)))
-        keys = _give_seeds(request, forward, backward, fetches, index)
-        with Recording(graph) as recomputation, tf.device(TowerDevice(part.device)):
-            recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
-                          for each in by_objective]
+        with Recording(graph) as made:
+            with tf.device(TowerDevice(part.device)):
+                by_objective = [
+                    self._differentiate_objective(index, objective, losses.data_loss, scale)
+                    for objective in objectives]
+            gradients = objectives.shaped(each.pairs for each in by_objective)
+            of_shard = objectives.shaped(each.of_shard for each in by_objective)
+            backward: typing.List[tf.Operation] = []
+            for each in by_objective:
+                backward += each.operations
+            if recorded.imported is not None:
+                recorded.imported.redirect(backward)
+            tower_names = names_of(forward + backward) - recorded.owned
+            keep_with_tower(backward, tower_names, part.device)
+            # After the backward pass is made, since what it draws again has to get the same seeds;
+            # and before it is rewritten.
+            fetches = fetches_of(recorded.output) + list(other_fetches) + recorded.updates
+            keys = _give_seeds(request, forward, backward,
+                               fetches + tensors_of(all_pairs(gradients)), index)
+            with Recording(graph) as recomputation, tf.device(TowerDevice(part.device)):
+                recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
+                              for each in by_objective]
         operations = [op for op in forward if op.name not in recorded.owned]
-        operations += losses.operations
-        operations += graph.get_operations()[num_before:]
+        operations += losses.operations + made.operations
         backward_names = frozenset(names_of(backward + recomputation.operations))
         tower = Tower(
             index=part.tower, micro_batch=part.micro_batch, device=part.device, name_scope=root,
@@ -161,10 +165,12 @@ class TowerGradients:
         """
         if objective.name in self._own_methods:
             return self._own_methods[objective.name].pairs(loss, combined)
-        pairs_left = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
+        pairs_left = collections.OrderedDict(
+            (variable.op.name, (gradient, variable)) for gradient, variable in combined)
         pairs = []
         for variable in self._trained[objective.name]:
-            pairs.append(pairs_left.pop(variable.op.name, (None, variable)))
+            pair_without_gradient = (None, variable)
+            pairs.append(pairs_left.pop(variable.op.name, pair_without_gradient))
         return pairs + list(pairs_left.values())
 
     def _differentiate_objective(self, index: int, objective: typing.Any, data_losses: typing.Any,
@@ -184,13 +190,14 @@ class TowerGradients:
         with Recording(tf.get_default_graph()) as made:
             loss = self._scaled(data_loss, objective, scale)
             optimizer = objective.optimizer
+            # An optimizer's own method is called once, for the combined gradients.
             if objective.name in self._own_methods or has_own_minimize(optimizer):
                 optimizer = _PLAIN
             pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
             if inputs_from_variables:
                 gradients = tf.gradients(loss, inputs_from_variables)
                 of_shard = list(zip(gradients, inputs_from_variables))
-            # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
+            # With a scaled loss, gradients that are not finite are no error: they skip the step.
             if self.scaled_losses is not None:
                 pairs = self.scaled_losses.unscaled(pairs)
                 of_shard = self.scaled_losses.unscaled(of_shard)
@@ -230,6 +237,7 @@ def _one_after(loss: tf.Tensor) -> tf.Tensor:
     CPUs, up to 10 MB each), and keep those of all micro-batches as long as the session lives.
     """
     one = tf.ones([], loss.dtype)
+    # Either way 1, which TensorFlow does not see, and so does not fold.
     return tf.stop_gradient(tf.where(tf.is_nan(loss), one, one))
 
 
@@ -247,18 +255,18 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
     Returns:
       The `Keys` of the new seeds.
     """
-    step = request.random_step
+    step = request.random_step  # None without `stateless_random`
     has_copies = request.parts_a_call > 1
-    is_alone = not has_copies and not request.split.parts_before
-    if step is None and is_alone:
-        return {}
+    has_machine_before = request.split.parts_before > 0
+    if step is None and not has_copies and not has_machine_before:
+        return {}  # the program's seeds stay, as in a loop that calls the model for each tower
     graph_seed = tf.get_default_graph().seed
-    part = index + request.split.parts_before
+    part = request.split.parts_before + index  # among the parts of all machines
     keys = {}
     if step is not None:
         check_draws_nothing(backward)
         keys = make_stateless(forward, fetches, step, graph_seed, part)
     keys.update(give_own_seeds(forward + backward, part, graph_seed, step))
-    if part and not has_copies:  # else copies are made, from the seeds as they are
+    if part and not has_copies:  # copies would be made from the seeds as they are
         give_seeds_of_tower(forward + backward, fetches, part)
     return keys

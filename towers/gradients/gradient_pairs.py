@@ -20,7 +20,7 @@ def listed_pairs(pairs: typing.Any) -> typing.Optional[typing.List[tuple]]:
     """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
     try:
         listed = list(pairs)
-    except (TypeError, RuntimeError):  # the latter for a tensor
+    except (TypeError, RuntimeError):  # a tensor raises a `RuntimeError`
         return None
     for pair in listed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -46,19 +46,24 @@ def tensors_of(pairs: Pairs) -> typing.List[tf.Tensor]:
 
 
 def map_values(function: typing.Callable, gradient: Gradient) -> Gradient:
-    """A gradient whose values are what a function returns for them: of the whole tensor, or of the
-    rows of an `IndexedSlices`."""
+    """A gradient whose values are changed by a function; of an `IndexedSlices` the rows change, and
+    their indices stay.
+
+    Args:
+      function: from a tensor to a tensor of the same shape.
+      gradient: the gradient.
+    """
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
 
 
 def times(gradient: Gradient, factor: typing.Union[float, tf.Tensor]) -> Gradient:
-    """A gradient, dense or sparse, times a number, a float or a scalar, in its own dtype."""
+    """A gradient, dense or sparse, times a float or a scalar tensor, in the gradient's dtype."""
     if isinstance(factor, tf.Tensor):
         return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
     if factor == 1.:
-        return gradient
+        return gradient  # without an operation
     return map_values(lambda values: values * factor, gradient)
 
 
@@ -68,7 +73,8 @@ def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
 
 
 def may_be_gradient_of(gradient: typing.Any, variable: tf.Variable) -> bool:
-    """Whether a gradient is None, or one of the graph, the dtype and the shape of a variable."""
+    """Whether a value is None, or a gradient in the graph, and of the dtype and the shape, of a
+    variable."""
     if gradient is None:
         return True
     if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
@@ -100,12 +106,13 @@ class Lookup(typing.NamedTuple):
     is_unique: bool  # whether no row occurs twice in it
 
 
-# {type of an operation: index of its output in which no number occurs twice}. The gradients
-# of segment sums are the gradients of `embedding_lookup_sparse` on later TensorFlows.
+# {type of an operation: index of its output in which no number occurs twice}. Later TensorFlows
+# have the last three in the gradient of `embedding_lookup_sparse`.
 _UNIQUE = {'Range': 0, 'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}
-# How a lookup in a variable that is kept in several pieces computes a row's place in its piece.
+# Types of operations by which a lookup in a variable that is kept in several pieces computes, from
+# the number of a row, the row's place in its piece.
 _IN_PIECES = SAME_NUMBERS | frozenset([
     'FloorDiv', 'FloorMod', 'Sub', 'Maximum', 'Select', 'SelectV2', 'AddV2',
     'Add', 'Less', 'Mod'])
@@ -118,41 +125,43 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     these lookups. They are split again only where some lookup has no row twice.
     """
     indices = slices.indices
-    if indices.op.type != 'ConcatV2':
-        return [Lookup(slices, _is_unique(indices))]
-    indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
-    unique = [_is_unique(each) for each in indices_by_lookup]
-    if len(unique) == 1:
-        return [Lookup(slices, unique[0])]
-    if not any(unique):
-        return [Lookup(slices, is_unique=False)]
+    indices_by_lookup = [indices]
+    if indices.op.type == 'ConcatV2':
+        indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
+    are_unique = list(map(_is_unique, indices_by_lookup))
+    if len(indices_by_lookup) == 1 or not any(are_unique):
+        return [Lookup(slices, is_unique=any(are_unique))]
     lengths = [tf.shape(each)[0] for each in indices_by_lookup]
+    values_by_lookup = tf.split(slices.values, lengths)
     lookups = []
-    for values, lookup_indices, is_unique in zip(
-            tf.split(slices.values, lengths), indices_by_lookup, unique):
+    for values, lookup_indices, is_unique in zip(values_by_lookup, indices_by_lookup, are_unique):
         rows = tf.IndexedSlices(values, lookup_indices, slices.dense_shape)
         lookups.append(Lookup(rows, is_unique))
     return lookups
 
 
 def _is_unique(indices: tf.Tensor) -> bool:
-    """Whether the operations that compute some indices show that no two of them are equal."""
+    """Whether the operations that compute indices show that no two of the indices are equal."""
     tensor = source_through(indices, SAME_NUMBERS)
-    if tensor.op.type == 'DynamicPartition':
+    if tensor.op.type == 'DynamicPartition':  # of a variable in several pieces
         return _follows_from_unique(tensor.op.inputs[0])
     if tensor.op.type == 'Const':  # such as the places of words in a text
         numbers = tf.get_static_value(tensor)
         return np.unique(numbers).size == numbers.size
+    return _has_different_numbers(tensor)
+
+
+def _has_different_numbers(tensor: tf.Tensor) -> bool:
+    """Whether an operation gives, by its type, numbers of which no two are equal."""
     return _UNIQUE.get(tensor.op.type) == tensor.value_index
 
 
 def _follows_from_unique(rows: tf.Tensor) -> bool:
-    """Whether row numbers in the pieces of a partitioned variable are computed from numbers that
-    are all different."""
+    """Whether row numbers in the pieces of a partitioned variable are computed from row numbers of
+    the variable that are all different. Then they are different, too, within each piece."""
     def computed_from(tensor: tf.Tensor) -> typing.Iterable[tf.Tensor]:
         return tensor.op.inputs if tensor.op.type in _IN_PIECES else ()
-    found = reached([rows], computed_from).values()
-    return any(_UNIQUE.get(each.op.type) == each.value_index for each in found)
+    return any(map(_has_different_numbers, reached([rows], computed_from).values()))
 
 
 def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -161,6 +170,7 @@ def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
     Kernels that apply repeated rows may add them up in any order, which gives other bits.
     """
+    # `place` has, for each of the slices' rows, the index of its number in `rows`.
     rows, place = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, place, tf.shape(rows)[0])
     return tf.IndexedSlices(values, rows, slices.dense_shape)

@@ -36,8 +36,8 @@ from towers.graph.op_types import SIZES
 from towers.model.request import Request
 from towers.placement.variable_device import only_device
 
-_numbers = itertools.count()  # of names in TensorFlow's registry of gradients
-_OF_SHAPE = SIZES | {'ZerosLike', 'OnesLike'}
+_numbers = itertools.count()  # each gradient function needs a name of its own in TensorFlow
+_OF_SHAPE = SIZES | {'ZerosLike', 'OnesLike'}  # which need nothing but the shape of an input
 _WAITS_FOR_ALL_GRADIENTS = re.compile(r'tuple/control_dependency(_\d+)?$')
 """Names of the operations by which a gradient waits for the gradients of its neighbours."""
 
@@ -46,8 +46,8 @@ class OwnComputeGradients:
     """The gradients by an optimizer's own `compute_gradients`.
 
     Attributes:
-      factor: float64 scalar, by which the towers multiply their losses. It is 1 until `pairs`
-        replaces it by dL/dS.
+      factor: float64 scalar, by which the towers multiply their losses. It is a constant 1 until
+        `pairs` makes all that takes it take dL/dS.
     """
 
     def __init__(self, optimizer: typing.Any, variables: list, request: Request):
@@ -72,9 +72,11 @@ class OwnComputeGradients:
           loss: the mean loss over this machine's batch.
           combined: the combined gradients, as pairs.
         """
-        reduction = self._request.factor  # the towers' losses have it already
+        # 1 for a mean, the number of towers for a sum: the combined gradients have it already.
+        reduction = self._request.factor
 
         def combined_gradients(d_surrogate: tf.Tensor, earlier: list) -> list:
+            """The gradients of S. They are not multiplied by dS, as the towers' losses are."""
             self._check_single(d_surrogate, earlier, loss.graph)
             return gradients_of(combined)
 
@@ -107,15 +109,16 @@ class OwnComputeGradients:
         if not earlier:
             return
         factors = [tf.get_static_value(each) for each in [d_surrogate] + earlier]
-        if None in factors or len(set(map(float, factors))) > 1:
+        is_proven_equal = None not in factors and len(set(map(float, factors))) == 1
+        if not is_proven_equal:
             raise GradientError(
                 self._called + ' takes gradients of its loss with several factors, by groups of '
                 'variables say, and the towers have one backward pass: take them with one factor, '
                 'and multiply the gradients.')
 
     def _check_known(self, factor: tf.Tensor, surrogate: tf.Tensor, combined: list) -> None:
-        """Refuses a factor that is computed from the value of the loss, on several machines and
-        with micro-batches: the value is one worker's, or known too late.
+        """Refuses a factor that is computed from the value of the loss, on several machines, where
+        the value is one worker's, and with micro-batches, where it is known too late.
 
         Args:
           factor: the factor by which the towers multiply their losses.
@@ -190,9 +193,8 @@ def minimized(optimizer: typing.Any, loss: tf.Tensor,
     parameters = signature.parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
-    for name in list(arguments):
-        if not takes_any_name and name not in parameters:
-            del arguments[name]
+    if not takes_any_name:
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
     try:
         signature.bind(loss, **arguments)
     except TypeError as error:
@@ -229,6 +231,7 @@ class OwnMinimize:
         present = [pair for pair in pairs if pair[0] is not None]
 
         def given_gradients(d_surrogate: tf.Tensor, unused_earlier: list) -> list:
+            """The gradients of S times dS, by the chain rule."""
             return [times(gradient, d_surrogate) for gradient, _ in present]
 
         surrogate = _Surrogate(self._loss, present, given_gradients)
@@ -254,10 +257,11 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
         if op.name in known_names or op.type in _OF_SHAPE:
             return []
         producers = graph_walk.producers_of(op)
-        # What a Print prints besides its first input does not get into its result.
-        return producers[:1] if op.type == 'Print' else producers
-    return loss.op.name in graph_walk.reached(
-        map(graph_walk.operation_of, tensors), computed_from)
+        if op.type == 'Print':
+            return producers[:1]  # the others are only printed
+        return producers
+    operations = map(graph_walk.operation_of, tensors)
+    return loss.op.name in graph_walk.reached(operations, computed_from)
 
 
 class _Surrogate:
@@ -274,14 +278,18 @@ class _Surrogate:
           pairs: the variables v that S has gradients to, as `(gradient, variable)` pairs.
           gradients: function `(dS, earlier) -> [dv]`, where `earlier` lists the dS of former calls.
         """
-        self._taken: typing.List[tf.Tensor] = []
+        self._d_surrogates: typing.List[tf.Tensor] = []  # dS of each call so far
         gradient_type = 'TowersWholeLoss%d' % next(_numbers)
 
         def backward(unused_op: tf.Operation, d_surrogate: tf.Tensor, *unused_rest: typing.Any):
-            d_variables = gradients(d_surrogate, list(self._taken))
-            self._taken.append(d_surrogate)
+            """The gradients of the identity below: none of the loss, `gradients` of the variables.
+            """
+            d_variables = gradients(d_surrogate, list(self._d_surrogates))
+            self._d_surrogates.append(d_surrogate)
             return [None] + d_variables
 
+        # An identity of the loss and the variables is computed from all of these, so that
+        # `tf.gradients` of its first output by a variable calls `backward`.
         tf.RegisterGradient(gradient_type)(backward)
         with tf.name_scope('whole_loss'):
             values = [variable.read_value() for _, variable in pairs]
@@ -289,17 +297,24 @@ class _Surrogate:
                 self.loss = tf.identity_n([loss] + values)[0]
 
     def first_gradient(self, called: str) -> tf.Tensor:
-        """The first dS that a method has taken; `GradientError` if it has taken none. `called`
-        names the method, for the error."""
-        if not self._taken:
+        """The first dS that a method has taken.
+
+        Args:
+          called: names the method, for the error.
+
+        Raises:
+          GradientError: the method has taken no gradient.
+        """
+        if not self._d_surrogates:
             raise GradientError(called + ' takes no gradient of the loss that it is given.')
-        return self._taken[0]
+        return self._d_surrogates[0]
 
 
 def _remove_waits_for_gradients(factor: tf.Tensor, made: typing.Set[str]) -> None:
     """Makes a factor wait for nothing but its inputs.
 
-    It would wait for the losses of all towers, which are multiplied by it.
+    `tf.gradients` makes each gradient of a function wait for the function's other gradients. The
+    factor would so wait for gradients of losses that are multiplied by it.
 
     Args:
       factor: the factor.

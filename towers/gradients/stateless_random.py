@@ -62,7 +62,8 @@ def make_stateless(operations: typing.Iterable[tf.Operation], fetches: list, ste
             with _beside(op, '_stateless/'):
                 key = tf.constant(key_of(name, graph_seed, part), tf.int64)
                 seed = tf.stack([key, tf.cast(step, tf.int64)])
-                compat.replace_tensor(op.outputs[0], _TWINS[op.type](op, seed))
+                make_twin = _TWINS[op.type]
+                compat.replace_tensor(op.outputs[0], make_twin(op, seed))
             keys[key.op.name] = name
     return keys
 
@@ -74,8 +75,12 @@ def _has_twin(op: tf.Operation) -> bool:
 
 @contextlib.contextmanager
 def _beside(op: tf.Operation, suffix: str) -> typing.Iterator[None]:
-    """The context of new operations on the device of `op`, whose scope is its name with a
-    suffix."""
+    """A context that makes new operations on the device of an operation, and waiting for nothing.
+
+    Args:
+      op: the operation.
+      suffix: the new operations are in a name scope that is the operation's name with this suffix.
+    """
     with tf.name_scope(op.name + suffix), tf.device(device_like(op)), \
             tf.control_dependencies(None):
         yield
@@ -83,21 +88,21 @@ def _beside(op: tf.Operation, suffix: str) -> typing.Iterator[None]:
 
 def _groups_of_equal_draws(draws: typing.Iterable[tf.Operation]
                            ) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """Groups random ops that draw the same numbers, since their seeds are equal.
+    """Groups random ops that draw the same numbers, since their types and seeds are equal. An op
+    without seeds is a group of its own.
 
     Returns:
       {name of the first op of a group: the ops of the group}.
     """
     groups: typing.Dict[str, list] = collections.OrderedDict()
-    first_with_seeds: typing.Dict[tuple, str] = {}
+    first_names: typing.Dict[tuple, str] = {}  # {(type, dtype, seeds): name of the first op}
     for op in draws:
         attributes = op.node_def.attr
         seeds = tuple(op.get_attr(name) for name in ('seed', 'seed2') if name in attributes)
-        if any(seeds):
-            key = (op.type, op.outputs[0].dtype, seeds)
-            name = first_with_seeds.setdefault(key, op.name)
-        else:
-            name = op.name
+        has_seeds = any(seeds)  # TensorFlow writes 0 for none
+        name = op.name
+        if has_seeds:
+            name = first_names.setdefault((op.type, op.outputs[0].dtype, seeds), op.name)
         groups.setdefault(name, []).append(op)
     return groups
 
@@ -143,37 +148,55 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
     if not counted_up:
         return {}
     keys = {}
-    first_with_seed: typing.Dict[typing.Optional[str], str] = {}
+    # {name of a seed, or, without a step, None for all seeds: name of the first op that takes it}
+    first_names: typing.Dict[typing.Optional[str], str] = {}
     for op in operations:
         position = graph_walk.seed_position(op)
         if position is None or compat.in_control_flow(op):
             continue
         seed = op.inputs[position]
-        if counted_up.isdisjoint(graph_walk.ancestors([seed])):
+        is_counted_up = not counted_up.isdisjoint(graph_walk.ancestors([seed]))
+        if not is_counted_up:
             continue
-        source = None
+        seed_name = None
         if step is not None:
-            source = graph_walk.source_through(seed, ('Identity',)).name
-        name = first_with_seed.setdefault(source, op.name)
+            seed_name = graph_walk.source_through(seed, ('Identity',)).name
+        name = first_names.setdefault(seed_name, op.name)
+        number = key_of(name, graph_seed, part)
+        if step is None and part == 0:
+            number = 0
         with _beside(op, '_tower/'):
-            if step is not None:
-                key = tf.constant(key_of(name, graph_seed, part), tf.int64)
-                new_seed = tf.cast(tf.stack([key, tf.cast(step, tf.int64)]), seed.dtype)
-            else:
-                key = tf.constant(key_of(name, graph_seed, part) if part else 0, tf.int64)
-                mask = tf.cast(tf.stack([key, tf.zeros_like(key)]), seed.dtype)
-                new_seed = tf.bitwise.bitwise_xor(seed, mask)
+            key = tf.constant(number, tf.int64)
+            new_seed = _seed_of_part(key, seed, step)
             compat.replace_input(op, position, new_seed)
         keys[key.op.name] = name
     return keys
 
 
+def _seed_of_part(key: tf.Tensor, state: tf.Tensor,
+                  step: typing.Optional[tf.Tensor]) -> tf.Tensor:
+    """The seed of a stateless random op in a part of the batch, by a formula of `give_own_seeds`.
+
+    Args:
+      key: int64 scalar, the key of the op in this part.
+      state: the seed that the op has taken so far, [2].
+      step: integer scalar that counts the steps; or None.
+    """
+    if step is not None:
+        return tf.cast(tf.stack([key, tf.cast(step, tf.int64)]), state.dtype)
+    mask = tf.cast(tf.stack([key, tf.zeros_like(key)]), state.dtype)
+    return tf.bitwise.bitwise_xor(state, mask)
+
+
 def _variables_set_by(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
-    """Set of the names of the variables that some operations, no initializers, set or add to."""
-    left_out = initializers()
-    types = SETS | ADDS
-    return {op.inputs[0].op.name for op in operations
-            if op.type in types and op.name not in left_out}
+    """Set of the names of the variables that operations set or add to, other than by an initial
+    value."""
+    names_of_initializers = initializers()
+    names = set()
+    for op in operations:
+        if op.type in SETS | ADDS and op.name not in names_of_initializers:
+            names.add(op.inputs[0].op.name)
+    return names
 
 
 def make_initial_values_stateless(variables: typing.Iterable[tf.Variable],
@@ -205,16 +228,20 @@ def key_of(name: str, graph_seed: typing.Optional[int], part: int) -> int:
       graph_seed: the graph's seed; None counts as 0.
       part: the index of the part of the batch.
     """
-    text = '%s part %d' % (name, part) if part else name
+    text = '%s part %d' % (name, part) if part else name  # part 0 draws as without towers
     unsigned = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
     return unsigned - 2 ** 64 if unsigned >= 2 ** 63 else unsigned
 
 
-def _twin_of_shape(twin: typing.Callable) -> typing.Callable:
-    """Makes an entry of `_TWINS` from a function that takes shape, seed and dtype."""
-    def draw(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
-        return twin(shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype)
-    return draw
+def _twin_of_shape(stateless: typing.Callable) -> typing.Callable:
+    """Makes an entry of `_TWINS`, for a random op whose one input is the shape.
+
+    Args:
+      stateless: function that makes the stateless op from shape, seed and dtype.
+    """
+    def make_twin(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
+        return stateless(shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype)
+    return make_twin
 
 
 def _uniform_integers(op: tf.Operation, seed: tf.Tensor) -> tf.Tensor:
@@ -243,22 +270,25 @@ the twin's numbers}."""
 
 def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list,
                         part: int) -> None:
-    """Changes the seeds of random operations that no copy has changed: those of the first tower of
-    machine 1, 2, …, and of call 1, 2, … of the model function.
+    """Changes the seeds of the random operations of a tower that is no copy: the first tower of
+    machine 1, 2, …, or a tower for which the model function was called anew.
 
     Args:
       operations: the operations of the tower.
       fetches: what a step fetches of it.
       part: the index of its part of the batch among those of all machines.
     """
+    def change(node: tf.NodeDef, unused_is_beside_resource: bool) -> None:
+        """Gives a node in the body of a function the seed of the part."""
+        give_seed_of_tower(node, part)
+
     needed = names_of(step_operations(fetches))
     nodes = {op: op.node_def for op in operations if op.name in needed}
     library = Library(tf.get_default_graph())
     functions = library.reached_from(nodes.values())
-    new_names: typing.Dict[str, str] = {}
+    new_names: typing.Dict[str, str] = {}  # {name of a function: name of its copy}
     if any(map(_draws_by_seed, functions.values())):
-        copies, new_names = copied_functions(functions, 'part_%d' % part,
-                                             lambda node, _: give_seed_of_tower(node, part))
+        copies, new_names = copied_functions(functions, 'part_%d' % part, change)
         library.add(copies)
     for op, node in nodes.items():
         if has_seed(node):
@@ -278,8 +308,11 @@ def give_seed_of_tower(node: tf.NodeDef, part: int) -> None:
 
     The new seed does not depend on the node's name: two nodes with equal seeds still draw the same
     numbers as each other.
+
+    Args:
+      node: the node, which is changed.
+      part: the index of the part of the batch among those of all machines.
     """
     if has_seed(node):
-        seeds = (node.attr['seed'].i, node.attr['seed2'].i)
-        text = '%d %d tower %d' % (seeds + (part,))
-        node.attr['seed2'].i = zlib.crc32(text.encode()) or 1
+        text = '%d %d tower %d' % (node.attr['seed'].i, node.attr['seed2'].i, part)
+        node.attr['seed2'].i = zlib.crc32(text.encode()) or 1  # seeds of 0 would stand for none

@@ -27,8 +27,8 @@ class Tower(typing.NamedTuple):
       metrics: what the model function returned for the shard.
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
         is the plain sum of all towers' shares. The tower's weight is in its share already.
-      of_shard: list of the gradients of those tensors of the shard that trained variables are
-        upstream of, see `UpstreamVariables`.
+      of_shard: list of the gradients of those tensors of the shard that are computed from trained
+        variables. With them, these variables get their gradients once for all towers.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
       data_loss: scalar, the loss that is differentiated: with the registered losses that
@@ -66,8 +66,8 @@ class Tower(typing.NamedTuple):
         return name in self.forward or name in self.backward
 
     def own(self, operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
-        """List of those of some operations that belong to the tower. Raises `InvalidArgumentError`
-        if one is no operation."""
+        """List of the operations, among `operations`, that belong to the tower. Raises
+        `InvalidArgumentError` for what is no operation."""
         own_operations = []
         for op in operations:
             check_instance('an operation', op, tf.Operation, 'a tf.Operation')

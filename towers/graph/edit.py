@@ -10,6 +10,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.graph.graph_walk import names_of, operations_named
 
 _PREFIX = 'loc:@'
 
@@ -27,7 +28,7 @@ def colocated_names(op: tf.Operation) -> typing.List[str]:
 
 def colocated_operations(op: tf.Operation) -> typing.List[tf.Operation]:
     """List of the other operations that `op` is colocated with."""
-    return [op.graph.get_operation_by_name(name) for name in colocated_names(op)]
+    return operations_named(op.graph, colocated_names(op))
 
 
 def is_uncolocated(op: tf.Operation) -> bool:
@@ -49,8 +50,8 @@ def colocation_group_of_node(node: tf.NodeDef) -> typing.List[str]:
     if it does not name any, not even its own."""
     if '_class' not in node.attr:
         return []
-    return [group.decode()[len(_PREFIX):] for group in node.attr['_class'].list.s
-            if group.startswith(_PREFIX.encode())]
+    entries = [entry.decode() for entry in node.attr['_class'].list.s]
+    return [entry[len(_PREFIX):] for entry in entries if entry.startswith(_PREFIX)]
 
 
 def set_colocation_group(node: tf.NodeDef, names: typing.Iterable[str]) -> None:
@@ -65,7 +66,12 @@ _RUNTIME_NAMES = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
 
 def make_names_unique(node: tf.NodeDef, scope: str) -> None:
     """Puts a name scope before the names of loops, stacks, arrays and clusters in a node's
-    attributes, so that a copied loop does not share them with the original."""
+    attributes, so that a copied loop does not share them with the original.
+
+    Args:
+      node: the node, which is changed.
+      scope: the name scope, with a slash at its end.
+    """
     for name in _RUNTIME_NAMES:
         if name in node.attr and node.attr[name].s:
             node.attr[name].s = scope.encode() + node.attr[name].s
@@ -80,8 +86,8 @@ def producer_name(text: str) -> str:
 # ---- functions ----------------------------------------------------------------------------------
 
 class Library:
-    """The functions of a graph: those that it has when this is first asked for one, and those that
-    `add` adds."""
+    """The functions of a graph: all that it has when this is first asked for one, and what `add`
+    adds. A function that is added in another way later is not known."""
 
     def __init__(self, graph: tf.Graph):
         """`graph` is read only when a function is asked for, since to export it takes long."""
@@ -97,25 +103,25 @@ class Library:
         """Sorted list of the names of the graph's functions that a node may call."""
         called = functions_of(node)
         if not called:
-            return []  # without reading the graph
+            return []  # here already, since `_functions` may have to export the graph
         return sorted(called & self._functions().keys())
 
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
         """{name: `FunctionDef`} of all functions that nodes call, themselves or through other
         functions, and of the gradients of these functions."""
-        stack = self._called_by_any(nodes)
+        to_visit = self._called_by_any(nodes)
         found: dict = {}
-        if not stack:
-            return found  # without reading the graph
+        if not to_visit:
+            return found  # here already, since `gradients` may have to export the graph
         gradient_of = {each.function_name: each.gradient_func for each in self.gradients()}
-        while stack:
-            name = stack.pop()
+        while to_visit:
+            name = to_visit.pop()
             if name in found:
                 continue
             found[name] = self.function(name)
-            stack += self._called_by_any(found[name].node_def)
+            to_visit += self._called_by_any(found[name].node_def)
             if name in gradient_of:
-                stack.append(gradient_of[name])
+                to_visit.append(gradient_of[name])
         return found
 
     def _called_by_any(self, nodes: typing.Iterable[tf.NodeDef]) -> typing.List[str]:
@@ -126,8 +132,9 @@ class Library:
         return names
 
     def gradients(self) -> list:
-        """List of `GradientDef`s, each of which names a function and that of its gradient."""
-        self._functions()
+        """List of `GradientDef`s, each of which names a function and the function of its gradient.
+        """
+        self._functions()  # which reads the gradients, too
         return self._gradients
 
     def add(self, functions: list) -> None:
@@ -183,12 +190,9 @@ def copied_functions(functions: dict, suffix: str, change: typing.Callable
         copy.CopyFrom(functions[name])
         copy.signature.name = names[name]
         names_beside_resources = _beside_resources(copy)
-        names_inside = {node.name for node in copy.node_def}
+        _keep_colocations_inside(copy)
         for node in copy.node_def:
             rename_functions(node, names)
-            # A group that names operations outside of the function would join all copies.
-            if not names_inside.issuperset(colocation_group_of_node(node)):
-                del node.attr['_class']
             group = [node.name] + colocation_group_of_node(node)
             is_beside_resource = not names_beside_resources.isdisjoint(group)
             change(node, is_beside_resource)
@@ -196,9 +200,18 @@ def copied_functions(functions: dict, suffix: str, change: typing.Callable
     return copies, names
 
 
+def _keep_colocations_inside(function: typing.Any) -> None:
+    """Removes the colocations of a `FunctionDef`'s nodes with operations outside of it, whose names
+    the copies of the function have in common: they would all be put on one device."""
+    names_inside = names_of(function.node_def)
+    for node in function.node_def:
+        if not names_inside.issuperset(colocation_group_of_node(node)):
+            del node.attr['_class']
+
+
 def _beside_resources(function: typing.Any) -> typing.Set[str]:
     """Set of the names of the nodes of a `FunctionDef` that take an argument which is a resource,
-    and of the nodes that these are colocated with."""
+    and of the nodes that these are colocated with: the resource decides where they are."""
     resources = {argument.name for argument in function.signature.input_arg
                  if argument.type == tf.resource.as_datatype_enum}
     names = set()
@@ -223,7 +236,10 @@ def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> No
     functions = library.reached_from(definition.node)
     if not functions:
         return
-    copies, names = copied_functions(functions, suffix, lambda node, is_beside_resource: None)
+    def leave_unchanged(node: tf.NodeDef, is_beside_resource: bool) -> None:
+        """Changes nothing in the node of a copy."""
+
+    copies, names = copied_functions(functions, suffix, leave_unchanged)
     for node in definition.node:
         rename_functions(node, names)
     definition.library.function.extend(copies)
@@ -243,11 +259,11 @@ def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
 
 def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
     """Makes a finished operation call other functions; `names` is {old name: new name}."""
-    node = op.node_def
-    rename_functions(node, names)
+    renamed = op.node_def  # a copy of the operation's definition
+    rename_functions(renamed, names)
     for name, value in op.node_def.attr.items():
-        if value != node.attr[name]:
-            compat.set_attribute(op, name, node.attr[name])
+        if value != renamed.attr[name]:
+            compat.set_attribute(op, name, renamed.attr[name])
 
 
 def _in_attribute(value: tf.AttrValue) -> typing.Iterable:

@@ -7,7 +7,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.op_types import CONTROL_FLOW, LEAD_IN, VARIABLE_OPS
+from towers.graph.op_types import CONTROL_FLOW
 
 
 class Recording:
@@ -31,32 +31,34 @@ class Recording:
 
 
 def names_of(operations: typing.Iterable) -> typing.Set[str]:
-    """Set of the names of some operations, tensors or nodes."""
+    """Set of the names of operations, tensors or nodes."""
     return {each.name for each in operations}
 
 
 def operation_of(fetch: typing.Any) -> tf.Operation:
-    """The operation that computes a tensor, or that is a variable's; an operation itself."""
+    """The operation that computes a tensor, or that makes a variable; for an operation, itself."""
     return getattr(fetch, 'op', fetch)
 
 
 def operation_names(fetches: typing.Iterable) -> typing.Set[str]:
-    """Set of the names of the operations of some tensors, variables or operations."""
+    """Set of the names of the operations that compute tensors, or make variables; an operation
+    among `fetches` counts itself."""
     return {operation_of(fetch).name for fetch in fetches}
 
 
 def by_name(operations: typing.Iterable) -> dict:
-    """`{name: operation}` of some operations, tensors or nodes."""
+    """`{name: operation}`, from operations, tensors or nodes."""
     return {each.name: each for each in operations}
 
 
 def variables_by_name(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, tf.Variable]:
-    """`{name of its operation: variable}` of some variables."""
+    """`{name of its operation: variable}`, from variables."""
     return {variable.op.name: variable for variable in variables}
 
 
 def in_order_of_names(operations: typing.Mapping[str, typing.Any]) -> list:
-    """The values of a dict by names, in the order of the names."""
+    """The values of a dict by names, in the order of the names, so that two builds of a program
+    give the same order."""
     return [operations[name] for name in sorted(operations)]
 
 
@@ -75,19 +77,19 @@ def reached(starts: typing.Iterable, following: typing.Callable) -> dict:
 
     Args:
       starts: where to begin.
-      following: function from an operation to those that the walk goes on to, such as
-        `producers_of`.
+      following: function from an operation to the operations that the walk goes on to, such as
+        `producers_of`; or from a tensor to tensors.
 
     Returns:
       `{name: operation}` of all that is reached, the starts included.
     """
-    stack = list(starts)
-    found = {start.name: start for start in stack}
-    while stack:
-        for neighbour in following(stack.pop()):
+    to_visit = list(starts)
+    found = by_name(to_visit)
+    while to_visit:
+        for neighbour in following(to_visit.pop()):
             if neighbour.name not in found:
                 found[neighbour.name] = neighbour
-                stack.append(neighbour)
+                to_visit.append(neighbour)
     return found
 
 
@@ -98,14 +100,15 @@ def reachable_from(
 
     Args:
       sources: the operations to depend on.
-      operations: those among which is searched, in any order: TF 1's `tf.cond` makes the operation
-        that brings in a tensor from outside after the operation that takes it.
-      control: whether control edges count: True, False, or a function of the operation that waits.
+      operations: the operations to search, in any order: TF 1's `tf.cond` makes the operation that
+        brings in a tensor from outside after the operation that takes it.
+      control: whether waiting by a control edge is depending, too: True, False, or a function from
+        the operation that waits to True or False.
 
     Returns:
       Set of the names of the sources and of the operations that depend on any of them.
     """
-    followers = collections.defaultdict(list)  # by name
+    followers = collections.defaultdict(list)  # {name of an operation: what depends on it directly}
     for op in operations:
         control_counts = control(op) if callable(control) else control
         if control_counts:
@@ -118,16 +121,17 @@ def reachable_from(
 
 
 def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typing.Set[str]:
-    """Finds the operations that some tensors are computed from, without control edges.
+    """Finds the operations that tensors are computed from, directly or not. Control edges do not
+    count, since no value goes over them.
 
     Args:
-      tensors: what is computed.
+      tensors: the tensors.
       ends: types of operations at which the search stops: their inputs do not count.
 
     Returns:
-      Set of the names of these operations, with those that give the tensors themselves.
+      Set of the names of these operations, and of the operations whose results the tensors are.
     """
-    def producers_before(op):
+    def producers_before(op: tf.Operation) -> typing.Sequence[tf.Operation]:
         return () if op.type in ends else producers_of(op)
     return set(reached([tensor.op for tensor in tensors], producers_before))
 
@@ -138,12 +142,13 @@ def step_operations(fetches: typing.Iterable,
 
     Args:
       fetches: tensors, variables and operations.
-      ends: names of operations at which the search stops: what only these wait for does not count.
+      ends: names of operations at which the search stops: an operation that only these wait for
+        does not count.
 
     Returns:
       List of operations, in no order.
     """
-    def inputs_before(op):
+    def inputs_before(op: tf.Operation) -> typing.Sequence[tf.Operation]:
         return () if op.name in ends else inputs_of(op)
     fetched = [operation_of(fetch) for fetch in fetches]
     return list(reached(fetched, inputs_before).values())
@@ -151,7 +156,7 @@ def step_operations(fetches: typing.Iterable,
 
 # ---- what an operation is ------------------------------------------------------------------------
 
-# The last four draw, and yet do not call themselves stateful: regions to pool, noise around images.
+# The last four draw regions to pool, or noise around images. TensorFlow calls them not stateful.
 _RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multinomial',
                      'RngReadAndSkip', 'FractionalMaxPool', 'FractionalAvgPool', 'ExtractGlimpse',
                      'ExtractGlimpseV2'])
@@ -160,14 +165,17 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
 
 
 def is_random(op: tf.Operation) -> bool:
-    """Whether an operation draws random numbers by a generator, so that each run gives others.
-    Stateless random operations are not meant: see `seed_position`."""
-    return (op.type in _RANDOM or op.type.startswith(_RANDOM_PREFIXES)
-            or op.type.endswith('CandidateSampler'))
+    """Whether an operation draws random numbers by a generator of its own, so that each step gives
+    others. A stateless random operation computes its numbers from a seed that is an input of it,
+    and does not count."""
+    if op.type in _RANDOM or op.type.startswith(_RANDOM_PREFIXES):
+        return True
+    return op.type.endswith('CandidateSampler')
 
 
 def has_seed(node: tf.NodeDef) -> bool:
-    """Whether a node draws random numbers by a seed in its attributes; (0, 0) stands for none."""
+    """Whether a node draws random numbers by a seed in its attributes, and not by one that each
+    session draws anew. TensorFlow writes (0, 0) where the program has given no seed."""
     if 'seed' not in node.attr or 'seed2' not in node.attr:
         return False
     return node.attr['seed'].i != 0 or node.attr['seed2'].i != 0
@@ -184,7 +192,9 @@ def seed_position(op: tf.Operation) -> typing.Optional[int]:
     if not op.type.startswith('Stateless'):
         return None
     names = [argument.name for argument in op.op_def.input_arg]
-    return names.index('seed') if 'seed' in names else None
+    if 'seed' not in names:
+        return None  # `StatelessIf`, say, which draws nothing
+    return names.index('seed')
 
 
 def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]:
@@ -193,6 +203,17 @@ def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]
         return graph.get_operation_by_name(name)
     except KeyError:
         return None
+
+
+def operations_named(graph: tf.Graph,
+                     names: typing.Iterable[str]) -> typing.List[tf.Operation]:
+    """List of the operations of a graph that have these names, in the order of the names."""
+    return [graph.get_operation_by_name(name) for name in names]
+
+
+def indices_by_name(operations: typing.Iterable[tf.Operation]) -> typing.Dict[str, int]:
+    """{name of an operation: its index in `operations`}."""
+    return {op.name: index for index, op in enumerate(operations)}
 
 
 def source_through(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor:
@@ -208,69 +229,6 @@ def source_through(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor
 
 # ---- the same value ------------------------------------------------------------------------------
 
-_READS = LEAD_IN | {'ReadVariableOp'}
-
-
-def is_computed_from(tensors: typing.Iterable, term: tf.Tensor) -> bool:
-    """Whether any of `tensors` is computed from `term`, or from a tensor that computes the same.
-
-    Needed since Keras makes the loss of a weight anew each time that a program asks for a layer's
-    losses: the total loss has one of these tensors, and the collection of losses another.
-    """
-    upstream = ancestors(tensors)
-    if term.op.name in upstream:
-        return True
-    for name in sorted(upstream):
-        op = term.graph.get_operation_by_name(name)
-        if op.type != term.op.type:
-            continue
-        candidate = op.outputs[term.value_index]
-        if candidate.shape.ndims == term.shape.ndims and _is_same(term, candidate):
-            return True
-    return False
-
-
-def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
-    """Whether the same operations compute two tensors from the same variables."""
-    stack = [(one, other)]
-    compared = set()
-    while stack:
-        one, other = stack.pop()
-        one = source_through(one, _READS)
-        other = source_through(other, _READS)
-        names = (one.name, other.name)
-        if one.name == other.name or names in compared:
-            continue
-        compared.add(names)
-        if _is_source(one.op) or not _is_same_function(one, other):
-            return False
-        stack.extend(zip(one.op.inputs, other.op.inputs))
-    return True
-
-
-def _is_source(op: tf.Operation) -> bool:
-    """Whether an operation gives more than its inputs and attributes say: a variable, a
-    placeholder, a random number."""
-    if op.type in VARIABLE_OPS or op.op_def.is_stateful:
-        return True
-    return not op.inputs and op.type != 'Const'
-
-
-def _is_same_function(one: tf.Tensor, other: tf.Tensor) -> bool:
-    """Whether two tensors are the same function of the inputs of their operations."""
-    if one.op.type != other.op.type or one.value_index != other.value_index:
-        return False
-    if len(one.op.inputs) != len(other.op.inputs):
-        return False
-    return _attributes(one.op) == _attributes(other.op)
-
-
-def _attributes(op: tf.Operation) -> typing.Dict[str, tf.AttrValue]:
-    """{name: value} of the attributes that the kernel computes by, without TensorFlow's own, such
-    as `_class`."""
-    return {name: value for name, value in op.node_def.attr.items() if not name.startswith('_')}
-
-
 # ---- nests of tensors, and the memory that they take ---------------------------------------------
 
 def leaves_of(nest: typing.Any) -> list:
@@ -282,22 +240,24 @@ def leaves_of(nest: typing.Any) -> list:
 def fetches_in(nest: typing.Any) -> list:
     """List of the tensors, variables and operations in a nest, without numbers and None."""
     return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
-            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
+            if isinstance(operation_of(leaf), tf.Operation)]
 
 
 def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
-    """Calls a function on each tensor, operation and variable in a nest: `tf.nest.map_structure`
-    that takes sparse tensors apart, but not variables.
+    """Calls a function on each tensor, operation and variable in a nest.
+
+    This is `tf.nest.map_structure`, but for sparse and ragged tensors, which are taken apart, and
+    variables, which are not: with `expand_composites`, TensorFlow would take both apart.
 
     Args:
-      function: of one tensor, operation or variable.
+      function: from a tensor, an operation or a variable to anything.
       nest: the nest. None and numbers in it stay as they are.
 
     Returns:
       A nest of the same structure, with what the function has returned.
     """
     def on_leaf(leaf: typing.Any) -> typing.Any:
-        """The function's result for a leaf; for sparse and ragged ones, of their tensors."""
+        """The function's result for a leaf; of a sparse or ragged tensor, for its tensors."""
         if leaf is None:
             return None
         if isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):

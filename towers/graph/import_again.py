@@ -21,7 +21,7 @@ from towers.graph.edit import (
     producer_name,
     set_colocation_group,
 )
-from towers.graph.graph_walk import names_of
+from towers.graph.graph_walk import names_of, operations_named
 
 
 class Imported:
@@ -46,7 +46,7 @@ class Imported:
             name.split(':')[0]: tensor.op for name, tensor in substitutes.items()}
 
     def has(self, name: str) -> bool:
-        """Whether an original tensor, of this name, was imported."""
+        """Whether the original tensor of this name was imported."""
         return producer_name(name) in self.operations
 
     def operation(self, op: tf.Operation) -> tf.Operation:
@@ -64,8 +64,11 @@ class Imported:
         return tensor
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The import of a tensor or operation. For a variable, such as `tf.assign` returns, it is
-        the import of its operation, or the variable itself if that was not imported."""
+        """The import of a tensor or an operation; its substitute, or itself, if it has none.
+
+        A variable is what `tf.assign` returns for a resource variable: it stands for the operation
+        that assigns. Its import is that of the operation, or itself.
+        """
         if isinstance(leaf, tf.Operation):
             return self.operation(leaf)
         if isinstance(leaf, tf.Tensor):
@@ -85,7 +88,7 @@ class Imported:
                 if imported_tensor is not tensor:
                     compat.replace_input(op, position, imported_tensor)
             awaited = list(op.control_inputs)
-            imported_awaited = [self.operation(each) for each in awaited]
+            imported_awaited = list(map(self.operation, awaited))
             if imported_awaited != awaited:
                 compat.set_control_inputs(op, imported_awaited)
 
@@ -117,14 +120,15 @@ def import_again(operations: typing.Sequence[tf.Operation],
         if change is not None:
             change(op, node)
         if colocation_group_of_node(node):
-            # With itself for now: in a group an operation takes no device of the scopes around.
+            # With itself for now. TensorFlow gives an operation that is in a group no device of
+            # the `tf.device` scopes around; `_finish` colocates it.
             set_colocation_group(node, [op.name])
         _set_inputs(node, op, names, substitutes, from_outside)
     suffix = graph.unique_name(scope + 'functions', mark_as_used=False).replace('/', '_')
     copy_functions(definition, Library(graph), suffix)
     tf.import_graph_def(definition, from_outside, name=scope)
-    imported = Imported(
-        {name: graph.get_operation_by_name(scope + name) for name in names}, substitutes, scope)
+    imports = {name: graph.get_operation_by_name(scope + name) for name in names}
+    imported = Imported(imports, substitutes, scope)
     for op in operations:
         _finish(op, imported)
     _restore_contexts(operations, imported)
@@ -159,7 +163,12 @@ def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str]
 
 def _finish(op: tf.Operation, imported: Imported) -> None:
     """Gives the import of an operation what `tf.import_graph_def` leaves out: waits for operations
-    outside, colocation, attributes of scopes, and whether it can be fetched."""
+    outside, colocation, attributes of scopes, and whether it can be fetched.
+
+    Args:
+      op: the original operation.
+      imported: all imports.
+    """
     new = imported.operations[op.name]
     awaited_outside = [imported.operation(awaited) for awaited in op.control_inputs
                        if awaited.name not in imported.operations]
@@ -167,7 +176,7 @@ def _finish(op: tf.Operation, imported: Imported) -> None:
         compat.add_control_inputs(new, awaited_outside)
     group = colocation_group_of_node(op.node_def)
     if group:
-        leaders = [imported.operation(op.graph.get_operation_by_name(name)) for name in group]
+        leaders = list(map(imported.operation, operations_named(op.graph, group)))
         colocate(new, [leader.name for leader in leaders])
         compat.set_device(new, leaders[0].device)
     for name, value in compat.attributes_of_scopes(new).items():
@@ -188,6 +197,9 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
     """List of the operations that the import of a loop or branch (v1) needs, such as its condition.
 
     All results of a loop are among them, since only a whole loop can be differentiated.
+
+    Args:
+      context: TensorFlow's object for the loop or branch.
     """
     definition = context.to_proto()
     graph = tf.get_default_graph()
@@ -198,21 +210,25 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
 
 def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Imported) -> None:
     """Makes the Python objects by which TensorFlow differentiates loops and branches, one for each
-    that the original operations are in."""
-    outermost = {}
+    that the original operations are in.
+
+    TensorFlow makes an object from a definition, and with it the objects of the loops and branches
+    within. So only the outermost are made here.
+    """
+    outermost_contexts = {}  # by name
     for op in operations:
         contexts = compat.contexts_around(op)  # from the inside
         if contexts:
-            outermost[contexts[-1].name] = contexts[-1]
-    for context in outermost.values():
+            outermost_contexts[contexts[-1].name] = contexts[-1]
+    for context in outermost_contexts.values():
         definition = context.to_proto()
         _put_names_of_imports(definition, imported)
         compat.restore_context(context, definition)
 
 
 def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
-    """Replaces the names of originals by those of imports in the definition of a loop or branch,
-    and of those within it.
+    """Replaces the names of originals by the names of imports in the definition of a loop or
+    branch, and in the definitions of the loops and branches within it.
 
     Operations that were not imported, since nothing needs them, are left out of it.
 
@@ -220,32 +236,45 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
       definition: `CondContextDef` or `WhileContextDef`, which is changed.
       imported: the imports.
     """
-    graph = tf.get_default_graph()
     for field in _NAMES_OF_TENSORS:
         name = getattr(definition, field, '')
         if name:
             setattr(definition, field, _new_name(name, imported))
-    if hasattr(definition, 'loop_enter_names'):
-        for names in (definition.loop_enter_names, definition.loop_exit_names):
-            names[:] = [_new_name(name, imported) for name in names]
-        enter = graph.get_tensor_by_name(definition.loop_enter_names[0]).op
-        # The gradient of a loop is in the frame of this name.
-        definition.context_name = enter.get_attr('frame_name').decode()
+    is_loop = hasattr(definition, 'loop_enter_names')
+    if is_loop:
+        _put_names_of_ends(definition, imported)
     else:
         definition.context_name = imported.scope + definition.context_name
     _put_names_into_values(definition.values_def, imported)
     for index in reversed(range(len(definition.nested_contexts))):  # since some are deleted
-        union = definition.nested_contexts[index]
-        nested = getattr(union, union.WhichOneof('ctxt'))
+        either_kind = definition.nested_contexts[index]
+        nested = getattr(either_kind, either_kind.WhichOneof('ctxt'))
         if imported.has(nested.pivot_name):
             _put_names_of_imports(nested, imported)
         else:
             del definition.nested_contexts[index]
 
 
+def _put_names_of_ends(definition: typing.Any, imported: Imported) -> None:
+    """Replaces, in a `WhileContextDef`, the names of the tensors that enter and leave the loop, and
+    the name of its frame, by those of the imports."""
+    for names in (definition.loop_enter_names, definition.loop_exit_names):
+        names[:] = [_new_name(name, imported) for name in names]
+    graph = tf.get_default_graph()
+    enter = graph.get_tensor_by_name(definition.loop_enter_names[0]).op
+    # TensorFlow puts the gradient of a loop into a frame of this name.
+    definition.context_name = enter.get_attr('frame_name').decode()
+
+
 def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
-    """Replaces the names of originals by those of imports in a `ValuesDef`: {name of a tensor that
-    a loop or branch takes from outside: name of the one that stands for it inside}."""
+    """Replaces the names of originals by the names of imports in the values of a loop or branch.
+
+    Args:
+      values: `ValuesDef`, which is changed. Its `values` are the names of all tensors that the loop
+        or branch knows; its `external_values` are {name of a tensor outside: name of the tensor
+        that stands for it inside}.
+      imported: the imports.
+    """
     from_outside = {outside: inside for outside, inside in values.external_values.items()
                     if imported.has(inside)}
     kept = [name for name in values.values if imported.has(name) or name in from_outside]
@@ -256,5 +285,6 @@ def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
 
 
 def _new_name(name: str, imported: Imported) -> str:
-    """The name of the import of the tensor of this name."""
-    return imported.tensor(tf.get_default_graph().get_tensor_by_name(name)).name
+    """The name of the import of the original tensor of this name."""
+    original = tf.get_default_graph().get_tensor_by_name(name)
+    return imported.tensor(original).name

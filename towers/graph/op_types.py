@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 def _with_prefixes(prefixes: typing.Iterable[str], names: typing.Iterable[str]
                    ) -> typing.FrozenSet[str]:
     """Set of each name after each prefix: `('', 'Ref')` and `('Exit',)` give `Exit`, `RefExit`."""
-    return frozenset(map(''.join, itertools.product(prefixes, names)))
+    return frozenset(prefix + name for prefix, name in itertools.product(prefixes, names))
 
 
 VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
@@ -38,24 +38,26 @@ def keeps_state(op: tf.Operation) -> bool:
     return any(attribute.name == 'shared_name' for attribute in op.op_def.attr)
 
 
-# Control flow v1: operations that enter, leave or repeat a loop or a branch; and v2.
+# Control flow v1: operations that enter, leave or repeat a loop or a branch. Control flow v2:
+# operations that are a branch, or a loop or a branch.
 CONTROL_FLOW = _with_prefixes(('', 'Ref'), (
     'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
 BRANCHES_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase'])
 CONTROL_FLOW_V2 = BRANCHES_V2 | {'While', 'StatelessWhile'}
 
-# Operations that hand on a value, or a variable itself, and leave both as they are; and those with
-# one input that counts, on the way into a loop or a branch.
+# Operations that hand on a value, or a variable itself, and leave both as they are. `LEAD_IN` are
+# the operations that hand on their first input, also on the way into a loop or a branch.
 HAND_ON = CONTROL_FLOW - {'LoopCond'} | {'Identity', 'IdentityN', 'RefIdentity'}
 LEAD_IN = frozenset(['Identity', 'RefIdentity', 'Enter', 'RefEnter', 'Switch', 'RefSwitch'])
 
-# The value of the first input, in its own or another shape; and in another type.
+# Operations whose result is the value of the first input, in its own or another shape. The result
+# of `SAME_NUMBERS` may be of another type, too.
 RESHAPES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
                       'PreventGradient', 'CheckNumerics'])
 SAME_NUMBERS = RESHAPES | {'Cast'}
 
-# Operations whose output may be the memory of an input, which is a reference variable's: what takes
-# it reads the variable then.
+# Operations whose output may be the memory of their input. If that is a reference variable's, an
+# operation that takes the output reads the variable at that time.
 HAND_ON_MEMORY = HAND_ON | RESHAPES | {
     'Bitcast', 'Slice', 'StridedSlice', 'Split', 'SplitV', 'Unpack', 'Print', 'RefSelect'}
 
@@ -64,14 +66,15 @@ QUOTIENTS = frozenset(['RealDiv', 'Div', 'DivNoNan'])
 
 
 def is_fused_batch_norm(kind: str) -> bool:
-    """Whether an operation of a type is a batch norm in one kernel, in training mode or not."""
+    """Whether operations of the type `kind` are a batch norm in one kernel, in training or not; the
+    operations of its gradient are not."""
     return kind.startswith('FusedBatchNorm') and 'Grad' not in kind
 
 
 # Operations whose result follows from nothing but the shape of the input.
 SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
 
-# Operations that take the handles of variables which the functions use that they call.
+# Operations that call functions. They take the handles of the variables that these functions use.
 CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase', 'PartitionedCall',
          'StatefulPartitionedCall')
 
@@ -82,6 +85,9 @@ ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVar
 ADDS_ROWS = _with_prefixes(('', 'Resource'), (
     'ScatterAdd', 'ScatterSub', 'ScatterNdAdd', 'ScatterNdSub'))
 
+# Operations that take a variable itself, and leave it unchanged.
+LEAVE_UNCHANGED = HAND_ON | READS | {
+    '_ReadVariablesOp', 'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'}
 
 BATCH_VALUE = '_towers_batch_value'
 """The attribute of an operation that hands on a value of the whole batch: `b'<number> <kind>'`."""
@@ -93,17 +99,18 @@ imports the finished model that it is in: `b'<kind>'`."""
 
 
 def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch that an operation of a finished model stands for,
-    such as `'sum'`: its import is to hand that on. None for any other operation."""
+    """The kind of the value of the whole batch, such as `'sum'`, that the import of an operation of
+    a finished model is to hand on. None for an operation without the mark of `batch_sum` and its
+    like."""
     if op.type != 'Identity' or BATCH_VALUE_TO_BE not in op.node_def.attr:
         return None
     return op.get_attr(BATCH_VALUE_TO_BE).decode()
 
 
 def batch_value_kind(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch that an operation hands on, `'sum'`, `'mean'`,
-    `'concat'` or `'moments'`, and in the backward pass `'sum_gradient'` and its like; None for any
-    other one."""
+    """The kind of the value of the whole batch that an operation hands on: `'sum'`, `'mean'`,
+    `'concat'` or `'moments'`; in the backward pass the same with `_gradient` after it. None for any
+    other operation."""
     if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:
         return None
     return op.get_attr(BATCH_VALUE).decode().split()[1]

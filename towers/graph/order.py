@@ -11,13 +11,15 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.graph_walk import inputs_of, reached
+from towers.graph.graph_walk import by_name, in_order_of_names, inputs_of, reached
 from towers.graph.op_types import CONTROL_FLOW, VARIABLE_OPS
 from towers.graph.variable_access import Writes, is_variable, variable_taken
 
 _LOOP = 'loop'
 _BRANCH = 'branch'
-BACK = ('NextIteration', 'RefNextIteration')  # from one turn of a loop to the next
+# They give a value of one turn of a loop to the next. Each edge from them closes a circle in the
+# graph, over which nothing waits within a turn.
+BACK = ('NextIteration', 'RefNextIteration')
 
 
 class Wait(typing.NamedTuple):
@@ -34,13 +36,13 @@ class Wait(typing.NamedTuple):
 
 
 class _HeldOperation:
-    """An operation, and what it is to wait for."""
+    """An operation that is held back, and what it is to wait for."""
 
     def __init__(self, op: tf.Operation):
         """`op` is the operation, which is to wait for nothing so far."""
         self.op = op
         self.awaited: typing.Dict[str, tf.Operation] = collections.OrderedDict()  # by name
-        self.reasons: typing.Dict[str, str] = {}  # why, by the name of the awaited operation
+        self.reasons: typing.Dict[str, str] = {}  # {name of an awaited operation: why it waits}
 
 
 class Waits:
@@ -75,7 +77,7 @@ class Waits:
         return True
 
     def follows_any(self, op: tf.Operation) -> bool:
-        """Whether an operation waits for any of those that may get a new wait."""
+        """Whether an operation waits for any of the operations that may get a new wait."""
         return self._precedence.waits(op)
 
     def put_into_graph(self, finder: Writes) -> typing.List[Wait]:
@@ -83,14 +85,15 @@ class Waits:
 
         `finder` finds the writes of the graph.
         """
-        ends: typing.Dict[str, typing.List[tf.Operation]] = {}  # see `operations_to_await`, by name
+        # {name of an awaited operation: the operations from which control edges go}
+        edge_sources: typing.Dict[str, typing.List[tf.Operation]] = {}
         waits = []
         for held in self._held.values():
             control_inputs = []
             for name, awaited in held.awaited.items():
-                if name not in ends:
-                    ends[name] = operations_to_await(awaited, finder)
-                control_inputs += ends[name]
+                if name not in edge_sources:
+                    edge_sources[name] = operations_to_await(awaited, finder)
+                control_inputs += edge_sources[name]
                 waits.append(Wait(held.op.name, name, held.reasons[name]))
             compat.add_control_inputs(held.op, control_inputs)
         return waits
@@ -106,8 +109,9 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
       frames: the loops around `op`.
 
     Returns:
-      `[op]`. An operation in a loop cannot wait for one outside; then it is those that lead the
-      variables into the loop; [] if the variables enter it without an operation before.
+      `[op]`; or, since an operation in a loop cannot wait for one outside, the operations that
+      lead the variables into the loop around `op`. [] if the variables themselves enter the loop,
+      without an operation between: a variable cannot wait, as it is there before any step.
     """
     if frames.is_outside(op):
         return [op]
@@ -116,11 +120,11 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
         variable = variable_taken(tensor)
         if variable is None or variable.name not in variables:
             continue
-        outside = tensor
-        while not frames.is_outside(outside.op):
-            outside = outside.op.inputs[0]
-        if outside.op.type not in VARIABLE_OPS:
-            held.append(outside.op)
+        handed_on = tensor
+        while not frames.is_outside(handed_on.op):  # back to where the variable enters the loop
+            handed_on = handed_on.op.inputs[0]
+        if handed_on.op.type not in VARIABLE_OPS:
+            held.append(handed_on.op)
     return held
 
 
@@ -135,7 +139,7 @@ def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Oper
       op: the operation.
       finder: finds the functions that it calls.
     """
-    if not finder.within_function(op):
+    if not finder.calls_functions(op):
         return [op]
     values = [tensor for tensor in op.outputs if not is_variable(tensor)]
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
@@ -144,7 +148,8 @@ def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Oper
 
 
 class Precedence:
-    """Which of some operations, the sources, each operation of a graph waits for, directly or not.
+    """Knows which operations of a graph come after which of a few operations, the sources, directly
+    or not.
 
     Edges may be added. Each source is a bit, so that the sources which an operation waits for are
     one number: with the sources a and b, an operation that waits for both has the bits 0b11.
@@ -172,7 +177,8 @@ class Precedence:
         self._spread([before])
 
     def _spread(self, operations: typing.Iterable[tf.Operation]) -> None:
-        """Adds the sources before some operations to those of all operations that wait for them."""
+        """Gives the sources before `operations` to all operations that wait for these, directly or
+        not, by edges of the graph or added ones."""
         queue = collections.deque(operations)
         while queue:
             op = queue.popleft()
@@ -181,8 +187,9 @@ class Precedence:
                 continue
             for follower in compat.waiting_for(op) + self._added.get(op.name, []):
                 known_bits = self._before.get(follower.name, 0)
-                if bits & ~known_bits:
-                    self._before[follower.name] = known_bits | bits
+                new_bits = bits & ~known_bits
+                if new_bits:
+                    self._before[follower.name] = known_bits | new_bits
                     queue.append(follower)
 
 
@@ -199,13 +206,14 @@ class Frames:
     def __init__(self, operations: typing.Sequence[tf.Operation]):
         """`operations` have to include the `Enter`s and `Switch`es of each loop and branch that
         they are in."""
-        # By the name of an operation: the loops and branches around it, the outermost first; those
-        # around what takes its results; and the operations that take these, or wait for it.
+        # {name of an operation: the loops and branches around it, the outermost first}
         self._around: typing.Dict[str, typing.Tuple[str, ...]] = {}
+        # {name of an operation: the loops and branches around what takes its results}
         self._around_results: typing.Dict[str, typing.Tuple[str, ...]] = {}
+        # {name of an operation: the operations that take its results, or wait for it}
         self._followers: typing.Dict[str, typing.List[tf.Operation]] = {}
         if not any(op.type in CONTROL_FLOW for op in operations):
-            return
+            return  # nothing is around any operation
         for op in operations:
             for source in inputs_of(op):
                 self._followers.setdefault(source.name, []).append(op)
@@ -218,8 +226,9 @@ class Frames:
         return _LOOP not in self._around.get(op.name, ())
 
     def always_runs(self, op: tf.Operation) -> bool:
-        """Whether an operation runs exactly once a step: it is in no loop or branch. Any operation
-        may wait for it."""
+        """Whether an operation runs exactly once a step, so that any operation may wait for it: its
+        results are in no loop or branch. A `Switch` does not count, since of its two results one is
+        missing in each step."""
         is_switch = op.type in ('Switch', 'RefSwitch')
         return not is_switch and not self._around_results.get(op.name)
 
@@ -231,14 +240,17 @@ class Frames:
           branches: each of them runs after `op`, whichever branch is taken. [] if nothing outside
           depends on `op`.
         """
-        def followers_within(inner):
+        def followers_within(inner: tf.Operation) -> typing.Sequence[tf.Operation]:
             return () if self.always_runs(inner) else self._followers.get(inner.name, ())
-        found = reached([op], followers_within)
-        return [found[name] for name in sorted(found) if self.always_runs(found[name])]
+        found = in_order_of_names(reached([op], followers_within))
+        return [end for end in found if self.always_runs(end)]
 
     def _note(self, op: tf.Operation) -> None:
-        """Notes the loops and branches around an operation, and around its results: those around
-        the results of its input that is furthest inside. Inputs have to be noted before."""
+        """Notes which loops and branches are around an operation, and around its results.
+
+        An operation is where the results of its inputs are; if these are at different depths, it
+        is where the deepest is. The inputs have to be noted before.
+        """
         around: typing.Tuple[str, ...] = ()
         for name in sorted(awaited_names(op)):
             around_input = self._around_results.get(name, ())
@@ -260,14 +272,12 @@ def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.
         kind = kind[len('Ref'):]
     if kind == 'Enter':
         return around + (_LOOP,)
-    if kind == 'Switch':
-        is_of_loop = op.inputs[1].op.type == 'LoopCond'
-        return around if is_of_loop else around + (_BRANCH,)
+    if kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
+        return around + (_BRANCH,)  # with a `LoopCond` it leads to the body or out of the loop
     if kind == 'Exit':
         return around[:-1]
-    if kind == 'Merge':
-        ends_branch = around[-1:] == (_BRANCH,)  # else it begins the turns of a loop
-        return around[:-1] if ends_branch else around
+    if kind == 'Merge' and around[-1:] == (_BRANCH,):
+        return around[:-1]  # in a loop a `Merge` begins each turn
     return around
 
 
@@ -281,69 +291,80 @@ def end_of_branches(op: tf.Operation) -> tf.Operation:
     if not branches:
         return op
     with tf.control_dependencies(None), tf.device('/cpu:0'), tf.name_scope('has_run/'):
-        # The output of a branch's condition that has a value if another branch is taken.
-        skipped = []
-        for condition, taken, _ in branches:
-            skipped.append(tf.raw_ops.Switch(data=condition, pred=condition)[1 - taken])
-        _, _, alive = branches[0]
+        # A `Merge` hands on the one input that has a value: `done` if `op` runs; else the tensor of
+        # the branch, among those around `op`, that is not taken.
+        not_taken = []
+        for condition, value_to_run, _ in branches:
+            outputs = tf.raw_ops.Switch(data=condition, pred=condition)
+            other_value = 1 - value_to_run
+            not_taken.append(tf.identity(outputs[other_value]))
+        _, _, tensor_of_branch = branches[0]  # the innermost
         with tf.control_dependencies([op]):
-            done = tf.identity(alive)
-        return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
+            done = tf.identity(tensor_of_branch)
+        return tf.raw_ops.Merge(inputs=[done] + not_taken)[0].op
 
 
 def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
                    left_out: typing.Container[str]) -> typing.List[tf.Operation]:
-    """Finds what to wait for when some operations are left out: what these wait for themselves.
+    """Finds what to wait for in the place of operations that are left out of a copy of the graph:
+    what these wait for themselves.
 
     If b waits for a write, and the write for a, b is to wait for a. In a branch (v1) the values
     that the write takes are waited for, too: else b would run whichever branch is taken.
 
     Args:
-      control_inputs: what is waited for now.
+      control_inputs: what an operation waits for now.
       left_out: names of the operations that are left out.
 
     Returns:
       List of operations, none of them left out.
     """
     found = []
-    stack = list(reversed(control_inputs))
+    candidates = list(reversed(control_inputs))
     seen = set()
-    while stack:
-        op = stack.pop()
+    while candidates:
+        op = candidates.pop()
         if op.name in seen:
             continue
         seen.add(op.name)
         if op.name not in left_out:
             found.append(op)
             continue
-        stack.extend(op.control_inputs)
+        candidates.extend(op.control_inputs)
         if compat.in_control_flow(op):
-            stack.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
+            # A handle is there before the step, and tells nothing of the branch.
+            candidates.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
     return found
 
 
-def find_cycle(operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
+def find_cycle(operations: typing.Sequence[tf.Operation],
+               awaited: typing.Optional[typing.Callable] = None) -> typing.List[tf.Operation]:
     """Finds operations that wait for each other in a circle.
+
+    Args:
+      operations: the operations, in any order.
+      awaited: function from an operation to the names of the operations that it waits for; None for
+        `awaited_names`.
 
     Returns:
       List of operations, of which each waits for the one before it and the first one for the last;
       [] if there is no such circle.
     """
-    stuck = {op.name: op for op in operations}
-    for op in topological_order(operations, awaited_names):
+    awaited = awaited or awaited_names
+    stuck = by_name(operations)
+    for op in topological_order(operations, awaited):
         del stuck[op.name]
     if not stuck:
         return []
-    # An operation that never runs waits for a circle, or is in one: so going back ends in one.
-    path = [stuck[min(stuck)]]
-    index_in_path: typing.Dict[str, int] = {}
-    while path[-1].name not in index_in_path:
-        index_in_path[path[-1].name] = len(path) - 1
-        before = min(awaited_names(path[-1]) & stuck.keys())
-        path.append(stuck[before])
-    start = index_in_path[path[-1].name]
-    cycle = path[start:-1]
-    return cycle[::-1]
+    # An operation that never runs waits for a circle, or is in one. So a walk from it, each time to
+    # an operation that the last one waits for, comes to an operation for the second time.
+    walk: typing.List[str] = []
+    name = min(stuck)
+    while name not in walk:
+        walk.append(name)
+        name = min(awaited(stuck[name]) & stuck.keys())
+    cycle = walk[walk.index(name):]
+    return [stuck[name] for name in reversed(cycle)]
 
 
 def topological_order(operations: typing.Sequence[tf.Operation],
@@ -355,21 +376,21 @@ def topological_order(operations: typing.Sequence[tf.Operation],
 
     Args:
       operations: the operations, in any order.
-      awaited: function from an operation to the names of those that it waits for; names of others
-        than `operations` do not count.
+      awaited: function from an operation to the names of the operations that it waits for; a name
+        that is not among `operations` does not count.
     """
-    by_name = {op.name: op for op in operations}
-    num_awaited = {}  # by name: how many operations it still waits for
+    ops_by_name = by_name(operations)
+    num_awaited = {}  # {name of an operation: how many operations it still waits for}
     followers: typing.Dict[str, typing.List[str]] = collections.defaultdict(list)
     for op in operations:
-        names = awaited(op) & by_name.keys()
+        names = awaited(op) & ops_by_name.keys()
         num_awaited[op.name] = len(names)
         for name in names:
             followers[name].append(op.name)
     ready = [name for name, count in num_awaited.items() if count == 0]
     while ready:
         name = ready.pop()
-        yield by_name[name]
+        yield ops_by_name[name]
         for follower in followers.get(name, ()):
             num_awaited[follower] -= 1
             if num_awaited[follower] == 0:
@@ -377,6 +398,6 @@ def topological_order(operations: typing.Sequence[tf.Operation],
 
 
 def awaited_names(op: tf.Operation) -> typing.Set[str]:
-    """Set of the names of the operations that an operation waits for, without the edges from one
-    turn of a loop to the next."""
+    """Set of the names of the operations that an operation waits for within a turn of a loop: the
+    edges from one turn to the next would make each loop a circle."""
     return {other.name for other in inputs_of(op) if other.type not in BACK}

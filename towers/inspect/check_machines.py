@@ -26,7 +26,7 @@ from towers.inspect.check_runs import (
     train,
 )
 from towers.inspect.comparison import Numbers
-from towers.placement.devices import session_config
+from towers.placement.session_config import session_config
 
 _PATIENCE = 120.  # seconds that the other workers wait for the chief to begin
 

@@ -13,7 +13,8 @@ from towers.errors import GradientError, InvalidArgumentError, failing_on
 from towers.gradients.gradient_pairs import tensors_of, times
 from towers.gradients.optimizer_methods import OwnMinimize, minimized
 from towers.graph import graph_walk
-from towers.graph.graph_walk import is_computed_from, operation_names
+from towers.graph.graph_walk import operation_names
+from towers.graph.same_value import is_computed_from
 from towers.graph.variable_access import Writes
 from towers.inspect.check_finished import FinishedProgram
 from towers.inspect.check_report import Traits
@@ -24,7 +25,7 @@ from towers.model.losses import registered_losses
 from towers.model.objectives import Objectives, all_pairs, checked_variables, flat
 from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
 from towers.optimizers import has_own_minimize
-from towers.placement.devices import session_config
+from towers.placement.session_config import session_config
 from towers.reduce.combination import Pairs
 from towers.reduce.update import call_transform, free_initial_values
 
@@ -239,7 +240,7 @@ def _after(predecessors: list) -> typing.Iterator[None]:
 def _with_counted_step(train_op: typing.Any, global_step: tf.Variable) -> typing.Any:
     """A step that increases `global_step`: the `train_op` itself, if its optimizer does that; else
     an operation that does it after the `train_op`."""
-    writers = graph_walk.names_of(Writes(global_step.graph).to(global_step))
+    writers = graph_walk.names_of(Writes(global_step.graph).writers_of(global_step))
     operations = graph_walk.names_of(graph_walk.step_operations([train_op]))
     if not writers.isdisjoint(operations):
         return train_op
@@ -274,7 +275,7 @@ def _traits(loss: typing.Any, updates: list) -> Traits:
     finder = Writes(graph)
     updated: typing.Set[str] = set()
     for op in graph_walk.step_operations(updates):
-        updated.update(finder.of(op))
+        updated.update(finder.written_by(op))
     random_types = {op.type for op in filter(graph_walk.is_random, forward)}
     return Traits(_coarsest_float(forward), sorted(random_types),
                   batch_norm=_has_batch_norm(forward, bool(updates)), updated=updated)

@@ -13,7 +13,7 @@ from towers.graph.graph_walk import operation_names
 from towers.inspect.check_finished import FinishedProgram
 from towers.inspect.comparison import Numbers
 from towers.model.objectives import flat
-from towers.placement.devices import session_config
+from towers.placement.session_config import session_config
 from towers.variables.new_variables import without_numbers
 
 InitialValues = typing.List[typing.Tuple[str, typing.Any]]

@@ -11,7 +11,7 @@ from towers.api.built import BuiltTowers
 from towers.errors import counted
 from towers.placement.devices import short_name
 from towers.reduce.replicas import Replicas
-from towers.variables.new_variables import owner_by_name
+from towers.variables.slots import owner_by_name
 
 
 class Finding(typing.NamedTuple):

@@ -8,11 +8,12 @@ from towers import compat
 from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance
 from towers.graph import graph_walk
+from towers.memory.buffers import NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer
 from towers.memory.kernels import passes_on
 from towers.memory.node import Node
-from towers.memory.simulation import FED, NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer, Run
-from towers.memory.step_graph import (
-    StepGraph,
+from towers.memory.simulation import FED, Run
+from towers.memory.step_graph import StepGraph
+from towers.memory.tower_step import (
     forward_pass,
     gradients_in,
     shard_operations,
@@ -27,7 +28,7 @@ KINDS = collections.OrderedDict([
     ('parameters', '#0072B2'),  # the model's variables, and their replicas
     ('slots', '#56B4E9'),  # the optimizer's variables, and those of replicas
     ('other variables', '#9ad0ee'),  # counters and the like
-    ('initial values', '#cce5f5'),  # constants that the session keeps, see `_kept_initial_values`
+    ('initial values', '#cce5f5'),  # constants that the session keeps after the first update
     ('constants', '#dddddd'),  # of the graph
     ('input', '#000000'),  # the batch and its shards
     ('activations', '#E69F00'),  # results of the forward pass that the backward pass still needs
@@ -119,9 +120,9 @@ class MemoryAccount(typing.NamedTuple):
 
     def largest(self) -> str:
         """The three largest tensors of the fullest memory, as a text."""
-        tensors = self.fullest().tensors[:3]
-        return '; '.join('%s, %.1f MB (%s)' % (tensor.name, tensor.bytes / 1e6, tensor.kind)
-                         for tensor in tensors)
+        texts = ['%s, %.1f MB (%s)' % (tensor.name, tensor.bytes / 1e6, tensor.kind)
+                 for tensor in self.fullest().tensors[:3]]
+        return '; '.join(texts)
 
     def __str__(self):
         """The table of kinds, the worst moment, and the largest tensors then."""
@@ -149,15 +150,18 @@ class MemoryAccount(typing.NamedTuple):
         shown = columns
         if len(columns) > _MOST_COLUMNS:
             shown = columns[:_COLUMNS_OF_MANY] + [self.together]
+        # Of a long name, such as that of a tower with stages, the end fits into a column.
         names = [short_name(column.device)[-12:] or 'together' for column in shown]
         rows = [_row('', ['%13s' % name for name in names])]
         for kind in KINDS:
             sizes = [column.kinds.get(kind, 0) for column in shown]
             if any(sizes):
                 rows.append(_row(kind, map(_as_megabytes, sizes)))
-        rows.append(_row('peak', [_as_megabytes(column.peak) for column in shown]))
-        if len(shown) < len(columns):
-            rows.append('  and %d devices more' % (len(columns) - len(shown)))
+        peaks = [column.peak for column in shown]
+        rows.append(_row('peak', map(_as_megabytes, peaks)))
+        num_left_out = len(columns) - len(shown)
+        if num_left_out:
+            rows.append('  and %d devices more' % num_left_out)
         return rows
 
 
@@ -233,15 +237,15 @@ def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.
 
 def _kept_constants(step: StepGraph) -> typing.List[HeldTensor]:
     """List of the constants that operations of a step take; they are in memory all the time."""
-    used = {}
-    for node in step.nodes:
-        if node.folded:
-            continue
+    constants = {}  # {(name of an operation, index of its output): constant}
+    nodes_that_run = [node for node in step.nodes if not node.folded]
+    for node in nodes_that_run:
         for source, index in node.inputs:
-            if source.folded and source.sizes[index]:
-                used[source.name, index] = HeldTensor(
-                    source.name, 'constants', source.sizes[index], source.device)
-    return list(used.values())
+            size = source.sizes[index]
+            if source.folded and size:
+                constants[source.name, index] = HeldTensor(
+                    source.name, 'constants', size, source.device)
+    return list(constants.values())
 
 
 def _kept_initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
@@ -271,7 +275,8 @@ def _initial_values(built: BuiltTowers) -> dict:
             continue
         initializer = compat.initializer_of(variable)
         if initializer is not None and len(initializer.inputs) > 1:
-            values[variable.op] = initializer.inputs[1]
+            _, value = initializer.inputs[:2]  # of an `AssignVariableOp`
+            values[variable.op] = value
     return values
 
 
@@ -320,17 +325,11 @@ class _Reader:
             kind = self._kind(buffer, owner, output)
             tensors.append(HeldTensor(owner.name, kind, buffer.size, buffer.device))
         tensors.sort(key=lambda tensor: -tensor.bytes)
-        kinds: typing.Counter[str] = collections.Counter()
-        for tensor in tensors:
-            kinds[tensor.kind] += tensor.bytes
-        if _has_best_fit_allocator(device):
-            kinds['allocator'] = int(_HANDED_OUT_BEYOND * sum(kinds.values()))
         moment = '' if peak.node is None else peak.node.name
-        shown_kinds = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
-        return DeviceAccount(device or '', shown_kinds, moment, tensors)
+        return DeviceAccount(device or '', _bytes_of_kinds(tensors, device), moment, tensors)
 
     def _kind(self, buffer: Buffer, owner: Node, output: int) -> str:
-        """The one of `KINDS` that a buffer is used for.
+        """Which of `KINDS` a buffer is used for.
 
         Args:
           buffer: a buffer in memory at the worst moment.
@@ -352,7 +351,12 @@ class _Reader:
         return 'activations' if self._is_kept(owner) else 'forward'
 
     def _kind_of_variable(self, buffer: Buffer, variable: Node) -> str:
-        """The one of `KINDS` that the buffer of a variable is used for."""
+        """Which of `KINDS` the buffer of a variable is used for.
+
+        Args:
+          buffer: the buffer.
+          variable: the node of the variable.
+        """
         if buffer.what == UPDATE:
             return 'updates'
         if variable.name in self._parameters:
@@ -362,24 +366,37 @@ class _Reader:
         return 'other variables'
 
     def _is_kept(self, node: Node) -> bool:
-        """Whether the backward pass takes an output of this forward operation, so that it is kept
-        for it."""
+        """Whether the backward pass takes an output of a forward operation, so that the output is
+        kept for it."""
         if node.number not in self._kept:
             takers = [taker for taker in self._takers[node.number]
-                      if not _is_back_edge(node, taker)]
+                      if not _is_back_edge(node, taker)]  # which would ask for ever
             self._kept[node.number] = any(map(self._leads_backward, takers))
         return self._kept[node.number]
 
     def _leads_backward(self, taker: Node) -> bool:
-        """Whether the backward pass takes what this operation takes: the operation is one of the
-        backward pass, or passes the memory on to one."""
-        if self._is_backward(taker):
+        """Whether the backward pass needs what an operation takes: the operation is of the backward
+        pass, or passes the memory of its input on to an operation that is."""
+        is_backward = taker.name not in self._forward and not taker.folded
+        if is_backward:
             return True
         return passes_on(taker) and self._is_kept(taker)
 
-    def _is_backward(self, node: Node) -> bool:
-        """Whether an operation belongs to the backward pass, and is not computed beforehand."""
-        return node.name not in self._forward and not node.folded
+
+def _bytes_of_kinds(tensors: typing.Iterable[HeldTensor],
+                    device: typing.Optional[str]) -> typing.Dict[str, int]:
+    """{kind: bytes} of the tensors in memory, in the order of `KINDS`, without kinds of no bytes.
+
+    Args:
+      tensors: the tensors.
+      device: the device whose memory it is; None for all devices together.
+    """
+    kinds: typing.Counter[str] = collections.Counter()
+    for tensor in tensors:
+        kinds[tensor.kind] += tensor.bytes
+    if _has_best_fit_allocator(device):
+        kinds['allocator'] = int(_HANDED_OUT_BEYOND * sum(kinds.values()))
+    return {kind: kinds[kind] for kind in KINDS if kinds[kind]}
 
 
 def _has_best_fit_allocator(device: typing.Optional[str]) -> bool:

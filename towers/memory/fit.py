@@ -18,7 +18,7 @@ from towers.memory.measure import (
 )
 
 MOST_PER_TOWER = 1 << 16  # examples, the end of the search
-_TRIES = 6
+_TRIES = 6  # steps that are run, until one fits
 
 
 class FittedBatch(typing.NamedTuple):
@@ -88,42 +88,44 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
     Args:
       built: the towers.
       limit: bytes that a step may take.
-      most: the argument of `largest_batch`.
+      most: the largest batch to consider; or None.
 
     Raises:
-      OutOfMemoryError, InvalidArgumentError: see `largest_batch`.
+      OutOfMemoryError: not one example a tower, or a micro-batch, fits.
+      InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
-    # The examples of a step in which the smallest shard, or micro-batch, has one.
-    examples_of_one = sum(built.plan.shares)
+    # The examples of a batch in which the smallest shard, or micro-batch, has one. The batches that
+    # are tried are multiples of it.
+    unit = sum(built.plan.shares)
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     place = 'tower' if micro_batches == 1 else 'micro-batch'
-    if most is not None and most < examples_of_one:
+    if most is not None and most < unit:
         raise InvalidArgumentError('most=%d examples leave some of %d %ss without one.' % (
-            most, examples_of_one, place))
-    end = MOST_PER_TOWER
+            most, unit, place))
+    most_units = MOST_PER_TOWER
     if most is not None:
-        end = min(end, most // examples_of_one)
-    account = memory_account(built, examples_of_one)
+        most_units = min(most_units, most // unit)
+    account = memory_account(built, unit)
     if account.peak > limit:
         raise OutOfMemoryError(
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
             'are %.1f MB. The largest: %s.' % (
-                place, examples_of_one, account.peak / 1e6, limit / 1e6, account.largest()))
-    fitting = 1  # examples of the smallest shard
-    too_many = end + 1
-    while too_many - fitting > max(1, fitting // 64):
-        guess = min(2 * fitting, (fitting + too_many) // 2)
-        guessed = memory_account(built, guess * examples_of_one)
-        if guessed.peak <= limit:
-            fitting = guess
-            account = guessed
+                place, unit, account.peak / 1e6, limit / 1e6, account.largest()))
+    units_that_fit = 1
+    too_many_units = most_units + 1
+    while too_many_units - units_that_fit > max(1, units_that_fit // 64):
+        guess = min(2 * units_that_fit, (units_that_fit + too_many_units) // 2)
+        account_of_guess = memory_account(built, guess * unit)
+        if account_of_guess.peak <= limit:
+            units_that_fit = guess
+            account = account_of_guess
         else:
-            too_many = guess
+            too_many_units = guess
     return FittedBatch(
-        batch_size=fitting * examples_of_one,
-        per_tower=fitting * micro_batches * max(built.plan.shares), limit=limit, account=account,
-        measured=None, micro_batches=micro_batches,
-        ends_search=too_many > MOST_PER_TOWER)
+        batch_size=units_that_fit * unit,
+        per_tower=units_that_fit * micro_batches * max(built.plan.shares), limit=limit,
+        account=account, measured=None, micro_batches=micro_batches,
+        ends_search=too_many_units > MOST_PER_TOWER)
 
 
 def fit_batch_size(build: typing.Callable, first: int,
@@ -164,23 +166,25 @@ def fit_batch_size(build: typing.Callable, first: int,
         if limit is None:
             limit = device_limit(built.devices)
         unit = sum(built.plan.shares)
-        goal = limit
+        # Bytes by the account: lowered with each try, since the account says too little.
+        accounted_limit = limit
         for _ in range(_TRIES):
-            fitted = _largest_batch(built, goal, most)._replace(limit=limit)
+            fitted = _largest_batch(built, accounted_limit, most)._replace(limit=limit)
             try:
                 fitted = fitted._replace(measured=_run(build, fitted.batch_size, config))
             except tf.errors.ResourceExhaustedError as error:
                 if not is_out_of_memory(error):
                     raise
                 say('batch %d ran out of memory: trying less' % fitted.batch_size)
-                goal = int(min(goal, fitted.account.peak) * 0.9)
+                accounted_limit = int(min(accounted_limit, fitted.account.peak) * 0.9)
             else:
                 if fitted.measured is None or fitted.measured.peak <= limit:
                     say(str(fitted))
                     return fitted
                 say('%s: trying less' % (fitted,))
-                goal = int(goal * min(0.95, limit / float(fitted.measured.peak)))
-            most = max(unit, fitted.batch_size - unit)  # never the same one again
+                factor = limit / float(fitted.measured.peak)
+                accounted_limit = int(accounted_limit * min(0.95, factor))
+            most = max(unit, fitted.batch_size - unit)  # never the same batch again
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))

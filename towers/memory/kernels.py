@@ -11,14 +11,15 @@ from towers import compat
 from towers.graph.op_types import HAND_ON, RESHAPES
 from towers.memory.node import Node
 
-# Their output is the input's memory.
+# Types of operations whose output is the input's memory.
 _PASSES_ON = HAND_ON | RESHAPES | {
     'CheckNumericsV2', 'Snapshot', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast', 'LoopCond',
     'TensorArrayWriteV3', 'StackPushV2', 'StackPush'}
-# The outputs are parts of the input along its first dimension, in the input's memory.
+# Types of operations whose outputs are parts of the input, along its first dimension in its memory.
 CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])
 
-# These write their output into an input of the same size that no other operation needs any more.
+# Types of operations that write their output into an input of the same size that no other operation
+# needs any more. `_UNARY` write into the first input, `_BINARY` into the first or the second.
 _UNARY = ['Abs', 'Acos', 'Acosh', 'Asin', 'Asinh', 'Atan', 'Atanh', 'Ceil', 'Conj', 'Cos', 'Cosh',
           'Digamma', 'Elu', 'Erf', 'Erfc', 'Exp', 'Expm1', 'Floor', 'Inv', 'Invert', 'LeakyRelu',
           'Lgamma', 'Log', 'Log1p', 'LogSoftmax', 'LogicalNot', 'Neg', 'Reciprocal', 'Relu',
@@ -64,16 +65,16 @@ def _has_reference(node: Node) -> bool:
 
 
 def _cuts_along_rows(node: Node) -> bool:
-    """Whether each output of a node of a type in `CUTS` is some whole rows of the input, one after
-    the other, so that it can be the input's memory."""
-    whole = _input_shape(node, 1 if node.type == 'Split' else 0)
+    """Whether each output of a node of a type in `CUTS` is whole rows of the input, one after the
+    other, so that it can be the input's memory."""
+    whole = _input_shape(node, 1 if node.type == 'Split' else 0)  # input 0 of a `Split` is the axis
     if not whole:
         return False
     if node.type == 'Unpack':
         return None not in node.shapes and node.op.get_attr('axis') == 0
     for shape in node.shapes:
         if shape is None or len(shape) != len(whole) or shape[1:] != whole[1:]:
-            return False
+            return False  # another dimension is cut, or one is dropped
     return True
 
 
@@ -115,13 +116,13 @@ def _patches(node: Node) -> int:
     if gradient is None or weights is None or node.op.get_attr('data_format') != b'NHWC':
         return 0
     batch, height, width, _ = gradient
+    kernel_height, kernel_width, channels, filters = weights
     places = height * width
-    patch = weights[0] * weights[1] * weights[2]
-    filters = weights[3]
+    patch = kernel_height * kernel_width * channels
     floats_an_image = places * filters + patch * filters + places * patch
     if not floats_an_image:
         return 0
-    images = -(-_CACHE_FLOATS // floats_an_image)
+    images = -(-_CACHE_FLOATS // floats_an_image)  # rounded up
     if not is_of_weights:
         floats_a_core = floats_an_image // (os.cpu_count() or 1)
         if batch == 1 or floats_a_core >= _FLOATS_A_CORE:

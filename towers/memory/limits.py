@@ -9,7 +9,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_number
 from towers.errors import InvalidArgumentError
-from towers.placement.devices import is_gpu, session_config
+from towers.placement.devices import is_gpu
+from towers.placement.session_config import session_config
 
 _BYTES = 'a whole number of bytes, such as 50e6, or None'
 _CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
@@ -29,9 +30,10 @@ def checked_limit(memory_limit: typing.Optional[float]) -> typing.Optional[int]:
     """
     if memory_limit is None:
         return None
-    is_whole_type = isinstance(memory_limit, numbers.Integral)
-    if is_whole_type or not isinstance(memory_limit, numbers.Real):
-        check_count('memory_limit', memory_limit)
+    is_float = isinstance(memory_limit, numbers.Real) and not isinstance(
+        memory_limit, numbers.Integral)
+    if not is_float:
+        check_count('memory_limit', memory_limit)  # which refuses what is no number
         return int(memory_limit)
     check_number('memory_limit', memory_limit, least=1, expected=_BYTES)
     if memory_limit != int(memory_limit):
@@ -50,12 +52,13 @@ def device_limit(devices: typing.Sequence[str],
     """
     limits = []
     gpus = [device for device in devices if is_gpu(device)]
-    if len(gpus) < len(devices):
+    has_cpus = len(gpus) < len(devices)
+    if has_cpus:
         limits.append(_limit_of_cpus())
     if gpus:
         with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
             for device in session.list_devices():
-                if device.name.endswith(tuple(gpus)):
+                if device.name.endswith(tuple(gpus)):  # its name begins with the job
                     limits.append(device.memory_limit_bytes)
     return min(limits)
 

@@ -11,11 +11,12 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_config, check_feed, check_function, check_instance
 from towers.errors import InvalidArgumentError, MeasurementError
 from towers.memory.account import MemoryAccount
-from towers.placement.devices import is_gpu, session_config, short_name
+from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import use_precision
+from towers.placement.session_config import session_config
 
-_SECONDS_TO_STOP = 2
-_UNTRACED_STEPS = 2  # the first ones allocate memory that stays
+_SECONDS_TO_STOP = 2  # for each thread that fills a queue
+_UNTRACED_STEPS = 2  # the first steps allocate memory that stays
 _TRACED_STEPS = 2
 
 
@@ -40,9 +41,9 @@ class MeasuredMemory(typing.NamedTuple):
         """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
         check_instance('account', account, MemoryAccount, 'what memory_account returned')
         batch_size = '?' if account.batch_size is None else account.batch_size
-        error = account.peak / float(self.peak) - 1.
+        relative_error = account.peak / float(self.peak) - 1.
         return 'batch %s: predicted %.1f MB, measured %.1f MB, error %+.1f %%' % (
-            batch_size, account.peak / 1e6, self.peak / 1e6, 100 * error)
+            batch_size, account.peak / 1e6, self.peak / 1e6, 100 * relative_error)
 
     def __str__(self):
         """A line for each allocator."""
@@ -82,19 +83,17 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)
     check_config(config)
-    is_other = isinstance(session, (type, tf.Operation))  # which have a method run, too
-    if session is not None and (is_other or not hasattr(session, 'run')):
-        raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
-            session, type(session).__name__))
+    if session is not None:
+        _check_session(session)
     first_operations = _checked_start('start', start)
-    step = built.train_op if built.train_op is not None else built.loss
-    if session is None and config is None:
-        config = use_precision(session_config(built.devices), built.precision, built.devices)
-    with contextlib.ExitStack() as stack:
-        if session is None:
-            session = stack.enter_context(
-                _initialized_session(built.loss.graph, config, first_operations))
+    step = built.loss if built.train_op is None else built.train_op
+    if session is not None:
         peaks = _peaks_of_steps(session, step, feed_dict)
+    else:
+        if config is None:
+            config = use_precision(session_config(built.devices), built.precision, built.devices)
+        with _initialized_session(built.loss.graph, config, first_operations) as own_session:
+            peaks = _peaks_of_steps(own_session, step, feed_dict)
     if not peaks:
         raise MeasurementError(
             'TensorFlow counted no memory: its plain allocator on CPUs does not. Set '
@@ -105,9 +104,18 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
         batch_size=built.plan.batch_size)
 
 
+def _check_session(session: typing.Any) -> None:
+    """Raises `InvalidArgumentError` for what is no session: a session, a hooked one too, has a
+    method `run`. A class and an operation have that method, too, and run nothing by it."""
+    is_other = isinstance(session, (type, tf.Operation))
+    if is_other or not hasattr(session, 'run'):
+        raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
+            session, type(session).__name__))
+
+
 def _peaks_of_steps(session: tf.Session, step: typing.Any,
                     feed_dict: typing.Optional[dict]) -> typing.Dict[str, _Peak]:
-    """Runs some steps, and finds the worst moment of each allocator.
+    """Runs a few steps, and finds the worst moment of each allocator.
 
     Args:
       session: an initialized session.
@@ -154,7 +162,8 @@ def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
             session.run(operation)
         coordinator = tf.train.Coordinator()
         threads = []
-        if graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):  # else only a deprecation warning
+        if graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):
+            # Without queues there would be nothing but a warning that queues are deprecated.
             with graph.as_default():
                 threads = tf.train.start_queue_runners(session, coordinator)
         try:
@@ -166,8 +175,12 @@ def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
 
 
 def _checked_start(name: str, start: typing.Any) -> typing.List[tf.Operation]:
-    """The argument `start` as a list; raises `InvalidArgumentError`, in which it is called `name`,
-    if it is no list of operations."""
+    """The argument `start` as a list; raises `InvalidArgumentError` if it is no list of operations.
+
+    Args:
+      name: how the message calls the argument.
+      start: its value.
+    """
     is_list = isinstance(start, (list, tuple))
     if not is_list or not all(isinstance(each, (tf.Operation, tf.Tensor)) for each in start):
         raise InvalidArgumentError('%s=%.80r of type %s: expected a list of operations, even for '
@@ -177,8 +190,11 @@ def _checked_start(name: str, start: typing.Any) -> typing.List[tf.Operation]:
 
 
 def peaks_of(metadata: tf.RunMetadata) -> typing.Dict[str, _Peak]:
-    """Finds the worst moments in the metadata of a FULL_TRACE run: {device, '' for all CPUs:
-    `_Peak`}."""
+    """Finds the worst moment of each allocator in the metadata of a FULL_TRACE run.
+
+    Returns:
+      {device, '' for all CPUs: `_Peak`}.
+    """
     peaks: typing.Dict[str, _Peak] = {}
     for use in uses_of(metadata):
         _note_peak(peaks, use.device, _Peak(use.bytes, use.operation))
@@ -208,13 +224,13 @@ def uses_of(metadata: tf.RunMetadata) -> typing.Iterator[MemoryUse]:
     """
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
+            end = node.all_start_micros + node.all_end_rel_micros
             for memory in node.memory:
                 in_use = memory.allocator_bytes_in_use
                 if not in_use:
-                    continue
+                    continue  # an allocator that does not count
                 scratch = max(0, memory.peak_bytes - memory.live_bytes)
                 name = _device_of(memory.allocator_name, device.device)
-                end = node.all_start_micros + node.all_end_rel_micros
                 yield MemoryUse(name, in_use + scratch, node.node_name, end)
 
 
@@ -243,7 +259,11 @@ def _short(device: str) -> str:
 # ---- a function that builds towers at a batch size -----------------------------------------------
 
 def check_build(build: typing.Any, config: typing.Any) -> None:
-    """Raises `InvalidArgumentError` for functions that `fit_batch_size` cannot call."""
+    """Raises `InvalidArgumentError` for arguments of `fit_batch_size` that it cannot call.
+
+    Args:
+      build, config: the arguments.
+    """
     check_function('build', build, 1, 'a function from a batch size to (built, start)')
     if config is not None:
         check_function('config', config, 1, 'a function from built to a tf.ConfigProto, or None')

@@ -14,6 +14,7 @@ from towers.memory.fit import largest_batch
 from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
 from towers.placement.devices import is_gpu, short_name
 
+# The name of an operation in the text of an error: `{{node name}}`, or in older ones `[[name …`.
 _NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
 
 
@@ -58,16 +59,23 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
 
 
 def _request(error: tf.errors.OpError, built: BuiltTowers) -> str:
-    """The sentence that says where memory ran out, with the first line of TensorFlow's error."""
-    message = ' '.join(str(error.message).split('\n')[0].split())
+    """The sentence that says where memory ran out, with the first line of TensorFlow's error.
+
+    Args:
+      error: the error of the step.
+      built: the towers.
+    """
+    first_line = str(error.message).split('\n')[0]
+    message = ' '.join(first_line.split())  # without double spaces
     name = _operation_in(error)
-    who = 'The step'
+    if name is None:
+        return 'The step ran out of memory: %s.' % message
+    owner = 'The step'  # for an operation of no tower
     for tower in built.towers:
-        if name and tower.has(name):
-            who = 'Tower %d on %s' % (tower.index, short_name(tower.device))
+        if tower.has(name):
+            owner = 'Tower %d on %s' % (tower.index, short_name(tower.device))
             break
-    place = ' in %s' % name if name else ''
-    return '%s ran out of memory%s: %s.' % (who, place, message)
+    return '%s ran out of memory in %s: %s.' % (owner, name, message)
 
 
 def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
@@ -102,13 +110,13 @@ def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
         fitted = largest_batch(built, limit)
     except OutOfMemoryError:
         return [needed, 'No batch fits, not one example a tower.']
-    pieces = max(2, -(-examples // fitted.batch_size))
-    others = ' (CPUs share one memory)'
+    num_micro_batches = max(2, -(-examples // fitted.batch_size))  # rounded up
+    about_devices = ' (CPUs share one memory)'
     if any(is_gpu(device) for device in built.devices):
-        others = '; more devices, as towers or as stages of one'
+        about_devices = '; more devices, as towers or as stages of one'
     return [
         needed,
         'The largest batch that should fit: %d, %d a tower.' % (
             fitted.batch_size, fitted.per_tower),
         'Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '
-        "Memory(recompute='auto')%s." % (pieces, others)]
+        "Memory(recompute='auto')%s." % (num_micro_batches, about_devices)]

@@ -52,7 +52,7 @@ def memory_report(build: typing.Callable, batch_size: int,
     """
     if path is not None:
         path = directory_name('path', path, 'the name of a file, or None')
-        figure_class()
+        figure_class()  # raises now, and not after all steps, if matplotlib is missing
     check_build(build, config)
     check_count('batch_size', batch_size)
     limit = checked_limit(memory_limit)
@@ -126,9 +126,12 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
       limit: bytes that a step may take.
       title: title of the picture.
     """
-    figure = figure_class()(figsize=(8.4, 4.8), dpi=110)  # pyplot's state is the program's
+    # Not by pyplot, whose state is the program's.
+    figure = figure_class()(figsize=(8.4, 4.8), dpi=110)
     axes = figure.add_subplot(111)
-    highest = float(max(max(point.account.peak, point.measured or 0) for point in points))
+    peaks = [point.account.peak for point in points]
+    peaks += [point.measured for point in points if point.measured is not None]
+    highest = float(max(peaks))
     unit = 1e6
     unit_name = 'MB'
     if highest >= _GB_FROM:
@@ -138,7 +141,7 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
     axes.axhline(limit / unit, color='#cc0000', linestyle='--',
                  label='limit, %.6g %s' % (limit / unit, unit_name))
     top = highest
-    if limit < 3 * highest:  # else it is far above all the rest
+    if limit < 3 * highest:  # a limit far above all the rest would press that down
         top = max(highest, limit)
     axes.set_ylim(0, top / unit * 1.08)
     axes.set_xlabel('batch size, examples of a step over all towers')
@@ -157,25 +160,26 @@ def _draw_points(axes: typing.Any, points: typing.List[_Point], unit: float) -> 
       points: the steps, in the order of their batch sizes.
       unit: bytes of one unit of the vertical axis.
     """
-    batches = [point.account.batch_size for point in points]
-    fullest = [point.account.fullest() for point in points]
-    kinds = []
-    rows = []
+    batch_sizes = [point.account.batch_size for point in points]
+    accounts = [point.account.fullest() for point in points]
+    heights = {}  # {kind: its height at each batch size}, of kinds that are there at all
     for kind in KINDS:
-        row = [device.kinds.get(kind, 0) / unit for device in fullest]
-        if any(row):
-            kinds.append(kind)
-            rows.append(row)
-    axes.stackplot(batches, rows, labels=kinds, colors=[KINDS[kind] for kind in kinds], linewidth=0)
-    axes.plot(batches, [device.peak / unit for device in fullest], color='#333333',
-              label='predicted')
-    measured = {point.account.batch_size: point.measured / unit for point in points
-                if point.measured is not None}
+        heights_of_kind = [account.kinds.get(kind, 0) / unit for account in accounts]
+        if any(heights_of_kind):
+            heights[kind] = heights_of_kind
+    axes.stackplot(batch_sizes, list(heights.values()), labels=list(heights),
+                   colors=[KINDS[kind] for kind in heights], linewidth=0)
+    predicted = [account.peak / unit for account in accounts]
+    axes.plot(batch_sizes, predicted, color='#333333', label='predicted')
+    measured = {}  # {batch size: height}
+    for point in points:
+        if point.measured is not None:
+            measured[point.account.batch_size] = point.measured / unit
     if measured:
         axes.plot(list(measured), list(measured.values()), 'o', color='white',
                   markeredgecolor='black', clip_on=False, zorder=5, label='measured')
-    axes.set_xlim(batches[0], batches[-1])
-    axes.set_xticks(batches)
+    axes.set_xlim(batch_sizes[0], batch_sizes[-1])
+    axes.set_xticks(batch_sizes)
 
 
 def figure_class() -> type:

@@ -12,157 +12,22 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.memory.buffers import SCRATCH, TRANSFER, UPDATE, VARIABLE, Buffer, Memory, Owner
 from towers.memory.kernels import REUSES, passes_on, scratch
 from towers.memory.node import Node
 from towers.memory.step_graph import StepGraph
 
-# These write a resource variable in place. (With `AssignVariableOp` it takes the value's memory.)
+# The beginnings of the types of operations that write a resource variable in place. By
+# `AssignVariableOp`, which is not one, a variable takes the memory of the value.
 _UPDATES = ('ResourceApply', 'AssignAddVariableOp', 'AssignSubVariableOp', 'ResourceScatter',
             'ResourceSparseApply')
 _VARIABLES = ('VarHandleOp', 'VariableV2', 'Variable', 'TemporaryVariable')
 _MERGES = ('Merge', 'RefMerge')
-FED = ('Placeholder', 'PlaceholderV2')  # the caller holds a fed value for the step
+FED = ('Placeholder', 'PlaceholderV2')  # the caller holds a fed value for the whole step
 
-# The uses of a `Buffer`.
-VARIABLE = 'variable'
-OUTPUT = 'output'
-SCRATCH = 'scratch'
-TRANSFER = 'transfer'  # a copy of another device's tensor
-UPDATE = 'update'  # a variable's new memory while its old memory is still being read
+_OutputIndex = typing.Tuple[int, int]
+"""An output of a node: the number of the node, and the index of the output."""
 
-_HELD_FROM_THE_START = (SCRATCH, VARIABLE, UPDATE)
-
-
-# ---- memory --------------------------------------------------------------------------------------
-
-class _Owner(typing.NamedTuple):
-    """The node whose output a buffer holds from an event on."""
-    event: int
-    node: Node
-    output: int  # index of the node's output
-
-
-class Peak(typing.NamedTuple):
-    """The worst moment of a device."""
-    bytes: int  # in use at that moment
-    event: int  # the allocation that made it the worst
-    node: typing.Optional[Node]  # the operation that began at that moment
-
-
-NO_PEAK = Peak(bytes=0, event=0, node=None)
-
-
-class Buffer:
-    """A piece of memory.
-
-    Attributes:
-      size: its bytes.
-      device: where it is.
-      what: `VARIABLE`, `OUTPUT`, `SCRATCH`, `TRANSFER` or `UPDATE`.
-      variable: the `Node` of the variable that it holds or held; None for anything else.
-      since, until: the events between which it is there; `until` is None at the end.
-      references: how many operations, or variables, still need it.
-    """
-    __slots__ = ('size', 'device', 'what', 'variable', 'since', 'until', 'references', '_owners')
-
-    def __init__(self, size: int, device: str, what: str, variable: typing.Optional[Node],
-                 owner: _Owner):
-        """The arguments are the attributes of these names; `owner` is the first one."""
-        self.size = size
-        self.device = device
-        self.what = what
-        self.variable = variable
-        self.since = owner.event
-        self.until: typing.Optional[int] = None
-        self.references = 1 if what in _HELD_FROM_THE_START else 0
-        self._owners = [owner]
-
-    def write_over(self, owner: _Owner) -> None:
-        """Notes that the buffer holds the output of another node from now on."""
-        self._owners.append(owner)
-
-    def owner(self, event: int) -> typing.Tuple[Node, int]:
-        """`(node, index of its output)`: the output that the buffer holds at an event; the node of
-        the variable, 0, if it holds one."""
-        if self.variable is not None:
-            return self.variable, 0
-        owner = [each for each in self._owners if each.event <= event][-1]
-        return owner.node, owner.output
-
-    def is_there(self, event: int) -> bool:
-        """Whether the buffer is in memory right after an event."""
-        is_freed = self.until is not None and self.until <= event
-        return self.since <= event and not is_freed
-
-
-class _Memory:
-    """The memory of all devices. Each allocation and each release is an event, counted from 1."""
-
-    def __init__(self) -> None:
-        """Begins with nothing in use."""
-        self.buffers: typing.List[Buffer] = []
-        # {device: its peak}; that of all devices together under None
-        self.peaks: typing.Dict[typing.Optional[str], Peak] = {}
-        self.last_event = 0
-        # {device: bytes}; those of all devices together under None
-        self._in_use: typing.Counter[typing.Optional[str]] = collections.Counter()
-
-    def allocate(self, size: int, device: str, node: Node, output: int = 0,
-                 what: str = OUTPUT) -> typing.Optional[Buffer]:
-        """Allocates a `Buffer`, and returns it; None for no bytes.
-
-        Args:
-          size: its bytes.
-          device: where it is.
-          node: the operation that begins, for which it is.
-          output: the index of the operation's output that the buffer holds.
-          what: the buffer's use.
-        """
-        if not size:
-            return None
-        return self._add(Buffer(size, device, what, None, self._next_owner(node, output)), node)
-
-    def allocate_variable(self, variable: Node, size: int, node: Node,
-                          what: str = VARIABLE) -> Buffer:
-        """Allocates a `Buffer` for a variable, and returns it, even if it has no bytes.
-
-        Args:
-          variable: the operation of the variable.
-          size: bytes of the variable.
-          node: the operation that begins, for which it is.
-          what: the buffer's use.
-        """
-        owner = self._next_owner(node, 0)
-        return self._add(Buffer(size, variable.device, what, variable, owner), node)
-
-    def _next_owner(self, node: Node, output: int) -> _Owner:
-        """Counts an event, the allocation of a buffer; returns the owner of that buffer."""
-        self.last_event += 1
-        return _Owner(self.last_event, node, output)
-
-    def _add(self, buffer: Buffer, node: Node) -> Buffer:
-        """Counts the bytes of a buffer that is allocated for an operation; returns the buffer."""
-        self.buffers.append(buffer)
-        for key in (buffer.device, None):  # of the device, and of all devices together
-            self._in_use[key] += buffer.size
-            if self._in_use[key] > self.peaks.get(key, NO_PEAK).bytes:
-                self.peaks[key] = Peak(self._in_use[key], buffer.since, node)
-        return buffer
-
-    def release(self, buffer: typing.Optional[Buffer]) -> None:
-        """Takes one reference away from a buffer, and frees it if that was the last; does nothing
-        for None."""
-        if buffer is None:
-            return
-        buffer.references -= 1
-        if not buffer.references:
-            self.last_event += 1
-            buffer.until = self.last_event
-            self._in_use[buffer.device] -= buffer.size
-            self._in_use[None] -= buffer.size
-
-
-# ---- the run of a step ---------------------------------------------------------------------------
 
 class Run:
     """The simulation of a step: which memory is in use when. Nothing is computed.
@@ -174,19 +39,19 @@ class Run:
 
     def __init__(self, step: StepGraph):
         """Simulates the step."""
-        self._memory = _Memory()
+        self._memory = Memory()
         self.buffers = self._memory.buffers
         self.peaks = self._memory.peaks
         # {number of a node: how many nodes it still waits for}
         self._num_awaited: typing.Dict[int, int] = {}
         # {number of a node: the nodes that wait for it}
         self._followers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
-        # {(number of a node, index of its output): devices of the nodes that take the output}
-        self._uses: typing.Dict[typing.Tuple[int, int], typing.List[str]] = (
-            collections.defaultdict(list))
-        # {(number of a node, index of its output, device): buffer of the output there}; the device
-        # is None for the node's own
-        self._held: typing.Dict[typing.Tuple[int, int, typing.Optional[str]], Buffer] = {}
+        # {output: devices of the nodes that take it}
+        self._takers: typing.Dict[_OutputIndex, typing.List[str]] = collections.defaultdict(list)
+        # {output: its buffer on the device of its node}
+        self._held: typing.Dict[_OutputIndex, Buffer] = {}
+        # {(output, another device): the buffer of its copy there}
+        self._copies: typing.Dict[typing.Tuple[_OutputIndex, str], Buffer] = {}
         # {number of a variable's node: the buffer that holds the variable now}
         self._variables: typing.Dict[int, Buffer] = {}
         nodes = [node for node in step.nodes if not node.folded]
@@ -212,7 +77,7 @@ class Run:
         sources = {source.number for source in node.controls if not source.folded}
         for source, index in _computed_inputs(node):
             sources.add(source.number)
-            self._uses[source.number, index].append(node.device)
+            self._takers[source.number, index].append(node.device)
         self._num_awaited[node.number] = len(sources)
         if node.type in _MERGES and sources:
             self._num_awaited[node.number] = 1  # it begins with the first of its inputs
@@ -222,16 +87,17 @@ class Run:
     def _run(self, nodes: typing.List[Node]) -> None:
         """Runs the nodes, each when all that it waits for has ended."""
         ready = collections.deque(node for node in nodes if not self._num_awaited[node.number])
-        started = {node.number for node in ready}
+        queued = {node.number for node in ready}  # so far
         scratch_buffer = None
         while ready:
             node = ready.popleft()
             scratch_buffer = self._begin(node, scratch_buffer)
             for follower in self._followers[node.number]:
                 self._num_awaited[follower.number] -= 1
+                # Below 0 for a `Merge`, whose other inputs come later.
                 is_ready = self._num_awaited[follower.number] <= 0
-                if is_ready and follower.number not in started:
-                    started.add(follower.number)
+                if is_ready and follower.number not in queued:
+                    queued.add(follower.number)
                     ready.append(follower)
             self._end(node)
         self._memory.release(scratch_buffer)
@@ -245,8 +111,8 @@ class Run:
           index: the index of that output.
           device: the device of the operation that takes it.
         """
-        original = self._held.get((source.number, index, None))
-        return self._held.get((source.number, index, device), original)
+        output = source.number, index
+        return self._copies.get((output, device)) or self._held.get(output)
 
     # ---- the beginning of an operation
 
@@ -270,16 +136,20 @@ class Run:
         for index, buffer in enumerate(outputs):
             if buffer is not None:
                 buffer.references += 1  # until `_end` has counted the takers
-                self._held[node.number, index, None] = buffer
+                self._held[node.number, index] = buffer
         return scratch_buffer
 
     def _move_variables_that_are_read(self, node: Node) -> None:
-        """Gives the variables of an update new memory, if others still read their old memory."""
+        """Gives the variables of an update new memory, if others still read their old memory, which
+        TensorFlow then leaves to them."""
         for tensor, (source, _) in zip(node.op.inputs, node.inputs):
             if tensor.dtype != tf.resource:
                 continue
             old = self._variables.get(_variable_of(source))
-            if old is not None and old.variable is not None and old.references > 1:
+            if old is None or old.variable is None:
+                continue
+            is_read = old.references > 1  # one reference is the variable's own
+            if is_read:
                 self._variables[old.variable.number] = self._memory.allocate_variable(
                     old.variable, old.size, node, what=UPDATE)
                 self._memory.release(old)
@@ -290,11 +160,13 @@ class Run:
         if node.type in _VARIABLES:
             return [self._variables[node.number] if size else None for size in node.sizes]
         if node.type == 'ReadVariableOp':
-            return [self._variables.get(_variable_of(node))]
-        inputs = []
+            return [self._variables.get(_variable_of(node))]  # its value is its memory
+        inputs: typing.List[typing.Optional[Buffer]] = []
         for source, index in node.inputs:
-            is_constant = source.folded
-            inputs.append(None if is_constant else self._input(source, index, node.device))
+            if source.folded:  # a constant, which is counted elsewhere
+                inputs.append(None)
+            else:
+                inputs.append(self._input(source, index, node.device))
         if node.inputs and passes_on(node):
             return _passed_on(node, inputs)
         outputs: typing.List[typing.Optional[Buffer]] = []
@@ -303,7 +175,7 @@ class Run:
             if buffer is None:
                 buffer = self._memory.allocate(size, node.device, node, index)
             else:
-                buffer.write_over(_Owner(self._memory.last_event, node, index))
+                buffer.write_over(Owner(self._memory.last_event, node, index))
             outputs.append(buffer)
         return outputs
 
@@ -314,7 +186,7 @@ class Run:
         its references to its inputs are taken away."""
         outputs = []
         for index in range(len(node.sizes)):
-            buffer = self._held.get((node.number, index, None))
+            buffer = self._held.get((node.number, index))
             if buffer is not None:
                 self._hand_out(node, index, buffer)
                 outputs.append(buffer)
@@ -322,7 +194,7 @@ class Run:
             self._memory.release(self._input(source, index, node.device))
         if node.type not in FED:
             for buffer in outputs:
-                self._memory.release(buffer)
+                self._memory.release(buffer)  # the reference that `_begin` has added
 
     def _hand_out(self, node: Node, index: int, buffer: Buffer) -> None:
         """Counts the operations that take an output, and copies it to devices with other memory.
@@ -332,22 +204,23 @@ class Run:
           index: the index of its output.
           buffer: what holds the output.
         """
-        elsewhere: typing.Counter[str] = collections.Counter()  # {device: how many take it there}
-        for device in self._uses.get((node.number, index), ()):
+        output = node.number, index
+        takers_elsewhere: typing.Counter[str] = collections.Counter()  # {device: number of takers}
+        for device in self._takers.get(output, ()):
             if _memory_of(device) == _memory_of(node.device):
                 buffer.references += 1
             else:
-                elsewhere[device] += 1
-        for device, count in elsewhere.items():
+                takers_elsewhere[device] += 1
+        for device, num_takers in takers_elsewhere.items():
             copied = self._memory.allocate(node.sizes[index], device, node, index, TRANSFER)
             if copied is not None:
-                copied.references = count
-                self._held[node.number, index, device] = copied
+                copied.references = num_takers
+                self._copies[output, device] = copied
 
 
 def _computed_inputs(node: Node) -> typing.List[typing.Tuple[Node, int]]:
-    """List of `(node, index of its output)`: the inputs of a node that a step computes, without the
-    back edges of loops, since one turn of a loop is run."""
+    """List of the inputs of a node that a step computes, as `(node, index of its output)`. The back
+    edges of loops are left out, since one turn of a loop is simulated."""
     inputs = []
     for source, index in node.inputs:
         is_back_edge = node.type in _MERGES and source.type.endswith('NextIteration')
@@ -361,13 +234,14 @@ def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
     """List of the buffers of a node's outputs, which are the memory of its inputs.
 
     Args:
-      node: the node.
+      node: the node, of a type that `passes_on` says.
       inputs: the buffer of each input, or None.
     """
-    if node.type == 'IdentityN':
+    if node.type == 'IdentityN':  # output i is input i
         sources = inputs
     else:
-        first = next((buffer for buffer in inputs if buffer is not None), None)
+        with_memory = [buffer for buffer in inputs if buffer is not None]
+        first = with_memory[0] if with_memory else None
         sources = [first] * len(node.sizes)
     return [buffer if size else None for buffer, size in zip(sources, node.sizes)]
 

@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
-from towers.graph.graph_walk import is_computed_from
 from towers.graph.op_types import PLACEHOLDERS
+from towers.graph.same_value import is_computed_from
 from towers.model.build_context import without
 from towers.model.objectives import flat, map_shaped
 from towers.model.request import Request

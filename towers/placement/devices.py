@@ -1,4 +1,7 @@
-"""The devices of the towers, and the config of a session that has these devices."""
+"""The devices of the towers, from what a caller says of them.
+
+`resolve_devices` comes first; below it are the checks of devices, and names for texts.
+"""
 
 import collections
 import numbers
@@ -7,13 +10,11 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
-from towers.arguments import MOST_INT32, check_count, check_flag, check_number
+from towers.arguments import check_flag
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.tower_device import StagedDevices, all_devices, stages_of
 
 MOST_TOWERS = 10000  # a larger count is a slip of the keyboard, and its list fills the memory
-_CHOICE_OF_TENSORFLOW = "TensorFlow's choice of"
 
 
 def visible_gpus() -> typing.Tuple[str, ...]:
@@ -22,8 +23,8 @@ def visible_gpus() -> typing.Tuple[str, ...]:
     TensorFlow numbers what `CUDA_VISIBLE_DEVICES` leaves from 0, so these are
     `/device:GPU:0`, `/device:GPU:1`, … without holes.
     """
-    return tuple('/device:GPU:%d' % index for index in
-                 range(len(tf.config.experimental.list_physical_devices('GPU'))))
+    physical = tf.config.experimental.list_physical_devices('GPU')
+    return tuple('/device:GPU:%d' % index for index in range(len(physical)))
 
 
 class Devices(tuple):
@@ -85,8 +86,8 @@ def _canonical_names(devices: typing.Any, check: bool,
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
-    is_count = isinstance(devices, numbers.Integral) and not isinstance(devices, bool)
-    if is_count:
+    # A bool is an integer for Python, and no count.
+    if isinstance(devices, numbers.Integral) and not isinstance(devices, bool):
         return _first_devices(int(devices), gpus, check)
     if not isinstance(devices, (str, list, tuple)):
         raise InvalidArgumentError(
@@ -100,6 +101,25 @@ def _canonical_names(devices: typing.Any, check: bool,
     return names
 
 
+def _first_devices(count: int, gpus: typing.Sequence[str], check: bool) -> typing.Tuple[str, ...]:
+    """The canonical names of the first `count` GPUs, or of so many virtual CPUs.
+
+    Args:
+      count: the number of devices.
+      gpus: the visible GPUs; where there are none, CPUs are taken.
+      check: whether so many GPUs have to exist.
+    """
+    if not 0 < count <= MOST_TOWERS:
+        raise InvalidArgumentError('devices=%d: expected at least one device, and at most %d.' % (
+            count, MOST_TOWERS))
+    if not gpus:
+        return tuple('/device:CPU:%d' % index for index in range(count))
+    if check and count > len(gpus):
+        raise DeviceError('devices=%d, but %s: ask for fewer, or name the devices (CPUs too).'
+                          % (count, _visible_devices_text(gpus)))
+    return tuple('/device:GPU:%d' % index for index in range(count))
+
+
 def _named_devices(devices: typing.Union[str, typing.Sequence]) -> typing.Tuple[str, ...]:
     """The canonical name of each tower's device, from a list of names or a text such as
     `'/gpu:0,/gpu:1'`.
@@ -108,15 +128,15 @@ def _named_devices(devices: typing.Union[str, typing.Sequence]) -> typing.Tuple[
     the model would have a device in one tower and none in another.
     """
     entries = devices.split(',') if isinstance(devices, str) else devices
-    names = tuple(_devices_of_tower(entry) for entry in entries)
-    stage_counts = {len(stages_of(name)) for name in names}
+    names = tuple(map(_device_of_tower, entries))
+    stage_counts = {len(stages_of(name)) for name in names}  # empty without any tower
     if len(stage_counts) != 1:
         raise DeviceError('devices=%.80r: expected one device or more (None for every visible '
                           'GPU), and as many devices for each tower.' % (devices,))
     return names
 
 
-def _devices_of_tower(entry: typing.Any) -> str:
+def _device_of_tower(entry: typing.Any) -> str:
     """The canonical name of a tower's device; a `StagedDevices` for a tower with several devices.
 
     Args:
@@ -130,9 +150,38 @@ def _devices_of_tower(entry: typing.Any) -> str:
     elif isinstance(entry, (list, tuple)) and entry:
         names = list(entry)
     else:
-        names = [entry]  # which `canonical_device` refuses
-    canonical = [canonical_device(name) for name in names]
-    return canonical[0] if len(canonical) == 1 else StagedDevices(canonical)
+        names = [entry]  # an empty list, or a value of another type: `canonical_device` refuses it
+    canonical = list(map(canonical_device, names))
+    if len(canonical) == 1:
+        return canonical[0]
+    return StagedDevices(canonical)
+
+
+def canonical_device(name: str) -> str:
+    """The name of a device as `op.device` spells it: `'/device:GPU:1'` for `'/gpu:1'`.
+
+    Raises `DeviceError` for what is not the name of one device.
+    """
+    try:
+        spec = tf.DeviceSpec.from_string(name.strip())
+    except (ValueError, AttributeError, TypeError):  # a text that is no device, or no text
+        spec = tf.DeviceSpec()  # of no device, which is refused below
+    if not _is_one_device(spec):
+        raise DeviceError("%.80r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
+                          "'/job:worker/task:0/gpu:0', with a number." % (name,))
+    # The runtime puts /job:localhost/replica:0/task:0 before the devices of a process without a
+    # cluster. Without that, one device has one spelling.
+    is_of_this_process = spec.job == 'localhost' and not spec.task and not spec.replica
+    if is_of_this_process:
+        spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
+    return spec.to_string()
+
+
+def _is_one_device(spec: tf.DeviceSpec) -> bool:
+    """Whether a device name has a type and an index; without them it would mean several devices."""
+    if spec.device_type is None or spec.device_index is None:
+        return False
+    return spec.device_index >= 0
 
 
 def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
@@ -150,8 +199,9 @@ def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if not repeated:
         return
-    are_between_towers = all(map(_has_different_stages, names))
-    if allow_repeated and are_between_towers:
+    # Then each repeated name belongs to several towers, and not to several stages of one tower.
+    stages_differ = all(map(_has_different_stages, names))
+    if allow_repeated and stages_differ:
         return
     raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of its '
                       'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
@@ -163,34 +213,57 @@ def _has_different_stages(device: str) -> bool:
     return len(set(stages_of(device))) == len(stages_of(device))
 
 
-def canonical_device(name: str) -> str:
-    """The name of a device as `op.device` spells it: `'/device:GPU:1'` for `'/gpu:1'`.
+def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
+    """Raises `DeviceError` for a device that this process does not have.
 
-    Raises `DeviceError` for what is not the name of one device.
+    Args:
+      name: the canonical name of the device.
+      gpus: the visible GPUs.
     """
-    try:
-        spec = tf.DeviceSpec.from_string(name.strip())
-    except (ValueError, AttributeError, TypeError):
-        spec = tf.DeviceSpec()  # no device
-    if not _is_one_device(spec):
-        raise DeviceError("%.80r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
-                          "'/job:worker/task:0/gpu:0', with a number." % (name,))
-    is_of_this_process = spec.job == 'localhost' and not spec.task and not spec.replica
-    if is_of_this_process:
-        spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
-    return spec.to_string()
+    spec = tf.DeviceSpec.from_string(name)
+    is_of_cluster = spec.job is not None or spec.task or spec.replica
+    if is_of_cluster:
+        reason = 'without a cluster the one job of this program is localhost'
+    elif _is_on_this_machine(spec, is_visible_gpu=name in gpus):
+        return
+    else:
+        reason = _visible_devices_text(gpus)
+    raise DeviceError(
+        '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
+        'to build the graph for another machine.' % (short_name(name), reason))
 
 
-def _is_one_device(spec: tf.DeviceSpec) -> bool:
-    """Whether a device name has a type and an index; without them it would mean several devices."""
-    if spec.device_type is None or spec.device_index is None:
-        return False
-    return spec.device_index >= 0
+def _is_on_this_machine(spec: tf.DeviceSpec, is_visible_gpu: bool) -> bool:
+    """Whether a session of this process can have a device.
+
+    Args:
+      spec: the type and the number of the device.
+      is_visible_gpu: whether it is one of the visible GPUs.
+    """
+    if spec.device_type == 'CPU':
+        return True  # a session makes as many CPU devices as its config says
+    if spec.device_type == 'GPU':
+        return is_visible_gpu
+    physical = tf.config.experimental.list_physical_devices(spec.device_type)  # TPUs, say
+    return spec.device_index < len(physical)
+
+
+def _visible_devices_text(gpus: typing.Sequence[str]) -> str:
+    """Says in an error which GPUs are visible, and what limits them: `CUDA_VISIBLE_DEVICES`."""
+    names = ', '.join(map(short_name, gpus)) or 'no GPU'
+    text = 'TensorFlow sees %s here' % names
+    limit = os.environ.get('CUDA_VISIBLE_DEVICES')
+    if limit is None:
+        return text
+    return '%s (CUDA_VISIBLE_DEVICES=%s)' % (text, limit)
 
 
 def check_variable_device(name: str, devices: typing.Sequence[str]) -> None:
     """Raises `DeviceError` for a device of variables that does not exist in a session with the
     config for these towers.
+
+    A CPU device beyond the first exists only if the session makes it, and `session_config` has
+    the session make as many as the towers need.
 
     Args:
       name: the device, which the caller has named in `VariablePlacement`.
@@ -198,7 +271,7 @@ def check_variable_device(name: str, devices: typing.Sequence[str]) -> None:
     """
     _check_exists(name, visible_gpus())
     spec = tf.DeviceSpec.from_string(name)
-    num_cpus = session_config(devices).device_count['CPU']
+    num_cpus = session_cpus(devices)
     if spec.device_type == 'CPU' and spec.device_index >= num_cpus:
         raise DeviceError(
             'VariablePlacement(%r): the session of these towers has /cpu:0 to /cpu:%d. Name one of '
@@ -230,202 +303,17 @@ def is_gpu(device: str) -> bool:
     return tf.DeviceSpec.from_string(device).device_type == 'GPU'
 
 
-def default_variable_device(devices: typing.Sequence[str]) -> str:
-    """The device of variables where the caller names none.
-
-    That is the CPU, which all GPUs can reach. With one tower it is the tower's own device, so that
-    no variable has to be sent to it.
-    """
-    if len(devices) == 1:
-        return str(devices[0])
-    spec = tf.DeviceSpec.from_string(devices[0])
-    return tf.DeviceSpec(job=spec.job, replica=spec.replica, task=spec.task,
-                         device_type='CPU', device_index=0).to_string()
+def cpu_indices(devices: typing.Iterable[str]) -> typing.Set[int]:
+    """The numbers of the CPU devices that the towers have, stages included: {1, 3} for `/cpu:1`
+    and `/cpu:3`. A tower on another kind of device counts for nothing."""
+    indices = set()
+    for name in all_devices(devices):
+        if not is_gpu(name):
+            indices.add(tf.DeviceSpec.from_string(name).device_index)
+    return indices
 
 
-def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None,
-                   allow_growth: bool = True, intra_op_threads: typing.Optional[int] = None,
-                   inter_op_threads: typing.Optional[int] = None,
-                   memory_fraction: typing.Optional[float] = None) -> tf.ConfigProto:
-    """The `ConfigProto` for sessions of a graph with towers on these devices.
-
-    With GPUs TF may move an op that has no kernel for its device (integers, strings). With only
-    CPUs a misplaced op is an error; and the graph is optimised once instead of twice,
-    and without the optimizers of memory and layout, whose time grows with the towers: that halves
-    the time of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory.
-
-    Args:
-      devices: the argument of `build_towers`; or the `devices` of what it returned.
-      allow_growth: let GPU memory grow with use instead of taking all of it at the start.
-      intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else, for
-        two or more CPU towers, the cores divided among them (at least 1), since towers already
-        run side by side; else TF's own choice (0).
-      inter_op_threads: ops that may run at once. None: TF's own choice (0).
-      memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1
-        (`per_process_gpu_memory_fraction`). None: all of it.
-
-    Returns:
-      A new `tf.ConfigProto`, yours to change.
-
-    Raises:
-      DeviceError, InvalidArgumentError: see `resolve_devices`; also for a negative thread count; a
-        `memory_fraction` that is no fraction.
-    """
-    check_flag('allow_growth', allow_growth)
-    _check_threads('intra_op_threads', intra_op_threads)
-    _check_threads('inter_op_threads', inter_op_threads)
-    if memory_fraction is not None:
-        check_number('memory_fraction', memory_fraction, above=0, most=1,
-                     expected="a part of a GPU's memory, above 0 and up to 1, or None")
-    names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
-    has_gpus = any(map(is_gpu, names))
-    cpu_indices = {tf.DeviceSpec.from_string(name).device_index
-                   for name in names if not is_gpu(name)}
-    if intra_op_threads is None:
-        intra_op_threads = _default_intra_op_threads(num_cpus=len(cpu_indices))
-    config = tf.ConfigProto(
-        device_count={'CPU': max(cpu_indices, default=0) + 1},
-        allow_soft_placement=has_gpus,
-        intra_op_parallelism_threads=int(intra_op_threads),
-        inter_op_parallelism_threads=int(inter_op_threads or 0))
-    config.gpu_options.allow_growth = bool(allow_growth)
-    if memory_fraction is not None:
-        config.gpu_options.per_process_gpu_memory_fraction = float(memory_fraction)
-    if not has_gpus:
-        _shorten_graph_optimization(config)
-    return config
-
-
-def _check_threads(name: str, threads: typing.Optional[int]) -> None:
-    """Raises `InvalidArgumentError` unless an argument of this name is None or a number of threads.
-    """
-    if threads is not None:
-        check_count(name, threads, least=0, most=MOST_INT32)
-
-
-def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
-    """Switches off, in a config, the passes of graph optimization that gain nothing on CPUs; see
-    `session_config`."""
-    rewrites = config.graph_options.rewrite_options
-    rewrites.meta_optimizer_iterations = rewrites.ONE
-    rewrites.memory_optimization = rewrites.NO_MEM_OPT
-    rewrites.layout_optimizer = rewrites.OFF  # it only changes operations on GPUs
-    compat.switch_off_graph_dialect(rewrites)
-
-
-def _default_intra_op_threads(num_cpus: int) -> int:
-    """The number of threads of one operation, where the caller gives none.
-
-    That is `OMP_NUM_THREADS`, if it is set. Else several CPU devices share the cores: on 8 cores
-    each of 4 devices gets 2 threads. Else it is 0, by which TensorFlow chooses itself.
-    """
-    from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
-    if from_environment.isdigit() and int(from_environment) > 0:
-        return int(from_environment)
-    if num_cpus > 1:
-        return max(1, (os.cpu_count() or 1) // num_cpus)
-    return 0
-
-
-def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> str:
-    """The plan's text about a session's config: its threads, and on GPUs its memory.
-
-    Args:
-      config: the config.
-      devices: the devices of the towers.
-    """
-    line = '%s intra-op and %s inter-op threads' % (
-        config.intra_op_parallelism_threads or _CHOICE_OF_TENSORFLOW,
-        config.inter_op_parallelism_threads or _CHOICE_OF_TENSORFLOW)
-    if not any(is_gpu(device) for device in devices):
-        return line
-    gpu_options = config.gpu_options
-    line += '; GPU memory ' + ('as it is needed' if gpu_options.allow_growth else 'all at once')
-    if gpu_options.per_process_gpu_memory_fraction:
-        line += ', %g of it at the most' % gpu_options.per_process_gpu_memory_fraction
-    return line
-
-
-def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional[tf.ConfigProto]:
-    """The `session_config` for the devices that the operations of a graph ask for.
-
-    Args:
-      graph: the graph; None for the default graph.
-
-    Returns:
-      The config; None where the operations ask for `/cpu:0` only, or for no device.
-    """
-    operations = (graph or tf.get_default_graph()).get_operations()
-    names = set()
-    for device in {op.device for op in operations}:
-        spec = tf.DeviceSpec.from_string(device)
-        if spec.device_type is not None and spec.device_index is not None:
-            names.add('/device:%s:%d' % (spec.device_type, spec.device_index))
-    if names <= {'/device:CPU:0'}:
-        return None
-    return session_config(sorted(names))
-
-
-def needs_config(devices: typing.Sequence[str]) -> bool:
-    """Whether a session needs `session_config` to have these devices: some are virtual CPUs."""
-    return any(name.startswith('/device:CPU:') and name != '/device:CPU:0'
-               for name in all_devices(devices))
-
-
-def _first_devices(count: int, gpus: typing.Sequence[str], check: bool) -> typing.Tuple[str, ...]:
-    """The canonical names of the first `count` GPUs, or of so many virtual CPUs.
-
-    Args:
-      count: the number of devices.
-      gpus: the visible GPUs; where there are none, CPUs are taken.
-      check: whether so many GPUs have to exist.
-    """
-    if not 0 < count <= MOST_TOWERS:
-        raise InvalidArgumentError('devices=%d: expected at least one device, and at most %d.' % (
-            count, MOST_TOWERS))
-    if not gpus:
-        return tuple('/device:CPU:%d' % index for index in range(count))
-    if check and count > len(gpus):
-        raise DeviceError('devices=%d, but %s: ask for fewer, or name the devices (CPUs too).'
-                          % (count, _visible_devices_text(gpus)))
-    return tuple('/device:GPU:%d' % index for index in range(count))
-
-
-def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
-    """Raises `DeviceError` for a device that this process does not have.
-
-    Args:
-      name: the canonical name of the device.
-      gpus: the visible GPUs.
-    """
-    spec = tf.DeviceSpec.from_string(name)
-    is_in_cluster = spec.job is not None or spec.task or spec.replica
-    if not is_in_cluster and _is_here(spec, name in gpus):
-        return
-    if is_in_cluster:
-        reason = 'without a cluster the one job of this program is localhost'
-    else:
-        reason = _visible_devices_text(gpus)
-    raise DeviceError(
-        '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
-        'to build the graph for another machine.' % (short_name(name), reason))
-
-
-def _is_here(spec: tf.DeviceSpec, is_visible_gpu: bool) -> bool:
-    """Whether this process has a device. Any number of CPUs exists, since they are virtual; of
-    other types, such as TPU, there are as many as TensorFlow lists."""
-    if spec.device_type == 'CPU':
-        return True
-    if spec.device_type == 'GPU':
-        return is_visible_gpu
-    physical = tf.config.experimental.list_physical_devices(spec.device_type)
-    return spec.device_index < len(physical)
-
-
-def _visible_devices_text(gpus: typing.Sequence[str]) -> str:
-    """Says in an error which GPUs are visible, and what limits them: `CUDA_VISIBLE_DEVICES`."""
-    text = 'TensorFlow sees %s here' % (', '.join(map(short_name, gpus)) or 'no GPU')
-    limit = os.environ.get('CUDA_VISIBLE_DEVICES')
-    if limit is None:
-        return text
-    return '%s (CUDA_VISIBLE_DEVICES=%s)' % (text, limit)
+def session_cpus(devices: typing.Iterable[str]) -> int:
+    """How many CPU devices a session has to have for these towers: 4 for `/cpu:1` and `/cpu:3`,
+    since a session numbers its devices from 0 without holes; 1 for towers on GPUs."""
+    return max(cpu_indices(devices), default=0) + 1

@@ -22,11 +22,12 @@ from towers.placement.devices import is_gpu, resolve_devices
 PRECISIONS = ('float32', 'bf16', 'fp16')
 """Values of `precision=`: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
 
-# {(precision, whether on GPUs): field of `RewriterConfig`}. `auto_mixed_precision_cpu` is
-# left out: it only rounds, between products in float32, and on TF 2.15 and 2.21 it ends the process
-# with a segmentation fault when a convolution with batch norm is run forwards.
-_FIELDS = {('fp16', True): 'auto_mixed_precision',
-           ('bf16', False): 'auto_mixed_precision_onednn_bfloat16'}
+# {precision: the field of `RewriterConfig` that switches its rewrite on}, for towers on GPUs and
+# on CPUs. `auto_mixed_precision_cpu` is left out: it only rounds, between products in float32, and
+# on TF 2.15 and 2.21 it ends the process with a segmentation fault when a convolution with batch
+# norm is run forwards.
+_FIELDS_ON_GPUS = {'fp16': 'auto_mixed_precision'}
+_FIELDS_ON_CPUS = {'bf16': 'auto_mixed_precision_onednn_bfloat16'}
 _DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
 
 
@@ -55,20 +56,27 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
 
 
 def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
-    """The field of `RewriterConfig` that rewrites for these devices; raises `PrecisionError`."""
-    kinds_of_devices = {is_gpu(device) for device in devices}
-    if len(kinds_of_devices) > 1:
+    """The field of `RewriterConfig` that switches the rewrite to a precision on.
+
+    Args:
+      precision: `'bf16'` or `'fp16'`.
+      devices: the towers' devices.
+
+    Raises `PrecisionError` if this TensorFlow has no such rewrite for these devices.
+    """
+    are_gpus = [is_gpu(device) for device in devices]
+    if any(are_gpus) and not all(are_gpus):
         raise PrecisionError(
             'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
             'kind or for the other. Use float32, or devices of one kind.' % precision)
-    on_gpus = kinds_of_devices.pop()
-    field = _FIELDS.get((precision, on_gpus), '')
+    fields = _FIELDS_ON_GPUS if all(are_gpus) else _FIELDS_ON_CPUS
+    field = fields.get(precision)
     known_fields = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
-    if field not in known_fields:
+    if field is None or field not in known_fields:
         raise PrecisionError(
             'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or '
             'fp16 on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
-                precision, tf.version.VERSION, 'GPUs' if on_gpus else 'CPUs'))
+                precision, tf.version.VERSION, 'GPUs' if all(are_gpus) else 'CPUs'))
     return field
 
 
@@ -95,8 +103,11 @@ def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collec
 
 def _has_dtype(node: tf.NodeDef, dtype_code: int) -> bool:
     """Whether an operation computes in the type of this code, or casts to it."""
-    # `in` first: to read an attribute that is not there would add it.
-    return any(name in node.attr and node.attr[name].type == dtype_code for name in ('T', 'DstT'))
+    for name in ('T', 'DstT'):  # the attributes with the type of the inputs, and of a cast's result
+        # To read an attribute that is not there would add it, so `in` comes first.
+        if name in node.attr and node.attr[name].type == dtype_code:
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -138,20 +149,26 @@ def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
     Returns:
       `Counter` by device, such as `'/device:CPU:1'`.
     """
-    nodes = [node for graph in run_metadata.partition_graphs for node in graph.node]
-    return collections.Counter(node.device[node.device.index('/device:'):]
-                               for node in nodes if node.op == '_XlaRun')
+    clusters: collections.Counter = collections.Counter()
+    for graph in run_metadata.partition_graphs:
+        for node in graph.node:
+            if node.op == '_XlaRun':  # one such operation runs one cluster
+                job_and_device = node.device.partition('/device:')
+                clusters['/device:' + job_and_device[-1]] += 1
+    return clusters
 
 
 def _is_to_be_compiled(node: tf.NodeDef) -> bool:
-    """Whether XLA compiles an operation, see `compiled`."""
+    """Whether XLA may compile an operation: not a random one, nor one that uses a variable, nor an
+    initial value. The docstring of `compiled` has the reasons."""
     if is_random(_Operation(node.op)) or node.op.startswith(_NOT_COMPILED):
         return False
     is_initial_value = '/Initializer/' in node.name or '/initial_value' in node.name
     return not is_initial_value
 
 
-_NOT_COMPILED = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')  # begin such types
+# The beginnings of types: random operations with a seed as an input, and what uses variables.
+_NOT_COMPILED = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')
 
 
 class _Operation(typing.NamedTuple):

@@ -1,7 +1,7 @@
-"""Stages: pieces of one model on several devices of a tower; arrays and stacks of loops.
+"""Stages: pieces of one model on several devices of a tower.
 
-`stage` is what a model says. Operations outside of stages, and gradient operations, get their stage
-here afterwards.
+`stage` is the scope in which a model makes the operations of a stage. Operations outside of stages,
+and gradient operations, get their stage here afterwards. `loop_state` does it for what loops keep.
 """
 
 import contextlib
@@ -16,11 +16,9 @@ from towers.graph.edit import (
     Library,
     colocate,
     colocated_names,
-    colocated_operations,
     is_uncolocated,
 )
 from towers.graph.graph_walk import is_control_flow, names_of
-from towers.graph.op_types import HAND_ON
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import (
     StageDevice,
@@ -53,7 +51,9 @@ def stage(number: int) -> typing.Iterator[None]:
       ModelFunctionError: the tower has several devices, and fewer than this.
     """
     check_count('number', number, least=0)
-    device = None if tf.executing_eagerly() else current_tower_device(tf.get_default_graph())
+    device = None  # of the tower; an eager program has none
+    if not tf.executing_eagerly():
+        device = current_tower_device(tf.get_default_graph())
     if device is None or len(device.stages) == 1:
         yield
         return
@@ -66,7 +66,7 @@ def stage(number: int) -> typing.Iterator[None]:
 
 
 def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
-    """Whether the model has said `stage` around any of these operations."""
+    """Whether the model has made any of these operations in the scope of a `stage`."""
     for op in operations:
         scopes = compat.device_scopes(op)
         if any(isinstance(scope, StageDevice) for scope in scopes):
@@ -85,18 +85,19 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     stages = stages_of(device)
     if len(stages) == 1:
         return
-    placed: typing.Dict[str, str] = {}  # {name of an operation: its device}
+    placed: typing.Dict[str, str] = {}  # {name of an operation: the device of its stage}
     library = Library(tf.get_default_graph())
     for op in operations:
         last_stage = _last_stage_of_inputs(op, placed, stages)
         if may_move(op, stages):
             placed[op.name] = last_stage or stages[0]
             move(op, placed[op.name], library)
-        elif op.device in stages:
+        elif op.device in stages:  # the model has made it in a stage
             placed[op.name] = op.device
         elif last_stage is not None and not op.device:
-            # An operation of a TensorArray, which is not moved, as TensorFlow places it with the
-            # array. What takes its tensors goes to the stage of the loop that fills the array.
+            # An operation of a TensorArray asks for no device, as TensorFlow places it with the
+            # array. It is not moved, but counts as of the stage of the loop that fills the array,
+            # so that what takes its tensors goes there.
             placed[op.name] = last_stage
 
 
@@ -117,13 +118,21 @@ def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
 
 
 def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
-    """Whether an operation may be put on another stage: only the tower's scope has put it where it
-    is, on the first of `stages`."""
+    """Whether an operation may be put on another stage, since the model has not said where it is.
+
+    Then the innermost device scope that it was made in is the tower's own, which stands for the
+    first stage. The scope of a stage, or a device that the model names, is inside of that.
+
+    Args:
+      op: the operation.
+      stages: the devices of the stages of its tower.
+    """
     if op.device != stages[0] or not is_uncolocated(op):
         return False
-    scopes = compat.device_scopes(op)
-    innermost = scopes[0] if scopes else None
-    return isinstance(innermost, TowerDevice) and not isinstance(innermost, StageDevice)
+    scopes = compat.device_scopes(op)  # from the inside
+    if not scopes:
+        return False
+    return isinstance(scopes[0], TowerDevice) and not isinstance(scopes[0], StageDevice)
 
 
 def move(op: tf.Operation, device: str, library: Library) -> None:
@@ -136,6 +145,7 @@ def move(op: tf.Operation, device: str, library: Library) -> None:
 
     Raises:
       ModelFunctionError: the operation calls a function with operations on another device.
+        The devices are written in the function's definition, which other operations may call, too.
     """
     if op.device == device:
         return
@@ -154,25 +164,26 @@ def check_stages(operations: typing.Sequence[tf.Operation], device: str) -> None
 
     Args:
       operations: the operations of the forward pass. What is not among them, such as the tower's
-        shard of the batch, is of no stage.
+        shard of the batch, is there before every stage.
       device: the device of the tower.
 
     Raises:
       ModelFunctionError: such a tensor.
     """
     stages = stages_of(device)
-    stage_by_name = {op.name: stages.index(op.device) for op in operations if op.device in stages}
+    stage_numbers = {op.name: stages.index(op.device) for op in operations if op.device in stages}
     for op in operations:
-        if op.name not in stage_by_name or _is_kept_with_another(op):
+        # The stage of an operation that TensorFlow keeps with another one says nothing.
+        if op.name not in stage_numbers or _is_kept_with_another(op):
             continue
-        op_stage = stage_by_name[op.name]
+        number = stage_numbers[op.name]
         for tensor in op.inputs:
-            source_stage = stage_by_name.get(tensor.op.name, 0)
-            if source_stage > op_stage and not _is_at_every_stage(tensor):
+            source_number = stage_numbers.get(tensor.op.name, 0)
+            if source_number > number and not _is_at_every_stage(tensor):
                 raise ModelFunctionError(
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
                     'each other in a circle: with micro_batches= data goes from a stage to later '
-                    'ones only.' % (op.name, op_stage, tensor.name, source_stage))
+                    'ones only.' % (op.name, number, tensor.name, source_number))
 
 
 def _is_kept_with_another(op: tf.Operation) -> bool:
@@ -185,7 +196,8 @@ def _is_at_every_stage(tensor: tf.Tensor) -> bool:
     """Whether a tensor is there before any stage runs: a constant, a variable or its value."""
     if tensor.dtype == tf.resource or tensor.op.type == 'Const':
         return True
-    return bool(read_from(tensor))
+    variables = read_from(tensor)
+    return bool(variables)
 
 
 def place_backward(operations: typing.Sequence[tf.Operation], loss: tf.Tensor,
@@ -200,10 +212,12 @@ def place_backward(operations: typing.Sequence[tf.Operation], loss: tf.Tensor,
       loss: the loss that was differentiated, on the last stage.
       device: the device of the tower.
     """
-    if len(stages_of(device)) > 1:
-        placement = _BackwardPlacement(operations, loss, stages_of(device))
-        for op in operations:
-            placement.place(op)
+    stages = stages_of(device)
+    if len(stages) == 1:
+        return
+    placement = _BackwardPlacement(operations, loss, stages)
+    for op in operations:
+        placement.place(op)
 
 
 class _BackwardPlacement:
@@ -224,45 +238,56 @@ class _BackwardPlacement:
         self._library = Library(loss.graph)
 
     def place(self, op: tf.Operation) -> None:
-        """Puts one operation on its stage; its inputs have been placed before."""
-        colocated = colocated_names(op)
-        if any(name not in self._placed for name in colocated):
-            return  # colocated with a variable, say
+        """Puts one operation on its stage, unless it has to stay: beside an operation that has no
+        stage, or on a device of the program's own. Its inputs have been placed before."""
+        leader_names = colocated_names(op)
+        if not self._placed.keys() >= set(leader_names):
+            return  # it is colocated with a variable, say
         is_group = op.type == 'NoOp' and len(op.control_inputs) > 0
-        if is_group and not colocated:
-            # `tf.group` copies the device of what it waits for; colocated, copies follow that, too.
-            leader = op.control_inputs[0]
-            colocate(op, [leader.name])
-            device = self._placed.get(leader.name, leader.device)
+        if is_group and not leader_names:
+            device = self._colocate_group(op)
         else:
             device = self._device_of(op)
         if op.device not in self._stages or device not in self._stages:
             return
         self._placed[op.name] = device
         move(op, device, self._library)
-        if colocated:  # TensorFlow colocates a gradient with its source, which is a stage later
+        if leader_names:
+            # TensorFlow colocates some gradient operations with the gradient that they are computed
+            # from, which is of a later stage. Colocated with itself alone, the operation is free.
             colocate(op, [op.name])
 
+    def _colocate_group(self, group: tf.Operation) -> str:
+        """Colocates what `tf.group` has made with the first operation that it waits for, and
+        returns that operation's device.
+
+        `tf.group` has given it this device by name, which a copy for another tower would keep; a
+        colocated copy follows the copy of the operation.
+        """
+        leader = group.control_inputs[0]
+        colocate(group, [leader.name])
+        return self._placed.get(leader.name, leader.device)
+
     def _device_of(self, op: tf.Operation) -> str:
-        """The device to put a gradient operation on: that of its forward operation, else of the
-        loop that it is in, else the first stage of its inputs, else the device of the loss."""
+        """The device to put a gradient operation on: the device of its forward operation; else of
+        the loop that it is in; else of the first stage among its inputs; else of the loss."""
         forward = compat.differentiated_operation(op)
         if forward is not None and forward.device in self._stages:
             return forward.device
-        context = compat.control_flow_context(op)
-        if is_control_flow(op) and context in self._devices_of_loops:
-            return self._devices_of_loops[context]  # counters and stacks of a loop
+        loop = compat.control_flow_context(op)
+        if is_control_flow(op) and loop in self._devices_of_loops:
+            return self._devices_of_loops[loop]  # counters and stacks, which have no forward one
         return self._first_stage_of_inputs(op) or self._loss.op.device
 
     def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
-        """The device of the first stage that an operation takes a tensor from, without constants;
-        None if it takes none from a stage."""
+        """The device of the first stage that an operation takes a tensor from; None if it takes
+        none. Constants do not count, since they were made on the first stage for want of inputs."""
         sources = [tensor.op for tensor in op.inputs if tensor.op.type != 'Const']
-        devices = [self._placed.get(source.name, source.device) for source in sources]
-        stage_devices = [device for device in devices if device in self._stages]
-        if not stage_devices:
-            return None
-        return min(stage_devices, key=self._stages.index)
+        devices = {self._placed.get(source.name, source.device) for source in sources}
+        for stage_device in self._stages:
+            if stage_device in devices:
+                return stage_device
+        return None
 
 
 def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
@@ -272,7 +297,8 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
 
     Args:
       graph: the graph.
-      backward: the gradient operations; each counts with the device of its forward operation.
+      backward: the gradient operations. They have no stage yet, so that each counts with the device
+        of its forward operation.
       stages: the devices of the stages.
 
     Returns:
@@ -281,111 +307,12 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
     backward_names = names_of(backward)
     devices: typing.Dict[typing.Any, str] = {}
     for op in graph.get_operations():
-        context = compat.control_flow_context(op)
-        if context is None or context in devices:
+        loop = compat.control_flow_context(op)
+        if loop is None or loop in devices:
             continue
-        is_backward = op.name in backward_names
-        forward = compat.differentiated_operation(op) if is_backward else op
+        forward = op
+        if op.name in backward_names:
+            forward = compat.differentiated_operation(op)  # None of a sum of gradients, say
         if forward is not None and forward.device in stages:
-            devices[context] = forward.device
+            devices[loop] = forward.device
     return devices
-
-
-# ---- TensorArrays and stacks of loops (v1) -------------------------------------------------------
-#
-# They have to be on the device of the operations that use them: else the session says "Cannot
-# colocate nodes", or "Cannot place the graph because a reference or resource edge connects …".
-
-_FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
-_READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
-_PUSHES_AND_POPS = frozenset(['StackPushV2', 'StackPopV2'])
-
-
-def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: str) -> None:
-    """Puts operations that fill a TensorArray before a loop (v1), such as those of `tf.map_fn`, on
-    the device of the loop, which reads it. TensorFlow colocates them with the first value that is
-    written.
-
-    Args:
-      operations: the operations of a tower.
-      device: the device of the tower.
-    """
-    stages = stages_of(device)
-    for op in operations:
-        if op.type == 'TensorArrayV3':
-            _keep_array_with_readers(op, stages)
-
-
-def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) -> None:
-    """Puts the operations that fill one TensorArray before a loop on the device of those that read
-    it, if these are all on one of the `stages`."""
-    users = _uses_of(array.outputs[0]).users
-    readers = [user for user in users if user.type in _READS and is_uncolocated(user)]
-    device_of_loop = _common_device(readers)
-    if device_of_loop is None or device_of_loop not in stages:
-        return
-    for writer in users:
-        is_before_loop = writer.type in _FILLS and writer.inputs[0].op is array
-        if is_before_loop and not is_uncolocated(writer):
-            # By name, so that copies follow their own reader.
-            colocate(writer, [readers[0].name])
-            compat.set_device(writer, device_of_loop)
-
-
-def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
-    """Puts the stacks on which loops (v1) keep values for the backward pass on the device of the
-    operations that push and pop.
-
-    TensorFlow colocates a stack, and its size, with the value that it keeps: with a variable, if
-    that is the variable's value.
-    """
-    for op in operations:
-        if op.type == 'StackV2':
-            _keep_stack_with_loop(op)
-
-
-def _keep_stack_with_loop(stack: tf.Operation) -> None:
-    """Puts one stack, its size and what hands it into the loop on the device of the operations that
-    push and pop, if these are all on one device."""
-    uses = _uses_of(stack.outputs[0])
-    pushes_and_pops = [user for user in uses.users if user.type in _PUSHES_AND_POPS]
-    device = _common_device(pushes_and_pops)
-    if not device:
-        return
-    sizes = [tensor.op for tensor in stack.inputs if tensor.op.type == 'Const']
-    for op in [stack] + sizes + uses.handing_on:
-        if _is_beside_resource(op):
-            compat.set_device(op, device)
-            colocate(op, [op.name])
-
-
-def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:
-    """The device that all these operations ask for; None if they differ, or there are none."""
-    devices = {op.device for op in operations}
-    return devices.pop() if len(devices) == 1 else None
-
-
-def _is_beside_resource(op: tf.Operation) -> bool:
-    """Whether an operation is colocated with one that takes a resource, to whose device TensorFlow
-    would move it."""
-    return any(resources_taken(other) for other in colocated_operations(op))
-
-
-class _Uses(typing.NamedTuple):
-    """The operations that take an array or a stack, directly or within loops and branches."""
-    handing_on: typing.List[tf.Operation]  # those that pass it into loops and branches
-    users: typing.List[tf.Operation]  # those that read or write it
-
-
-def _uses_of(handle: tf.Tensor) -> _Uses:
-    """Finds the operations that take the array or the stack of a handle."""
-    uses = _Uses([], [])
-    tensors = [handle]
-    while tensors:
-        for op in tensors.pop().consumers():
-            if op.type in HAND_ON:
-                uses.handing_on.append(op)
-                tensors.extend(op.outputs)
-            else:
-                uses.users.append(op)
-    return uses

@@ -93,13 +93,15 @@ def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
             return True
         if scope == 'None':  # tf.device(None): the scopes around it do not count
             return False
-        is_function = '<' in scope  # TensorFlow's way to write one
-        is_operations_device = scope == op.device and '/device:' in scope  # as `op.device` spells
+        is_function = '<' in scope  # TensorFlow's text for a function
+        # A program spells '/cpu:0'; the full spelling comes from another operation's `op.device`,
+        # which may follow the tower or not.
+        is_operations_device = scope == op.device and '/device:' in scope
         if is_function or is_operations_device:
             return None
         spec = tf.DeviceSpec.from_string(scope)
         if spec.device_type is not None or spec.device_index is not None:
-            return False
+            return False  # the program names a device; a job alone would leave it to the tower
     return False  # colocated with others: TensorFlow drops the scopes of such an operation
 
 
@@ -124,38 +126,40 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
       device: the tower's device.
     """
     for op in operations:
-        names = colocated_names(op)
-        in_tower = [op.graph.get_operation_by_name(name) for name in names if name in tower_names]
-        if not in_tower:
-            continue
-        kept = _leaders_to_keep(op, in_tower, tower_names)
-        keeps_all = len(kept) == len(names)
+        leader_names = colocated_names(op)
+        tower_leaders = [op.graph.get_operation_by_name(name) for name in leader_names
+                         if name in tower_names]
+        if not tower_leaders:
+            continue  # colocated with nothing, or with a variable alone: no conflict
+        kept = _leaders_to_keep(op, tower_leaders, tower_names)
+        keeps_all = len(kept) == len(leader_names)
         if keeps_all:
             continue
         if kept:
             colocate(op, [leader.name for leader in kept])
             leader_device = kept[0].device
         else:
-            colocate(op, [op.name])  # with itself: it is free
-            leader_device = in_tower[0].device
+            colocate(op, [op.name])  # with itself alone, so that its device decides
+            leader_device = tower_leaders[0].device
         compat.set_device(op, leader_device or stages_of(device)[0])
 
 
-def _leaders_to_keep(op: tf.Operation, in_tower: typing.List[tf.Operation],
+def _leaders_to_keep(op: tf.Operation, tower_leaders: typing.List[tf.Operation],
                      tower_names: typing.Container[str]) -> typing.List[tf.Operation]:
     """List of the operations, all on one device, that a gradient operation stays colocated with.
 
     Args:
       op: the gradient operation.
-      in_tower: the operations of the tower that it is colocated with.
+      tower_leaders: the operations of the tower that it is colocated with.
       tower_names: the names of all operations that the tower has made itself.
     """
-    leaders = [leader for leader in in_tower if not _reads_resource_outside(leader, tower_names)]
+    leaders = [leader for leader in tower_leaders
+               if not _reads_resource_outside(leader, tower_names)]
     devices = {leader.device for leader in leaders}
     if len(devices) <= 1:
         return leaders
-    on_same_device = [leader for leader in leaders if leader.device == op.device]
-    return on_same_device or leaders[:1]
+    on_device_of_op = [leader for leader in leaders if leader.device == op.device]
+    return on_device_of_op or leaders[:1]
 
 
 def _reads_resource_outside(op: tf.Operation, tower_names: typing.Container[str]) -> bool:
@@ -178,9 +182,10 @@ def current_tower_device(graph: tf.Graph) -> typing.Optional[TowerDevice]:
 
 
 def device_in_other_tower(device: str, source: str, target: str) -> str:
-    """The device in one tower that corresponds to a device in another tower, stage by stage.
+    """The device in the tower `target` that corresponds to a device in the tower `source`.
 
-    Only what `device` has in common with `source` changes, so that a job is kept:
+    That is the device of the same stage. A device of no stage keeps the fields of its name, such as
+    its job, in which it differs from `source`:
 
     >>> device_in_other_tower('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
     '/job:a/device:GPU:1'
@@ -191,17 +196,20 @@ def device_in_other_tower(device: str, source: str, target: str) -> str:
       target: the device of the other tower.
     """
     if device in stages_of(source):
-        return stages_of(target)[stages_of(source).index(device)]
+        stage = stages_of(source).index(device)
+        return stages_of(target)[stage]
     device_spec = tf.DeviceSpec.from_string(device)
     source_spec = tf.DeviceSpec.from_string(source)
     target_spec = tf.DeviceSpec.from_string(target)
     fields = {}
     for field in ('job', 'replica', 'task', 'device_type', 'device_index'):
-        fields[field] = getattr(device_spec, field)
+        value = getattr(device_spec, field)
         target_value = getattr(target_spec, field)
-        is_of_source = fields[field] == getattr(source_spec, field)
-        if is_of_source and target_value is not None:
+        is_as_in_source = value == getattr(source_spec, field)
+        if is_as_in_source and target_value is not None:
             fields[field] = target_value
+        else:
+            fields[field] = value
     return tf.DeviceSpec(**fields).to_string()
 
 
@@ -211,8 +219,8 @@ def may_be_of_tower(device: str, tower_device: str) -> bool:
     spec = tf.DeviceSpec.from_string(device)
     for stage_device in stages_of(tower_device):
         stage_spec = tf.DeviceSpec.from_string(stage_device)
-        if (spec.device_type, spec.device_index) == (
-                stage_spec.device_type, stage_spec.device_index):
+        has_type = spec.device_type == stage_spec.device_type
+        if has_type and spec.device_index == stage_spec.device_index:
             return True
     return False
 
@@ -224,18 +232,19 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
 
     Args:
       operations: the operations of a tower.
-      devices: the devices of the tower.
+      devices: the devices on which the operations, or their copies, will be.
 
     Raises:
       SharedVariableError: such an operation.
     """
+    tower_devices = set(devices)
     for op in operations:
-        hands_reference_on = op.type.startswith('Ref')
-        if hands_reference_on:
+        only_hands_reference_on = op.type.startswith('Ref')  # `RefSwitch`, `RefIdentity`
+        if only_hands_reference_on:
             continue
         for tensor in op.inputs:
             variable = _reference_entered(tensor)
-            if variable is not None and set(devices) != {variable.device}:
+            if variable is not None and tower_devices != {variable.device}:
                 raise SharedVariableError(
                     'operation %s, within a loop, reads the reference variable %s, which is on '
                     'another device: make that with use_resource=True, or in the model function, '
@@ -243,10 +252,10 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
 
 
 def _reference_entered(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
-    """The operation of the reference variable that a tensor in a loop (v1) is; None for any other
-    tensor."""
+    """The operation of the reference variable whose memory a tensor in a loop (v1) stands for; None
+    for a tensor that is no reference, or is outside of loops."""
     entered = source_through(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
-    if entered.op.type != 'RefEnter':
+    if entered.op.type != 'RefEnter':  # by which a reference goes into a loop
         return None
     return variable_op(entered)
 
@@ -270,7 +279,8 @@ def operation_device(op: tf.Operation) -> str:
 
 
 def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
-    """List of the operations that the runtime has to put on the same device as an operation."""
+    """List of the operations that the runtime puts on the same device as an operation: its
+    resources, what it is colocated with, and what takes its resource or constant."""
     takers: typing.List[tf.Operation] = []
     for tensor in op.outputs:
         if tensor.dtype == tf.resource or op.type == 'Const':
@@ -291,12 +301,13 @@ def without_localhost(device: str) -> str:
 
 def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any) -> bool:
     """Whether the program's own `tf.device`, or a colocation, has put an operation of a tower where
-    it is; the tower's scope has not.
+    it is; the tower's scope has not. An audit takes the device as intended then.
 
     Args:
       op: the operation.
       tower: `Tower` that has it.
-      first: the first `Tower`. Its operation tells, since other towers have copies of it.
+      first: the first `Tower`. Its operation has the scopes that the program has made it in; the
+        copies in other towers have none.
     """
     if tower is first:
         original = op
@@ -305,9 +316,9 @@ def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any
         original = operation_named(op.graph, first.name_scope + name_in_tower)
     if original is None or follows_tower(original):
         return False
-    original_device = operation_device(original)
     # A device that the program names is the same in every tower. An operation that is colocated
     # with one of its tower is on its own tower's device. On any other device something else has
     # put it.
-    device_in_this_tower = device_in_other_tower(original_device, first.device, tower.device)
-    return operation_device(op) in (original_device, device_in_this_tower)
+    named_device = operation_device(original)
+    device_in_this_tower = device_in_other_tower(named_device, first.device, tower.device)
+    return operation_device(op) in (named_device, device_in_this_tower)

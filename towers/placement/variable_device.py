@@ -11,7 +11,7 @@ from towers.arguments import check_instance
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import bytes_of
 from towers.optimizers import check_alone
-from towers.placement.devices import canonical_device, default_variable_device, short_name
+from towers.placement.devices import canonical_device, short_name
 from towers.placement.tower_device import all_devices, current_tower_device, stages_of
 
 BALANCED = 'balanced'
@@ -20,7 +20,7 @@ BY_STAGE = 'stage'
 
 
 class _Layout:
-    """A way to spread variables over devices: here, one device has all of them."""
+    """A way to spread variables over devices. In this base class one device has all of them."""
 
     def __init__(self, main: str, devices: typing.Sequence[str]):
         """
@@ -36,7 +36,11 @@ class _Layout:
         return short_name(self._main)
 
     def device_of_new(self, trainable: bool) -> str:
-        """The device for a new variable, which is trainable or not."""
+        """The device for a new variable.
+
+        Args:
+          trainable: whether the variable is trainable.
+        """
         return self._main
 
     def note(self, variable: tf.Variable) -> None:
@@ -68,6 +72,7 @@ class _ByStage(_Layout):
         return 'on their stage, ' + ', '.join(map(short_name, stages_of(self._devices[0])))
 
     def device_of_new(self, trainable: bool) -> str:
+        # A stage that makes the variable has its scope open now. None outside of the towers.
         stage_device = current_tower_device(tf.get_default_graph())
         return str(stage_device or self._main)
 
@@ -88,9 +93,9 @@ class _Balanced(_Layout):
 
     def device_of_new(self, trainable: bool) -> str:
         fewest_bytes = min(self._bytes_of_devices.values())
-        with_fewest_bytes = [device for device, num_bytes in self._bytes_of_devices.items()
-                             if num_bytes == fewest_bytes]
-        return with_fewest_bytes[0]
+        emptiest = [device for device, num_bytes in self._bytes_of_devices.items()
+                    if num_bytes == fewest_bytes]
+        return emptiest[0]
 
     def note(self, variable: tf.Variable) -> None:
         """Counts the bytes of a new variable on the device where it is. That may be another device
@@ -134,7 +139,8 @@ class Placement:
           devices: the device of each tower.
           trains: whether there is an optimizer. Without one no replicas are made, nor for one
             tower.
-          alone: whether this machine trains by itself, so that no variable may be on a server.
+          alone: whether this machine trains without a cluster, so that no variable may be on a
+            parameter server, unless `device` names it.
           earlier: `Placement` of an earlier build that shares its variables; or None.
 
         Raises `DeviceError` for a wrong name, `InvalidArgumentError` for replicas with stages.
@@ -142,22 +148,15 @@ class Placement:
         self._num_towers = len(devices)
         self._earlier = earlier
         self.is_of_earlier_build = earlier is not None
-        has_stages = len(stages_of(devices[0])) > 1
-        if device == REPLICATED and has_stages:
-            raise InvalidArgumentError(
-                "VariablePlacement('replicated') goes with towers of one device each, and these "
-                "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
-        is_one_staged_tower = len(devices) == 1 and has_stages
-        self.by_stage = device == BY_STAGE or (device is None and is_one_staged_tower)
         self.main = _main_device(device, devices)
-        if self.by_stage:
-            layout: typing.Type[_Layout] = _ByStage
-        else:
-            layout = _LAYOUTS.get(device or '', _Layout)  # of a name, or None: one device
+        layout = _layout_type(device, devices)
         self._layout = layout(self.main, devices)
-        self.of_weights = str(devices[0]) if device == REPLICATED else self.main
-        self.has_replicas = device == REPLICATED and trains and len(devices) > 1
-        self.leaves_servers = alone and '/job:ps' not in ' '.join(self.devices())
+        self.by_stage = layout is _ByStage
+        is_replicated = layout is _Replicated
+        self.of_weights = str(devices[0]) if is_replicated else self.main
+        self.has_replicas = is_replicated and trains and len(devices) > 1
+        has_server = '/job:ps' in ' '.join(self.devices())
+        self.leaves_servers = alone and not has_server
 
     def describe(self) -> str:
         """The plan's text about where variables are, such as `'/cpu:0'`."""
@@ -171,7 +170,7 @@ class Placement:
         """The device scope in which to create a variable, `trainable` or not. After that, `note`
         has to be called with the variable."""
         if self.leaves_servers:
-            check_alone()
+            check_alone()  # raises where the program's own device scope names a server
         return only_device(self._layout.device_of_new(trainable))
 
     def note(self, variable: tf.Variable) -> None:
@@ -191,6 +190,27 @@ class Placement:
         return only_device(variable.device or self.main)
 
 
+def _layout_type(device: typing.Optional[str],
+                 devices: typing.Sequence[str]) -> typing.Type[_Layout]:
+    """The class of the layout that `VariablePlacement` asks for.
+
+    Args:
+      device: the device of `VariablePlacement`: a name, one of its words, or None.
+      devices: the device of each tower.
+
+    Raises `InvalidArgumentError` for replicas of a model with stages.
+    """
+    has_stages = len(stages_of(devices[0])) > 1
+    if device == REPLICATED and has_stages:
+        raise InvalidArgumentError(
+            "VariablePlacement('replicated') goes with towers of one device each, and these "
+            "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
+    if device is not None:
+        return _LAYOUTS.get(device, _Layout)  # `_Layout` for the name of a device
+    is_one_staged_tower = len(devices) == 1 and has_stages
+    return _ByStage if is_one_staged_tower else _Layout
+
+
 def _main_device(device: typing.Optional[str], devices: typing.Sequence[str]) -> str:
     """The value of `Placement.main`: the device that `VariablePlacement` names; if it names none,
     but has a word or None, the default device of variables.
@@ -204,6 +224,19 @@ def _main_device(device: typing.Optional[str], devices: typing.Sequence[str]) ->
 
 @contextlib.contextmanager
 def only_device(device: typing.Optional[str]) -> typing.Iterator[None]:
-    """A device scope that takes nothing over from the scopes around it."""
+    """A device scope that takes nothing over, such as a job, from the scopes around it."""
     with tf.device(None), tf.device(device):
         yield
+
+
+def default_variable_device(devices: typing.Sequence[str]) -> str:
+    """The device of variables where the caller names none.
+
+    That is the CPU of the first tower's process, which all GPUs can reach. With one tower it is the
+    tower's own device, so that no variable has to be sent to it.
+    """
+    if len(devices) == 1:
+        return str(devices[0])
+    spec = tf.DeviceSpec.from_string(devices[0])
+    return tf.DeviceSpec(job=spec.job, replica=spec.replica, task=spec.task,
+                         device_type='CPU', device_index=0).to_string()

@@ -152,7 +152,7 @@ def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -
         if not _may_write(op):
             continue
         finder = finders.setdefault(op.graph, Writes(op.graph))
-        for variable in set(finder.of(op)) - written_inside.get(op.name, set()):
+        for variable in set(finder.written_by(op)) - written_inside.get(op.name, set()):
             found.setdefault(variable, []).append(op)
             calls_around = _calls_and_itself(op.name, bodies)[:-1]
             for call in calls_around:

@@ -18,15 +18,11 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.graph_walk import inputs_of, names_of, producers_of
+from towers.graph.graph_walk import by_name, inputs_of, names_of, producers_of
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_tower_device, follows_tower
-from towers.recompute.segments import (
-    best_cuts,
-    cut_into_segments,
-    repeatable_operations,
-    trained_references,
-)
+from towers.recompute.repeatable import repeatable_operations, trained_references
+from towers.recompute.segments import best_cuts, cut_into_segments
 
 _EXAMPLES = 3  # of names, in an error
 
@@ -37,8 +33,8 @@ class Recomputed(typing.NamedTuple):
     Attributes:
       segments: the number of segments.
       operations: the copies that compute the segments' operations again.
-      reads_references: whether these read reference variables again: the update then has to wait
-        for them.
+      reads_references: whether the copies read trained reference variables again, so that the
+        update has to wait for them.
     """
     segments: int
     operations: typing.List[tf.Operation]
@@ -72,30 +68,38 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
     if keep is None:
         return Recomputed(segments=0, operations=[])
     uses = _uses_of_forward(backward, names_of(forward))
-    operations = repeatable_operations(forward, set(uses), keeps_small=keep == 'auto')
+    taken = set(uses)  # names of the tensors that the backward pass takes
+    operations = repeatable_operations(forward, taken, keeps_small=keep == 'auto')
     if keep == 'auto':
-        cuts = best_cuts(operations, set(uses))
+        cuts = best_cuts(operations, taken)
     else:
         cuts = _cuts_after(keep, operations, forward, root)
     graph = forward[0].graph
-    stages = getattr(current_tower_device(graph), 'stages', ())
+    stages = getattr(current_tower_device(graph), 'stages', ())  # none outside of a tower's scope
     segments, kept = cut_into_segments(operations, cuts, stages)
     if not segments:
         return Recomputed(segments=0, operations=[])
     rewriter = _Rewriter(backward, uses, kept, root, stages)
     scope = graph.unique_name('recompute')  # within the tower's scope
-    recomputed: typing.List[tf.Operation] = []
+    copies: typing.List[tf.Operation] = []
     for index, segment in enumerate(segments):
-        recomputed += rewriter.recompute(segment, '%s/segment_%d/' % (scope, index))
-    return Recomputed(len(segments), recomputed, bool(trained_references(forward)))
+        copies += rewriter.recompute(segment, '%s/segment_%d/' % (scope, index))
+    reads_references = bool(trained_references(forward))
+    return Recomputed(len(segments), copies, reads_references)
 
 
 def _uses_of_forward(backward: typing.List[tf.Operation], forward_names: typing.Set[str]
                      ) -> typing.Dict[str, typing.List[_Use]]:
-    """Finds where the backward pass takes tensors of the forward pass.
+    """Finds where the backward pass takes tensors of the forward pass, so late that the tensors
+    have to be kept.
 
     Operations that wait for no gradient do not count: they run with the forward pass. Nor do
-    operations that only take the size of a tensor: they run as soon as the tensor is there.
+    operations that only take the size of a tensor: they run as soon as the tensor is there. What is
+    in a loop or a branch (v1) is left as it is.
+
+    Args:
+      backward: the operations of the backward pass.
+      forward_names: names of the operations of the forward pass.
 
     Returns:
       {name of a tensor of the forward pass: its uses}.
@@ -132,14 +136,14 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
     """
     cuts = set()
     for name in keep:
-        named = _names_below(root + name.rstrip('/'), forward)
-        if not named:
+        names_below = _names_below(root + name.rstrip('/'), forward)
+        if not names_below:
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
                 'expected names as in the graph, such as %s.' % (
                     keep, name, _some_names(operations or forward, root)))
-        indices = [index for index, op in enumerate(operations) if op.name in named]
-        if indices:
+        indices = [index for index, op in enumerate(operations) if op.name in names_below]
+        if indices:  # none where no operation of this name may be computed again
             cuts.add(indices[-1])
     last_index = len(operations) - 1  # the last segment ends there without a cut
     return sorted(cuts - {last_index})
@@ -163,11 +167,12 @@ def _awaited_names(op: tf.Operation) -> typing.Set[str]:
 
 
 class _Order:
-    """The order of a backward pass: which operations wait for which, also by recomputed ones."""
+    """The order of a backward pass: which operations wait for which, also through recomputed
+    operations."""
 
     def __init__(self, backward: typing.List[tf.Operation]):
         """Looks at what the operations of a backward pass wait for."""
-        self._operations = {op.name: op for op in backward}
+        self._operations = by_name(backward)
         # {name of an operation: names of the operations that wait for it}
         self._followers: typing.Dict[str, typing.Set[str]] = collections.defaultdict(set)
         for op in backward:
@@ -179,12 +184,12 @@ class _Order:
         return _awaited_names(op) & self._operations.keys()
 
     def gradients_into(self, users: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
-        """Finds the gradients that come into a segment, after which it is to be recomputed.
+        """Finds the gradients that come into a segment, after which it is to be recomputed; and
+        notes that all users of the segment wait for these from now on.
 
-        These are the operations that the first users of the segment wait for. A user is a first one
-        if it waits for no other user, also not through what is recomputed for another segment: else
-        two segments would wait for each other for ever. The order notes that from now on all users,
-        which will take recomputed tensors, wait for these gradients.
+        The gradients are what the first users wait for, and a user is a first one if it waits for
+        no other user. Waiting through what is recomputed for another segment counts, too: else two
+        segments could wait for each other for ever.
 
         Args:
           users: the operations of the backward pass that take tensors of the segment.
@@ -205,13 +210,14 @@ class _Order:
         return [self._operations[name] for name in sorted(gradient_names)]
 
     def _all_followers(self, names: typing.Iterable[str]) -> typing.Set[str]:
-        """Set of the names of the operations that wait for any of some, directly or not."""
-        stack = list(names)
+        """Set of the names of the operations that wait, directly or not, for any operation whose
+        name is among `names`."""
+        to_visit = list(names)
         found: typing.Set[str] = set()
-        while stack:
-            unseen = self._followers[stack.pop()] - found
-            found |= unseen
-            stack.extend(unseen)
+        while to_visit:
+            new_names = self._followers[to_visit.pop()] - found
+            found |= new_names
+            to_visit.extend(new_names)
         return found
 
 
@@ -264,8 +270,8 @@ class _Rewriter:
         return list(copies.values())
 
     def _users_of(self, tensors: typing.List[tf.Tensor]) -> typing.List[tf.Operation]:
-        """List of the operations of the backward pass that take any of some tensors, each once."""
-        users: typing.Dict[str, tf.Operation] = {}
+        """List of the operations of the backward pass that take any of `tensors`, each once."""
+        users: typing.Dict[str, tf.Operation] = {}  # by name
         for tensor in tensors:
             for use in self._uses[tensor.name]:
                 users[use.op.name] = use.op
@@ -282,15 +288,20 @@ class _Rewriter:
 
     def _needed_for(self, wanted: typing.List[tf.Tensor], segment: typing.List[tf.Operation]
                     ) -> typing.List[tf.Operation]:
-        """List of the operations of a segment that compute the wanted tensors from kept ones, in
-        the segment's order."""
-        needed_tensors = names_of(wanted)
+        """List of the operations that compute tensors of a segment from kept tensors, in the
+        segment's order.
+
+        Args:
+          wanted: the tensors.
+          segment: the operations of the segment.
+        """
+        names_of_tensors = names_of(wanted)
         needed: typing.Deque[tf.Operation] = collections.deque()
         for op in reversed(segment):
-            if needed_tensors.isdisjoint(names_of(op.outputs)):
+            if names_of_tensors.isdisjoint(names_of(op.outputs)):
                 continue
             needed.appendleft(op)
-            needed_tensors |= names_of(op.inputs) - self._kept
+            names_of_tensors |= names_of(op.inputs) - self._kept
         return list(needed)
 
     def _copies_of(self, operations: typing.List[tf.Operation],
@@ -308,7 +319,7 @@ class _Rewriter:
           {name of an operation: its copy}, in that order.
         """
         graph = operations[0].graph
-        names = {op.name: self._name_in_scope(op) for op in operations}
+        names = {op.name: self._name_in_segment(op) for op in operations}
         graph_def = tf.GraphDef()
         graph_def.versions.CopyFrom(graph.graph_def_versions)
         outside_keys: typing.Dict[str, str] = {}  # {name of a tensor: its name in `graph_def`}
@@ -316,14 +327,15 @@ class _Rewriter:
         for op in operations:
             inputs = []
             for tensor in op.inputs:
-                if tensor.op.name in names and tensor.name not in self._kept:
+                is_from_copy = tensor.op.name in names and tensor.name not in self._kept
+                if is_from_copy:
                     inputs.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
                 else:
                     key = outside_keys.setdefault(tensor.name, 'kept/%d:0' % len(outside_keys))
                     outside_tensors[key] = tensor
                     inputs.append(key)
             _add_copied_node(graph_def, op, names[op.name], inputs)
-        with tf.name_scope(None):
+        with tf.name_scope(None):  # `scope` is a full name
             tf.import_graph_def(graph_def, outside_tensors, name=scope.rstrip('/'))
         copies: typing.Dict[str, tf.Operation] = collections.OrderedDict()
         for op in operations:
@@ -332,8 +344,8 @@ class _Rewriter:
             copies[op.name] = copy
         return copies
 
-    def _name_in_scope(self, op: tf.Operation) -> str:
-        """The name of an operation's copy, relative to the scope of its segment."""
+    def _name_in_segment(self, op: tf.Operation) -> str:
+        """The name of an operation's copy, relative to the name scope of its segment."""
         if op.name.startswith(self._root):
             return op.name[len(self._root):]
         return 'outside/' + op.name  # a model may leave its scope, by tf.name_scope(None)
@@ -352,10 +364,11 @@ def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
                      inputs: typing.List[str]) -> None:
     """Adds the node of an operation's copy to a `GraphDef`, colocated with nothing.
 
-    It keeps the device only if the program, and not the tower, has put the operation there.
+    It keeps the device only if the program, and not the tower's scope, has put the operation there.
+    Without a device the import takes the device of the scope around, which is the tower's.
 
     Args:
-      graph_def: what the node is added to.
+      graph_def: the `GraphDef`, which is changed.
       op: the operation.
       name: the name of the copy.
       inputs: names of its inputs.
@@ -363,7 +376,7 @@ def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
     node = graph_def.node.add()
     node.CopyFrom(op.node_def)
     node.name = name
-    node.attr.pop('_class', None)
+    node.attr.pop('_class', None)  # names the operations that it is colocated with
     node.device = '' if follows_tower(op) else op.device
     del node.input[:]
     node.input.extend(inputs)

@@ -1,212 +1,37 @@
-"""The segments of a forward pass: which tensors to keep for the backward pass, and which to compute
-again.
+"""The segments of a forward pass: where to cut it, and which tensors to keep at the cuts.
 
-The operations that can be computed again, in the order in which they were made, are cut into
-segments. At a cut, the tensors that later operations take from earlier ones are kept; the backward
-pass computes each segment again from them, but for the last one, with which it begins. With n
-layers of equal size and about sqrt(n) segments, the kept tensors and one segment are about sqrt(n)
-layers large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+The operations that can be computed again (`repeatable`), in the order in which they were made, are
+cut into segments. At a cut, the tensors that later operations take from earlier ones are kept; the
+backward pass computes each segment again from them, but for the last one, with which it begins.
+With n layers of equal size and about sqrt(n) segments, the kept tensors and one segment are about
+sqrt(n) layers large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+
+Its test is `tests/recompute/test_rewrite.py`.
 """
 
-import collections
 import itertools
-import math
 import typing
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.errors import InvalidArgumentError
-from towers.graph import graph_walk
-from towers.graph.edit import functions_of
-from towers.graph.graph_walk import names_of, producers_of
+from towers.graph.graph_walk import indices_by_name, names_of
 from towers.graph.op_types import RESHAPES
-from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 
-# Calls of Python functions, which may draw or count even if their type is not stateful.
-_PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
 # Bytes. Smaller tensors (shapes, counts, scalars) are kept, where the caller does not say what to
 # keep.
-_SMALL = 1024
+SMALL = 1024
 _UNKNOWN_DIMENSION = 16  # what a dimension of unknown size counts as
 _NUM_CANDIDATES = 30  # sizes of segments that are tried, from the whole pass to one operation
 
 
-# ---- which operations may run twice --------------------------------------------------------------
-
-def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[str],
-                          keeps_small: bool) -> typing.List[tf.Operation]:
-    """Finds the operations of a forward pass that can be computed again, and are worth it.
-
-    Each of them gives the same result when it runs again, and a tensor that the backward pass takes
-    is computed from it.
-
-    Args:
-      forward: the operations of the forward pass, in the order in which they were made.
-      taken: names of the tensors that the backward pass takes.
-      keeps_small: whether small floating tensors are kept. Small integers are in any case.
-
-    Returns:
-      List of the operations, in the order of `forward`.
-
-    Raises:
-      InvalidArgumentError: the model writes a trained reference variable.
-    """
-    index_by_name = {op.name: index for index, op in enumerate(forward)}
-    from_references = _computed_from_references(forward)
-    from_random = graph_walk.reachable_from(filter(_draws, forward), forward)
-    repeatable = collections.OrderedDict()
-    for op in forward:
-        if not _may_run_twice(op) or op.name in from_references:
-            continue
-        if _takes_a_later_result(op, index_by_name):
-            continue
-        if all(_is_kept_for_its_size(tensor, keeps_small) for tensor in op.outputs):
-            continue
-        # A mask has a fourth of the size of the random numbers that it is made from.
-        if op.name in from_random and _is_mask(op):
-            continue
-        repeatable[op.name] = op
-    return _needed_for(repeatable, taken)
-
-
-def _is_mask(op: tf.Operation) -> bool:
-    """Whether all results of an operation are of type bool."""
-    return all(tensor.dtype == tf.bool for tensor in op.outputs)
-
-
-def _may_run_twice(op: tf.Operation) -> bool:
-    """Whether an operation gives the same results each time that it runs in a step.
-
-    Not: what has no inputs or outputs, draws numbers, has a state, is in a loop or a branch (v1),
-    or calls a function (control flow v2, `tf.function`, Python).
-    """
-    if not op.inputs or not op.outputs:
-        return False
-    if op.op_def.is_stateful or _draws(op) or op.type in _PYTHON:
-        return False
-    if graph_walk.is_control_flow(op) or functions_of(op.node_def):
-        return False
-    if op.type == 'PlaceholderWithDefault':  # a shard, or a value of the whole batch
-        return False
-    tensors = list(op.inputs) + list(op.outputs)
-    return all(map(_is_plain_value, tensors))
-
-
-def _draws(op: tf.Operation) -> bool:
-    """Whether an operation draws random numbers, by a generator or from a seed that it takes."""
-    return graph_walk.is_random(op) or graph_walk.seed_position(op) is not None
-
-
-def _is_plain_value(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is a value, and not a handle or a reference, whose content may change."""
-    is_handle = tensor.dtype in (tf.resource, tf.variant)
-    is_reference = tensor.dtype != tensor.dtype.base_dtype
-    return not is_handle and not is_reference
-
-
-def _takes_a_later_result(op: tf.Operation, index_by_name: typing.Dict[str, int]) -> bool:
-    """Whether an operation takes the result of one that was made after it, as happens in a loop.
-
-    Args:
-      op: the operation.
-      index_by_name: {name of an operation of the forward pass: its index in the order of making};
-        other operations were made before.
-    """
-    producer_names = names_of(producers_of(op))
-    latest_producer = max(index_by_name.get(name, -1) for name in producer_names)
-    return latest_producer > index_by_name[op.name]
-
-
-def _is_kept_for_its_size(tensor: tf.Tensor, keeps_small: bool) -> bool:
-    """Whether a tensor is kept because it is small: any one with `keeps_small`, else integers only.
-    """
-    if size_of(tensor) > _SMALL:
-        return False
-    return keeps_small or not tensor.dtype.is_floating
-
-
-def _needed_for(repeatable: typing.Dict[str, tf.Operation],
-                taken: typing.Set[str]) -> typing.List[tf.Operation]:
-    """Leaves out the operations that nothing of the backward pass is computed from.
-
-    Args:
-      repeatable: {name: operation}, in the order in which they were made.
-      taken: names of the tensors that the backward pass takes.
-
-    Returns:
-      List of the others, in the same order.
-    """
-    needed = set()
-    for name, op in reversed(list(repeatable.items())):
-        is_taken = not taken.isdisjoint(names_of(op.outputs))
-        if is_taken or name in needed:
-            needed.add(name)
-            needed |= names_of(producers_of(op))
-    return [op for name, op in repeatable.items() if name in needed]
-
-
-def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
-    """List of the operations of the trained reference variables that a forward pass computes with.
-
-    The memory of such a variable may hold another value when it is read again. Variables that a
-    build makes are resource variables; those made before it, on TF 1, may be reference variables.
-    """
-    references = [variable.op for variable in tf.trainable_variables()
-                  if variable.op.type in REFERENCE_VARIABLES]
-    if not references:
-        return []
-    operations = forward[0].graph.get_operations()
-    forward_names = names_of(forward)
-    return [op for op in references
-            if forward_names & graph_walk.reachable_from([op], operations)]
-
-
-def _computed_from_references(forward: typing.List[tf.Operation]) -> typing.Set[str]:
-    """Finds the operations that must not be computed again, since they are computed from reference
-    variables: a step may have written these by then.
-
-    Operations computed from trained variables are left out: the update of a trained reference
-    variable waits for the recomputation, and the model must not write it.
-
-    Returns:
-      Set of the names of the operations.
-
-    Raises:
-      InvalidArgumentError: the forward pass writes a trained reference variable.
-    """
-    graph = forward[0].graph
-    trained = names_of(trained_references(forward))
-    if trained:
-        _check_no_writes(forward, trained)
-    operations = graph.get_operations()
-    references = [op for op in operations if op.type in REFERENCE_VARIABLES]
-    not_trained = [op for op in references if op.name not in trained]
-    if not not_trained:
-        return set()
-    return graph_walk.reachable_from(not_trained, operations)
-
-
-def _check_no_writes(forward: typing.List[tf.Operation], trained: typing.Set[str]) -> None:
-    """Raises `InvalidArgumentError` if a forward pass writes a reference variable whose name is in
-    `trained`."""
-    writes = Writes(forward[0].graph)
-    for op in forward:
-        for name in trained.intersection(writes.of(op)):
-            raise InvalidArgumentError(
-                'recompute=, and the model computes with the reference variable %s, which %s '
-                'writes before it is read again: make it with use_resource=True, or in a model '
-                'function.' % (name, op.name))
-
-
-# ---- where to cut --------------------------------------------------------------------------------
-
 def size_of(tensor: tf.Tensor) -> int:
     """Bytes of a tensor. An unknown dimension counts as 16, a tensor of unknown rank as 2 kB."""
     if tensor.shape.ndims is None:
-        return 2 * _SMALL
-    sides = [_UNKNOWN_DIMENSION if side is None else side for side in tensor.shape.as_list()]
-    return tensor.dtype.size * int(np.prod(sides, dtype=np.int64))
+        return 2 * SMALL
+    num_elements = 1
+    for side in tensor.shape.as_list():
+        num_elements *= _UNKNOWN_DIMENSION if side is None else side
+    return tensor.dtype.size * num_elements
 
 
 def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typing.List[int]:
@@ -222,26 +47,28 @@ def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typin
     Returns:
       List of bytes: entry i is for a cut after operation i.
     """
-    index_by_name = {op.name: index for index, op in enumerate(operations)}
+    index_by_name = indices_by_name(operations)
+    # By the tensor's name: the tensor; the index of the operation that makes it, or, made
+    # elsewhere, is the first to take it; the index of the operation that is the last to take it.
     tensors: typing.Dict[str, tf.Tensor] = {}
     first_index: typing.Dict[str, int] = {}
     last_index: typing.Dict[str, int] = {}
     for index, op in enumerate(operations):
         for tensor in op.inputs:
             is_made_here = tensor.op.name in index_by_name
-            is_counted = is_made_here or (others and _takes_memory(tensor))
-            if not is_counted:
-                continue
-            tensors[tensor.name] = tensor
-            first_index.setdefault(tensor.name, index_by_name.get(tensor.op.name, index))
-            last_index[tensor.name] = index
-    # Entry i is the difference between the cuts after and before operation i.
-    change = [0] * len(operations)
+            counts_from_elsewhere = others and _takes_memory(tensor)
+            if is_made_here or counts_from_elsewhere:
+                tensors[tensor.name] = tensor
+                first_index.setdefault(tensor.name, index_by_name.get(tensor.op.name, index))
+                last_index[tensor.name] = index
+    # A tensor crosses the cuts from its first index to the one before its last. Entry i of
+    # `changes` is by how much more bytes cross the cut after operation i than the cut before it.
+    changes = [0] * len(operations)
     for name, tensor in tensors.items():
         if last_index[name] > first_index[name]:
-            change[first_index[name]] += size_of(tensor)
-            change[last_index[name]] -= size_of(tensor)
-    return list(itertools.accumulate(change))
+            changes[first_index[name]] += size_of(tensor)
+            changes[last_index[name]] -= size_of(tensor)
+    return list(itertools.accumulate(changes))
 
 
 def _takes_memory(tensor: tf.Tensor) -> bool:
@@ -251,9 +78,10 @@ def _takes_memory(tensor: tf.Tensor) -> bool:
 
 
 def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> typing.List[int]:
-    """Chooses the cuts that need the least memory, among those for thirty sizes of segments.
+    """Chooses the cuts that need the least memory, among the cuts for thirty sizes of segments and
+    no cut at all.
 
-    The cost of some cuts is the bytes that are kept at them, plus those of the largest segment.
+    The memory is the bytes that are kept at all cuts, plus the bytes of the largest segment.
 
     Args:
       operations: the operations that may be computed again, in the order of making.
@@ -267,10 +95,12 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
     total = sum(recomputed)
     candidates: typing.List[typing.List[int]] = [[]]
     if total:
+        # Each size is by the same factor smaller than the one before, down to total / (n + 1) for
+        # n operations.
+        factor = (len(operations) + 1) ** (-1 / _NUM_CANDIDATES)
         for step in range(1, _NUM_CANDIDATES + 1):
-            fraction = math.exp(-step * math.log(len(operations) + 1) / _NUM_CANDIDATES)
-            candidates.append(_cuts_for_size(crossing, recomputed, total * fraction))
-    return min(candidates, key=lambda cuts: _cost(cuts, crossing, recomputed))
+            candidates.append(_cuts_for_size(crossing, recomputed, total * factor ** step))
+    return min(candidates, key=lambda cuts: _bytes_needed(cuts, crossing, recomputed))
 
 
 def _recomputed_bytes(op: tf.Operation, taken: typing.Set[str]) -> int:
@@ -295,9 +125,9 @@ def _bounds(cuts: typing.Iterable[int], num_operations: int) -> typing.List[typi
     return list(zip(starts, ends))
 
 
-def _cost(cuts: typing.List[int], crossing: typing.List[int],
-          recomputed: typing.List[int]) -> int:
-    """The bytes kept at some cuts, plus those of the largest segment between them.
+def _bytes_needed(cuts: typing.List[int], crossing: typing.List[int],
+                  recomputed: typing.List[int]) -> int:
+    """The bytes that are kept at cuts, plus the bytes of the largest segment between them.
 
     Args:
       cuts: the cuts.
@@ -322,15 +152,15 @@ def _cuts_for_size(crossing: typing.List[int], recomputed: typing.List[int],
       List of cuts.
     """
     cuts = []
-    start = 0  # of the segment
+    start = 0  # the index of the first operation of the segment
     segment_bytes = 0
     for index, op_bytes in enumerate(recomputed):
         segment_bytes += op_bytes
         is_last = index + 1 == len(recomputed)
         if segment_bytes <= largest or is_last:
             continue
-        # The cut is in the second half of the segment: shorter segments need more cuts. Of places
-        # where as few bytes cross, it is the last one.
+        # The cut is in the second half of the segment, since shorter segments need more cuts: where
+        # the fewest bytes cross, and at the last of several such places.
         half = _half_way(recomputed, start, index, segment_bytes)
         cut = min(range(half, index + 1), key=lambda place: (crossing[place], -place))
         cuts.append(cut)
@@ -340,7 +170,7 @@ def _cuts_for_size(crossing: typing.List[int], recomputed: typing.List[int],
 
 
 def _half_way(recomputed: typing.List[int], start: int, end: int, total: int) -> int:
-    """Finds the index up to which a segment has half of its bytes.
+    """Finds the index before which a segment has half of its bytes.
 
     Args:
       recomputed: for each operation the bytes of its results.
@@ -381,7 +211,7 @@ def cut_into_segments(operations: typing.List[tf.Operation], cuts: typing.List[i
       stages: the devices of the tower's stages; () without stages.
     """
     ends = set(cuts)
-    if cuts:
+    if cuts:  # else nothing is recomputed
         ends |= _stage_ends(operations, stages)
     segments = [operations[start:end] for start, end in _bounds(ends, len(operations))]
     return Segments(recomputed=segments[:-1], kept=_taken_from_earlier(segments))
@@ -402,16 +232,16 @@ def _taken_from_earlier(segments: typing.List[typing.List[tf.Operation]]) -> typ
 
 def _stage_ends(operations: typing.List[tf.Operation],
                 stages: typing.Sequence[str]) -> typing.Set[int]:
-    """Set of the indices of operations after which the next one is on another stage.
+    """Set of the indices of operations after which the next operation is on another stage.
 
     Operations that the model has put on a device of no stage belong to the segment around them.
     """
     ends = set()
-    stage_device = None
+    current_stage = None  # its device
     for index, op in enumerate(operations):
         if op.device not in stages:
             continue
-        if stage_device is not None and op.device != stage_device:
+        if current_stage is not None and op.device != current_stage:
             ends.add(index - 1)
-        stage_device = op.device
+        current_stage = op.device
     return ends

@@ -43,7 +43,8 @@ class LossScale(_Rule):
 
     def __new__(cls, initial: float = 2. ** 15, growth_steps: int = 2000, factor: float = 2.,
                 least: float = 1., most: float = 2. ** 24):
-        """Raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1."""
+        """Makes it; raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1.
+        """
         numbers = {'initial': initial, 'factor': factor, 'least': least, 'most': most}
         for name, value in numbers.items():
             check_number(name, value, above=0, most=_LARGEST, expected='a positive float32')
@@ -59,14 +60,15 @@ class LossScale(_Rule):
         """One line for the plan."""
         line = 'loss x %g at first, / %g and the step skipped on overflow' % (
             self.initial, self.factor)
-        if not self.growth_steps:
-            return line
-        return line + ', x %g after %s steps without' % (
-            self.factor, '{:,}'.format(self.growth_steps))
+        if self.growth_steps:
+            growth_steps = '{:,}'.format(self.growth_steps)
+            line += ', x %g after %s steps without' % (self.factor, growth_steps)
+        return line
 
 
 class ScaledLosses:
-    """The scale of one graph, in variables that are saved with the rest; scales losses.
+    """The loss scale of a build, in variables that a checkpoint has. It scales losses, and takes
+    the scale out of their gradients.
 
     Attributes:
       rule: `LossScale`.
@@ -78,7 +80,13 @@ class ScaledLosses:
     """
 
     def __init__(self, rule: LossScale, name: str, placement: Placement):
-        """Makes the variables, below the scope `name`."""
+        """Makes the variables.
+
+        Args:
+          rule: how the scale moves.
+          name: the name scope of the variables.
+          placement: the placement of the build's variables.
+        """
         self.rule = rule
         self.placement = placement
         with only_device(placement.main):
@@ -92,9 +100,13 @@ class ScaledLosses:
         return loss * tf.cast(self.scale, loss.dtype)
 
     def unscaled(self, pairs: list) -> list:
-        """The `(gradient, variable)` pairs of a scaled loss, divided by the scale again."""
+        """The `(gradient, variable)` pairs of a scaled loss, divided by the scale again.
+
+        Raises `GradientError` for a gradient in half precision: divided by the scale, it would
+        become zero, which the scale is to prevent.
+        """
         for gradient, variable in pairs:
-            if gradient is not None and gradient.dtype.size < 4:
+            if gradient is not None and gradient.dtype.size < 4:  # bytes of a number
                 raise GradientError(
                     'the gradient of %r is %s: a scaled loss needs variables in float32, which '
                     'operations may well read in half precision.' % (
@@ -102,26 +114,33 @@ class ScaledLosses:
         return [(self._unscaled(gradient), variable) for gradient, variable in pairs]
 
     def _unscaled(self, gradient: typing.Any) -> typing.Any:
-        """A gradient, or None, divided by the scale: the inverse of a scale above 2 ** 126 would be
-        flushed to zero."""
+        """A gradient divided by the scale; None for None."""
         if gradient is None:
             return None
+        # Not times the inverse: of a scale above 2 ** 126 that would be flushed to zero.
         return map_values(lambda values: values / tf.cast(self.scale, values.dtype), gradient)
 
     def watched(self, gradients: list) -> 'WatchedLosses':
-        """The `WatchedLosses` of combined gradients, before a transformation might hide an Inf."""
-        flags = []
+        """Checks in each step whether the combined gradients are finite.
+
+        Args:
+          gradients: the `(gradient, variable)` pairs, before the user's function transforms them:
+            it might hide an Inf.
+        """
+        are_finite = []
         for gradient, variable in gradients:
+            values = getattr(gradient, 'values', gradient)  # of a sparse gradient, its rows
             with self.placement.scope_of(variable):
-                flags.append(tf.reduce_all(tf.is_finite(getattr(gradient, 'values', gradient))))
+                are_finite.append(tf.reduce_all(tf.is_finite(values)))
         with only_device(self.placement.main):
-            is_finite = tf.reduce_all(tf.stack(flags))
+            is_finite = tf.reduce_all(tf.stack(are_finite))
             is_skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
             return WatchedLosses(self, is_finite, self.skipped.read_value() + is_skipped)
 
 
 def _variable(name: str, value: float, dtype: tf.DType) -> tf.Variable:
-    """A resource variable: a fetched value is the one that was read, never a later one."""
+    """Makes a variable of the loss scale. It is a resource variable, so that a fetched value is the
+    one that the step has read, and never a later one."""
     return tf.Variable(value, trainable=False, name=name, dtype=dtype, use_resource=True)
 
 
@@ -150,11 +169,12 @@ class WatchedLosses(typing.NamedTuple):
         return [self.losses.value, self.losses.good_steps, self.losses.skipped]
 
     def update(self) -> tf.Operation:
-        """The operation that moves the scale and the counts after a step."""
+        """The operation that moves the scale and the counts after a step, by the formula of
+        `LossScale`."""
         losses = self.losses
         rule = losses.rule
         with only_device(losses.placement.main):
-            good_steps = losses.good_steps.read_value() + 1
+            good_steps = losses.good_steps.read_value() + 1  # this one included, if it is good
             if rule.growth_steps:
                 grows = good_steps >= rule.growth_steps
             else:
@@ -162,9 +182,9 @@ class WatchedLosses(typing.NamedTuple):
             larger = tf.minimum(self.scale * rule.factor, rule.most)
             smaller = tf.maximum(self.scale / rule.factor, rule.least)
             scale_if_finite = tf.where_v2(grows, larger, self.scale)
-            is_counted = tf.logical_and(self.is_finite, tf.logical_not(grows))
-            return tf.group(
-                losses.value.assign(tf.where_v2(self.is_finite, scale_if_finite, smaller)),
-                losses.good_steps.assign(
-                    tf.where_v2(is_counted, good_steps, tf.zeros([], tf.int64))),
-                losses.skipped.assign(self.skipped_steps))
+            new_scale = tf.where_v2(self.is_finite, scale_if_finite, smaller)
+            scale_stays = tf.logical_and(self.is_finite, tf.logical_not(grows))
+            new_good_steps = tf.where_v2(scale_stays, good_steps, tf.zeros([], tf.int64))
+            return tf.group(losses.value.assign(new_scale),
+                            losses.good_steps.assign(new_good_steps),
+                            losses.skipped.assign(self.skipped_steps))

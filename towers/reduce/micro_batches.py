@@ -7,8 +7,8 @@ and the gradients, which carry the micro-batches' weights, are added up:
     sum_j = sum_(j-1) + gradient_j
 
 In a pipeline a tower has several stages, each on a device of its own: while a stage works on a
-micro-batch, the stage before works on the next. Each stage has one thing to do at a time, in the
-order of `stage_order`; for tensors of other stages a pass waits by its data.
+micro-batch, the stage before works on the next. Each stage runs one pass at a time, in the order
+that `schedules` says; for tensors of other stages a pass waits by its data.
 """
 
 import typing
@@ -21,24 +21,19 @@ from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.op_types import PLACEHOLDERS
-from towers.graph.order import BACK, Frames, awaited_names, topological_order
+from towers.graph.order import BACK, Frames, awaited_names, find_cycle
 from towers.graph.variable_access import Writes, initializers, is_variable
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Pairs, add_up, by_variable
-
-SCHEDULES = ('one_forward_one_backward', 'all_forward')
-
-
-FORWARD = 'forward'
-BACKWARD = 'backward'
-
-Pass = typing.Tuple[str, int]
-"""A pass of a stage: `FORWARD` or `BACKWARD`, and the index of the micro-batch."""
+from towers.reduce.schedules import BACKWARD, FORWARD, stage_order
 
 PassOfStage = typing.Tuple[str, int]
 """A pass of a micro-batch: `FORWARD` or `BACKWARD`, and the index of the stage."""
+
+OperationsOfPasses = typing.Dict[PassOfStage, typing.List[tf.Operation]]
+"""The operations of each pass of a micro-batch."""
 
 
 def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
@@ -79,31 +74,47 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
     Returns:
       The pairs of the summed gradients and their variables.
     """
-    orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
-              for stage in range(len(stages))]
-    operations = [_operations_of_passes(micro_batch, stages, names_of_initialization)
-                  for micro_batch in micro_batches]
+    num_stages = len(stages)
+    orders = [stage_order(schedule, stage, num_stages, len(micro_batches))
+              for stage in range(num_stages)]
+    operations: typing.List[OperationsOfPasses] = []  # one for each micro-batch
     results: list = []
     for micro_batch in micro_batches:
+        operations.append(_operations_of_passes(micro_batch, stages, names_of_initialization))
         results += _results(micro_batch)
+    if num_stages > 1:
+        for operations_of_passes in operations:
+            _check_forward_passes(operations_of_passes, num_stages, micro_batches[0].device)
     frames = Frames(graph_walk.step_operations(results))
-    # The order of the backward passes is the same in all stages. Each sum belongs to the backward
-    # pass whose gradients it adds.
+    # The order of the backward passes is the same in all stages.
     first, *others = [index for direction, index in orders[0] if direction == BACKWARD]
     total = micro_batches[first].gradients
     for index in others:
-        with tf.name_scope('accumulate_gradients'), \
-                graph_walk.Recording(tf.get_default_graph()) as made:
+        with graph_walk.Recording(tf.get_default_graph()) as made:
             total = _sum_of_two(total, micro_batches[index].gradients, stages)
-        for op in made.operations:
-            stage_of_op = _stage_of(op, stages)
-            if stage_of_op is not None and _may_wait(op, names_of_initialization):
-                operations[index][BACKWARD, stage_of_op].append(op)
+        sums = [op for op in made.operations if _may_wait(op, names_of_initialization)]
+        _add_to_backward_passes(operations[index], sums, stages)
     for stage, order in enumerate(orders):
         passes = [operations[index][direction, stage] for direction, index in order]
         with tf.name_scope('micro_batches'), only_device(stages[stage]):
             _run_in_order(passes, frames)
     return total
+
+
+def _add_to_backward_passes(operations: OperationsOfPasses, sums: typing.Iterable[tf.Operation],
+                            stages: typing.Sequence[str]) -> None:
+    """Adds the operations that add up gradients to the backward passes of a micro-batch, so that
+    the next pass of a stage waits for the sum, and the added gradients need no memory any more.
+
+    Args:
+      operations: the operations of the micro-batch's passes, which are added to.
+      sums: operations that add the micro-batch's gradients to those of the micro-batches before.
+      stages: the device of each stage.
+    """
+    for op in sums:
+        stage = _stage_of(op, stages)
+        if stage is not None:
+            operations[BACKWARD, stage].append(op)
 
 
 def _run_in_order(passes: typing.Iterable[typing.List[tf.Operation]], frames: Frames) -> None:
@@ -119,53 +130,23 @@ def _run_in_order(passes: typing.Iterable[typing.List[tf.Operation]], frames: Fr
 
 
 def _sum_of_two(total: Pairs, gradients: Pairs, stages: typing.Sequence[str]) -> Pairs:
-    """The sum of the gradients so far and the gradients of the next micro-batch, by variable."""
-    sums = []
-    for variable, gradients_present in by_variable([total, gradients]):
-        # No micro-batch has a gradient of a variable upstream of the inputs, see `Tower.of_shard`.
-        added = None
-        if gradients_present:
-            added = _added([gradient for _, gradient in gradients_present], variable, stages)
-        sums.append((added, variable))
-    return sums
-
-
-def stage_order(schedule: typing.Optional[str], stage: int, num_stages: int, micro_batches: int
-                ) -> typing.List[Pass]:
-    """The passes of a stage in the order in which it runs them.
-
-    `'all_forward'`: all forward passes, then all backward passes, the last micro-batch's first. The
-    activations of all micro-batches are kept at the same time (Huang et al. 2019, GPipe).
-    `'one_forward_one_backward'`: backward and forward passes take turns, as soon as a micro-batch's
-    gradient arrives. Stage s of K keeps the activations of at most K - s micro-batches
-    (Narayanan et al. 2019, PipeDream). Both keep each of K stages waiting for
-    (K - 1) / (M + K - 1) of the time, for M micro-batches and stages of equal length.
-    """
-    if schedule == 'all_forward':
-        return ([(FORWARD, each) for each in range(micro_batches)]
-                + [(BACKWARD, each) for each in reversed(range(micro_batches))])
-    ahead = kept_at_once(schedule, stage, num_stages, micro_batches)
-    order = [(FORWARD, each) for each in range(ahead)]
-    for each in range(micro_batches):
-        order.append((BACKWARD, each))
-        if ahead + each < micro_batches:
-            order.append((FORWARD, ahead + each))
-    return order
-
-
-def kept_at_once(schedule: typing.Optional[str], stage: int, num_stages: int, micro_batches: int
-                 ) -> int:
-    """The largest number of micro-batches whose activations a stage keeps at the same time.
+    """Adds the gradients of one more micro-batch to the gradients so far, by variable.
 
     Args:
-      schedule: the order of the micro-batches.
-      stage: the index of the stage.
-      num_stages: the number of stages of a tower.
-      micro_batches: the number of micro-batches of a tower.
+      total: the gradients so far, with their variables.
+      gradients: the gradients of the micro-batch, with their variables.
+      stages: the device of each stage of the tower.
     """
-    if schedule == 'all_forward':
-        return micro_batches
-    return min(num_stages - stage, micro_batches)
+    sums = []
+    with tf.name_scope('accumulate_gradients'):
+        for aligned in by_variable([total, gradients]):
+            added = None
+            # A variable upstream of the inputs has no gradient in any micro-batch: its gradient
+            # comes from the whole batch.
+            if aligned.gradients:
+                added = _added(aligned.gradients, aligned.variable, stages)
+            sums.append((added, aligned.variable))
+    return sums
 
 
 def _stage_of(op: tf.Operation, stages: typing.Sequence[str]) -> typing.Optional[int]:
@@ -177,37 +158,60 @@ def _stage_of(op: tf.Operation, stages: typing.Sequence[str]) -> typing.Optional
 
 
 def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
-                          names_of_initialization: typing.Set[str]
-                          ) -> typing.Dict[PassOfStage, typing.List[tf.Operation]]:
-    """{(direction, stage): the operations of a micro-batch that a step runs there}."""
-    found: typing.Dict[PassOfStage, typing.List[tf.Operation]] = {}
+                          names_of_initialization: typing.Set[str]) -> OperationsOfPasses:
+    """Sorts the operations of a micro-batch that a step runs by their pass.
+
+    Left out are operations that are not to wait for an earlier micro-batch: what is computed from
+    constants alone, what may not wait, and what is on the device of no stage.
+
+    Args:
+      micro_batch: the micro-batch.
+      stages: the device of each stage.
+      names_of_initialization: the names of the operations that a session runs before the first
+        step.
+    """
+    operations: OperationsOfPasses = {}
     for stage in range(len(stages)):
-        found[FORWARD, stage] = []
-        found[BACKWARD, stage] = []
+        operations[FORWARD, stage] = []
+        operations[BACKWARD, stage] = []
     # Metric updates are no part of a pass: they run only if the program fetches them.
     step = graph_walk.step_operations(_results(micro_batch))
     before_loss = _operations_before(micro_batch.data_loss.op)
     varying = _computed_from_more_than_constants(step)
     for op in step:
         stage_of_op = _stage_of(op, stages)
-        belongs = micro_batch.has(op.name) and op.name in varying
-        if stage_of_op is not None and belongs and _may_wait(op, names_of_initialization):
-            direction = FORWARD
-            if op.name in micro_batch.backward and op.name not in before_loss:
-                direction = BACKWARD
-            found[direction, stage_of_op].append(op)
-    if len(stages) > 1:
-        forward: typing.List[tf.Operation] = []
-        for stage in range(len(stages)):
-            forward += found[FORWARD, stage]
-        check_stages(forward, micro_batch.device)
-    return found
+        is_of_micro_batch = micro_batch.has(op.name) and op.name in varying
+        if stage_of_op is None or not is_of_micro_batch:
+            continue
+        if not _may_wait(op, names_of_initialization):
+            continue
+        # The backward pass of a loop (v1) adds operations that the forward pass runs: they put its
+        # values onto stacks.
+        is_backward = op.name in micro_batch.backward and op.name not in before_loss
+        direction = BACKWARD if is_backward else FORWARD
+        operations[direction, stage_of_op].append(op)
+    return operations
+
+
+def _check_forward_passes(operations: OperationsOfPasses, num_stages: int, device: str) -> None:
+    """Refuses a model in which a stage takes a tensor of a later stage.
+
+    Args:
+      operations: the operations of the passes of a micro-batch.
+      num_stages: the number of stages.
+      device: the device of the tower.
+    """
+    forward: typing.List[tf.Operation] = []
+    for stage in range(num_stages):
+        forward += operations[FORWARD, stage]
+    check_stages(forward, device)
 
 
 def _operations_before(last: tf.Operation) -> typing.Set[str]:
-    """The names of the operations that run before one can, a loop's pushes onto stacks included."""
-    def awaited(op):
-        return [op.graph.get_operation_by_name(name) for name in _waits_for(op)]
+    """The names of `last` and of the operations that run before it, a loop's pushes onto stacks
+    included."""
+    def awaited(op: tf.Operation) -> typing.List[tf.Operation]:
+        return graph_walk.operations_named(op.graph, _awaited_with_turns(op))
     return set(graph_walk.reached([last], awaited))
 
 
@@ -218,13 +222,19 @@ def _results(micro_batch: Tower) -> list:
 
 
 def _added(gradients: list, variable: tf.Variable, stages: typing.Sequence[str]) -> typing.Any:
-    """The sum of two gradients of one variable, on the tower's device; in a pipeline on the device
-    of the later gradient's stage."""
+    """The sum of gradients of one variable, made on the tower's device; in a pipeline on the device
+    of the stage that computes them.
+
+    Args:
+      gradients: the sum of the gradients so far, if there is any, and the next gradient.
+      variable: the variable.
+      stages: the device of each stage of the tower.
+    """
     if len(stages) == 1:
         device = stages[0]
     else:
         last = gradients[-1]
-        device = getattr(last, 'values', last).device
+        device = getattr(last, 'values', last).device  # of a sparse gradient, of its rows
     with only_device(device or None):
         return add_up(gradients, variable)
 
@@ -233,27 +243,26 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
                  frames: Frames) -> None:
     """Makes the first operations of a pass wait for the last operations of another pass.
 
-    None waits for an operation within a v1 loop or branch, which may never run, but for the
-    operations that leave the loop.
+    No operation waits for one within a v1 loop or branch, which may never run; it waits for the
+    operations by which the results leave the loop.
 
     Args:
       earlier: all operations of the pass that is waited for.
       later: all operations of the pass that waits.
       frames: the loops and branches around them.
     """
-    names_earlier = graph_walk.names_of(earlier)
-    names_later = graph_walk.names_of(later)
     always_run = [op for op in earlier if frames.always_runs(op)]
-    followed = set()
+    awaited_in_pass = set()  # names of operations after which others of the pass run
     for op in always_run:
-        followed |= _waits_for(op)
-    last_operations = [op for op in always_run if op.name in names_earlier - followed]
+        awaited_in_pass |= _awaited_with_turns(op)
+    last_operations = [op for op in always_run if op.name not in awaited_in_pass]
     if not last_operations:
         return
     with tf.control_dependencies(last_operations):
         ended = tf.no_op('next')
+    names_later = graph_walk.names_of(later)
     for op in later:
-        is_first = names_later.isdisjoint(_waits_for(op))
+        is_first = names_later.isdisjoint(_awaited_with_turns(op))
         if is_first and frames.is_outside(op):
             compat.add_control_inputs(op, [ended])
 
@@ -261,13 +270,14 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
 def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> bool:
     """Whether an operation of a micro-batch may be made to wait for others.
 
-    Constants may not, since they are folded; nor handles of variables, tables and queues, and what
-    runs before the first step (`names_of_initialization`): these run outside of steps, too.
+    Constants may not, since TensorFlow computes them once and for all. Handles of variables, tables
+    and queues may not, nor what runs before the first step (`names_of_initialization`): they run
+    outside of steps, too, where nothing that they would wait for can run.
     """
     if op.type == 'Const' or op.name in names_of_initialization:
         return False
-    names_state = not op.inputs and op.outputs and all(map(is_variable, op.outputs))
-    return not names_state
+    is_handle = not op.inputs and op.outputs and all(map(is_variable, op.outputs))
+    return not is_handle
 
 
 def _computed_from_more_than_constants(operations: typing.Iterable[tf.Operation]
@@ -282,17 +292,20 @@ def _computed_from_more_than_constants(operations: typing.Iterable[tf.Operation]
 
 
 def _may_vary(op: tf.Operation) -> bool:
-    """Whether an operation may have another value than what its inputs alone determine."""
+    """Whether TensorFlow computes an operation anew in each step, even if its inputs are constants:
+    it has a source of its own, or is in a loop or a branch."""
     is_source = not op.inputs and op.type != 'Const'
-    return (is_source or op.type in PLACEHOLDERS or op.op_def.is_stateful
-            or graph_walk.is_control_flow(op))
+    if is_source or op.type in PLACEHOLDERS or op.op_def.is_stateful:
+        return True
+    return graph_walk.is_control_flow(op)
 
 
 def _names_of_initialization(graph: tf.Graph) -> typing.Set[str]:
     """Names of the operations that a session runs before the first step, for initial values."""
-    of_variables = [graph.get_operation_by_name(name) for name in initializers()]
-    of_tables = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)
-    return graph_walk.names_of(graph_walk.step_operations(of_variables + of_tables))
+    variable_initializers = graph_walk.operations_named(graph, initializers())
+    table_initializers = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)
+    operations = graph_walk.step_operations(variable_initializers + table_initializers)
+    return graph_walk.names_of(operations)
 
 
 def check_order(fetches: typing.Iterable, operations_of_model: typing.Iterable = ()) -> None:
@@ -300,16 +313,14 @@ def check_order(fetches: typing.Iterable, operations_of_model: typing.Iterable =
 
     Args:
       fetches: what a step runs.
-      operations_of_model: those that the model function has made, of which the error names one.
+      operations_of_model: the operations that the model function has made; the error names one.
 
     Raises:
       InvalidArgumentError: operations would wait for each other, and no step could end.
     """
-    operations = graph_walk.step_operations(fetches)
-    names_run = graph_walk.names_of(topological_order(operations, _waits_for))
-    stuck = graph_walk.by_name(op for op in operations if op.name not in names_run)
-    if stuck:
-        named = _named_operation(_circle(stuck), graph_walk.names_of(operations_of_model))
+    circle = find_cycle(graph_walk.step_operations(fetches), _awaited_with_turns)
+    if circle:
+        named = _named_operation(circle, graph_walk.names_of(operations_of_model))
         raise InvalidArgumentError(
             'the micro-batches of a tower run one after the other, and the model makes an earlier '
             'one wait for a later one (operation %s): its forward pass writes a variable that it '
@@ -317,39 +328,39 @@ def check_order(fetches: typing.Iterable, operations_of_model: typing.Iterable =
             "'updates'; or train without accumulate= and micro_batches=." % named.name)
 
 
-def _circle(stuck: typing.Dict[str, tf.Operation]) -> typing.List[tf.Operation]:
-    """Operations that wait for each other, among those that no step can run, which each wait for
-    another one of these."""
-    name = next(iter(stuck))
-    passed: typing.List[str] = []
-    while name not in passed:
-        passed.append(name)
-        name = min(_waits_for(stuck[name]) & stuck.keys())
-    return [stuck[each] for each in passed[passed.index(name):]]
-
-
 def _named_operation(circle: typing.Sequence[tf.Operation],
                      names_of_model: typing.Container[str]) -> tf.Operation:
-    """The operation of a circle that tells a user most: the model's own, and one that writes."""
+    """The operation of a circle that tells a user most: one that the model has made and that writes
+    a variable; else one that the model has made; else any.
+
+    Args:
+      circle: operations that wait for each other.
+      names_of_model: the names of the operations that the model has made.
+    """
     finder = Writes(tf.get_default_graph())
     of_model = [op for op in circle if op.name in names_of_model]
-    writing = [op for op in of_model if finder.of(op)]
-    return (writing or of_model or list(circle))[0]
+    writing = [op for op in of_model if finder.written_by(op)]
+    candidates = writing or of_model or circle
+    return candidates[0]
 
 
-def _waits_for(op: tf.Operation) -> typing.Set[str]:
-    """Names of the operations that an operation waits for, without the back edges of a loop.
+def _awaited_with_turns(op: tf.Operation) -> typing.Set[str]:
+    """Names of the operations that an operation waits for; of an operation by which a loop (v1) is
+    left, also of what leads into the loop's next turn, such as pushes onto stacks.
 
-    An exit of a loop waits for all that leads into the next turn, onto stacks included.
+    In the graph only the next turn waits for these. But the last turn is there only after they have
+    run in the turns before.
     """
     names = awaited_names(op)
     if op.type not in ('Exit', 'RefExit'):
         return names
-    left_by = op.inputs[0].op
-    if len(left_by.inputs) == 2:  # a Switch, with the condition of the loop
-        condition = left_by.inputs[1]
-        for switch in condition.consumers():
-            for tensor in switch.inputs[0].op.inputs:
-                if tensor.op.type in BACK:
-                    names.add(tensor.op.name)
+    switch = op.inputs[0].op
+    if len(switch.inputs) != 2:
+        return names  # a loop that is not as TensorFlow makes it
+    condition = switch.inputs[1]
+    for switch_of_variable in condition.consumers():  # one for each of the loop's variables
+        merge = switch_of_variable.inputs[0].op
+        for tensor in merge.inputs:
+            if tensor.op.type in BACK:
+                names.add(tensor.op.name)
     return names

@@ -22,11 +22,16 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.gradients.gradient_pairs import each_row_once
-from towers.graph.graph_walk import bytes_of, operation_names, step_operations
+from towers.graph.graph_walk import (
+    bytes_of,
+    operation_names,
+    step_operations,
+    variables_by_name,
+)
 from towers.graph.variable_access import Writes
 from towers.placement.variable_device import only_device
 from towers.variables.initial_values import value_or_initial_value
-from towers.variables.new_variables import local_variable, owner_by_name
+from towers.variables.slots import local_variable, owner_by_name
 
 
 class Replicas(typing.NamedTuple):
@@ -77,28 +82,35 @@ class Replicas(typing.NamedTuple):
         """
         pairs_of_towers: typing.List[list] = [[] for _ in self.devices]
         for gradient, variable in gradients:
-            copies = self._copies(gradient, variable, on_towers)
-            pairs_of_towers[0].append((copies[0], variable))
+            on_each_tower = self._gradient_on_each_tower(gradient, variable, on_towers)
+            pairs_of_towers[0].append((on_each_tower[0], variable))
             if variable.op.name not in self.of_variable:
                 continue
             for tower in range(1, len(self.devices)):
-                if copies[tower] is not None:
+                if on_each_tower[tower] is not None:
                     replica = self.replica_of(variable, tower)
-                    pairs_of_towers[tower].append((copies[tower], replica))
+                    pairs_of_towers[tower].append((on_each_tower[tower], replica))
         return list(itertools.chain.from_iterable(pairs_of_towers))
 
-    def _copies(self, gradient: typing.Any, variable: tf.Variable, on_towers: dict) -> list:
-        """The gradient of a variable on each tower: the one of `on_towers`, or, where the user's
-        function has transformed it since, the transformed gradient for all towers."""
+    def _gradient_on_each_tower(self, gradient: typing.Any, variable: tf.Variable,
+                                on_towers: dict) -> list:
+        """List of the gradients of a variable by which the towers update it, one a tower.
+
+        Args:
+          gradient: the gradient to apply, combined and transformed.
+          variable: the variable of the model.
+          on_towers: from the name of a variable to its combined gradient on each tower.
+        """
         is_replicated = variable.op.name in self.of_variable
         if is_replicated and isinstance(gradient, tf.IndexedSlices):
             # Repeated rows are added up once, so that no replica adds them in another order.
             with tf.name_scope('replicas/'), only_device(gradient.values.device or None):
                 return [each_row_once(gradient)] * len(self.devices)
-        copies = on_towers.get(variable.op.name, [None])
-        if gradient is not None and gradient is copies[0]:
-            return copies
-        return [gradient] * len(self.devices)  # transformed, once for all towers
+        combined = on_towers.get(variable.op.name, [None])
+        if gradient is not None and gradient is combined[0]:
+            return combined
+        # The user's function has transformed the gradient since, once for all towers.
+        return [gradient] * len(self.devices)
 
     @contextlib.contextmanager
     def new_slots(self, variables: list) -> typing.Iterator[list]:
@@ -123,17 +135,17 @@ class Replicas(typing.NamedTuple):
           after: the operations that write variables or read replicas in a step, which come first.
         """
         operations = []
+        followed = [self.of_variable[name] for name in self.of_variable if name in names]
         with tf.name_scope('replicas/'), tf.control_dependencies(after):
-            for name, (variable, replicas) in self.of_variable.items():
-                if name not in names:
-                    continue
+            for variable, replicas in followed:
                 with only_device(variable.device):
                     value = variable.read_value()
                 for replica in replicas:
+                    # A variable without a static shape may change its shape.
+                    has_static_shape = replica.get_shape().is_fully_defined()
                     with only_device(replica.device):
-                        operations.append(tf.assign(
-                            replica, value,
-                            validate_shape=replica.get_shape().is_fully_defined()).op)
+                        assigned = tf.assign(replica, value, validate_shape=has_static_shape)
+                    operations.append(assigned.op)
         return operations
 
     def refresh(self) -> tf.Operation:
@@ -157,42 +169,48 @@ class _NewSlots:
     """
 
     def __init__(self, replicas: Replicas, variables: typing.List[tf.Variable]):
-        """Watches for slots of trained variables.
-
+        """
         Args:
-          replicas: the replicas among them.
+          replicas: the replicas among the trained variables.
           variables: the trained variables, replicas included.
         """
         self.created: typing.List[tf.Variable] = []
-        self._by_name = {variable.op.name: variable for variable in variables}
-        self._replicated = set(replicas.of_variable)
-        # From the name of a replica to that of its variable.
+        self._trained = variables_by_name(variables)
+        self._replicated = set(replicas.of_variable)  # names of the variables that have replicas
+        # {name of a replica: name of the variable of the model}
         self._origins: typing.Dict[str, str] = {}
         for name, (_, replicas_of_variable) in replicas.of_variable.items():
             for replica in replicas_of_variable:
                 self._origins[replica.op.name] = name
-        # From the name of a variable to its slots, each with its value; and from the name of a
-        # replica to the number of slots that were made for it so far.
+        # {name of a variable of the model: its slots, each with its value}
         self._slots: typing.Dict[str, list] = collections.defaultdict(list)
+        # {name of a replica: the number of slots that were made for it so far}
         self._counts: typing.Dict[str, int] = collections.Counter()
 
     def create(self, next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
-        """Creates a variable by `next_creator`, see `tf.variable_creator_scope`.
+        """Creates a variable by `next_creator`, as `tf.variable_creator_scope` asks it.
 
         A slot of a replica becomes a local variable that begins with the value of the model's slot.
         """
-        owner = owner_by_name(kwargs.get('name') or '', self._by_name)
+        # An optimizer names a slot after the variable that it belongs to.
+        owner = owner_by_name(kwargs.get('name') or '', self._trained)
         name = None if owner is None else owner.op.name
         if name in self._origins:
-            return self._create_of_replica(name, next_creator, kwargs)
+            return self._create_slot_of_replica(name, next_creator, kwargs)
         slot = next_creator(**kwargs)
         if name in self._replicated:
             self._slots[name].append((slot, _value_or_initial_value(slot)))
         return slot
 
-    def _create_of_replica(self, name: str, next_creator: typing.Callable,
-                           kwargs: dict) -> tf.Variable:
-        """Creates the next slot of the replica of this name."""
+    def _create_slot_of_replica(self, name: str, next_creator: typing.Callable,
+                                kwargs: dict) -> tf.Variable:
+        """Creates the next slot of the replica of this name.
+
+        Args:
+          name: the name of the replica.
+          next_creator: the function that creates a variable.
+          kwargs: its arguments, as the optimizer gives them.
+        """
         origin = self._origins[name]
         index = self._counts[name]
         if index >= len(self._slots[origin]):
@@ -224,7 +242,7 @@ def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence
     writes = Writes(tf.get_default_graph())
     written: typing.Set[str] = set()
     for op in step_operations(updates):
-        written.update(writes.of(op))
+        written.update(writes.written_by(op))
     return replicas.follow(written, list(updates) + list(after))
 
 
@@ -244,24 +262,39 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
       DeviceError: an earlier build has replicas of a variable on other devices.
     """
     devices = tuple(devices)
-    local = {variable.op.name: variable for variable in tf.local_variables()}
+    local_variables = variables_by_name(tf.local_variables())
     of_variable = {}
     for variable in variables:
-        name = variable.op.name
-        if not variable.trainable or name in local:
-            continue
-        names = [_replica_name(variable, tower) for tower in range(1, len(devices))]
-        replicas = [local[replica_name] for replica_name in names if replica_name in local]
-        if not replicas:
-            replicas = _new_replicas(variable, names, devices[1:])
-        elif [replica.device for replica in replicas] != list(devices[1:]):
-            raise DeviceError(
-                'variable %s has replicas on %s already, of an earlier build, and is to have some '
-                'on %s: build both for the same towers.' % (
-                    name, ', '.join(replica.device for replica in replicas),
-                    ', '.join(devices[1:])))
-        of_variable[name] = (variable, replicas)
-    return Replicas(devices, of_variable, [])
+        # A local variable is a tower's own.
+        if variable.trainable and variable.op.name not in local_variables:
+            replicas = _replicas_on(variable, devices[1:], local_variables)
+            of_variable[variable.op.name] = (variable, replicas)
+    return Replicas(devices, of_variable, slots=[])
+
+
+def _replicas_on(variable: tf.Variable, devices: typing.Sequence[str],
+                 local_variables: typing.Dict[str, tf.Variable]) -> typing.List[tf.Variable]:
+    """The replicas of one variable: those that an earlier build has made, or new ones.
+
+    Args:
+      variable: the variable of the model.
+      devices: the devices of towers 1, 2, …
+      local_variables: {name: variable} of the graph's local variables.
+
+    Raises:
+      DeviceError: an earlier build has replicas of the variable on other devices.
+    """
+    names = [_replica_name(variable, tower) for tower in range(1, len(devices) + 1)]
+    replicas = [local_variables[name] for name in names if name in local_variables]
+    if not replicas:
+        return _new_replicas(variable, names, devices)
+    devices_of_earlier = [replica.device for replica in replicas]
+    if devices_of_earlier != list(devices):
+        raise DeviceError(
+            'variable %s has replicas on %s already, of an earlier build, and is to have some on '
+            '%s: build both for the same towers.' % (
+                variable.op.name, ', '.join(devices_of_earlier), ', '.join(devices)))
+    return replicas
 
 
 def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
@@ -298,14 +331,14 @@ def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
       NameScopeError: another operation of the graph has one of the names.
     """
     value = _value_or_initial_value(variable)
+    collection = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
     replicas = []
     for name, device in zip(names, devices):
         # Trainable for code that asks the variable itself (custom gradients), yet in no list of
         # trainable variables.
         replica = local_variable(variable, name, _any_value(variable), value, device,
                                  trainable=True, constraint=variable.constraint)
-        listed = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
-        listed[:] = [variable for variable in listed if variable is not replica]
+        collection[:] = [listed for listed in collection if listed is not replica]
         if replica.op.name != name:
             raise NameScopeError('the graph has another operation %r, which is to be the name of a '
                                  'replica of variable %s: rename that operation.'
@@ -323,7 +356,8 @@ def _any_value(variable: tf.Variable) -> tf.Tensor:
 
 
 def _value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
-    """The value of a variable, or its initial value where it is not initialized yet.
+    """A tensor with the value of a variable, or with its initial value as long as the variable is
+    not initialized.
 
     So the replicas may be initialized in the same run as the model's variables, or later. Only if
     everything has been initialized before, the two initializers have to run one after the other.

@@ -13,6 +13,7 @@ from towers.gradients.gradient_pairs import (
     listed_pairs,
     map_values,
     may_be_gradient_of,
+    variables_of,
 )
 from towers.graph import graph_walk
 from towers.graph.variable_access import Writes, is_reference
@@ -20,7 +21,8 @@ from towers.optimizers import is_repeatable, rows_at_rate
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, Pairs
 from towers.reduce.loss_scale import WatchedLosses
-from towers.variables.new_variables import like_current_scope, new_slots
+from towers.variables.slots import new_slots
+from towers.variables.variable_scopes import like_current_scope
 
 
 class Applied(typing.NamedTuple):
@@ -59,17 +61,19 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
     """
     placement = tower_set.request.placement
     replicas = tower_set.roles.replicas
-    updates_replicas = replicas is not None and is_repeatable(optimizer)
-    if updates_replicas:
+    optimizer_updates_replicas = replicas is not None and is_repeatable(optimizer)
+    if optimizer_updates_replicas:
         pairs = replicas.pairs(combined.gradients, combined.on_towers or {})
     else:
         pairs = combined.gradients
-    known = tower_set.recorded.variables + [variable for _, variable in pairs]
+    # Variables that a slot may belong to.
+    known_variables = tower_set.recorded.variables + variables_of(pairs)
     slots_of_replicas: typing.List[tf.Variable] = []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
-        if updates_replicas:  # the outer one is the last to see a creation
-            slots_of_replicas = scopes.enter_context(replicas.new_slots(known))
-        all_slots = scopes.enter_context(new_slots(placement, known))
+        if optimizer_updates_replicas:
+            # Around `new_slots`: the outer one of two creator scopes is the last to see a creation.
+            slots_of_replicas = scopes.enter_context(replicas.new_slots(known_variables))
+        all_slots = scopes.enter_context(new_slots(placement, known_variables))
         scopes.enter_context(rows_at_rate(optimizer))
         scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(tf.get_default_graph()) as recording:
@@ -77,19 +81,18 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         # Slots are made under the control dependencies, too; their initial values must not wait
         # for a batch.
         free_initial_values(all_slots, recording.operations, after)
-        if replicas is not None and not updates_replicas:
+        if replicas is not None and not optimizer_updates_replicas:
             written = _names_written(recording.operations, pairs)
-            applied = tf.group(applied, *replicas.follow(written, [applied]))
-        counts_step = False
+            applied = tf.group(applied, *replicas.follow(written, after=[applied]))
+        steps = _StepsToAdd(None, leaves_count_to_caller=False)
         if global_step is not None:
-            steps_to_add, counts_step = _steps_to_add(applied, recording.operations, global_step,
-                                                      scaled_losses)
-            if steps_to_add is not None:
-                applied = _add_steps_after(applied, global_step, steps_to_add)
+            steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
+            if steps.number is not None:
+                applied = _add_steps_after(applied, global_step, steps.number)
     names_of_replicas = graph_walk.operation_names(slots_of_replicas)
     slots = [slot for slot in all_slots if slot.op.name not in names_of_replicas]
     train_op = applied if isinstance(applied, tf.Operation) else tf.group(applied)
-    return Applied(train_op, slots, slots_of_replicas, counts_step)
+    return Applied(train_op, slots, slots_of_replicas, steps.leaves_count_to_caller)
 
 
 def _apply(optimizer: typing.Any, pairs: Pairs, global_step: typing.Optional[tf.Variable],
@@ -124,16 +127,22 @@ def _add_steps_after(applied: typing.Any, global_step: tf.Variable,
 
 
 def _names_written(operations: typing.Iterable[tf.Operation], pairs: Pairs) -> typing.Set[str]:
-    """The names of the variables of pairs, and of those that some operations write."""
-    names = graph_walk.operation_names(variable for _, variable in pairs)
+    """The names of the variables that an update writes.
+
+    Args:
+      operations: the operations that the optimizer has made for the update.
+      pairs: the `(gradient, variable)` pairs that it was to apply.
+    """
+    names = graph_walk.operation_names(variables_of(pairs))
     writes = Writes(tf.get_default_graph())
     for op in operations:
-        names.update(writes.of(op))
+        names.update(writes.written_by(op))
     return names
 
 
 def safe_to_fetch(pairs: Pairs) -> Pairs:
-    """The same pairs, in which the gradients of reference variables are identities of the given.
+    """The same pairs, but for reference variables: in the place of their gradients they have
+    identities of these.
 
     A program may fetch a gradient in the run that updates its variable. TensorFlow 1.15 rewrites a
     gradient that is a sum of products with the variable's value: the update gets one sum, and the
@@ -170,15 +179,28 @@ def free_initial_values(created: typing.Iterable[tf.Variable],
     names_after = graph_walk.operation_names(after)
     initializers = [variable.initializer for variable in created]
     for op in graph_walk.step_operations(initializers, ends=names_after):
-        kept = [other for other in op.control_inputs if other.name not in names_after]
-        if op.name in names_made and len(kept) < len(op.control_inputs):
-            compat.set_control_inputs(op, kept)
+        awaited = [other for other in op.control_inputs if other.name not in names_after]
+        waits_too_long = len(awaited) < len(op.control_inputs)
+        if waits_too_long and op.name in names_made:
+            compat.set_control_inputs(op, awaited)
+
+
+class _StepsToAdd(typing.NamedTuple):
+    """What has to be added to the global step after an update.
+
+    Attributes:
+      number: the scalar to add; None where the update itself counts every step.
+      leaves_count_to_caller: whether the optimizer never counts steps.
+    """
+
+    number: typing.Optional[tf.Tensor]
+    leaves_count_to_caller: bool
 
 
 def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
                   global_step: tf.Variable, scaled_losses: typing.Optional[WatchedLosses]
-                  ) -> typing.Tuple[typing.Optional[tf.Tensor], bool]:
-    """What has to be added to the global step after an update.
+                  ) -> _StepsToAdd:
+    """Finds what has to be added to the global step after an update, so that each step counts one.
 
     Args:
       applied: the update.
@@ -186,48 +208,47 @@ def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
       global_step: the variable that counts steps.
       scaled_losses: with it, the optimizer's update is skipped if a gradient is not finite, and
         the step is counted nevertheless; or None.
-
-    Returns:
-      A scalar to add, or None where the update itself counts every step; and whether the
-      optimizer never counts steps and leaves that to its caller.
     """
     dtype = global_step.dtype.base_dtype
-    names_writing = graph_walk.names_of(Writes(global_step.graph).to(global_step))
-    if not names_writing.isdisjoint(graph_walk.names_of(made)):
-        if scaled_losses is None:
-            return None, False
-        is_skipped = tf.logical_not(scaled_losses.is_finite)
-        return tf.cast(is_skipped, dtype), False
+    names_writing = graph_walk.names_of(Writes(global_step.graph).writers_of(global_step))
+    optimizer_counts = not names_writing.isdisjoint(graph_walk.names_of(made))
+    if optimizer_counts:
+        skipped_steps = None
+        if scaled_losses is not None:
+            skipped_steps = tf.cast(tf.logical_not(scaled_losses.is_finite), dtype)
+        return _StepsToAdd(skipped_steps, leaves_count_to_caller=False)
     names_run = graph_walk.names_of(graph_walk.step_operations([applied]))
-    if not names_writing.isdisjoint(names_run):
-        return None, False  # an operation from before this update writes the step
-    return tf.ones([], dtype), True
+    is_counted_before = not names_writing.isdisjoint(names_run)  # for which the update waits
+    if is_counted_before:
+        return _StepsToAdd(None, leaves_count_to_caller=False)
+    return _StepsToAdd(tf.ones([], dtype), leaves_count_to_caller=True)
 
 
 def _apply_if_finite(optimizer: typing.Any, gradients: Pairs,
                      global_step: typing.Optional[tf.Variable],
                      scaled_losses: WatchedLosses) -> typing.Any:
-    """Applies the gradients in a branch that is taken if all of them are finite, and then updates
-    the loss scale.
+    """Applies the gradients in a branch that is taken if all gradients are finite, and then updates
+    the loss scale. Returns the operation that does both.
 
     Args:
       optimizer: an object with `apply_gradients`.
       gradients: to apply.
       global_step: for the optimizer to count; or None.
-      scaled_losses: knows whether all gradients are finite.
+      scaled_losses: has the tensor that says whether all gradients are finite.
     """
-    is_finite = tf.identity(scaled_losses.is_finite)  # after the operations that have to come first
-    outside = tf.get_default_graph().get_name_scope()
+    # An identity, since it waits for what has to come before the update; the branch waits for it.
+    is_finite = tf.identity(scaled_losses.is_finite)
+    name_scope_outside = tf.get_default_graph().get_name_scope()
 
     def apply():
-        # In the name scope from outside, which names some slots.
-        with tf.name_scope(outside + '/' if outside else None):
+        # Some optimizers name slots by the name scope, to which `tf.cond` adds its own.
+        with tf.name_scope(name_scope_outside + '/' if name_scope_outside else None):
             applied = tf.group(optimizer.apply_gradients(gradients, global_step=global_step))
         with tf.control_dependencies([applied]):
             return tf.constant(True)
 
-    # In a function of control flow v2 no reference variable is written, and no slot is made of a
-    # tensor.
+    # Within a function of control flow v2, TensorFlow can neither write a reference variable nor
+    # make a slot whose initial value is a tensor.
     with compat.control_flow_v1():
         applied = tf.cond(is_finite, apply, lambda: tf.constant(False))
     with tf.control_dependencies([applied]):
@@ -241,7 +262,8 @@ def _scope_without_reuse() -> typing.Iterator[None]:
     if scope.reuse is not True:
         yield
         return
-    with tf.variable_scope(like_current_scope(scope.name, False), auxiliary_name_scope=False):
+    without_reuse = like_current_scope(scope.name, reuse=False)
+    with tf.variable_scope(without_reuse, auxiliary_name_scope=False):
         yield
 
 
@@ -269,7 +291,7 @@ def call_transform(transform: typing.Optional[typing.Callable], gradients: Pairs
     device_scope = only_device(device) if device else contextlib.nullcontext()
     with device_scope, tf.name_scope('transform_gradients'):
         returned = transform(gradients)
-    called = 'transform_gradients'
+    called = 'transform_gradients'  # the name of the argument, for the messages
     if name_of_loss is not None:
         called += ' for %r' % name_of_loss
     transformed = listed_pairs(returned)
@@ -288,7 +310,17 @@ def call_transform(transform: typing.Optional[typing.Callable], gradients: Pairs
 
 
 def _are_given_variables(pairs: Pairs, given: Pairs) -> bool:
-    """Whether the pairs are of variables that were `given` in pairs, each once."""
-    given_names = graph_walk.operation_names(variable for _, variable in given)
-    names = [getattr(getattr(variable, 'op', None), 'name', None) for _, variable in pairs]
-    return given_names.issuperset(names) and len(set(names)) == len(names)
+    """Whether the variables of some pairs are among those of other pairs, each once.
+
+    Args:
+      pairs: the pairs that the user's function has returned.
+      given: the pairs that it was given.
+    """
+    given_names = graph_walk.operation_names(variables_of(given))
+    names = set()
+    for _, variable in pairs:
+        name = getattr(getattr(variable, 'op', None), 'name', None)  # None of what is no variable
+        if name not in given_names or name in names:
+            return False
+        names.add(name)
+    return True

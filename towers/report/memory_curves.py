@@ -10,7 +10,7 @@ from towers.errors import InvalidArgumentError
 from towers.memory.account import account_of_run
 from towers.memory.measure import peaks_of, uses_of
 from towers.memory.simulation import Run
-from towers.memory.step_graph import shard_sizes, step_of
+from towers.memory.tower_step import shard_sizes, step_of
 from towers.placement.devices import is_gpu, short_name
 from towers.report.trace import Trace
 

@@ -19,7 +19,7 @@ from towers.graph.graph_walk import (
     reachable_from,
     step_operations,
 )
-from towers.memory.step_graph import shard_operations
+from towers.memory.tower_step import shard_operations
 from towers.model.objectives import all_pairs
 
 INPUT = 'input'

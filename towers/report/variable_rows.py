@@ -73,7 +73,7 @@ def _writers(parts: StepParts) -> typing.Dict[str, typing.Set[str]]:
     writers: typing.Dict[str, typing.Set[str]] = {}
     writes = Writes(parts.graph)
     for op in parts.operations:
-        for name in writes.of(op):
+        for name in writes.written_by(op):
             writers.setdefault(name, set()).add(_named(parts.places[op.name]))
     return writers
 

@@ -26,6 +26,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
+from towers.graph.function_variables import without_writes
 from towers.graph.graph_walk import (
     ancestors,
     by_name,
@@ -37,12 +38,7 @@ from towers.graph.graph_walk import (
 )
 from towers.graph.op_types import CONTROL_FLOW_V2
 from towers.graph.order import Precedence, awaited_instead, end_of_branches
-from towers.graph.variable_access import (
-    Writes,
-    initializers,
-    variable_taken,
-    without_writes,
-)
+from towers.graph.variable_access import Writes, initializers, variable_taken
 from towers.model.request import Request
 
 
@@ -69,7 +65,7 @@ def writes_of(recorded: Recorded) -> typing.List[Write]:
     for op in recorded.operations:
         if op.name in left_out or is_random(op):
             continue
-        variables = finder.of(op)
+        variables = finder.written_by(op)
         if variables:
             writes.append(Write(op, variables))
     return writes
@@ -192,7 +188,7 @@ def _removable_writes(write: Write, finder: Writes) -> typing.List[int]:
     its functions.
     """
     op = write.op
-    if not finder.within_function(op):
+    if not finder.calls_functions(op):
         return []
     if 'While' in op.type:  # the next turn of the loop may read what this one has written
         return []
@@ -217,7 +213,7 @@ def _check_can_be_left(write: Write, is_used: bool, finder: Writes) -> None:
       is_used: whether the written value is used.
       finder: finds the functions that operations call.
     """
-    if finder.within_function(write.op):
+    if finder.calls_functions(write.op):
         if write.op.type in CONTROL_FLOW_V2:
             where = 'within a branch or a loop of control flow v2'
             or_else = ', or call tf.disable_control_flow_v2()'

@@ -213,7 +213,7 @@ def _counter_writes(update: typing.Any, counters: typing.Set[str],
     writes = _CounterWrites(collections.defaultdict(list), [])
     for op in step_operations([update]):
         position = _position_of_addition(op)
-        for counter in counters.intersection(finder.of(op)):
+        for counter in counters.intersection(finder.written_by(op)):
             if position is None:
                 writes.others.append(op)
             else:

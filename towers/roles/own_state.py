@@ -17,7 +17,7 @@ from towers.errors import SharedVariableError
 from towers.graph.graph_walk import operation_names, variables_by_name
 from towers.model.build_context import without
 from towers.roles.inline_updates import Write
-from towers.variables.new_variables import local_variable
+from towers.variables.slots import local_variable
 
 StateWrites = typing.Dict[str, typing.List[tf.Operation]]
 """{name of a variable that is a tower's state: the operations that write it}."""

@@ -129,7 +129,7 @@ def _writes_among(operations: typing.Iterable[tf.Operation],
                   left_out: typing.Container[str]) -> typing.List[Write]:
     """List of the writes among operations, without operations of the names `left_out`."""
     finder = Writes(tf.get_default_graph())
-    writes = [Write(op, finder.of(op)) for op in operations if op.name not in left_out]
+    writes = [Write(op, finder.written_by(op)) for op in operations if op.name not in left_out]
     return [write for write in writes if write.variables]
 
 
@@ -289,7 +289,7 @@ def _updates_and_writes(updates: list,
     names_of_updates = operation_names(updates)
     found = []
     for op in operations:
-        write = Write(op, finder.of(op))
+        write = Write(op, finder.written_by(op))
         if write.variables or op.name in names_of_updates:
             found.append(write)
     return found

@@ -96,7 +96,7 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Varia
     """
     written_in_forward_pass = {}
     for name, variable in variables.items():
-        writers = names_of(finder.to(variable))
+        writers = names_of(finder.writers_of(variable))
         if not writers.isdisjoint(forward):
             written_in_forward_pass[name] = variable
     if not written_in_forward_pass:
@@ -108,7 +108,7 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Varia
 
 def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Variables:
     """{name: variable} of the variables, among the given ones, that an operation writes."""
-    return {name: variables[name] for name in finder.of(op) if name in variables}
+    return {name: variables[name] for name in finder.written_by(op) if name in variables}
 
 
 def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],

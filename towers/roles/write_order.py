@@ -199,7 +199,7 @@ def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, s
         is_every = roles.role_of[variable] == EVERY
         writing_towers = towers if is_every else towers[:1]
         for op in operations:
-            is_write = op.name in step and variable in finder.of(op)
+            is_write = op.name in step and variable in finder.written_by(op)
             if not is_write:
                 continue
             for index, tower in enumerate(writing_towers):

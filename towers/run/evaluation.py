@@ -266,7 +266,7 @@ def _names_written(updates: typing.Iterable) -> typing.Set[str]:
     writes = Writes(tf.get_default_graph())
     names: typing.Set[str] = set()
     for op in step_operations(updates):
-        names.update(writes.of(op))
+        names.update(writes.written_by(op))
     return names
 
 

@@ -33,7 +33,7 @@ from towers.checkpoint.tidy import tidy_directory
 from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError, shown
 from towers.memory.out_of_memory import out_of_memory_explained
 from towers.nonfinite import explained
-from towers.placement.devices import config_of_towers
+from towers.placement.session_config import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.safe_files import regular
 

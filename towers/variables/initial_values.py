@@ -19,29 +19,32 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.edit import make_names_unique
 from towers.graph.op_types import BRANCHES_V2, HAND_ON, LEAD_IN, SETS, VARIABLE_OPS
-from towers.graph.variable_access import is_variable, variable_op
+from towers.graph.variable_access import is_variable, variable_taken
 from towers.placement.variable_device import only_device
 
 _IS_INITIALIZED = frozenset(['VarIsInitializedOp', 'IsVariableInitialized'])
 
 
+# Each of these functions makes the result that an operation which reads a variable would have, if
+# the variable had the value `value`.
+
 def _whole_value(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """The result of a read of the variable, if it had another value."""
+    """The result of a read of the whole value."""
     return value
 
 
 def _rows(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """The result of a look-up of rows, if the variable had another value."""
+    """The result of a look-up of rows, whose indices are input 1 of `op`."""
     return tf.gather(value, op.inputs[1], batch_dims=op.get_attr('batch_dims'))
 
 
 def _entries(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """The result of a look-up of entries, if the variable had another value."""
+    """The result of a look-up of entries, whose indices are input 1 of `op`."""
     return tf.gather_nd(value, op.inputs[1])
 
 
 def _shape(op: tf.Operation, value: tf.Tensor) -> tf.Tensor:
-    """The result of an operation that asks for the shape, if the variable had another value."""
+    """The shape of the value."""
     return tf.shape(value, out_type=op.get_attr('out_type'))
 
 
@@ -51,13 +54,12 @@ _VALUE_OF_READER = {
     'ResourceGather': _rows,
     'ResourceGatherNd': _entries,
     'VariableShape': _shape}
-"""{type of an operation that reads a variable: function `(op, value)` that makes the result which
-the operation would have, if the variable had that value}."""
+"""{type of an operation that reads a variable: its function}."""
 
 
 def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
-    """Makes a tensor that has the value of a variable, if this is initialized when the tensor is
-    computed, else the variable's initial value."""
+    """Makes a tensor that has the value of a variable, if the variable is initialized when the
+    tensor is computed; else the variable's initial value."""
     initializer = compat.initializer_of(variable)
     if initializer.type in SETS:
         # `tf.train.init_from_checkpoint` changes the initializer, but not `initial_value`.
@@ -79,13 +81,14 @@ def after_other_variables(initial_value: typing.Any, dtype: typing.Any = None) -
       dtype: the dtype of the variable; or None.
 
     Returns:
-      The same value or function, if it needs no other variables; else one in its place.
+      The same value or function, if it needs no other variables; else the value or function to
+      take in its place.
 
     Raises:
       SharedVariableError: a variable is read within a loop, a branch or a function.
     """
-    if hasattr(initial_value, 'checkpoint_position'):  # a restore that TensorFlow has put off
-        return initial_value
+    if hasattr(initial_value, 'checkpoint_position'):
+        return initial_value  # it stands for a value in a checkpoint, which TensorFlow puts in
     if callable(initial_value):
         return lambda: after_other_variables(initial_value(), dtype)
     if isinstance(initial_value, compat.VARIABLE_TYPES):
@@ -107,30 +110,27 @@ class _Computation:
     def __init__(self, tensor: tf.Tensor):
         """`tensor` is the initial value."""
         self._tensor = tensor
+        # TensorFlow's objects for the branches around the tensor. A loop around it cannot be left.
         self._branches_to_leave: list = []
         if compat.in_branches_alone(tensor.op):
             self._branches_to_leave = compat.contexts_around(tensor.op)
+        # {name: operation that the tensor is computed from}
         self._operations = graph_walk.reached([tensor.op], self._computed_from)
-        self._readers = self._found_readers()
+        self._readers = self._find_readers()
 
-    def _found_readers(self) -> typing.Dict[str, tf.Variable]:
+    def _find_readers(self) -> typing.Dict[str, tf.Variable]:
         """{name of an operation: the variable that it reads}, of variables with an initializer."""
-        taken_by = {}
+        taken = []  # (name of an operation, name of a variable that it takes)
         for op in self._operations.values():
-            taken = _variables_taken(op)
-            if taken:
-                taken_by[op.name] = taken
-        if not taken_by:
-            return {}  # of most variables; the rest takes time with the number of variables
-        variables = {}
-        for variable in tf.global_variables() + tf.local_variables():
-            if variable.initializer is not None:
-                variables[variable.op.name] = variable
+            taken += [(op.name, variable.name) for variable in _variables_taken(op)]
+        if not taken:
+            return {}  # as for most variables; what follows takes long if there are many
+        variables = graph_walk.variables_by_name(tf.global_variables() + tf.local_variables())
         readers = {}
-        for name, taken in taken_by.items():
-            for variable_operation in taken:
-                if variable_operation.name in variables:
-                    readers[name] = variables[variable_operation.name]
+        for name, variable_name in taken:
+            variable = variables.get(variable_name)
+            if variable is not None and variable.initializer is not None:
+                readers[name] = variable
         return readers
 
     def in_any_order(self) -> tf.Tensor:
@@ -152,16 +152,17 @@ class _Computation:
             return substitutes[self._tensor.name]
         reading = [self._operations[name] for name in self._readers]
         from_readers = graph_walk.reachable_from(reading, self._operations.values())
-        copied = []
+        to_copy = []
         for name, op in self._operations.items():
             # Loops and branches are copied as a whole.
             is_needed = name in from_readers or graph_walk.is_control_flow(op)
             if is_needed and name not in self._readers:
-                copied.append(op)
-        return self._copy(copied, substitutes)
+                to_copy.append(op)
+        return self._copy(to_copy, substitutes)
 
     def _values_for_readers(self) -> typing.Dict[str, tf.Tensor]:
-        """{name of a tensor that was read from a variable: what a copy takes in its place}."""
+        """{name of a tensor that was read from a variable: the tensor that a copy takes in its
+        place}."""
         values: typing.Dict[str, tf.Tensor] = {}  # by name of the variable
         substitutes = {}
         for name, variable in self._readers.items():
@@ -173,8 +174,8 @@ class _Computation:
         return substitutes
 
     def _computed_from(self, op: tf.Operation) -> typing.List[tf.Operation]:
-        """List of the operations that an operation takes values of; in loops and branches (v1) also
-        those that it waits for, which tell it whether it is to run."""
+        """List of the operations whose values an operation takes; in loops and branches (v1) also
+        of the operations that it waits for, which tell it whether it is to run."""
         if op.type in VARIABLE_OPS:
             return []
         sources = [tensor.op for tensor in self._inputs(op)]
@@ -216,8 +217,9 @@ class _Computation:
         """Copies the tensor and operations that compute it.
 
         Args:
-          operations: the operations to copy; the copies take the results of others as they are.
-          substitutes: {name of an input: the tensor that copies take in its place}.
+          operations: the operations to copy. What their copies take from other operations is the
+            original, or its substitute.
+          substitutes: {name of a tensor: the tensor that copies take in its place}.
 
         Returns:
           The copy of the tensor.
@@ -271,22 +273,20 @@ class _Computation:
 
 
 def _variables_taken(op: tf.Operation) -> typing.List[tf.Operation]:
-    """List of the operations of the variables that an operation reads.
-
-    Without operations that only hand a variable on, and without reads that the program does only if
-    the variable is initialized.
-    """
+    """List of the operations of the variables that an operation reads, which have to be initialized
+    before. A read that the program does only if the variable is initialized does not count."""
     if _asks_whether_initialized(op):
         return []
-    if op.type in HAND_ON and is_variable(op.outputs[0]):
+    only_hands_on = op.type in HAND_ON and is_variable(op.outputs[0])
+    if only_hands_on:
         return []
-    variables = map(variable_op, filter(is_variable, op.inputs))
+    variables = map(variable_taken, op.inputs)
     return [variable for variable in variables if variable is not None]
 
 
 def _asks_whether_initialized(op: tf.Operation) -> bool:
-    """Whether an operation asks if a variable is initialized, or is in a branch, or is a branch,
-    whose condition asks that."""
+    """Whether an operation asks if a variable is initialized, or runs by the answer: it is in a
+    branch (v1), or calls the functions of a branch (v2), whose condition asks that."""
     if op.type in _IS_INITIALIZED:
         return True
     conditions = [condition for condition, _, _ in compat.branches_around(op)]

@@ -18,12 +18,12 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
 from towers.model.losses import registered_losses
-from towers.placement.variable_device import Placement, only_device
+from towers.placement.variable_device import Placement
 
 
 class DirectVariable(typing.NamedTuple):
-    """A variable that was not made by `get_variable`."""
-    requested_name: str  # that the program asked for
+    """A variable that was not made by `get_variable`: TensorFlow does not find it by its name."""
+    requested_name: str  # the full name that the program asked for, which may get a number
     variable: tf.Variable
 
 
@@ -39,7 +39,7 @@ _ADVICE = {
     'Trying to ': (
         'variable %r cannot be shared: give it the same shape, dtype and partitions as the '
         'variable that reuse= found.')}
-"""Advice for a `ValueError` of `tf.get_variable`, by its words."""
+"""{words of a `ValueError` of `tf.get_variable`: what to do about it}."""
 
 
 class NewVariables:
@@ -51,7 +51,8 @@ class NewVariables:
       direct: the `DirectVariable`s that the model has asked for, in order, made now or by an
         earlier build.
       owned: names of the operations that belong to variables: initial values, initializers, reads.
-      opened_scopes: see `BuiltTowers`.
+      opened_scopes: how often each variable scope was opened before the call, by which TensorFlow
+        numbers unnamed layers.
     """
 
     def __init__(self, placement: Placement, earlier: typing.Any = None):
@@ -61,7 +62,8 @@ class NewVariables:
         self.owned: typing.Set[str] = set()
         self._graph = tf.get_default_graph()
         self._placement = placement
-        self._is_again = earlier is not None
+        self._shares_variables = earlier is not None
+        # The variables of the earlier build that this one finds by the order of creation.
         self._earlier: typing.List[DirectVariable] = []
         if earlier is None:
             self.opened_scopes = compat.opened_scopes(self._graph)
@@ -69,12 +71,11 @@ class NewVariables:
             self.opened_scopes = earlier.opened_scopes
             # Counters of tf.metrics are the earlier build's own: a new build counts anew.
             local = graph_walk.operation_names(tf.local_variables())
-            for direct in earlier.direct_variables:
-                if direct.variable.op.name not in local:
-                    self._earlier.append(direct)
-        self._pending = list(self._earlier)  # those that this build has not asked for yet
-        self._by_name = 0  # how many calls of `get_variable` are open
-        self._is_open = False
+            self._earlier = [direct for direct in earlier.direct_variables
+                             if direct.variable.op.name not in local]
+        self._pending = list(self._earlier)  # which this build has not asked for yet
+        self._open_get_variables = 0  # calls of `get_variable` that have not returned
+        self._is_recording = False
 
     @contextlib.contextmanager
     def recorded(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
@@ -88,7 +89,7 @@ class NewVariables:
         Raises:
           SharedVariableError: a variable that is made twice, or cannot be shared.
         """
-        self._is_open = True
+        self._is_recording = True
         try:
             with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
                 yield
@@ -98,17 +99,17 @@ class NewVariables:
                 raise
             raise SharedVariableError(advice) from error
         finally:
-            self._is_open = False
+            self._is_recording = False
 
     @contextlib.contextmanager
     def outside(self) -> typing.Iterator[None]:
         """The context of variables that are not recorded as the model's: an optimizer's slots."""
-        self._is_open = False
+        self._is_recording = False
         try:
             with graph_walk.Recording(self._graph) as made:
                 yield
         finally:
-            self._is_open = True
+            self._is_recording = True
         self.owned.update(graph_walk.names_of(made.operations))
 
     @contextlib.contextmanager
@@ -126,7 +127,8 @@ class NewVariables:
             is_name = isinstance(scope, str)
             with tf.variable_scope(current if scope is None else scope, reuse=reuse,
                                    custom_getter=self._getter, auxiliary_name_scope=is_name):
-                if self._is_again and not is_name:  # a name counts anew
+                # To enter a scope by its name begins the counts anew, as the earlier build's did.
+                if self._shares_variables and not is_name:
                     compat.set_opened_scopes(self._graph, self.opened_scopes)
                 yield
             return
@@ -158,15 +160,23 @@ class NewVariables:
     def _getter(self, getter: typing.Callable, *args: typing.Any,
                 **kwargs: typing.Any) -> tf.Variable:
         """A custom getter of `tf.get_variable`: within it, variables are made by name. A later
-        build finds these by their names, and other variables by the order of creation."""
-        self._by_name += 1
+        build finds these by their names, and other variables by the order of creation.
+
+        Args:
+          getter: the function of TensorFlow that makes or finds the variable.
+          *args, **kwargs: the arguments of `tf.get_variable`.
+        """
+        self._open_get_variables += 1
         try:
             variable = getter(*args, **kwargs)
             if tf.get_default_graph() is self._graph:
-                registered_losses()  # is a tensor before the model adds it to its loss
+                # Later TensorFlows register the loss of a regularizer as a function, which makes
+                # a new tensor each time that it is asked for. This makes it a tensor, before the
+                # model adds it to its loss.
+                registered_losses()
             return variable
         finally:
-            self._by_name -= 1
+            self._open_get_variables -= 1
 
     def _create(self, next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
         """The creator for `tf.variable_creator_scope`, which TensorFlow calls for every new
@@ -175,25 +185,26 @@ class NewVariables:
         It makes a resource variable on the device of its placement. In the place of a variable that
         an earlier build has made without `get_variable`, it returns that one.
         """
-        if not self._is_open:
+        if not self._is_recording:
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
             with tf.init_scope():  # out of the body of a loop, which is a function
                 if tf.get_default_graph() is self._graph:
                     return self._create(next_creator, **kwargs)
-            return next_creator(**kwargs)
+            return next_creator(**kwargs)  # the program has opened a graph of its own
         requested = self._requested_name(kwargs.get('name') or 'Variable')
+        is_by_name = self._open_get_variables > 0
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
-        if self._earlier and not self._by_name and not is_local:
-            return self._of_earlier_build(requested, kwargs)
+        if self._earlier and not is_by_name and not is_local:
+            return self._variable_of_earlier_build(requested, kwargs)
         kwargs['use_resource'] = True
         with graph_walk.Recording(self._graph) as made, _away_from_operations(), \
-                self._placement.scope(_is_trainable(kwargs)):
+                self._placement.scope(trainable=_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
         self.owned.update(graph_walk.names_of(made.operations))
         self._placement.note(variable)
         self.created.append(variable)
-        if not self._by_name:
+        if not is_by_name:
             self.direct.append(DirectVariable(requested, variable))
         return variable
 
@@ -202,7 +213,7 @@ class NewVariables:
         scope = self._graph.get_name_scope()
         return '%s/%s' % (scope, name) if scope else name
 
-    def _of_earlier_build(self, requested: str, kwargs: dict) -> tf.Variable:
+    def _variable_of_earlier_build(self, requested: str, kwargs: dict) -> tf.Variable:
         """The variable that an earlier build has made in the place of one that is asked for now.
 
         Args:
@@ -218,7 +229,7 @@ class NewVariables:
             self._pending.remove(alike[0])
             self.direct.append(alike[0])
             return alike[0].variable
-        made_there = 'none'
+        made_there = 'none'  # what the earlier build has made instead, for the message
         candidates = alike or self._pending
         if candidates:
             variable = candidates[0].variable
@@ -234,12 +245,12 @@ class NewVariables:
     def _pending_alike(self, requested: str) -> typing.List[DirectVariable]:
         """List of the variables of the earlier build that were not asked for yet and have this
         requested name; if there are none, those whose names differ only in numbers."""
-        pending = self._pending
-        alike = [direct for direct in pending if direct.requested_name == requested]
+        alike = [direct for direct in self._pending if direct.requested_name == requested]
         if alike:
             return alike
-        bare = without_numbers(requested)
-        return [direct for direct in pending if without_numbers(direct.requested_name) == bare]
+        bare_name = without_numbers(requested)
+        return [direct for direct in self._pending
+                if without_numbers(direct.requested_name) == bare_name]
 
 
 def _advice(error: ValueError) -> typing.Optional[str]:
@@ -249,14 +260,16 @@ def _advice(error: ValueError) -> typing.Optional[str]:
     found = re.match('(?:Variable|Trying to share variable) ([^ ,]+)', text)
     if found is None:
         return None
+    first_line = text.split('\n', 1)[0]
     for words, advice in _ADVICE.items():
-        if words in text.split('\n', 1)[0]:
+        if words in first_line:
             return advice % found.group(1)
     return None
 
 
 def _is_trainable(kwargs: dict) -> bool:
-    """Whether TensorFlow makes a trainable variable from these arguments of a creator."""
+    """Whether TensorFlow makes a trainable variable from these arguments of a creator. Without
+    `trainable` it does, but for a variable whose copies are added up when it is read."""
     trainable = kwargs.get('trainable')
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
@@ -276,82 +289,6 @@ def _away_from_operations() -> typing.ContextManager:
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()
     return graph.colocate_with(None, ignore_existing=True)
-
-
-def local_variable(like: tf.Variable, name: str, initial_value: typing.Any, value: typing.Any,
-                   device: typing.Optional[str], **options: typing.Any) -> tf.Variable:
-    """Makes a local variable, outside of all name scopes.
-
-    Args:
-      like: a variable of the same dtype and kind.
-      name: the name of the new one.
-      initial_value: a value of the same shape; see `compat.initialize_with`.
-      value: the value that it starts with.
-      device: its device; or None.
-      **options: other arguments of `tf.Variable`.
-    """
-    with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
-        variable = tf.Variable(
-            initial_value, name=name, collections=[tf.GraphKeys.LOCAL_VARIABLES],
-            dtype=like.dtype.base_dtype, use_resource=like.op.type == 'VarHandleOp',
-            validate_shape=like.get_shape().is_fully_defined(), **options)
-        compat.initialize_with(variable, value)
-    return variable
-
-
-@contextlib.contextmanager
-def new_slots(placement: Placement,
-              variables: typing.Iterable[tf.Variable]) -> typing.Iterator[typing.List[tf.Variable]]:
-    """The context of `apply_gradients`, in which slots are put beside their variables.
-
-    Optimizers of TF colocate their slots with the variable. Those that make them with
-    `get_variable` under the variable's name (BERT's: `<variable>/adam_m`) do not say where, and
-    are put on the variable's device here.
-
-    Args:
-      placement: the devices of the variables.
-      variables: those that gradients are applied to.
-
-    Yields:
-      A list, to which the slots are added as they are made.
-    """
-    by_name = graph_walk.variables_by_name(variables)
-    created = []
-
-    def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
-        """A creator that makes a slot on the device of the variable whose name it has."""
-        owner = owner_by_name(kwargs.get('name') or '', by_name)
-        scope = contextlib.nullcontext() if owner is None else placement.scope_of(owner)
-        with scope:
-            slot = next_creator(**kwargs)
-        created.append(slot)
-        return slot
-
-    with tf.variable_creator_scope(create):
-        yield created
-
-
-def owner_by_name(name: str,
-                  by_name: typing.Dict[str, tf.Variable]) -> typing.Optional[tf.Variable]:
-    """Finds the variable that a slot belongs to: its name is in the slot's name.
-
-    `dense/kernel` is in `dense/kernel/Adam`, and in `scope/dense/kernel/Adam`, where a scope was
-    open around `apply_gradients`. The longest name counts.
-
-    Args:
-      name: the name of the slot.
-      by_name: {name: variable}.
-
-    Returns:
-      The variable; None if there is none.
-    """
-    steps = name.split('/')
-    for start in range(len(steps) - 1):
-        for end in range(len(steps) - 1, start, -1):
-            owner = by_name.get('/'.join(steps[start:end]))
-            if owner is not None:
-                return owner
-    return None
 
 
 def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DType]:
@@ -380,49 +317,3 @@ def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DTy
 def without_numbers(name: str) -> str:
     """A variable's name without the numbers that make its parts unique: `'a/b'` for `'a_1/b_2'`."""
     return re.sub(r'(_\d+)+(?=/|$)', '', name)
-
-
-# ---- variable scopes by their full names ---------------------------------------------------------
-
-def full_scope_name(scope: typing.Any) -> str:
-    """The full name of the scope that `tf.variable_scope(scope)` enters; for None that of the
-    current one."""
-    current = tf.get_variable_scope().name
-    if scope is None:
-        return current
-    if isinstance(scope, tf.VariableScope):
-        return scope.name
-    return '/'.join(filter(None, [current, scope]))
-
-
-def scope_to_enter(full_name: str) -> typing.Any:
-    """The argument by which `tf.variable_scope` enters a scope from the current one.
-
-    Initializer, regularizer and custom getter stay those of the current scope.
-
-    Args:
-      full_name: the full name of the scope.
-
-    Returns:
-      A name; a `tf.VariableScope` for a scope that is not below the current one; None for the
-      current one.
-    """
-    current = tf.get_variable_scope().name
-    if full_name == current:
-        return None
-    if not current or full_name.startswith(current + '/'):
-        return full_name[len(current):].lstrip('/')
-    return like_current_scope(full_name, tf.get_variable_scope().reuse)
-
-
-def like_current_scope(name: str, reuse: typing.Any) -> tf.VariableScope:
-    """A `tf.VariableScope` with this name and reuse flag, otherwise like the current one."""
-    scope = tf.get_variable_scope()
-    if name == scope.name:
-        name_scope = scope.original_name_scope
-    else:
-        name_scope = name + '/' if name else ''
-    return tf.VariableScope(
-        reuse, name, scope.initializer, scope.regularizer, scope.caching_device,
-        scope.partitioner, scope.custom_getter, name_scope, scope.dtype, scope.use_resource,
-        scope.constraint)

@@ -25,7 +25,8 @@ from towers.variables.initial_values import after_other_variables, value_or_init
 
 @contextlib.contextmanager
 def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
-    """The context in which all new resource variables of a graph behave so, whoever makes them.
+    """The context in which all new resource variables of a graph do what a program of TensorFlow 1
+    expects, by the table above, whoever makes them.
 
     In it, `graph.get_tensor_by_name('v:0')` for such a variable raises a `SharedVariableError`.
     """
@@ -35,8 +36,8 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
     def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
         """A creator that makes a resource variable with the methods of `_Tf1Variable`."""
         with tf.init_scope():  # out of the body of a loop or a branch, which may be a function
-            is_made_in_graph = tf.get_default_graph() is graph
-        if not is_made_in_graph:
+            is_of_graph = tf.get_default_graph() is graph
+        if not is_of_graph:
             return next_creator(**kwargs)
         kwargs['initial_value'] = after_other_variables(
             kwargs.get('initial_value'), kwargs.get('dtype'))
@@ -64,8 +65,8 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
 
 
 class _Tf1Variable:
-    """The methods in which a reference variable differs from a resource variable. They stand before
-    those of TensorFlow's class: see `_class_like`."""
+    """The methods in which a reference variable differs from a resource variable. `_class_like`
+    puts them before the methods of TensorFlow's class, which `super()` calls."""
 
     graph: tf.Graph
 

@@ -1,0 +1,74 @@
+"""Whether two tensors of a graph have the same value: the same operations on the same sources."""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.graph_walk import ancestors, source_through
+from towers.graph.op_types import LEAD_IN, VARIABLE_OPS
+
+# Operations through which two tensors are compared: they hand a value on, or read a variable.
+_HAND_ON_OR_READ = LEAD_IN | {'ReadVariableOp'}
+
+
+def is_computed_from(tensors: typing.Iterable, term: tf.Tensor) -> bool:
+    """Whether any of `tensors` is computed from `term`, or from a tensor that computes the same.
+
+    Needed since Keras makes the loss of a weight anew each time that a program asks for a layer's
+    losses: the total loss has one of these tensors, and the collection of losses another.
+    """
+    upstream = ancestors(tensors)
+    if term.op.name in upstream:
+        return True
+    for name in sorted(upstream):
+        op = term.graph.get_operation_by_name(name)
+        if op.type != term.op.type:
+            continue
+        candidate = op.outputs[term.value_index]
+        if candidate.shape.ndims == term.shape.ndims and _is_same(term, candidate):
+            return True
+    return False
+
+
+def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Whether the same operations compute two tensors from the same variables.
+
+    Compares the operations behind both, pair by pair, up to the first pair that differs.
+    """
+    pairs = [(one, other)]  # of tensors that have to be the same
+    compared = set()  # names of such pairs; a loop leads back to a pair
+    while pairs:
+        one, other = pairs.pop()
+        one = source_through(one, _HAND_ON_OR_READ)
+        other = source_through(other, _HAND_ON_OR_READ)
+        names = (one.name, other.name)
+        if one.name == other.name or names in compared:
+            continue
+        compared.add(names)
+        if _is_source(one.op) or not _is_same_function(one, other):
+            return False
+        pairs.extend(zip(one.op.inputs, other.op.inputs))
+    return True
+
+
+def _is_source(op: tf.Operation) -> bool:
+    """Whether the value of an operation is not computed from its inputs and attributes alone: a
+    variable, a placeholder, a random number. Then it equals no other operation's."""
+    if op.type in VARIABLE_OPS or op.op_def.is_stateful:
+        return True
+    return not op.inputs and op.type != 'Const'
+
+
+def _is_same_function(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Whether two tensors are the same function of the inputs of their operations."""
+    if one.op.type != other.op.type or one.value_index != other.value_index:
+        return False
+    if len(one.op.inputs) != len(other.op.inputs):
+        return False
+    return _attributes(one.op) == _attributes(other.op)
+
+
+def _attributes(op: tf.Operation) -> typing.Dict[str, tf.AttrValue]:
+    """{name: value} of the attributes that the kernel computes by, without TensorFlow's own, such
+    as `_class`."""
+    return {name: value for name, value in op.node_def.attr.items() if not name.startswith('_')}

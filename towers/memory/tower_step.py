@@ -1,0 +1,287 @@
+"""A step of finished towers as a `StepGraph`, at any batch size; and what is what in it.
+
+Where the towers were built with a batch of unknown size, the graph is imported into another one,
+with the size written into the operations that the shards come from, and TensorFlow infers the
+shapes anew. Where they were built with another size, what is computed from the batch is scaled.
+
+Its test is `tests/memory/test_step_graph.py`.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.built import BuiltTowers
+from towers.errors import InvalidArgumentError
+from towers.graph import graph_walk
+from towers.graph.graph_walk import leaves_of
+from towers.graph.op_types import PLACEHOLDERS
+from towers.memory.kernels import REUSES, passes_on
+from towers.memory.node import Node
+from towers.memory.step_graph import StepGraph
+from towers.model.objectives import all_pairs
+from towers.shards.cut_batch import sizes_of_shards
+
+
+def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
+    """List of the number of examples of each tower, or micro-batch, for a batch of `batch_size`.
+
+    Raises:
+      InvalidArgumentError: the batch does not divide among the towers.
+    """
+    num_parts = len(built.towers)
+    kind_of_part = 'towers' if num_parts == len(built.devices) else 'micro-batches'
+    parts = '%d %s' % (num_parts, kind_of_part)
+    unit = sum(built.plan.shares)
+    if batch_size % unit and built.plan.remainder == 'error':
+        raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
+                                   % (batch_size, parts, unit))
+    sizes, _ = sizes_of_shards(batch_size, built.plan.shares, built.plan.remainder)
+    if not all(sizes):
+        raise InvalidArgumentError('batch_size=%d leaves some of %s without an example: give %d '
+                                   'at least.' % (batch_size, parts, unit))
+    return sizes
+
+
+def shard_operations(built: BuiltTowers) -> typing.List[tf.Operation]:
+    """List of the operations whose outputs are the towers' shards."""
+    leaves = leaves_of([tower.inputs for tower in built.towers])
+    return [tensor.op for tensor in leaves]
+
+
+def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
+    """The `StepGraph` of a step of the towers of a build.
+
+    Args:
+      built: the towers.
+      batch_size: examples of the step; None for the static batch size of the towers.
+
+    Raises:
+      InvalidArgumentError: None, and the towers have no static batch size; the batch is sparse, and
+        of unknown size.
+    """
+    if built.train_op is not None:
+        fetches = [built.train_op]
+    else:  # an evaluation
+        fetches = [tensor.op for tensor in _tensors_in([built.loss, built.predictions])]
+    static_size = built.plan.batch_size
+    if batch_size is None and static_size is None:
+        raise InvalidArgumentError(
+            'batch_size=None, and the batch that the towers were built with has no static '
+            'size: give a number of examples.')
+    if batch_size is None or batch_size == static_size:
+        return StepGraph(fetches)
+    if static_size is None:
+        return _rebuilt(built, fetches, batch_size)
+    return _scaled(built, fetches, batch_size)
+
+
+def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
+    """The `StepGraph` of the fetches for a batch of unknown size, from a copy of the graph in which
+    the batch has a static size.
+
+    Args:
+      built: the towers.
+      fetches: the operations that a step runs.
+      batch_size: examples of the step.
+    """
+    leaves = tf.nest.flatten([tower.inputs for tower in built.towers])
+    if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
+        raise InvalidArgumentError(
+            'the batch is sparse, and of no static size: the memory of a step depends on its '
+            'values. Use measure_memory, or inputs of a static batch size.')
+    sizes = {}  # {name of an operation whose output is a shard: examples of the shard}
+    for tower, size in zip(built.towers, shard_sizes(built, batch_size)):
+        for tensor in leaves_of(tower.inputs):
+            sizes[tensor.op.name] = size
+    graph_def = fetches[0].graph.as_graph_def()
+    _set_batch_size(graph_def, built, sizes, batch_size)
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name='')
+    # {name of a tensor that the batch was cut into: its elements}. Their sizes are computed in the
+    # step, so shape inference does not know them; a shard, which hands one on, has the size now.
+    cut_elements = {}
+    for name in sizes:
+        op = graph.get_operation_by_name(name)
+        if op.type == 'PlaceholderWithDefault':
+            cut_elements[op.inputs[0].name] = op.outputs[0].shape.num_elements()
+
+    def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
+        """The number of elements of a tensor of the copy; None where it is not known."""
+        return cut_elements.get(tensor.name, tensor.shape.num_elements())
+    imported = [graph.get_operation_by_name(fetch.name) for fetch in fetches]
+    return StepGraph(imported, elements_of)
+
+
+def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Dict[str, int],
+                    batch_size: int) -> None:
+    """Writes the size of the batch, and of its shards, into the shapes of a `GraphDef`.
+
+    Args:
+      graph_def: the graph of the towers, which is changed.
+      built: the towers.
+      sizes: {name of an operation whose output is a shard: examples of the shard}.
+      batch_size: examples of the whole batch.
+    """
+    before_shards = graph_walk.ancestors(leaves_of([tower.inputs for tower in built.towers]))
+    for node in graph_def.node:
+        if node.name in sizes:
+            if node.op == 'PlaceholderWithDefault':
+                _set_first_dimension(node.attr['shape'].shape, sizes[node.name])
+        elif node.name in before_shards:
+            _set_dimension_of_batch(node, batch_size)
+
+
+def _set_dimension_of_batch(node: tf.NodeDef, batch_size: int) -> None:
+    """Writes the size of the batch into the shapes of a node that gives the batch: a placeholder,
+    or what takes it out of an iterator. What computes with the batch has no shapes of its own."""
+    if node.op in PLACEHOLDERS:
+        _set_first_dimension(node.attr['shape'].shape, batch_size)
+        return
+    is_dataset = node.op.endswith(('Dataset', 'DatasetV2'))  # its shapes are of its elements
+    if 'output_shapes' in node.attr and not is_dataset:
+        for shape in node.attr['output_shapes'].list.shape:
+            _set_first_dimension(shape, batch_size)
+
+
+def _set_first_dimension(shape: typing.Any, size: int) -> None:
+    """Gives the first dimension of a `TensorShapeProto` a size, if its size is unknown, for which
+    TensorFlow writes -1."""
+    if not shape.unknown_rank and shape.dim and shape.dim[0].size == -1:
+        shape.dim[0].size = size
+
+
+def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
+    """The `StepGraph` of the fetches at another batch size than the static one: the sizes of what
+    is computed from the batch are scaled, but for the gradients of variables.
+
+    Args:
+      built: the towers.
+      fetches: the operations that a step runs.
+      batch_size: examples of the step.
+    """
+    static_size = built.plan.batch_size
+    step = StepGraph(fetches)
+    gradients = gradients_in(step, built, forward_pass(built))
+    from_batch = _computed_from_batch(step, built)
+
+    def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
+        """The number of elements that a tensor has at the other batch size."""
+        elements = tensor.shape.num_elements()
+        # It has the shape of its variable, at any batch size.
+        is_gradient = (tensor.op.name, tensor.value_index) in gradients
+        if not elements or is_gradient or tensor.op.name not in from_batch:
+            return elements
+        return elements * batch_size // static_size
+    return StepGraph(fetches, elements_of)
+
+
+def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]:
+    """Set of the names of the operations whose results grow with the batch.
+
+    Args:
+      step: a step at the static batch size.
+      built: the towers.
+    """
+    shards = shard_operations(built)
+    names = graph_walk.reachable_from(shards, [node.op for node in step.nodes])
+    # The whole batch, too, which is before the shards.
+    names |= graph_walk.names_of(graph_walk.step_operations(shards))
+    sizes_of_towers = {tower.size for tower in built.towers}
+    for node in step.nodes:
+        if not node.folded or node.type == 'Const' or not node.shapes:
+            continue
+        shape = node.shapes[0]
+        if shape and shape[0] in sizes_of_towers:  # zeros and the like, as long as a shard
+            names.add(node.name)
+    return names
+
+
+def forward_pass(built: BuiltTowers) -> typing.Set[str]:
+    """Set of the names of the operations of all towers' forward passes."""
+    results = [[tower.data_loss, tower.loss, tower.predictions] for tower in built.towers]
+    return graph_walk.ancestors(_tensors_in(results))
+
+
+def _tensors_in(nest: typing.Any) -> typing.List[tf.Tensor]:
+    """List of the tensors in a nest; anything else in it is left out."""
+    return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.Tensor)]
+
+
+def gradients_in(step: StepGraph, built: BuiltTowers,
+                 forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
+    """Finds the outputs in a step that are gradients of variables, their summands or their sums.
+
+    Args:
+      step: a step of the towers.
+      built: the towers.
+      forward: names of the operations of the forward passes, see `forward_pass`.
+
+    Returns:
+      Set of `(name of an operation, index of its output)`.
+    """
+    gradients = []  # `(node, index of its output)`
+    for tensor in _all_gradients(built):
+        if tensor.op.name in step.by_name:
+            gradients.append((step.by_name[tensor.op.name], tensor.value_index))
+    return _in_the_memory_of(gradients, forward) | _made_from(gradients, step, forward)
+
+
+def _all_gradients(built: BuiltTowers) -> typing.List[tf.Tensor]:
+    """List of the gradients of all towers and their combinations; of a sparse one, its values."""
+    pairs = []
+    for tower in built.towers:
+        pairs += tower.pairs
+    pairs += all_pairs(built.gradients)
+    present = [gradient for gradient, _ in pairs if gradient is not None]
+    return [getattr(gradient, 'values', gradient) for gradient in present]
+
+
+def _in_the_memory_of(gradients: typing.List[typing.Tuple[Node, int]], forward: typing.Set[str]
+                      ) -> typing.Set[typing.Tuple[str, int]]:
+    """Finds the outputs upstream of gradients that are in the same memory, or may be.
+
+    Args:
+      gradients: the gradients, as `(node, index of its output)`.
+      forward: names of the operations of the forward passes, at which the search ends.
+
+    Returns:
+      Set of `(name of an operation, index of its output)`, with the gradients themselves.
+    """
+    found = set()
+    to_visit = list(gradients)
+    while to_visit:
+        node, output = to_visit.pop()
+        if (node.name, output) in found or node.name in forward:
+            continue
+        found.add((node.name, output))
+        if not passes_on(node) and node.type not in REUSES:
+            continue  # the output has memory of its own
+        for source, index in node.inputs:
+            if source.sizes[index] == node.sizes[output]:
+                to_visit.append((source, index))
+    return found
+
+
+def _made_from(gradients: typing.List[typing.Tuple[Node, int]], step: StepGraph,
+               forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
+    """Finds the outputs downstream of gradients: their combination, and what is done with that.
+
+    Args:
+      gradients: the gradients, as `(node, index of its output)`.
+      step: the step.
+      forward: names of the operations of the forward passes, which do not count.
+
+    Returns:
+      Set of `(name of an operation, index of its output)`.
+    """
+    outputs = {(node.number, output) for node, output in gradients}
+    takers = []
+    for node in step.nodes:
+        if any((source.number, index) in outputs for source, index in node.inputs):
+            takers.append(node.op)
+    found = set()
+    for name in graph_walk.reachable_from(takers, [node.op for node in step.nodes]) - forward:
+        for output in range(len(step.by_name[name].sizes)):
+            found.add((name, output))
+    return found

@@ -1,0 +1,148 @@
+"""The config of a session: CPU devices, threads, GPU memory and graph optimization for towers."""
+
+import os
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import MOST_INT32, check_count, check_flag, check_number
+from towers.placement.devices import cpu_indices, is_gpu, resolve_devices, session_cpus
+from towers.placement.tower_device import all_devices
+
+_CHOICE_OF_TENSORFLOW = "TensorFlow's choice of"
+
+
+def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None,
+                   allow_growth: bool = True, intra_op_threads: typing.Optional[int] = None,
+                   inter_op_threads: typing.Optional[int] = None,
+                   memory_fraction: typing.Optional[float] = None) -> tf.ConfigProto:
+    """The `ConfigProto` for sessions of a graph with towers on these devices.
+
+    With GPUs TF may move an op that has no kernel for its device (integers, strings). With only
+    CPUs a misplaced op is an error; and the graph is optimised once instead of twice,
+    and without the optimizers of memory and layout, whose time grows with the towers: that halves
+    the time of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory.
+
+    Args:
+      devices: the argument of `build_towers`; or the `devices` of what it returned.
+      allow_growth: let GPU memory grow with use instead of taking all of it at the start.
+      intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else, for
+        two or more CPU towers, the cores divided among them (at least 1), since towers already
+        run side by side; else TF's own choice (0).
+      inter_op_threads: ops that may run at once. None: TF's own choice (0).
+      memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1
+        (`per_process_gpu_memory_fraction`). None: all of it.
+
+    Returns:
+      A new `tf.ConfigProto`, yours to change.
+
+    Raises:
+      DeviceError, InvalidArgumentError: see `resolve_devices`; also for a negative thread count; a
+        `memory_fraction` that is no fraction.
+    """
+    check_flag('allow_growth', allow_growth)
+    _check_threads('intra_op_threads', intra_op_threads)
+    _check_threads('inter_op_threads', inter_op_threads)
+    if memory_fraction is not None:
+        check_number('memory_fraction', memory_fraction, above=0, most=1,
+                     expected="a part of a GPU's memory, above 0 and up to 1, or None")
+    names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
+    has_gpus = any(map(is_gpu, names))
+    if intra_op_threads is None:
+        intra_op_threads = _default_intra_op_threads(num_cpu_towers=len(cpu_indices(names)))
+    config = tf.ConfigProto(
+        device_count={'CPU': session_cpus(names)},
+        allow_soft_placement=has_gpus,
+        intra_op_parallelism_threads=int(intra_op_threads),
+        inter_op_parallelism_threads=int(inter_op_threads or 0))
+    config.gpu_options.allow_growth = bool(allow_growth)
+    if memory_fraction is not None:
+        config.gpu_options.per_process_gpu_memory_fraction = float(memory_fraction)
+    if not has_gpus:
+        _shorten_graph_optimization(config)
+    return config
+
+
+def _check_threads(name: str, threads: typing.Optional[int]) -> None:
+    """Raises `InvalidArgumentError` unless an argument is None or a number of threads.
+
+    Args:
+      name: the name of the argument, for the message.
+      threads: its value.
+    """
+    if threads is not None:
+        check_count(name, threads, least=0, most=MOST_INT32)
+
+
+def _default_intra_op_threads(num_cpu_towers: int) -> int:
+    """The number of threads of one operation, where the caller gives none.
+
+    That is `OMP_NUM_THREADS`, if it is set. Else several towers on CPU devices share the cores: on
+    8 cores each of 4 towers gets 2 threads. Else it is 0, with which TensorFlow chooses itself.
+    """
+    from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
+    if from_environment.isdigit() and int(from_environment) > 0:
+        return int(from_environment)
+    if num_cpu_towers > 1:
+        num_cores = os.cpu_count() or 1  # None where Python cannot tell
+        return max(1, num_cores // num_cpu_towers)
+    return 0
+
+
+def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
+    """Switches off, in a config for CPUs alone, the passes of graph optimization that take long at
+    the first run of many towers, and make no step faster or smaller there."""
+    rewrites = config.graph_options.rewrite_options
+    rewrites.meta_optimizer_iterations = rewrites.ONE  # TensorFlow does all passes twice
+    rewrites.memory_optimization = rewrites.NO_MEM_OPT
+    rewrites.layout_optimizer = rewrites.OFF  # it only changes operations on GPUs
+    compat.switch_off_graph_dialect(rewrites)
+
+
+def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional[tf.ConfigProto]:
+    """The `session_config` for the devices that the operations of a graph ask for.
+
+    Args:
+      graph: the graph; None for the default graph.
+
+    Returns:
+      The config; None where the operations ask for `/cpu:0` only, or for no device.
+    """
+    operations = (graph or tf.get_default_graph()).get_operations()
+    names = set()
+    for device in {op.device for op in operations}:
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type is not None and spec.device_index is not None:
+            names.add('/device:%s:%d' % (spec.device_type, spec.device_index))
+    if names <= {'/device:CPU:0'}:  # which each session has
+        return None
+    return session_config(sorted(names))
+
+
+def needs_config(devices: typing.Sequence[str]) -> bool:
+    """Whether a session has these devices of towers only with `session_config`: a CPU other than
+    `/cpu:0` is among them."""
+    for name in all_devices(devices):
+        if name.startswith('/device:CPU:') and name != '/device:CPU:0':
+            return True
+    return False
+
+
+def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> str:
+    """The plan's text about a session's config: its threads, and on GPUs its memory.
+
+    Args:
+      config: the config.
+      devices: the devices of the towers.
+    """
+    line = '%s intra-op and %s inter-op threads' % (  # 0 in the config is TensorFlow's choice
+        config.intra_op_parallelism_threads or _CHOICE_OF_TENSORFLOW,
+        config.inter_op_parallelism_threads or _CHOICE_OF_TENSORFLOW)
+    if not any(map(is_gpu, devices)):
+        return line
+    gpu_options = config.gpu_options
+    line += '; GPU memory ' + ('as it is needed' if gpu_options.allow_growth else 'all at once')
+    if gpu_options.per_process_gpu_memory_fraction:
+        line += ', %g of it at the most' % gpu_options.per_process_gpu_memory_fraction
+    return line

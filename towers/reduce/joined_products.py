@@ -1,0 +1,155 @@
+"""The gradient of a wide dense layer as one product over the examples of all towers.
+
+Tower k's gradient of a dense layer's weights is the product of the layer's inputs x_k [r_k, m] and
+the gradient y_k [r_k, n] of its outputs, a row an example. The sum over the towers is
+
+    sum_k x_k^T y_k  =  [x_1; …; x_N]^T [y_1; …; y_N]
+
+With few examples a tower, N products as large as the weights need not be made, and read again to be
+added up (the "sufficient factors" of Xie et al., UAI 2016). The towers' own products stay in the
+graph; TensorFlow's optimizer drops them from a step that fetches none of them.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.graph_walk import ancestors, operations_named
+from towers.graph.variable_access import REFERENCE_VARIABLES
+
+# Measured on two cores, see benchmarks/results/speed.md: from 64 examples a tower on, towers that
+# multiply side by side are as fast. No more rows in all than were measured.
+_MOST_ROWS = 32  # of one tower
+_MOST_JOINT_ROWS = 128  # of all towers
+_LEAST_ELEMENTS = 2 ** 20  # of the variable
+
+
+def joined_product(gradients: typing.List[typing.Any],
+                   variable: tf.Variable) -> typing.Optional[tf.Tensor]:
+    """The sum of the towers' gradients of a variable [m, n] as one product, on the current device.
+
+    Args:
+      gradients: the gradients, one a tower.
+      variable: the variable.
+
+    Returns:
+      The sum; or None where one gradient is no product of thin static matrices, another operation
+      reads it, XLA compiles it, the weights are small, or the devices are not CPUs of one process.
+    """
+    if len(gradients) < 2 or not all(isinstance(gradient, tf.Tensor) for gradient in gradients):
+        return None
+    products = []
+    awaited: typing.List[tf.Operation] = []
+    for gradient in gradients:
+        product, control_inputs = _made_by(gradient)
+        products.append(product)
+        awaited += control_inputs
+    factors = _factors(products, variable)
+    if factors is None:
+        return None
+    devices = [variable.device] + [product.device for product in products]
+    if not _are_cpus_of_one_process(devices):
+        return None
+    with tf.control_dependencies(awaited):
+        # The rows of all towers, one below the other: [sum of r_k, m] and [sum of r_k, n], or their
+        # transposes.
+        x = tf.concat(factors.inputs, 0 if factors.transpose_x else 1)
+        y = tf.concat(factors.output_gradients, 1 if factors.transpose_y else 0)
+        return tf.matmul(x, y, transpose_a=factors.transpose_x, transpose_b=factors.transpose_y)
+
+
+class _Factors(typing.NamedTuple):
+    """The two factors of every tower's product `tf.matmul(x_k, y_k, transpose_x, transpose_y)`.
+
+    Attributes:
+      inputs: x_k of each tower, the layer's inputs; [r_k, m] if `transpose_x`, else [m, r_k].
+      output_gradients: y_k of each tower, the gradients of the layer's outputs; [n, r_k] if
+        `transpose_y`, else [r_k, n].
+      transpose_x: whether the products transpose x.
+      transpose_y: whether the products transpose y.
+    """
+
+    inputs: typing.List[tf.Tensor]
+    output_gradients: typing.List[tf.Tensor]
+    transpose_x: bool
+    transpose_y: bool
+
+
+def _made_by(tensor: tf.Tensor) -> typing.Tuple[tf.Operation, typing.List[tf.Operation]]:
+    """The operation that computes a tensor, and what it and the tensor wait for by control edges.
+
+    Identities before the tensor are passed over: where a gradient function gives several gradients,
+    `tf.gradients` puts an identity after each, which waits for all.
+    """
+    op = tensor.op
+    control_inputs = list(op.control_inputs)
+    while op.type == 'Identity':
+        op = op.inputs[0].op
+        control_inputs += op.control_inputs
+    return op, control_inputs
+
+
+def _factors(products: typing.List[tf.Operation],
+             variable: tf.Variable) -> typing.Optional[_Factors]:
+    """The factors of the towers' products; None where they cannot be joined to one gradient of the
+    variable, or joining them does not pay."""
+    elements = variable.get_shape().num_elements() or 0
+    if elements < _LEAST_ELEMENTS or not all(_is_thin_product(op, elements) for op in products):
+        return None
+    transpose_x = products[0].get_attr('transpose_a')
+    transpose_y = products[0].get_attr('transpose_b')
+    axis_of_rows = 0 if transpose_x else 1  # of x
+    factors = _Factors([], [], transpose_x, transpose_y)
+    row_counts = []
+    for op in products:
+        if op.get_attr('transpose_a') != transpose_x or op.get_attr('transpose_b') != transpose_y:
+            return None
+        x, y = op.inputs
+        factors.inputs.append(x)
+        factors.output_gradients.append(y)
+        row_counts.append(x.shape.as_list()[axis_of_rows])
+    if max(row_counts) > _MOST_ROWS or sum(row_counts) > _MOST_JOINT_ROWS:
+        return None
+    return factors
+
+
+def _is_thin_product(op: tf.Operation, elements: int) -> bool:
+    """Whether an operation is a matrix product that can be joined with the other towers', and
+    joining pays.
+
+    Joining reads and writes each factor once more, and saves reading and writing the product. It
+    pays where the factors have at most half of the product's elements. A product of reference
+    variables is not joined: the variables' updates wait for the towers' products.
+
+    Args:
+      op: the operation that computes a tower's gradient.
+      elements: the number of elements of the variable, and so of the product.
+    """
+    if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr or _is_read(op.outputs[0]):
+        return False
+    elements_of_factors = 0
+    for factor in op.inputs:
+        if not factor.shape.is_fully_defined():
+            return False
+        elements_of_factors += factor.shape.num_elements()
+    if 2 * elements_of_factors > elements:
+        return False
+    upstream = operations_named(op.graph, ancestors(op.inputs))
+    types_upstream = {upstream_op.type for upstream_op in upstream}
+    return types_upstream.isdisjoint(REFERENCE_VARIABLES)
+
+
+def _is_read(tensor: tf.Tensor) -> bool:
+    """Whether an operation computes with a tensor, directly or through identities."""
+    for op in tensor.consumers():
+        if op.type != 'Identity' or _is_read(op.outputs[0]):
+            return True
+    return False
+
+
+def _are_cpus_of_one_process(devices: typing.Iterable[str]) -> bool:
+    """Whether all these devices are CPUs, and of one task."""
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    kinds = {spec.device_type for spec in specs}
+    tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
+    return kinds == {'CPU'} and len(tasks) == 1
