@@ -105,6 +105,28 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
                 session.run(fetched, {active: 0.})
 
 
+def test_a_message_of_constants_is_sent_in_each_step(asked, monkeypatch):
+    """Of two alike, each is sent. TensorFlow computes what is constant and without state when it
+    prepares a step, and it does not compute the same thing twice."""
+    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',
+                        lambda tensor, op, name=None: tf.negative(tensor, name=name or 'message'))
+    step = towers.Cluster('horovod', uneven=True).begin_step(3, 'sum')
+    values = [step.workers.sum(tf.constant([1, 2])) for _ in range(2)]
+    pairs = [(tf.constant([4., 4.]), tf.get_variable(name, [2])) for name in 'vw']
+    machines = step.combine(pairs, None)
+    gradients = [gradient for gradient, _ in machines.gradients]
+    metadata = tf.RunMetadata()
+    with tf.Session() as session:
+        machines.begin_session(session)
+        session.run([values, gradients, tf.convert_to_tensor(step.loss_weight)],
+                    options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    sent = [node.name for graph in metadata.partition_graphs for node in graph.node
+            if node.op == 'Neg']
+    assert sorted(sent) == [
+        'towers_shared/sums/v/message', 'towers_shared/sums/w/message',
+        'towers_shared/towers_numbers', 'towers_value', 'towers_value_1']
+
+
 def test_what_horovod_says_itself_is_refused(asked):
     for given in (dict(rank=1), dict(workers=['a:1', 'b:2'])):
         with pytest.raises(towers.errors.InvalidArgumentError, match='its launcher says both'):
@@ -185,12 +207,7 @@ import towers
 from sample_models import momentum
 from test_workers import DATA, contrastive_loss, fused, masked_loss, normalized_twice
 tf.disable_v2_behavior()
-try:
-    towers.build_towers(contrastive_loss, DATA[contrastive_loss], momentum(), 1, 'mean',
-                        cluster=towers.Cluster('horovod'))
-except towers.ModelFunctionError as error:
-    print('refused: %s' % error)
-for model_fn in (masked_loss, normalized_twice, fused):
+for model_fn in (contrastive_loss, masked_loss, normalized_twice, fused):
     report = towers.check_towers(
         model_fn, DATA[model_fn], momentum, 2, 3, 'mean', shares=(2, 1), cluster='horovod',
         batch_norm='sync', tolerance=2e-5 if model_fn is fused else 1e-12)
@@ -202,8 +219,37 @@ for model_fn in (masked_loss, normalized_twice, fused):
 @pytest.mark.slow
 def test_values_of_the_whole_batch_are_those_of_all_processes(horovodrun):
     done = horovodrun(2, ['-c', WHOLE_BATCH])
-    assert done.stdout.count(b'equal: True') == 6, done.stdout.decode()
-    assert done.stdout.count(b'rows over processes of Horovod are not supported') == 2
+    assert done.stdout.count(b'equal: True') == 8, done.stdout.decode()
+
+
+UNTIL_ALL_END = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+sys.path[:0] = ['tests', 'tests/whole_batch']
+import towers
+from test_workers import (
+    DATA, contrastive_loss, fused, masked_loss, normalized_twice, on_one_device, until_all_end)
+tf.disable_v2_behavior()
+cluster = towers.Cluster('horovod')
+for model_fn in (contrastive_loss, masked_loss, normalized_twice, fused):
+    values, last = until_all_end(cluster, model_fn, [[4], [2, 3]], batch_norm='sync')
+    for rows in ([0, 1, 2, 3, 4, 5], [6, 7, 8]):
+        values = on_one_device(model_fn, values, [part[rows] for part in DATA[model_fn]], 1)
+    tolerance = 2e-5 if model_fn is fused else 1e-12
+    for name in sorted(values):
+        is_trained = 'Momentum' in name or name + '/Momentum' in values
+        if is_trained or cluster.rank == 1:  # averages of a worker without data stay
+            np.testing.assert_allclose(last[name], values[name], tolerance, tolerance, err_msg=name)
+    print('equal: %s, %d variables' % (model_fn.__name__, len(values)))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_without_data_has_no_part_in_the_batch(horovodrun):
+    """Rank 1 has two batches more than rank 0."""
+    done = horovodrun(2, ['-c', UNTIL_ALL_END])
+    assert done.stdout.count(b'equal: ') == 8, done.stdout.decode()
 
 
 AT_END = """
@@ -248,7 +294,8 @@ def test_all_processes_of_horovod_stop_after_the_same_step(steps, is_told, horov
                                weights_of_own_program(last), rtol=0, atol=1e-5)
 
 
-SLOW = 'images += tf.py_func(lambda: np.float32(time.sleep(.5) or 0), [], tf.float32)'
+SLOW = """images += tf.py_func(lambda: np.float32(time.sleep(.5) or 0), [], tf.float32)
+    images -= towers.batch_mean(tf.reduce_mean(images, 0))"""
 KILLED = """
 import os, signal, threading, time
 class Killed(tf.train.SessionRunHook):
@@ -262,7 +309,8 @@ class Killed(tf.train.SessionRunHook):
 @pytest.mark.parametrize('lost, why', [
     (1, 'its process has ended, or its machine cut'), (0, 'it has ended its training')])
 def test_a_process_of_horovod_that_ends_alone_is_named_in_one_line(lost, why, tmp_path, horovodrun):
-    """Worker 1 is killed within a step; or the chief alone counts the steps, and says no stop."""
+    """Worker 1 is killed in a forward pass with a value of the whole batch; or the chief alone
+    counts the steps, and says no stop."""
     path = own_program(str(tmp_path), 20, kind='horovod')
     changes = [('last_hooks=[stop]', 'last_hooks=[]'), (', stop]', ']')] if lost == 0 else [
         ('stop = towers', KILLED + 'stop = towers'), ('    weights', '    %s\n    weights' % SLOW),

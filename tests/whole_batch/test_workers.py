@@ -128,44 +128,48 @@ def test_workers_with_towers_are_one_device(model_fn, sizes, options):
                                        err_msg=name)
 
 
-def until_all_end(model_fn, sizes, **options):
-    """The values before the first step, and after the last one, of each worker: its variables.
-    `sizes[w]` are the numbers of examples in the batches of worker w; worker 0 has the first ones.
-    """
-    workers = addresses(len(sizes))
-    ends = np.cumsum([0] + list(map(sum, sizes)))
+def until_all_end(cluster, model_fn, sizes, **options):
+    """A worker's run until the data of all end, in a graph and a session of its own.
 
-    def batches(rank):
-        begin = ends[rank]
-        for size in sizes[rank]:
-            yield tuple(part[begin:begin + size] for part in DATA[model_fn])
+    Args:
+      cluster: its `Cluster`.
+      model_fn: one of `DATA`.
+      sizes: of each worker, the numbers of examples in its batches; worker 0 has the first ones.
+      options: of the build.
+
+    Returns:
+      Two dicts of the variables: before the first step and after the last one.
+    """
+    parts = DATA[model_fn]
+
+    def batches():
+        begin = sum(map(sum, sizes[:cluster.rank]))
+        for size in sizes[cluster.rank]:
+            yield tuple(part[begin:begin + size] for part in parts)
             begin += size
 
-    def work(rank):
-        with tf.Graph().as_default():
-            tf.set_random_seed(7 + rank)
-            parts = DATA[model_fn]
-            feed = towers.until_all_end(tf.data.Dataset.from_generator(
-                lambda: batches(rank), tuple(tf.as_dtype(part.dtype) for part in parts),
-                tuple(tf.TensorShape([None]).concatenate(part.shape[1:]) for part in parts)))
-            cluster = towers.Cluster('ring', workers, rank=rank, active=feed.active)
-            with compat.CONTROL_FLOW_SWITCH:
-                built = towers.build_towers(model_fn, feed.inputs, momentum(), 2, 'mean',
-                                            remainder='weight', cluster=cluster, **options)
-            fetched = {each.op.name: each for each in tf.global_variables()}
+    with tf.Graph().as_default():
+        tf.set_random_seed(7 + cluster.rank)
+        feed = towers.until_all_end(tf.data.Dataset.from_generator(
+            batches, tuple(tf.as_dtype(part.dtype) for part in parts),
+            tuple(tf.TensorShape([None]).concatenate(part.shape[1:]) for part in parts)))
+        cluster = cluster._replace(active=feed.active)
+        with compat.CONTROL_FLOW_SWITCH:
+            built = towers.build_towers(model_fn, feed.inputs, momentum(), 2, 'mean',
+                                        remainder='weight', cluster=cluster, **options)
+        fetched = {each.op.name: each for each in tf.global_variables()}
 
-            def values(session):
-                return session.run_step_fn(
-                    lambda step_context: step_context.session.run(fetched))
-            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member, \
-                    member.session() as session:
-                first = last = values(session)
-                with pytest.raises(tf.errors.OutOfRangeError):
-                    while True:
-                        session.run(built.train_op)
-                        last = values(session)
-            return first, last
-    return together(work, len(sizes))
+        def values(session):
+            return session.run_step_fn(
+                lambda step_context: step_context.session.run(fetched))
+        with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member, \
+                member.session() as session:
+            first = last = values(session)
+            with pytest.raises(tf.errors.OutOfRangeError):
+                while True:
+                    session.run(built.train_op)
+                    last = values(session)
+        return first, last
 
 
 @slow
@@ -173,7 +177,9 @@ def until_all_end(model_fn, sizes, **options):
 def test_a_worker_without_data_has_no_part_in_the_batch(model_fn):
     """Worker 1 has two batches more than worker 0; averages of a worker without data stay."""
     options = {} if model_fn in (contrastive_loss, masked_loss) else dict(batch_norm='sync')
-    [(values, last_of_0), (_, last)] = until_all_end(model_fn, [[4], [2, 3]], **options)
+    workers = addresses(2)
+    [(values, last_of_0), (_, last)] = together(lambda rank: until_all_end(
+        towers.Cluster('ring', workers, rank=rank), model_fn, [[4], [2, 3]], **options), 2)
     for rows in ([0, 1, 2, 3, 4, 5], [6, 7, 8]):
         values = on_one_device(model_fn, values, [part[rows] for part in DATA[model_fn]], 1)
     tolerance = 2e-5 if model_fn is fused else 1e-12

@@ -106,8 +106,7 @@ def record(request: Request, batch: CutBatch, index: int,
             new_variables.recorded(request.call.variable_scope, reuse), \
             record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
             call_of_model_fn(graph, new_variables, request.parts_of_batch,
-                             request.has_equal_workers, request.no_batch_values,
-                             request.no_batch_rows):
+                             request.has_equal_workers, request.no_batch_values):
         model = _computed(request, batch, index)
         output = to_model_output(model.output, bool(objectives), objectives.names)
         updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))

@@ -240,14 +240,6 @@ class Cluster(_Fields):
                     'every= out, or build without cluster=' % self.every)
         return None
 
-    @property
-    def no_batch_rows(self) -> typing.Optional[str]:
-        """Why workers exchange no rows, as `batch_concat` does; None if they do."""
-        if self.num_workers > 1 and self.kind == 'horovod':
-            return ('rows over processes of Horovod are not supported, since such a run has not '
-                    "ended in a test: use kind='ring', or build without cluster=")
-        return self.no_batch_values
-
     def begin_step(self, examples: typing.Union[int, tf.Tensor], reduction: str) -> StepOfWorkers:
         """Makes what the workers' steps begin with, before the gradients.
 

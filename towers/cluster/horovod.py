@@ -4,7 +4,6 @@ Horovod's launcher starts the processes, one a worker, and gives each its rank. 
 its towers' gradients; Horovod adds up those of all processes.
 """
 
-import functools
 import typing
 
 import numpy as np
@@ -18,7 +17,7 @@ from towers.cluster.sent_types import (
     type_of_sent_variable,
 )
 from towers.errors import ClusterError, MissingPackageError, reason_of
-from towers.gradients.gradient_pairs import cast, each_row_once, map_values, tensors_of
+from towers.gradients.gradient_pairs import cast, each_row_once, tensors_of
 from towers.placement.variable_device import only_device
 from towers.whole_batch.workers import Workers
 
@@ -49,49 +48,90 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
       cluster: the `Cluster`.
       weighting: how this worker's losses are weighted.
     """
-    hvd = _load()
     guard = worker_step.session_guard()
+    messages = _Messages(_load(), guard.check)
     num_examples = None
     loss_weight: typing.Any = weighting.constant
     if not weighting.is_constant:
         # Before the backward pass, and not with the gradients: the weight is in the losses.
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):
-            own_examples = _known_in_step(tf.reshape(weighting.own_examples(), [1]))
-            with tf.control_dependencies([guard.check]):
-                num_examples = hvd.allreduce(own_examples, op=hvd.Sum, name='towers_numbers')[0]
+            own_examples = tf.reshape(weighting.own_examples(), [1])
+            num_examples = messages.sum(own_examples, 'towers_numbers')[0]
             loss_weight = weighting.in_step(num_examples)
     workers = Workers(num_workers=cluster.num_workers, rank=cluster.rank,
                       fraction=weighting.own_fraction(loss_weight),
                       has_batch=weighting.has_batch(),
-                      add_up=functools.partial(_sum_of_values, hvd, guard.check))
-    step = _HorovodStep(hvd=hvd, guard=guard, num_examples=num_examples,
+                      add_up=messages.sum_of_values)
+    step = _HorovodStep(messages=messages, guard=guard, num_examples=num_examples,
                         data_may_end=cluster.active is not None)
     return EngineStep(step.combine, loss_weight, workers)
 
 
-def _sum_of_values(hvd: typing.Any, awaited: tf.Operation, tensor: tf.Tensor) -> tf.Tensor:
-    """The sum of the processes' values of the forward pass, or of the gradients of such values,
-    after an operation. Horovod brings together the tensors of one name."""
-    name = tensor.graph.unique_name('towers_value')
-    summand = tf.cast(tensor, type_of_sent_value(tensor))
-    with tf.control_dependencies([awaited]):
-        total = hvd.allreduce(_known_in_step(summand), op=hvd.Sum, name=name)
-    return tf.cast(total, tensor.dtype)
+class _Messages:
+    """Makes the messages of a step: operations by which Horovod adds up, or gathers, the tensors of
+    one name on all processes.
 
-
-def _known_in_step(tensor: tf.Tensor) -> tf.Tensor:
-    """The same values, which TensorFlow does not take for constants.
-
-    Horovod's all-reduce counts as an operation without state. So TensorFlow would run that of a
-    constant, such as a static number of examples, while it infers shapes: before there is a step,
-    it would wait for the other processes.
+    For TensorFlow these operations have no state. One of a constant, such as a static number of
+    rows, it would run a single time, while it prepares the step; of two that have one input it
+    would run one. Each process finds out by itself what is a constant, so that one would wait for a
+    message that another has left out. Hence `_known_in_step`.
     """
-    return tf.placeholder_with_default(tensor, tensor.shape)
+
+    def __init__(self, hvd: typing.Any, check: tf.Operation):
+        """Makes no message yet.
+
+        Args:
+          hvd: Horovod's module.
+          check: the check of the `SessionGuard`, for which each message waits.
+        """
+        self._hvd = hvd
+        self._check = check
+        with only_device('/cpu:0'):
+            self._is_step = check.outputs[0] >= 0.  # true, which TensorFlow cannot know
+
+    def sum(self, tensor: tf.Tensor, name: typing.Optional[str] = None) -> tf.Tensor:
+        """The sum of the processes' tensors, of one shape.
+
+        Args:
+          tensor: of this process.
+          name: of the operation in its name scope, where TensorFlow makes it unique; None: Horovod
+            makes one of the tensor's name.
+        """
+        with tf.control_dependencies([self._check]):
+            return self._hvd.allreduce(self._known_in_step(tensor), op=self._hvd.Sum, name=name)
+
+    def sum_of_values(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum of the processes' values of the forward pass, or of the gradients of such
+        values."""
+        total = self.sum(tf.cast(tensor, type_of_sent_value(tensor)), 'towers_value')
+        return tf.cast(total, tensor.dtype)
+
+    def sum_of_gradients(self, gradient: typing.Any) -> typing.Any:
+        """The sum of the processes' gradients of a variable, in the type in which they are sent.
+
+        Of sparse gradients, Horovod gathers the rows, and adds none of them up. So each row is sent
+        once, and the gathered rows are added up afterwards.
+        """
+        sent = cast(gradient, type_of_sent_gradient(gradient.dtype))
+        if not isinstance(sent, tf.IndexedSlices):
+            return self.sum(sent)
+        rows = each_row_once(sent)
+        with tf.control_dependencies([self._check]):
+            rows = tf.IndexedSlices(self._known_in_step(rows.values),
+                                    self._known_in_step(rows.indices), rows.dense_shape)
+            return each_row_once(self._hvd.allreduce(rows, op=self._hvd.Sum))
+
+    def _known_in_step(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The same values, which TensorFlow takes neither for constants nor for those of another
+        message. They come out of one of two branches, and it merges no placeholders."""
+        branches = tf.raw_ops.Switch(data=tensor, pred=self._is_step)
+        values = tf.raw_ops.Merge(inputs=list(branches)).output
+        return tf.placeholder_with_default(values, tensor.shape)
 
 
 class _HorovodStep(typing.NamedTuple):
     """A step of Horovod's processes, before its gradients."""
-    hvd: typing.Any  # Horovod's module
+    messages: _Messages
     guard: worker_step.SessionGuard
     num_examples: typing.Any
     """The examples of all processes in the step, a scalar; None where all have the same static
@@ -102,7 +142,7 @@ class _HorovodStep(typing.NamedTuple):
                 values: typing.Sequence[tf.Tensor]) -> EngineGradients:
         """Adds up the gradients over the processes; see `StepOfWorkers.combine`."""
         del loss  # parameter servers alone wait for it
-        combined = _combined(self.hvd, worker_step.after(self.guard.check, gradients))
+        combined = _combined(self.messages, gradients)
         if not self.data_may_end:
             return EngineGradients(combined, [], self.guard.begin)
         # A process that left the step before a message would let the others wait in it.
@@ -111,29 +151,16 @@ class _HorovodStep(typing.NamedTuple):
         return EngineGradients(worker_step.after(ended, combined), [ended], self.guard.begin)
 
 
-def _combined(hvd: typing.Any, gradients: Pairs) -> Pairs:
+def _combined(messages: _Messages, gradients: Pairs) -> Pairs:
     """The sums of the processes' gradients. Horovod brings them together by the names of their
     operations, which are made of the variables' names."""
     combined = []
     for gradient, variable in gradients:
         scope = '%ssums/%s/' % (_SCOPE, variable.op.name)
         with only_device(variable.device or None), tf.name_scope(scope):
-            total = cast(_summed(hvd, gradient), gradient.dtype.base_dtype)
+            total = cast(messages.sum_of_gradients(gradient), gradient.dtype.base_dtype)
             combined.append((total, variable))
     return combined
-
-
-def _summed(hvd: typing.Any, gradient: typing.Any) -> typing.Any:
-    """The sum of the processes' gradients of a variable, in the type in which they are sent.
-
-    Of sparse gradients, Horovod gathers the rows, and adds none of them up. So each row is sent
-    once, and the gathered rows are added up afterwards.
-    """
-    sent = cast(gradient, type_of_sent_gradient(gradient.dtype))
-    sent = map_values(tf.identity, sent)  # an operation in this scope, by whose name they meet
-    if isinstance(sent, tf.IndexedSlices):
-        return each_row_once(hvd.allreduce(each_row_once(sent), op=hvd.Sum))
-    return hvd.allreduce(sent, op=hvd.Sum)
 
 
 def broadcast(unused_cluster: typing.Any, variables: typing.Iterable[tf.Variable]) -> tf.Operation:

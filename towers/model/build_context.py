@@ -23,14 +23,12 @@ class Call(typing.NamedTuple):
       num_parts: how many parts the batch has, on all machines.
       has_equal_parts: whether a static size of one part is that of all.
       no_batch_values: why the parts exchange no values of the whole batch in this build; or None.
-      no_batch_rows: why they exchange no rows, as `batch_concat` does; or None.
       numbers: counts from 1; gives each value of the whole batch a number.
     """
     variables: typing.Any
     num_parts: int
     has_equal_parts: bool
     no_batch_values: typing.Optional[str]
-    no_batch_rows: typing.Optional[str]
     numbers: typing.Iterator[int]
 
 
@@ -53,17 +51,15 @@ def check_not_nested(graph: tf.Graph) -> None:
 @contextlib.contextmanager
 def call_of_model_fn(graph: tf.Graph, variables: typing.Any, num_parts: int,
                      has_equal_parts: bool = True,
-                     no_batch_values: typing.Optional[str] = None,
-                     no_batch_rows: typing.Optional[str] = None) -> typing.Iterator[None]:
+                     no_batch_values: typing.Optional[str] = None) -> typing.Iterator[None]:
     """The context of the call of a model function, in which no other build is made.
 
     Args:
       graph: the graph that it is called in.
       variables: `NewVariables`, which records the variables that the call makes.
-      num_parts, has_equal_parts, no_batch_values, no_batch_rows: see `Call`.
+      num_parts, has_equal_parts, no_batch_values: see `Call`.
     """
-    _CALLS[graph] = Call(variables, num_parts, has_equal_parts, no_batch_values, no_batch_rows,
-                         itertools.count(1))
+    _CALLS[graph] = Call(variables, num_parts, has_equal_parts, no_batch_values, itertools.count(1))
     try:
         yield
     finally:

@@ -97,10 +97,3 @@ class Request(typing.NamedTuple):
         if self.cluster is None or not self.training.objectives:
             return None
         return self.cluster.no_batch_values
-
-    @property
-    def no_batch_rows(self) -> typing.Optional[str]:
-        """Why the parts of the batch cannot exchange rows (`batch_concat`); None if they can."""
-        if self.no_batch_values is None and self.cluster is not None and self.training.objectives:
-            return self.cluster.no_batch_rows
-        return self.no_batch_values

@@ -203,9 +203,8 @@ def _check_is_in_graph(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
 
 def _check_not_refused(x: tf.Tensor, kind: str, call: Call) -> None:
     """Raises `ModelFunctionError` where the parts of the batch exchange no values of this kind."""
-    reason = call.no_batch_rows if kind == 'concat' else call.no_batch_values
-    if reason is not None:
-        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, reason))
+    if call.no_batch_values is not None:
+        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, call.no_batch_values))
 
 
 def _check_towers_can_meet(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
