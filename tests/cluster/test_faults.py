@@ -69,6 +69,40 @@ def test_a_ring_goes_on_exactly_after_a_worker_is_frozen_killed_and_told_to_stop
     assert 'test accuracy  %s on 360' % accuracy in evaluated.stdout
 
 
+MODEL = "    weights = tf.get_variable('weights'"
+DIES = """
+    images -= towers.batch_mean(tf.reduce_mean(images + tf.py_func(may_die, [], tf.float32), 0))
+"""
+MAY_DIE = """
+import os, signal, time
+calls = []
+def may_die():
+    calls.append(None)
+    if cluster.rank == 1 and len(calls) == 5:  # two in a step: worker 0 is in the third one
+        time.sleep(1.)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return np.float32(0.)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_in_the_forward_pass_is_named(runner, tmp_path):
+    """Before its value of the whole batch, for which worker 0 waits, is sent."""
+    program = own_program(str(tmp_path), 40)
+    with open(program) as opened:
+        text = opened.read()
+    with open(program, 'w') as opened:
+        opened.write(text.replace(MODEL, DIES + MODEL).replace('def model_fn', MAY_DIE
+                                                               + '\n\ndef model_fn'))
+    with Launch(runner, str(tmp_path), ['--workers=2', '--grace=20'], [], program) as launch:
+        launch.wait_for('worker 1 was killed by SIGKILL')
+        killed = time.time()
+        launch.wait_for('own.py: worker 1 ')
+        assert time.time() - killed < 5., launch.output
+        assert launch.status() == 1, launch.output
+    assert is_lost(1, 'its process has ended', launch), launch.output
+
+
 @pytest.mark.slow
 def test_with_servers_what_is_killed_is_named_and_all_end_as_an_unbroken_run(runner, tmp_path):
     """Bit for bit: of two workers, the order in which gradients are added up is no matter."""
