@@ -28,6 +28,8 @@ def test_all_forms_of_tf_config():
 
 @pytest.mark.parametrize('text, expected', [
     ('[]', 'no such objects'), ('{"cluster": [1]}', 'no such objects'), ('{"a":' * 100000, 'no'),
+    ('{"cluster": {"worker": ["a:1"]}', "no JSON: Expecting ',' delimiter at character 32"),
+    ("{'cluster': {}}", 'no JSON: Expecting property name enclosed in double quotes at char'),
     ('{"cluster": {"worker": "a:1"}}', 'a job is no list of addresses'),
     ('{"task": {"type": "worker", "index": "\u0663"}}', 'is no whole number'),
     ('{"task": {"type": "worker", "index": NaN}}', 'the index nan is no whole number')])

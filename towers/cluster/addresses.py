@@ -97,6 +97,9 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
         cluster = config.get('cluster') or {}
         task = dict(config.get('task') or {})
         addresses_of_jobs = list(cluster.values())
+    except json.JSONDecodeError as error:
+        reason = 'no JSON: %s at character %d' % (error.msg, error.pos + 1)
+        raise _unreadable(text, reason) from None
     except (AttributeError, RecursionError, TypeError, ValueError):
         raise _unreadable(text, 'no such objects') from None
     if not all(each is None or isinstance(each, list) for each in addresses_of_jobs):

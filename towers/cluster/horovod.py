@@ -82,12 +82,11 @@ class _Messages:
 
         Args:
           hvd: Horovod's module.
-          check: the check of the `SessionGuard`, for which each message waits.
+          check: the check of the `SessionGuard`; all messages need the value that it reads.
         """
         self._hvd = hvd
-        self._check = check
         with only_device('/cpu:0'):
-            self._is_step = check.outputs[0] >= 0.  # true, which TensorFlow cannot know
+            self._has_begun = check.outputs[0] >= 0.  # true, which TensorFlow cannot know
 
     def sum(self, tensor: tf.Tensor, name: typing.Optional[str] = None) -> tf.Tensor:
         """The sum of the processes' tensors, of one shape.
@@ -97,8 +96,7 @@ class _Messages:
           name: of the operation in its name scope, where TensorFlow makes it unique; None: Horovod
             makes one of the tensor's name.
         """
-        with tf.control_dependencies([self._check]):
-            return self._hvd.allreduce(self._known_in_step(tensor), op=self._hvd.Sum, name=name)
+        return self._hvd.allreduce(self._known_in_step(tensor), op=self._hvd.Sum, name=name)
 
     def sum_of_values(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of the processes' values of the forward pass, or of the gradients of such
@@ -116,15 +114,14 @@ class _Messages:
         if not isinstance(sent, tf.IndexedSlices):
             return self.sum(sent)
         rows = each_row_once(sent)
-        with tf.control_dependencies([self._check]):
-            rows = tf.IndexedSlices(self._known_in_step(rows.values),
-                                    self._known_in_step(rows.indices), rows.dense_shape)
-            return each_row_once(self._hvd.allreduce(rows, op=self._hvd.Sum))
+        rows = tf.IndexedSlices(self._known_in_step(rows.values),
+                                self._known_in_step(rows.indices), rows.dense_shape)
+        return each_row_once(self._hvd.allreduce(rows, op=self._hvd.Sum))
 
     def _known_in_step(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The same values, which TensorFlow takes neither for constants nor for those of another
-        message. They come out of one of two branches, and it merges no placeholders."""
-        branches = tf.raw_ops.Switch(data=tensor, pred=self._is_step)
+        """The same values, which TensorFlow takes neither for constants, as they come out of one of
+        two branches, nor for those of another message, as they are a placeholder's."""
+        branches = tf.raw_ops.Switch(data=tensor, pred=self._has_begun)
         values = tf.raw_ops.Merge(inputs=list(branches)).output
         return tf.placeholder_with_default(values, tensor.shape)
 
