@@ -97,9 +97,9 @@ def test_a_worker_that_dies_in_the_forward_pass_is_named(runner, tmp_path):
     with Launch(runner, str(tmp_path), ['--workers=2', '--grace=20'], [], program) as launch:
         launch.wait_for('worker 1 was killed by SIGKILL')
         killed = time.time()
-        launch.wait_for('own.py: worker 1 ')
+        launch.wait_for('[worker 0] worker 1 (')
         assert time.time() - killed < 5., launch.output
-        assert launch.status() == 1, launch.output
+        assert launch.status() == 137, launch.output
     assert is_lost(1, 'its process has ended', launch), launch.output
 
 
