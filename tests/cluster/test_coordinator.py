@@ -252,8 +252,9 @@ def test_those_that_wait_say_so(monkeypatch):
         assert line.startswith('waiting        %sworker %d (%s)' % (
             '' if own else 'for ', other, workers[other]))
     workers = addresses(3)
-    assert together(lambda rank: alone(rank, workers, 2. + rank)[0], 2)[1][-1].startswith(
-        'waiting        for worker 2 (%s)' % workers[2])
+    _, (said, error) = together(lambda rank: alone(rank, workers, 2. - rank / 2.), 2)
+    assert said[-1].startswith('waiting        for worker 2 (%s)' % workers[2])
+    assert 'it waits for worker 2 (%s), and start_timeout is over' % workers[2] in error
 
 
 def test_a_rank_that_is_here_already_is_refused(monkeypatch):

@@ -218,6 +218,7 @@ class Connection:
         self._begin_steps()
         self._heard = time.monotonic()  # when worker 0 said something last
         self._say_at = 0.  # when to say next that this worker waits for worker 0
+        self._awaited = 'for others, or is frozen'  # for whom worker 0 waits, as it has said last
         self._closed = threading.Event()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
@@ -233,7 +234,8 @@ class Connection:
         if self._is_member:
             return
         refused_rank = self._cluster.rank
-        reason = 'it waits for others, or is frozen, and start_timeout is over'
+        reason = ('it waits %s, and start_timeout is over: start all, see why one was refused, or '
+                  'give a longer one' % self._awaited)
         if self.lost is not None:
             rank, reason = self.lost
             if rank:  # another worker is refused; 0 is the connection of this one
@@ -435,6 +437,7 @@ class Connection:
             self._lines.send(dict(self._hello, **_compared(message.get('signature'),
                                                            self._signature)))
         elif kind == 'waiting':
+            self._awaited = reason
             self._say('waiting        %s' % reason)
         elif kind == 'gone':
             self._say('gone           %s, and the others train on without it: %s' % (

@@ -42,7 +42,7 @@ from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of, note_connection
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
-from towers.errors import ClusterError, WorkerLostError, reason_of
+from towers.errors import ClusterError, TowersError, WorkerLostError, reason_of
 from towers.nonfinite import explained
 from towers.placement.session_config import session_config
 from towers.run.stopping import StopOnSignalHook
@@ -164,7 +164,10 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             if _ends_by_itself(cluster, connection):
                 ended.set()
             cause = reason or error
-            connection.fail('%s: %s' % (type(cause).__name__, reason_of(cause)))
+            why = reason_of(cause)
+            if not isinstance(cause, TowersError):  # which says by itself what is wrong
+                why = '%s: %s' % (type(cause).__name__, why)
+            connection.fail(why)
             if reason is not None:
                 raise reason from None
             raise
