@@ -76,7 +76,7 @@ class _Rounds:
             for op in operations:
                 if self._may_change(op):
                     self._visit(op)
-            has_changed = max(self._last_change.values()) > visits_before
+            has_changed = any(visit > visits_before for visit in self._last_change.values())
             if not has_changed and self._view.arrays.are_settled:
                 return
         # A change may not have reached all that it goes to: nothing that was found holds.

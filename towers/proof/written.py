@@ -35,6 +35,8 @@ class Written(typing.NamedTuple):
     indices: typing.Optional[State]
     # how the value depends on the variable's value before
     dependence: Dependence
+    # whether the value is a single number
+    is_scalar: bool
     # the value, where it is a static scalar
     constant: typing.Optional[float]
 
@@ -68,7 +70,7 @@ def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     return Written(
         operation=op.name, type=op.type, variable=variable.name,
         value=_in_its_branch(op, view.state(value), view), indices=indices,
-        dependence=dependence, constant=constant)
+        dependence=dependence, is_scalar=view.rank(value) == 0, constant=constant)
 
 
 def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:

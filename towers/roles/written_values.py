@@ -172,6 +172,10 @@ class _Judge:
         has_same_indices = _is_same_on_towers(indices)
         if has_same_values and has_same_indices:
             return _SAME_ON_TOWERS
+        has_value_for_each_row = indices.kind is Kind.PER_EXAMPLE and not written.is_scalar
+        if has_same_values and has_value_for_each_row and self._static_size is not None:
+            # As many values as examples, but alike on all towers: constants of that number.
+            return _Verdict(_Writer.NONE, _holds_size(written.variable, op, self._static_size))
         has_values_of_examples = value.is_by_example or has_same_values
         if has_values_of_examples and indices.is_by_example:
             return _ROWS
@@ -187,11 +191,7 @@ class _Judge:
         is_analysed = op.name in self.analysis.analysed
         if self._static_size and not is_analysed:
             # The size of the shard is in the graph's constants, where the proof has stopped.
-            raise SharedVariableError(
-                'the model function writes variable %s (operation %s) by its examples, and the '
-                'graph has the size of a shard, %d, in it, so that it is not known which tower is '
-                'to write: pass a batch [None, ...], and take sizes from tf.shape.' % (
-                    write.variables[0], op.name, self._static_size))
+            raise SharedVariableError(_holds_size(write.variables[0], op, self._static_size))
         for tensor in op.inputs:
             state = self.analysis.state(tensor)
             if not _is_same_on_towers(state):
@@ -285,6 +285,19 @@ def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
         'average of them (%s): of a part of the batch it would have another value than of the '
         'whole. Take the value over all towers (towers.batch_sum, towers.batch_mean), or compute '
         'it from what does not depend on the examples.' % (written.variable, op.name, why)))
+
+
+def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
+    """The text of the error for a write whose operation takes no batch of another size.
+
+    Args:
+      variable: name of the variable.
+      op: the operation of the program that writes it.
+      size: of the shard.
+    """
+    return ('the model function writes variable %s (operation %s) by its examples, and the graph '
+            'has the size of a shard, %d, in it, so that it is not known which tower is to write: '
+            'pass a batch [None, ...], and take sizes from tf.shape.' % (variable, op.name, size))
 
 
 def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None:
