@@ -63,6 +63,20 @@ class _ObjectiveGradients(typing.NamedTuple):
     operations: typing.List[tf.Operation]
 
 
+class _TowerResults(typing.NamedTuple):
+    """The gradients of a tower, and the names of its operations.
+
+    Attributes:
+      pairs, of_shard: as `_ObjectiveGradients` has them, one or with several losses a dict.
+      forward: names of the operations of the forward pass.
+      backward: names of the operations of the backward pass.
+    """
+    pairs: typing.Any
+    of_shard: typing.Any
+    forward: typing.FrozenSet[str]
+    backward: typing.FrozenSet[str]
+
+
 class TowerGradients:
     """Differentiates the losses of towers.
 
@@ -110,45 +124,63 @@ class TowerGradients:
           `Differentiated`: the tower.
         """
         request = self._request
-        part = request.split.parts[index]
+        device = request.split.parts[index].device
         objectives = request.training.objectives
         graph = tf.get_default_graph()
         scope = graph.get_name_scope()
         root = scope + '/' if scope else ''
         forward = recorded.operations
         with Recording(graph) as made:
-            with tf.device(TowerDevice(part.device)):
+            with tf.device(TowerDevice(device)):
                 by_objective = [
                     self._differentiate_objective(index, objective, losses.data_loss, scale)
                     for objective in objectives]
-            gradients = objectives.shaped(each.pairs for each in by_objective)
+            pairs = objectives.shaped(each.pairs for each in by_objective)
             of_shard = objectives.shaped(each.of_shard for each in by_objective)
             backward: typing.List[tf.Operation] = []
             for each in by_objective:
                 backward += each.operations
             if recorded.imported is not None:
+                # The forward pass is an import. A gradient function may take the original's tensors.
                 recorded.imported.redirect(backward)
             tower_names = names_of(forward + backward) - recorded.owned
-            keep_with_tower(backward, tower_names, part.device)
+            keep_with_tower(backward, tower_names, device)
             # After the backward pass is made, since what it draws again has to get the same seeds;
             # and before it is rewritten.
             fetches = fetches_of(recorded.output) + list(other_fetches) + recorded.updates
-            keys = _give_seeds(request, forward, backward,
-                               fetches + tensors_of(all_pairs(gradients)), index)
-            with Recording(graph) as recomputation, tf.device(TowerDevice(part.device)):
+            fetches += tensors_of(all_pairs(pairs))
+            keys = _give_seeds(request, forward, backward, fetches, index)
+            with Recording(graph) as recomputation, tf.device(TowerDevice(device)):
                 recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                               for each in by_objective]
         operations = [op for op in forward if op.name not in recorded.owned]
         operations += losses.operations + made.operations
-        backward_names = frozenset(names_of(backward + recomputation.operations))
-        tower = Tower(
+        backward_names = names_of(backward + recomputation.operations)
+        tower = self._tower(recorded, losses, index, root, _TowerResults(
+            pairs, of_shard, frozenset(names_of(operations) - backward_names),
+            frozenset(backward_names)))
+        return Differentiated(tower, operations, recomputed, keys)
+
+    def _tower(self, recorded: Recorded, losses: Losses, index: int, root: str,
+               results: _TowerResults) -> Tower:
+        """The `Tower` of a part of the batch.
+
+        Args:
+          recorded: the forward pass of this part.
+          losses: the losses that were differentiated.
+          index: the index of the part among those of this machine.
+          root: the name scope of the tower, with a slash at its end; or ''.
+          results: its gradients, and the names of its operations.
+        """
+        part = self._request.split.parts[index]
+        return Tower(
             index=part.tower, micro_batch=part.micro_batch, device=part.device, name_scope=root,
             inputs=self._batch.inputs[index], size=self._batch.sizes[index],
             loss=recorded.output.loss, predictions=recorded.output.predictions,
-            metrics=recorded.output.metrics, gradients=gradients, of_shard=of_shard,
-            updates=recorded.updates, variables=recorded.variables, data_loss=losses.data_loss,
-            forward=frozenset(names_of(operations)) - backward_names, backward=backward_names)
-        return Differentiated(tower, operations, recomputed, keys)
+            metrics=recorded.output.metrics, updates=recorded.updates,
+            variables=recorded.variables, data_loss=losses.data_loss,
+            gradients=results.pairs, of_shard=results.of_shard,
+            forward=results.forward, backward=results.backward)
 
     def pairs_of_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
         """Makes the `(gradient, variable)` pairs that an optimizer is to apply.

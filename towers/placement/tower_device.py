@@ -158,6 +158,7 @@ def _leaders_to_keep(op: tf.Operation, tower_leaders: typing.List[tf.Operation],
     devices = {leader.device for leader in leaders}
     if len(devices) <= 1:
         return leaders
+    # The runtime cannot put the operation beside operations on several devices.
     on_device_of_op = [leader for leader in leaders if leader.device == op.device]
     return on_device_of_op or leaders[:1]
 
