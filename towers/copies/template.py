@@ -95,9 +95,11 @@ class _Selection:
           first: tower 0, and its operations.
           updates: the writes that copies leave out, or share with tower 0.
         """
-        self._made = by_name(first.operations)
-        self._from_shard = reachable_from(
-            map(operation_of, leaves_of(first.tower.inputs)), first.operations)
+        self._made = by_name(first.operations)  # of tower 0, in the order in which they were made
+        shards = map(operation_of, leaves_of(first.tower.inputs))
+        # Names of the operations that are computed from the shard; left out of copies; shared by
+        # all towers, to which `nodes_for` adds.
+        self._from_shard = reachable_from(shards, first.operations)
         self._left_out = updates.left_out
         self._shared = set(updates.shared)
 

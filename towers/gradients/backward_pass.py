@@ -141,7 +141,7 @@ class TowerGradients:
             for each in by_objective:
                 backward += each.operations
             if recorded.imported is not None:
-                # The forward pass is an import. A gradient function may take the original's tensors.
+                # The forward pass is an import; gradient functions may take the original's tensors.
                 recorded.imported.redirect(backward)
             tower_names = names_of(forward + backward) - recorded.owned
             keep_with_tower(backward, tower_names, device)
