@@ -257,3 +257,30 @@ def test_rows_that_an_update_computes_from_the_variable_are_of_before_the_step(u
     expected = trained(0)
     for num_towers in 2, 3:
         np.testing.assert_allclose(trained(num_towers), expected, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_write_waits_for_one_operation_of_each_other_device():
+    """As the soft target of DDPG, whose memory many operations of a tower read: a wait for an
+    operation of another device is a transfer of its own."""
+    x = tf.placeholder_with_default(tf.constant([[1.], [2.], [3.], [4.]]), [None, 1])
+    online = tf.get_variable('online', [], initializer=ONES, use_resource=False)
+    target = tf.get_variable('target', [], initializer=ZEROS, trainable=False, use_resource=False)
+    moved = tf.assign_add(target, .5 * (online - target))
+    readers = [target * x, target + x, tf.maximum(target, x), target - x]
+    with tf.control_dependencies([moved]):
+        loss = tf.reduce_mean(online * x + tf.add_n([tf.stop_gradient(each) for each in readers]))
+    built = towers.build_towers(loss, x, sgd(.1), ['/cpu:0', '/cpu:1'], 'mean')
+    assert not towers.audit(built).broken
+
+    waits = [wait for wait in built.plan.waits if wait.awaited.startswith('tower_1/')]
+    held = {wait.operation for wait in waits if 'target before this write' in wait.reason}
+    assert len(held) == 1 and len(waits) > 3
+    write = x.graph.get_operation_by_name(held.pop())
+    assert len([op for op in write.control_inputs if op.device.endswith('CPU:1')]) == 1
+
+    # The wait of the program's loss for the write is the write's for all reads: they read zero.
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run([built.loss, built.train_op])[0] == 2.5 + 2.5
+        np.testing.assert_allclose(session.run([target, online]), [.5, 1. - .25], rtol=1e-6)

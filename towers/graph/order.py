@@ -95,8 +95,39 @@ class Waits:
                     edge_sources[name] = operations_to_await(awaited, finder)
                 control_inputs += edge_sources[name]
                 waits.append(Wait(held.op.name, name, held.reasons[name]))
-            compat.add_control_inputs(held.op, control_inputs)
+            compat.add_control_inputs(held.op, _one_a_device(control_inputs, held.op.device))
         return waits
+
+
+def _one_a_device(awaited: typing.Sequence[tf.Operation],
+                  device: str) -> typing.List[tf.Operation]:
+    """Operations to wait for in the place of others, one for each other device.
+
+    A wait for an operation of another device is a transfer. So an operation on that device waits
+    for all that is awaited there, and is waited for alone.
+
+    Args:
+      awaited: the operations to wait for.
+      device: the device of what waits for them.
+    """
+    by_device: typing.Dict[str, typing.Dict[str, tf.Operation]] = collections.OrderedDict()
+    for op in awaited:
+        by_device.setdefault(op.device, collections.OrderedDict())[op.name] = op
+    found = []
+    for other_device, operations in by_device.items():
+        is_transfer = other_device not in ('', device)  # '' is placed by TensorFlow
+        if is_transfer and len(operations) > 1:
+            found.append(_after_all(list(operations.values()), other_device))
+        else:
+            found += operations.values()
+    return found
+
+
+def _after_all(operations: typing.Sequence[tf.Operation], device: str) -> tf.Operation:
+    """Makes an operation, on the device of some operations, that waits for all of these."""
+    with tf.control_dependencies(None), tf.device(None), tf.device(device), \
+            tf.name_scope(operations[0].name + '_and_others/'):
+        return tf.group(*operations, name='have_run')
 
 
 def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
