@@ -69,6 +69,7 @@ def test_tensors_of_the_program_equal_one_device(step, num_towers):
             np.testing.assert_allclose(ours[name], expected, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_step_computes_nothing_twice():
     """A metric beside the step takes what the step has computed."""
     with switched('control_flow_v2', False):
@@ -118,6 +119,7 @@ def recurrent(x, y):
     return state, total, number, tf.reduce_mean(tf.square(dense(total, 3, 'b') - y))
 
 
+@pytest.mark.slow
 def test_results_of_a_loop_of_which_the_loss_needs_one():
     with switched('control_flow_v2', False):
         x, y = placeholders()
@@ -189,6 +191,7 @@ def test_tensors_that_are_none_of_the_step_are_refused(make, error, text):
     assert '\n' not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_tensors_that_are_made_after_the_build():
     with switched('control_flow_v2', False):
         x, y = placeholders()
@@ -206,6 +209,7 @@ def test_tensors_that_are_made_after_the_build():
         built.of(built.loss)
 
 
+@pytest.mark.slow
 def test_tensors_of_another_graph_are_refused():
     x, y = placeholders()
     built = towers.build_towers(model(x, y)[1], (x, y), sgd(), 2, 'mean', remainder='weight')

@@ -127,6 +127,7 @@ def clip(pairs):
     return list(zip(clipped, [variable for _, variable in pairs]))
 
 
+@pytest.mark.slow
 def test_clipping_by_global_norm_equals_one_device():
     ours = check_against_one_device(two_layers, samples.vectors(6), transform=clip,
                                     transform_gradients=clip, reduction='mean')
@@ -189,6 +190,7 @@ def classifier(x):
             'predictions': {'logits': logits, 'count': tf.shape(x)[0], 'first': x[:, 0]}}
 
 
+@pytest.mark.slow
 def test_predictions_come_back_in_batch_order_for_any_batch():
     """Also with a short last batch, and with fewer examples than towers."""
     trained = towers.build_towers(classifier, np.ones([4, 2], 'float32'), sgd(), 2)
@@ -334,6 +336,7 @@ def test_a_second_build_has_name_scopes_of_its_own():
     assert scopes == ['tower_1/', 'build_2/tower_1/', 'around/tower_1/']
 
 
+@pytest.mark.slow
 def test_one_tower_is_one_device():
     check_against_one_device(samples.slim_layers, samples.vectors(5), num_towers=1,
                              penalty=samples.l2_of_kernels)

@@ -11,6 +11,7 @@ import towers
 from finished_programs import check_equal, dense, mean_square, placeholders, plain_step
 from towers.graph import graph_walk
 from sample_models import SAMPLES, momentum, sgd, slowly, switched
+from case_marks import first_fast
 
 slow = pytest.mark.slow
 
@@ -165,7 +166,8 @@ def test_updates_run_once_and_batch_norm_in_sync_equals_one_device(variables, wa
     assert not any(name.startswith(('MatMul', 'moments')) for name in steps & of_program)
 
 
-@pytest.mark.parametrize('use_resource, num_towers', [(False, 2), (True, 2), (True, 1)])
+@pytest.mark.parametrize('use_resource, num_towers', first_fast(1, [
+    (False, 2), (True, 2), (True, 1)]))
 def test_an_update_of_what_the_model_reads_comes_after_all_towers_reads(use_resource, num_towers):
     """A count of steps by which the loss is divided; it depends on no input."""
     x = tf.placeholder(tf.float64, [None, 6])
@@ -226,6 +228,7 @@ def one_step(loss, pairs, inputs, arrays=(X, Y)):
                            dict(zip(inputs, arrays)))
 
 
+@pytest.mark.slow
 def test_the_plan_names_writes_that_no_step_runs():
     """A count of the batch's values is in no collection; metrics and slots are known."""
     x, y = placeholders((X, Y))
@@ -434,6 +437,7 @@ def test_results_of_an_iterator():
             kernel = session.run(tf.trainable_variables()[0])
 
 
+@pytest.mark.slow
 def test_batches_of_a_queue():
     """Queue runners fill it; a step takes one batch, which the towers share out."""
     one, two = tf.train.slice_input_producer([tf.constant(X[:6]), tf.constant(Y[:6])],
@@ -469,6 +473,7 @@ def test_sparse_placeholder():
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_builds_of_one_model_and_an_evaluation():
     """The second build leaves the copies of the first alone; updates run once a step."""
     inputs = placeholders((X, Y))
@@ -508,6 +513,7 @@ def test_options(name, variables):
         check_equal(layers, (X, Y), 2, remainder='weight', **OPTIONS[name])
 
 
+@pytest.mark.slow
 def test_stages_by_the_device_scopes_of_the_program():
     def staged(x, y):
         with tf.device('/cpu:0'):
@@ -523,6 +529,7 @@ def test_stages_by_the_device_scopes_of_the_program():
 
 # ---- what the program fetches, and where the batch enters ----------------------------------------
 
+@pytest.mark.slow
 def test_of_gives_the_values_of_the_batch():
     x, y = placeholders((X, Y))
     rate, keep = tf.constant(.1), tf.placeholder(tf.float64, [], 'keep')
@@ -622,6 +629,7 @@ def test_a_static_size_in_a_transposed_convolution():
         np.testing.assert_allclose(mine, other, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_model_from_a_meta_graph_file(tmpdir):
     """The program's source is not needed: names of its tensors are enough."""
     path = str(tmpdir.join('model'))

@@ -50,6 +50,7 @@ def test_batches_of_any_size(size):
     check_equal(layers, (X[:size], Y[:size]), 3, remainder='weight')
 
 
+@pytest.mark.slow
 def test_a_remainder_is_dropped():
     x, y = placeholders((X, Y))
     loss = layers(x, y)
@@ -61,6 +62,7 @@ def test_a_remainder_is_dropped():
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_evaluation_build():
     """The same tensors, without an optimizer, on other devices than those of training."""
     x, y = placeholders((X, Y))
@@ -121,6 +123,7 @@ def test_moving_averages_of_the_weights():
         np.testing.assert_allclose(ours[name], value, rtol=1e-11, err_msg=name)
 
 
+@pytest.mark.slow
 def test_summaries_are_the_programs_own():
     """A build adds none; those of the batch's values are taken of `built.of`."""
     x, y = placeholders((X, Y))
@@ -245,6 +248,7 @@ def computing(nodes):
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
+@pytest.mark.slow
 def test_a_step_runs_what_that_of_a_function_runs():
     """The program's own model is in the graph, and no step computes it."""
     with switched('resource_variables', True):  # as a build makes those of a function
@@ -258,6 +262,7 @@ def test_a_step_runs_what_that_of_a_function_runs():
     assert not own
 
 
+@pytest.mark.slow
 def test_a_build_imports_the_model_once_more():
     """Beside one import for each further tower, as of a function."""
     x, y = placeholders((X, Y))

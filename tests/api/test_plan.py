@@ -10,6 +10,7 @@ import tf_slim as slim
 
 import towers
 from sample_models import linear, momentum, sgd, two_layers
+from case_marks import first_fast
 
 
 def plan_of(model_fn=two_layers, size=8, optimizer=None, devices=2, **options):
@@ -26,6 +27,7 @@ def normed(x, y):
     return linear(x, y) + tf.reduce_mean(net) * tf.Variable(1., name='scale')
 
 
+@pytest.mark.slow
 def test_the_whole_text(monkeypatch):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     plan = plan_of(normed, 8, sgd, ['/gpu:2', '/cpu:0'], dtype='float32', regularization='add')
@@ -79,6 +81,7 @@ def any_number_of_examples():
     return tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.float32, [None, 3])
 
 
+@pytest.mark.slow
 def test_why_variables_have_their_roles_and_operations_wait():
     with tf.Graph().as_default():
         built = towers.build_towers(counting, any_number_of_examples(), sgd(), 2)
@@ -114,10 +117,10 @@ def test_why_variables_have_their_roles_and_operations_wait():
         plan.explain(0)
 
 
-@pytest.mark.parametrize('update_ops, devices, writer, reason', [
+@pytest.mark.parametrize('update_ops, devices, writer, reason', first_fast(1, [
     ('all', 2, 'every tower', "update_ops='all' says so"),
     ('none', 2, 'nobody', "update_ops='none' says so"),
-    ('first', 1, 'tower 0 alone', 'one tower does all of the batch')])
+    ('first', 1, 'tower 0 alone', 'one tower does all of the batch')]))
 def test_roles_that_need_no_proof(update_ops, devices, writer, reason):
     with tf.Graph().as_default():
         plan = towers.build_towers(counting, any_number_of_examples(), sgd(), devices,
@@ -148,6 +151,7 @@ def test_it_fits_a_screen(num_towers, device, model_fn):
     assert '  ...' in lines
 
 
+@pytest.mark.slow
 def test_uneven_batches():
     assert str(plan_of(size=7, devices=3, remainder='weight')).startswith(
         '3 towers, batch 7 = 3 + 2 + 2\n')

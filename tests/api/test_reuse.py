@@ -57,6 +57,7 @@ def test_it_is_one_device_in_numbers(options):
     assert not tf.get_variable_scope().reuse
 
 
+@pytest.mark.slow
 def test_registered_losses_are_added_once():
     """The variable's own, which only the first call registers, and one that each call does."""
     def model_fn(x):

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.graph.graph_walk import step_operations
+from case_marks import first_fast
 
 BATCH = np.random.RandomState(0).rand(8, 3)
 slow = pytest.mark.slow
@@ -120,6 +121,7 @@ def two_heads(x):
                      'aux': tf.reduce_mean(tf.square(tf.matmul(trunk, auxiliary)))}}
 
 
+@pytest.mark.slow
 def test_a_train_op_computes_what_its_loss_needs():
     with tf.Graph().as_default():
         built = towers.build_towers(two_heads, tf.constant(BATCH), optimizers(('main', 'aux')), 2)
@@ -145,6 +147,7 @@ def normed(x):
                      'two': tf.reduce_mean(average(below + 2, 'of_two'))}}
 
 
+@pytest.mark.slow
 def test_updates_ride_on_the_train_ops_that_compute_their_layer():
     with tf.Graph().as_default():
         built = towers.build_towers(normed, tf.constant(BATCH), optimizers(('one', 'two')), 2)
@@ -165,6 +168,7 @@ def test_updates_ride_on_the_train_ops_that_compute_their_layer():
             str(built.plan).split())
 
 
+@pytest.mark.slow
 def test_what_knows_of_losses_knows_them_by_name(tmp_path):
     with tf.Graph().as_default():
         built = towers.build_towers(gan, tf.constant(BATCH), optimizers(var_lists=OF_GAN), 2)
@@ -189,7 +193,7 @@ def test_what_knows_of_losses_knows_them_by_name(tmp_path):
 SGD = tf.train.GradientDescentOptimizer
 
 
-@pytest.mark.parametrize('arguments, text', [
+@pytest.mark.parametrize('arguments, text', first_fast(1, [
     (dict(optimizer={}), 'expected an optimizer for each loss'),
     (dict(optimizer={'generator': 'adam'}),
      "optimizer['generator']='adam' has no compute_gradients"),
@@ -209,7 +213,7 @@ SGD = tf.train.GradientDescentOptimizer
     (dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
      'a loss scale (loss_scale=) goes with one loss, and there are several (discriminator, generat'),
     (dict(optimizer={'a': SGD(1.)}, cluster=towers.Cluster('ring', ['a:1', 'b:1'])),
-     'cluster= goes with one loss without a name, and optimizer= is a dict (of a): pass the')])
+     'cluster= goes with one loss without a name, and optimizer= is a dict (of a): pass the')]))
 def test_errors(arguments, text):
     with tf.Graph().as_default():
         arguments = dict(dict(devices=2), **arguments)

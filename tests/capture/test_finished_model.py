@@ -81,6 +81,7 @@ def test_time_major_inputs(num_towers):
             assert relative_difference(one, two) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_time_major_model_for_the_size_of_a_part():
     """The model is for 2 examples, the batch has 6."""
     of_model = placeholders(2)

@@ -56,6 +56,7 @@ def test_the_numbers_are_those_of_one_device(devices, options):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_stages_are_even_and_cut_between_layers():
     with tf.Graph().as_default():
         built = build([CPUS[:2]], momentum=.9, pipeline=towers.Pipeline(stages='auto'))
@@ -117,6 +118,7 @@ def test_a_model_that_says_stages_itself(rest):
             built()
 
 
+@pytest.mark.slow
 def test_a_loop_is_in_one_stage():
     """With what TensorFlow keeps beside its parts; else no session could place it."""
     def looping(x):

@@ -88,6 +88,7 @@ def test_parts_are_no_matter_but_the_whole_is():
                     CheckpointError, check_fits, PUBLISHED[0])
 
 
+@pytest.mark.slow
 def test_a_published_checkpoint_into_a_model_with_other_classes():
     prefix = PUBLISHED[3]
     make_checkpoints.build(True, classes=5)
@@ -136,6 +137,7 @@ def test_excluded_scopes_and_names_are_left():
         "exclude='net': expected a list of names.")
 
 
+@pytest.mark.slow
 def test_adams_state_is_left(tmpdir):
     def build():
         weights = tf.get_variable('weights', [2])

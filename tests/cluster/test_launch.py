@@ -24,6 +24,7 @@ def run(code, workers=2, ps=0, **options):
     return status, [line for line in lines if ' is process ' not in line]
 
 
+@pytest.mark.slow
 def test_each_process_gets_the_cluster_and_its_own_place_in_it():
     status, lines = run("print(os.environ['TF_CONFIG'])\n"
                         "while me[0] == 'ps': time.sleep(1)", ps=1)
@@ -38,6 +39,7 @@ def test_each_process_gets_the_cluster_and_its_own_place_in_it():
     assert len(set(addresses)) == 3 and all(each.startswith('127.0.0.1:') for each in addresses)
 
 
+@pytest.mark.slow
 def test_one_that_fails_ends_the_others_and_gives_the_status():
     status, lines = run("print(os.getpid(), flush=True)\n"
                         "if me[1] == 1: sys.exit(7)\ntime.sleep(600)", workers=3, grace=.5)
@@ -75,6 +77,7 @@ def test_none_is_started_again_when_one_was_told_to_stop(ends, how):
         '[launch] worker 1 %s, since the run was told to stop: the others are ended' % how])
 
 
+@pytest.mark.slow
 def test_all_are_started_again_when_one_fails(tmp_path):
     """The one that ended well does its part once more, and the ports are others."""
     status, lines = run("print(os.environ['TF_CONFIG'])\n" + FAILS_ONCE % str(tmp_path / 'x'),

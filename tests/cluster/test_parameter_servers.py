@@ -105,6 +105,7 @@ def test_what_another_run_has_left_on_the_servers_is_dropped():
     assert [result['last']['w'] for result in results] == [-3.] * 2
 
 
+@pytest.mark.slow
 def test_asynchronous_workers_apply_their_own_gradients_and_the_plan_says_so():
     """Two workers, each with a gradient of 4 times the number of its own towers."""
     make, plans = serve(2, synchronous=False), []
@@ -149,6 +150,7 @@ def test_a_server_that_does_not_answer_is_named():
             pass
 
 
+@pytest.mark.slow
 def test_variables_are_spread_by_size_and_everything_else_is_on_the_worker(graph):
     cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], rank=1)
 
@@ -193,6 +195,7 @@ def test_rows_are_sent_to_the_worker_and_not_their_table(graph):
                            'SparseAccumulatorTakeGradient', 'PreventGradient')), op.name
 
 
+@pytest.mark.slow
 def test_a_table_that_tensorflow_cuts_is_on_all_servers(graph):
     cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'])
     cut = tf.min_max_variable_partitioner(len(cluster.ps), min_slice_size=1000)

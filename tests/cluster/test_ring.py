@@ -9,6 +9,7 @@ from towers.cluster import collectives, ring, ring_rows
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, together, train
+from case_marks import first_fast
 
 
 @pytest.mark.parametrize('sizes, num_towers, reduction, place', [
@@ -75,6 +76,7 @@ def test_dense_gradients_that_travel_as_16_bit_numbers_are_rounded_once(wire, si
             assert value.tobytes() == other['last'][name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_local_steps_are_each_workers_own_until_all_take_the_mean():
     """Weights and momentum, after every second step and at the end.
 
@@ -139,7 +141,7 @@ def test_local_steps_end_on_all_workers_when_the_data_of_one_end(batches):
     assert one == other == -.25 * (batches + .5)
 
 
-@pytest.mark.parametrize('wire', [None, 'float16'])
+@pytest.mark.parametrize('wire', first_fast(1, [None, 'float16']))
 def test_each_reduction_waits_for_the_one_before(wire):
     """Else one worker might wait in one of them for a worker that waits in another, or end its
     training while another waits for it. By an edge of its own: that of a constant, such as the

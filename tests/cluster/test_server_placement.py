@@ -85,6 +85,7 @@ def test_no_step_seems_to_be_made_after_the_chiefs_last():
     assert together(work, 2) == [([8., 2.], True), ([24., 6.], True)]
 
 
+@pytest.mark.slow
 def test_what_waits_for_the_step_sees_what_it_wrote_on_both_servers(graph):
     """Each step subtracts 1 from both weights, TF1's reference variables."""
     cluster = serve(1, 2)(0)

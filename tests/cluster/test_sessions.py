@@ -17,6 +17,7 @@ from towers.cluster.machines import note_connection
 from towers.errors import ClusterError, NonFiniteError, WorkerLostError
 from towers.nonfinite import explained
 from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
+from case_marks import first_fast
 
 
 def make_clusters(kind):
@@ -196,6 +197,7 @@ def test_nan_of_a_step_is_an_error_of_its_own():
             'towers-nonfinite[the loss of tower 1] : Tensor had NaN values'))
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_by_another_worker_waits_for_its_name():
     """Horovod's error comes at once; the worker that has it would be blamed, and not the other."""
     cluster_of = make_clusters('ring')
@@ -214,8 +216,8 @@ def test_a_step_that_fails_by_another_worker_waits_for_its_name():
     assert culprit == 'no such folder'
 
 
-@pytest.mark.parametrize('make', [
-    lambda: serve(1)(0), lambda: towers.Cluster('ring', addresses(1))])
+@pytest.mark.parametrize('make', first_fast(1, [
+    lambda: serve(1)(0), lambda: towers.Cluster('ring', addresses(1))]))
 def test_a_session_that_is_lost_is_not_made_again(make):
     cluster = make()
 

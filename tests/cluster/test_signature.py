@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster.signature import difference, signature
 from sample_models import switched
+from case_marks import first_fast
 
 slow = pytest.mark.slow
 BUILD = {'values': {'number of examples a step': 8}, 'state': {'s': 'sent'},
@@ -170,7 +171,7 @@ def of_variables(names, trained=None, sparse=()):
     return model_fn
 
 
-@pytest.mark.parametrize('own, other, fields, text', [
+@pytest.mark.parametrize('own, other, fields, text', first_fast(1, [
     (of_variables('uvw'), of_variables('wuv'), {},
      "the gradient of 'u' is dense float32, number 1, and that of worker 0 dense float32, number "
      '0. Make the same loss on every worker'),
@@ -178,7 +179,7 @@ def of_variables(names, trained=None, sparse=()):
      "it trains other variables, or trains them otherwise: the gradient of 'a' is missing, and "
      'that of worker 0 dense float32, number 1.'),
     (of_variables('wa', sparse='a'), of_variables('wa'), SERVED,
-     "of 'a' is dense float32, number 1, and that of worker 0 sparse [2 rows] float32, number 1.")])
+     "of 'a' is dense float32, number 1, and that of worker 0 sparse [2 rows] float32, number 1.")]))
 def test_variables_whose_gradients_would_meet_those_of_others_are_named(own, other, fields, text):
     why = why_apart(dict(model_fn=own), dict(model_fn=other), compare='variables', **fields)
     assert text in why
@@ -213,11 +214,11 @@ def momentum(rate, nesterov=False):
     return lambda: tf.train.MomentumOptimizer(.1, rate, use_nesterov=nesterov)
 
 
-@pytest.mark.parametrize('one, other, fields, text', [
+@pytest.mark.parametrize('one, other, fields, text', first_fast(1, [
     (by_moment(.25), by_moment(.125), {}, 'its update is computed by Const float32 0.125'),
     (momentum(.9), momentum(.8), ASYNCHRONOUS, 'its update is computed by Const float32 0.8'),
     (momentum(.9), momentum(.8), SERVED, 'its update is computed by Const float32 0.8'),
-    (momentum(.9), momentum(.9, True), ASYNCHRONOUS, 'use_nesterov=b: true')])
+    (momentum(.9), momentum(.9, True), ASYNCHRONOUS, 'use_nesterov=b: true')]))
 def test_another_update_is_named(one, other, fields, text):
     assert text in why_apart(dict(optimizer=one), dict(optimizer=other), **fields)
 
@@ -245,9 +246,9 @@ def test_another_transformation_of_the_sums_is_named():
     assert 'its update is computed by Sign T=float32 (' in why
 
 
-@pytest.mark.parametrize('batch, fields, text', [
+@pytest.mark.parametrize('batch, fields, text', first_fast(1, [
     (4, dict(uneven=True), None), (7, dict(uneven=True, num_towers=2), None),
-    (4, ASYNCHRONOUS, 'its number of examples a step is 4, and that of worker 0 8')])
+    (4, ASYNCHRONOUS, 'its number of examples a step is 4, and that of worker 0 8')]))
 def test_batches_of_different_size_are_told_apart_but_for_uneven(batch, fields, text):
     """The chief of asynchronous workers counts the steps of all by its own batch."""
     assert why_apart(dict(batch=8), dict(batch=batch), **fields) == text

@@ -167,16 +167,19 @@ def rates_of_steps(dataset):
     return seen
 
 
+@pytest.mark.slow
 def test_a_monitored_session_begins_the_data():
     assert rates_of_steps(tf.data.Dataset.range(5).batch(2)) == [.5, 2.5, 4.]
 
 
+@pytest.mark.slow
 def test_a_worker_without_any_data_is_told_so():
     with pytest.raises(towers.errors.InputError, match='this worker gave to until_all_end has no '
                                                        'batch: expected one at least'):
         rates_of_steps(tf.data.Dataset.range(1).batch(2, drop_remainder=True))
 
 
+@pytest.mark.slow
 def test_a_batch_without_an_example_is_an_error_of_its_own(graph):
     numbers = tf.placeholder_with_default(tf.zeros([0]), [None])
     cluster = towers.Cluster('ring', addresses(1))

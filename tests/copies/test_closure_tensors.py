@@ -165,6 +165,7 @@ def second_order(pairs):
     return [(gradient + tf.gradients(gradient, [variable])[0], variable)]
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients_are_the_batchs_or_refused():
     [values] = trained(lambda x: .5 * weight() ** 2. * tf.reduce_mean(x), second_order)
     np.testing.assert_allclose(values['w'], 1. - .1 * (3.5 + 3.5))

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import linear, mean_squared_error, run, sgd
+from case_marks import first_fast
 
 slow = pytest.mark.slow
 IS_V2 = tf.version.VERSION > '2'
@@ -88,6 +89,7 @@ def test_tower_0_is_the_program_itself_and_copies_are_under_names_of_their_own(s
         str(variable.shape) for variable in built.variables if variable.trainable]
 
 
+@pytest.mark.slow
 def test_outputs_of_every_kind_are_copied():
     def model_fn(x, y):
         out = tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
@@ -165,14 +167,15 @@ def with_the_initial_value(x, y):
     return mean_squared_error(tf.matmul(x, kernel.initial_value + kernel), y)
 
 
-@pytest.mark.parametrize('model_fn', [
+@pytest.mark.parametrize('model_fn', first_fast(1, [
     custom_gradients, with_what_keeps_state, with_names_of_a_variables_scope,
-    with_the_initial_value])
+    with_the_initial_value]))
 def test_a_model_of_every_kind_is_one_device_in_numbers(model_fn):
     report = towers.check_towers(model_fn, samples.vectors(4), sgd, steps=1)
     assert report.equal, str(report)
 
 
+@pytest.mark.slow
 @CONTROL_FLOW
 def test_branches_and_loops_are_one_device_in_numbers(control_flow_v2):
     with samples.switched('control_flow_v2', control_flow_v2):
@@ -180,6 +183,7 @@ def test_branches_and_loops_are_one_device_in_numbers(control_flow_v2):
     assert report.equal, str(report)
 
 
+@pytest.mark.slow
 def test_a_sparse_batch_and_none_in_the_nest():
     x = tf.SparseTensorValue([[i, i % 5] for i in range(6)], np.arange(6) + 1., [6, 5])
     report = towers.check_towers(lambda x, y: mean_squared_error(tf.sparse.sparse_dense_matmul(

@@ -29,6 +29,7 @@ def test_order_is_the_same_in_every_version():
     assert train_labels(7, 2) == [30, 10, 0, 40, 60, 50, 20, 50, 10, 20, 30, 60, 40, 0]
 
 
+@pytest.mark.slow
 def test_starts_anywhere():
     assert train_labels(3, 5, first_example=23) == train_labels(1, 38)[23:]
     assert train_labels(7, 1, first_example=7 * 10 ** 12) == [30, 60, 20, 10, 40, 0, 50]

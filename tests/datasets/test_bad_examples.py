@@ -102,6 +102,7 @@ def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     np.testing.assert_array_equal(found[order != 2], images[order != 2])
 
 
+@pytest.mark.slow
 def test_test_images_are_left_out_by_names_of_any_bytes(tmp_path):
     name = b'm\xfc\nller.jpg'.decode('utf-8', 'surrogateescape')
     folder = write_folder(tmp_path / 'data', {

@@ -12,6 +12,7 @@ from image_files import batches, jpeg, png, write_folder, write_records
 from towers.errors import InvalidArgumentError
 
 
+@pytest.mark.slow
 def test_a_folder_with_train_and_test(tmp_path):
     found = datasets.get_dataset('folder', write_folder(tmp_path, {
         'train/cat/2.png': png(250), 'train/cat/1.jpg': jpeg(), 'train/ant/1.JPEG': jpeg(9),
@@ -154,6 +155,7 @@ def test_every_tenth_training_example_of_arrays():
         with_validation(datasets.get_dataset('synthetic'), .5)
 
 
+@pytest.mark.slow
 def test_images_in_files(tmp_path):
     folder = write_folder(tmp_path / 'flowers', {
         'train/%s/%d.jpg' % (name, number): jpeg(40 * number)

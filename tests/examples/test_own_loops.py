@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import towers
+import pytest
 
 DEVICES = ['/cpu:0', '/cpu:1']
 DRAW = np.random.RandomState(0)
@@ -77,6 +78,7 @@ def clip(pairs):
     return list(zip(tf.clip_by_global_norm(gradients, 0.1)[0], variables))
 
 
+@pytest.mark.slow
 def test_a_scope_around_the_optimizer_is_one_around_the_build():
     def loop():
         optimizer = tf.train.AdamOptimizer(0.1)
@@ -111,6 +113,7 @@ def test_gradients_that_are_clipped_by_tower():
     assert_equal(loop, combined)
 
 
+@pytest.mark.slow
 def test_a_loop_that_sums_sparse_gradients_and_averages_dense_ones():
     def loop():
         optimizer = tf.train.AdagradOptimizer(0.2)
@@ -161,6 +164,7 @@ class Adam(tf.train.Optimizer):
         return adam([v for _, v in pairs], [g for g, _ in pairs])
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_a_function():
     def loop():
         pairs, loss = gradients_of_loop(
@@ -171,6 +175,7 @@ def test_an_optimizer_that_is_a_function():
         network, (tf.constant(FEATURES), tf.constant(LABELS)), Adam()))
 
 
+@pytest.mark.slow
 def test_sparse_labels_and_strings_are_cut_as_a_loop_cuts_them():
     frames = DRAW.randn(8, 6, 5).astype(np.float32)
     texts = np.array([b'a', b'bb', b'c', b'dd', b'e', b'ff', b'g', b'hh'])

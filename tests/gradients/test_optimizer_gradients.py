@@ -176,7 +176,7 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
 
 
 @pytest.mark.parametrize(
-    'make, model, count, num_towers, options', first_fast(3, [
+    'make, model, count, num_towers, options', first_fast(1, [
      (Squares, SQUARED, 3, 2, {}), (Keeps, SQUARED, 3, 2, {}),
      (ClipsValues, rows_and_numbers, 3, 2, {}),
      (Scales, SQUARED, 4, 2, dict(memory=towers.Memory(accumulate=2))),

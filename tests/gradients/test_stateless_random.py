@@ -103,6 +103,7 @@ def masks(start, steps, stateless=True, unrelated=0):
         return np.array([mask for _, mask, _ in drawn]), weights
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_draws_what_it_would_have_drawn():
     """By the seed, the names and the step, not by the rest of the graph."""
     whole, weights = masks(0, 4)
@@ -177,6 +178,7 @@ def initial_values(graph_seed, ops_before=0, stateless=True):
         return session.run(variables)
 
 
+@pytest.mark.slow
 def test_initial_values_depend_on_seed_and_names_alone():
     values = initial_values(1)
     for one, other in zip(values, initial_values(1, ops_before=7)):
@@ -189,6 +191,7 @@ def test_initial_values_depend_on_seed_and_names_alone():
     assert not np.array_equal(values[0], initial_values(1, stateless=False)[0])
 
 
+@pytest.mark.slow
 def test_machines_draw_what_their_towers_draw_on_one_machine():
     def drawn(cluster, num_towers):
         """Of a build alone, which needs nothing of the other machines."""

@@ -10,6 +10,7 @@ import tf_slim as slim
 
 import towers
 from sample_models import momentum, sgd
+import pytest
 
 # ---- updates -------------------------------------------------------------------------------------
 
@@ -59,6 +60,7 @@ def images(count):
     return np.zeros([count, 6, 6, 1], 'float32'), np.zeros([count], 'int64')
 
 
+@pytest.mark.slow
 def test_every_operation_of_a_graph_for_gpus_is_on_its_device():
     built = towers.build_towers(conv_net, images(6), tf.train.AdamOptimizer(),
                                 towers.resolve_devices(['/gpu:2', '/gpu:0', '/cpu:1'], check=False))

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers import compat
 from sample_models import linear, momentum, sgd, switched, two_layers
+from case_marks import first_fast
 
 VECTORS = samples.vectors(4)
 slow = pytest.mark.slow
@@ -214,10 +215,10 @@ def reset(x, y):
     return linear(h, y)
 
 
-@pytest.mark.parametrize('model_fn, operation, where, copies', [
+@pytest.mark.parametrize('model_fn, operation, where, copies', first_fast(1, [
     (on_cpu_0, 'Tanh', '/cpu:0', 'clone'), (by_a_function, 'Tanh', '/cpu:0', 'reuse'),
     (in_a_loop, 'while/Tanh', '/cpu:0', 'clone'),
-    (reset, 'anywhere', 'no device', 'clone')],
+    (reset, 'anywhere', 'no device', 'clone')]),
     ids=lambda value: getattr(value, '__name__', ''))
 def test_what_the_model_puts_elsewhere_is_a_note(model_fn, operation, where, copies):
     built = towers.build_towers(model_fn, VECTORS, momentum(), ['/cpu:1', '/cpu:2'], copies=copies)

@@ -10,6 +10,7 @@ import tf_slim as slim
 
 import towers
 from sample_models import linear, two_layers
+from case_marks import first_fast
 
 VECTORS = samples.vectors(8)
 slow = pytest.mark.slow
@@ -86,6 +87,7 @@ def test_batch_norm_agrees_on_equal_shards():
         'not compared (a moving variance, under same_shards): BatchNorm/moving_variance']
 
 
+@pytest.mark.slow
 def test_inputs_as_a_dict_with_sparse_ones():
     def model_fn(features):
         table = tf.get_variable('table', [5, 2], tf.float64)
@@ -141,12 +143,12 @@ def takes_a_norm_of_the_batch(x, y):
     return samples.mean_squared_error(linear_layer(x), y)
 
 
-@pytest.mark.parametrize('make, cause', [
+@pytest.mark.parametrize('make, cause', first_fast(1, [
     (lambda: with_batch_norm, 'batch norm: each tower.*same_shards=True'),
     (lambda: with_dropout, r'random numbers in the model \(RandomUniform\), such as dropout'),
     (lambda: divides_by_the_positives, 'a loss divided by a count that differs by shard'),
     (lambda: takes_a_norm_of_the_batch, 'mixes the examples of a batch'),
-    (lambda: that_sums, 'the loss sums over the batch.*mean over examples')])
+    (lambda: that_sums, 'the loss sums over the batch.*mean over examples')]))
 def test_the_likely_cause_is_named(make, cause):
     dtype = 'float32' if 'batch norm' in cause else 'float64'
     report = towers.check_towers(make(), samples.vectors(8, dtype), steps=1, num_towers=2,
@@ -286,9 +288,9 @@ def ignores_the_step():
     return IgnoresTheStep(.1)
 
 
-@pytest.mark.parametrize('model_fn, make_optimizer, options', [
+@pytest.mark.parametrize('model_fn, make_optimizer, options', first_fast(1, [
     (counts_its_calls, None, {}), (averages_inline, None, dict(same_shards=True)),
-    (lambda x, y: error(tf.matmul(x, kernel()), y), ignores_the_step, {})],
+    (lambda x, y: error(tf.matmul(x, kernel()), y), ignores_the_step, {})]),
     ids=['count', 'inline', 'step'])
 def test_what_is_equal(model_fn, make_optimizer, options):
     towers.mend_slim()
@@ -305,6 +307,7 @@ def scaled_by_its_first_batch(x, y):
     return error(tf.matmul(x, direction) * scale, y)
 
 
+@pytest.mark.slow
 def test_an_initial_value_of_a_part_of_the_batch_is_not_equal():
     report = towers.check_towers(scaled_by_its_first_batch, (X, Y), steps=1)
     assert not report.equal and report.not_finite is None
@@ -324,6 +327,7 @@ def test_the_plan_names_such_an_initial_value(options, names):
     assert str(plan).split('\n').count(line) == len(names)
 
 
+@pytest.mark.slow
 def test_gradients_that_the_model_takes_of_all_variables():
     def model_fn(x, y):
         loss = error(tf.matmul(x, kernel()), y)

@@ -163,6 +163,7 @@ def test_samples(name, version):
         check_kernels(towers.build_towers(sample.model_fn, sample.data(8), momentum(), gpus(2)))
 
 
+@pytest.mark.slow
 @with_kernels
 def test_stages():
     def model(x, y):

@@ -37,6 +37,7 @@ def test_no_more_than_the_examples_that_there_are():
         towers.largest_batch(built, 10 ** 9, 1)
 
 
+@pytest.mark.slow
 def test_limits_that_are_whole_floats():
     built, _ = build(8)
     assert towers.largest_batch(built, 20e6) == towers.largest_batch(built, 20 * 10 ** 6)
@@ -46,6 +47,7 @@ def test_limits_that_are_whole_floats():
             towers.largest_batch(built, limit)
 
 
+@pytest.mark.slow
 def test_it_says_where_the_search_ends(monkeypatch):
     built, _ = build(8)
     fitted = towers.largest_batch(built, 20e6)
@@ -58,6 +60,7 @@ def test_it_says_where_the_search_ends(monkeypatch):
     assert not towers.largest_batch(built, 20e6, 8).ends_search
 
 
+@pytest.mark.slow
 def test_micro_batches_are_called_so():
     built, _ = build(12, 2, memory=towers.Memory(accumulate=3))
     fitted = towers.largest_batch(built, 10 ** 9, 60)

@@ -28,6 +28,7 @@ def error(text=TEXT):
     return tf.errors.ResourceExhaustedError(None, None, text)
 
 
+@pytest.mark.slow
 def test_it_names_tower_tensor_and_largest_batch():
     with pytest.raises(OutOfMemoryError) as caught:
         with towers.out_of_memory_explained(build(batch=4096), memory_limit=12 * 10 ** 6):

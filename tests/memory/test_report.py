@@ -22,6 +22,7 @@ def measured(built, **unused):
     return MeasuredMemory({'': 10 ** 6}, {'': 'x'}, built.plan.batch_size)
 
 
+@pytest.mark.slow
 def test_four_sizes_that_divide_and_the_limit(monkeypatch):
     monkeypatch.setattr(report, 'measure_memory', measured)
     lines = []

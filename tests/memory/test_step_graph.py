@@ -95,6 +95,7 @@ def test_a_sparse_batch_of_unknown_size_is_refused():
         towers.memory_account(built, 48)
 
 
+@pytest.mark.slow
 def test_the_graph_is_left_as_it_was():
     with tf.Graph().as_default() as graph:
         built = built_with(conv_net, None, False, 2)

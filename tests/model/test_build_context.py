@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import SAMPLES, momentum
 from towers import build_towers, session_config
+from case_marks import first_fast
 
 UPDATES = tf.GraphKeys.UPDATE_OPS
 BATCH = np.array([1., 2., 3., 6.])
@@ -29,6 +30,7 @@ def model_fn(x):
     return tf.losses.get_total_loss()
 
 
+@pytest.mark.slow
 def test_losses_updates_and_summaries_are_those_of_one_device(graph):
     with tf.Graph().as_default() as one:
         model_fn(tf.constant(BATCH))
@@ -133,7 +135,8 @@ def entries(graph):
             if graph.get_collection(key)}
 
 
-@pytest.mark.parametrize('where, options', [(1, {}), (2, dict(copies='reuse')), (None, {})])
+@pytest.mark.parametrize('where, options', first_fast(1, [
+    (1, {}), (2, dict(copies='reuse')), (None, {})]))
 def test_the_collections_are_as_before_and_no_build_follows(graph, where, options):
     """It fails in the model function, in its second call, or when all towers are there."""
     calls = []

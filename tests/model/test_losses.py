@@ -73,6 +73,7 @@ def test_registered_losses_count_once(way, is_in_loss):
         '1 registered loss added, counted once')
 
 
+@pytest.mark.slow
 def test_keras_losses_that_the_loss_has_already_are_not_added_again():
     """Keras makes them anew each time that it is asked for them."""
     def model_fn(x):
@@ -84,6 +85,7 @@ def test_keras_losses_that_the_loss_has_already_are_not_added_again():
     assert ours.built.plan.line('regularization') == "in the model's own loss, counted once"
 
 
+@pytest.mark.slow
 def test_a_loss_of_activations_that_is_computed_as_the_models_own_is_added():
     """It is another loss, that happens to have the same formula."""
     def model_fn(x):

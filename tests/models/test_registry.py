@@ -145,6 +145,7 @@ def build(is_training=True, reuse=None):
 
 
 
+@pytest.mark.slow
 def test_updates_and_dropout_belong_to_training(graph):
     build(is_training=True)
     assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 6

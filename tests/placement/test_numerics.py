@@ -127,6 +127,7 @@ def control_flow_v1(graph):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('control_flow_v1')
 def test_each_tower_has_clusters_of_its_own_with_both_passes():
     built, metadata = build(numerics=towers.Numerics(xla=True)), tf.RunMetadata()

@@ -98,6 +98,7 @@ def test_the_numbers_are_those_of_one_device(devices, options):
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_everything_is_with_its_stage():
     with tf.Graph().as_default():
         built = built_on(TWO, variables=towers.VariablePlacement('stage'))

@@ -50,6 +50,7 @@ def loss_with_variance(x):
     return tf.reduce_mean(tf.tanh(normalized)) + tf.reduce_sum(tf.sqrt(variance))
 
 
+@pytest.mark.slow
 def test_in_sync_a_variance_that_goes_elsewhere_is_the_batchs_too():
     x = tf.placeholder(tf.float64, [None, 4])
     built = towers.build_towers(

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import objective
+from case_marks import first_fast
 
 X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
 slow = pytest.mark.slow
@@ -100,12 +101,12 @@ def test_the_numbers_are_the_same_to_the_last_bit(options):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize('draw, size', [
+@pytest.mark.parametrize('draw, size', first_fast(1, [
     (lambda x: tf.image.extract_glimpse(x, [8, 8], tf.ones([8, 2])), 8),  # noise around the image
     (lambda x: tf.nn.fractional_max_pool(x, [1., 1.2, 1.2, 1.])[0], 5),
     (lambda x: tf.nn.fractional_avg_pool(x, [1., 1.2, 1.2, 1.])[0], 5),
     (lambda x: tf.py_func(lambda x: x + np.random.rand(*x.shape).astype(np.float32), [x],
-                          tf.float32, stateful=False), 6)],
+                          tf.float32, stateful=False), 6)]),
                          ids=['glimpse', 'max_pool', 'avg_pool', 'python'])
 def test_what_draws_without_saying_so_is_run_once(draw, size):
     """The gradient of the weights is the mean of what they were multiplied by."""
@@ -190,6 +191,7 @@ def test_memory_grows_as_the_root_of_the_depth(runner, tmp_path):
     assert deep_[1] < 2.6 * shallow[1]
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_what_it_reads():
     """Spectral norm: the memory that was read holds something else when it is run again."""
     def model(images):
@@ -208,6 +210,7 @@ def test_a_model_that_writes_what_it_reads():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_segments_do_not_wait_for_each_other():
     """A small product of two branches: the gradient of each takes recomputed values of both."""
     def model(images):

@@ -129,6 +129,7 @@ def test_replicas_start_as_the_models_own_and_are_refreshed(kind_of_variables):
 
 # ---- several builds in one graph ----------------------------------------------------------------
 
+@pytest.mark.slow
 def test_evaluation_reads_the_models_own_variables():
     built = build(devices=3)
     data = tf.data.Dataset.from_tensor_slices(VECTORS).batch(3)
@@ -143,6 +144,7 @@ def test_evaluation_reads_the_models_own_variables():
     assert not towers.audit(evaluation.built).broken
 
 
+@pytest.mark.slow
 def test_two_builds_share_their_replicas(kind_of_variables):
     """As the two steps of a GAN: each trains a part, both read all."""
     def pair(**options):
@@ -210,6 +212,7 @@ def variables_line(plan):
     return str(plan).split('  variables on     ')[1].split('\n')[0]
 
 
+@pytest.mark.slow
 def test_the_audit_finds_every_promise_kept(kind_of_variables):
     sample = samples.SAMPLES['tf.Variable']
     built = build(sample.model_fn, sample.data(6), momentum, ['/cpu:2', '/cpu:0', '/cpu:1'])
@@ -231,6 +234,7 @@ def test_the_audit_finds_every_promise_kept(kind_of_variables):
 # ---- variables that the model does not come by through get_variable ------------------------------
 
 
+@pytest.mark.slow
 def test_functions_with_a_gradient_of_their_own_read_the_replica():
     """The gradient depends on the variable, so that one of other weights would be seen."""
     def model_fn(x):

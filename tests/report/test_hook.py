@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import linear, sgd
 from towers.report.page import report_in
+import pytest
 
 VECTORS = samples.vectors(4)
 
@@ -35,6 +36,7 @@ def test_a_page_that_cannot_be_written_is_said_and_the_session_goes_on(tmp_path)
     assert len(said) == 1 and said[0].startswith('no report      of step 1: ')
 
 
+@pytest.mark.slow
 def test_a_session_that_begins_later_says_so(tmp_path):
     said = []
     step = tf.get_variable('global_step', [], tf.int64, tf.constant_initializer(7),

@@ -9,6 +9,7 @@ from towers.report.memory_curves import memory_curves
 from towers.report.parts import FORWARD, StepParts
 from towers.report.trace import read_trace
 from traces import ran, trace_of, traced_step
+import pytest
 
 CPU = '/job:localhost/replica:0/task:0/device:CPU:0'
 
@@ -40,6 +41,7 @@ def test_measured_is_what_allocators_told():
     assert pool.measured == [(10, 1020), (40, 3020)] and pool.measured_peak == 3020
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_said():
     with tf.Graph().as_default():
         inputs = tuple(tf.placeholder(tf.float64, [None, size]) for size in (6, 3))

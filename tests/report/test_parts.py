@@ -45,6 +45,7 @@ def test_parts_of_two_towers():
     assert parts.place_of(applied[0]).part == UPDATE
 
 
+@pytest.mark.slow
 def test_values_of_the_whole_batch_are_exchanged():
     def model(x, y):
         return towers.batch_mean(linear(x, y)) ** 2

@@ -10,6 +10,7 @@ from towers.report.parts import COMBINATION, FORWARD, INPUT, UPDATE
 from towers.report.time_use import time_use
 from towers.report.verdict import verdict
 from traces import ran, trace_of
+import pytest
 
 VECTORS = samples.vectors(4)
 
@@ -38,6 +39,7 @@ def test_combination_and_update_are_named_together_where_both_take_time():
         'The combination of gradients and the update take 40 % of the step on /cpu:0, while both')
 
 
+@pytest.mark.slow
 def test_the_advice_is_by_where_the_variables_are():
     use = time_use(trace_of(ran('/cpu:0', FORWARD, 0, 70), ran('/cpu:1', FORWARD, 0, 70),
                             ran('/cpu:0', UPDATE, 70, 100)))

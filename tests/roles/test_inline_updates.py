@@ -151,6 +151,7 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[1][name], theirs[1][name], 1e-5, 1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_moving_averages_are_those_of_update_ops():
     ours = train(batch_norm(None))
     assert_equal(ours, train(batch_norm(), copies='reuse'))
@@ -191,14 +192,14 @@ def counts_of_all_kinds(x):
     return total
 
 
-@pytest.mark.parametrize('model_fn', [
-    counts_of_all_kinds, spectral_norm, reads_after_another_write])
+@pytest.mark.parametrize('model_fn', first_fast(1, [
+    counts_of_all_kinds, spectral_norm, reads_after_another_write]))
 def test_what_follows_from_the_variables_is_as_on_one_device(model_fn):
     assert_equal(train(model_fn, 4), on_one_device(model_fn))
 
 
-@pytest.mark.parametrize('read, write, flow', [
-    (in_branch, as_it_is, 'v2'), (in_loop, as_it_is, 'v2'), (in_branch, write_in_branch, 'v1')])
+@pytest.mark.parametrize('read, write, flow', first_fast(1, [
+    (in_branch, as_it_is, 'v2'), (in_loop, as_it_is, 'v2'), (in_branch, write_in_branch, 'v1')]))
 def test_what_is_written_waits_for_what_is_read_in_branches_and_loops(read, write, flow):
     if flow == 'v2' and read is in_loop and tf.version.VERSION < '2':
         pytest.skip("TF 1.15 cannot place such a loop that reads another device's variable")
@@ -207,6 +208,7 @@ def test_what_is_written_waits_for_what_is_read_in_branches_and_loops(read, writ
         assert_equal(train(model_fn), on_one_device(model_fn))
 
 
+@pytest.mark.slow
 def test_a_constant_after_a_write_of_a_branch_is_of_that_branch():
     """Of the tower that does not write, too: else it is there whichever branch is taken."""
     def model_fn(x):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from case_marks import first_fast
 
 SGD = tf.train.GradientDescentOptimizer
 
@@ -31,9 +32,9 @@ def by_optimizer(loss):
     return SGD(0.1).minimize(loss)
 
 
-@pytest.mark.parametrize('train, way', [
+@pytest.mark.parametrize('train, way', first_fast(1, [
     (by_optimizer, 'collection'), (by_optimizer, 'loss'), (by_hand, 'updates'),
-    (by_hand, 'unused')])
+    (by_hand, 'unused')]))
 def test_an_update_within_a_tower(train, way):
     def model_fn(x):
         loss = loss_of(x)

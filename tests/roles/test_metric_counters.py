@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import switched
+import pytest
 
 NUMBERS = np.arange(64.)[::-1].reshape(64, 1)  # the largest in the first tower's part
 
@@ -54,6 +55,7 @@ def evaluated(metric, devices, times=1, numbers=NUMBERS, **options):
             return session.run(value)
 
 
+@pytest.mark.slow
 def test_updates_by_the_counters_value_come_in_the_towers_order():
     assert evaluated(running_max, 4) == 63
     np.testing.assert_array_equal(evaluated(growing, 4), NUMBERS[:, 0])
@@ -120,6 +122,7 @@ def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes():
 
 # ---- in training ---------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_metrics_that_ride_on_the_step_count_the_whole_batch():
     def model_fn(numbers):
         weight = tf.get_variable('weight', [1, 1], tf.float64, tf.ones_initializer())

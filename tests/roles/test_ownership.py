@@ -11,6 +11,7 @@ import tf_slim as slim
 
 import towers
 from sample_models import keras, sgd, switched
+from case_marks import first_fast
 
 slow = pytest.mark.slow
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
@@ -90,21 +91,23 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
 
 
-@pytest.mark.parametrize('make, rides, way', [
+@pytest.mark.parametrize('make, rides, way', first_fast(1, [
     (lambda size: tf.get_local_variable('state', [size], initializer=ZEROS), 'updates', WAYS[1]),
-    (lambda size: slim.local_variable(tf.zeros([size]), name='state'), 'loss', {})],
+    (lambda size: slim.local_variable(tf.zeros([size]), name='state'), 'loss', {})]),
                          ids=['get_local_variable', 'slim'])
 def test_the_numbers_are_those_of_one_device(make, rides, way):
     model_fn = goes_on(make, rides)
     assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
 
 
+@pytest.mark.slow
 def test_state_that_a_branch_writes():
     model_fn = goes_on(by_get_variable, branch=True)
     with switched('control_flow_v2', True), switched('resource_variables', True):
         assert_equal(on_towers(model_fn, 2), on_one_device(model_fn))
 
 
+@pytest.mark.slow
 def test_an_update_in_a_branch_of_control_flow_v1():
     """A step runs it in towers that take the branch, and no other update beside it."""
     def model_fn(x):
@@ -175,6 +178,7 @@ def test_a_reset_reaches_every_tower():
             np.testing.assert_allclose(step(), BATCH)
 
 
+@pytest.mark.slow
 def test_a_count_of_steps_is_each_parts_and_what_a_metric_counts_is_shared():
     def model_fn(x):
         count, total = [tf.get_local_variable(name, [], initializer=ZEROS)

@@ -75,7 +75,7 @@ def trained(update, num_towers, loss_of=tf.reduce_mean, is_finished=False, shape
             return line, session.run(state)
 
 
-@pytest.mark.parametrize('case', first_fast(3, sorted(UPDATES)))
+@pytest.mark.parametrize('case', first_fast(1, sorted(UPDATES)))
 def test_sums_and_counts_are_those_of_the_batch(case):
     _, expected = trained(UPDATES[case], 0)
     for num_towers, is_finished in (2, True), (3, False):
@@ -91,6 +91,7 @@ def test_what_is_added_at_places_of_the_examples_is_that_of_the_batch(case):
     assert np.any(found)
 
 
+@pytest.mark.slow
 def test_a_sum_that_the_loss_reads_stays_the_shards_there():
     """Its average has the batch's sum; the loss divides the shard's sum by the shard's size."""
     sums = []
@@ -108,6 +109,7 @@ def test_a_sum_that_the_loss_reads_stays_the_shards_there():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_average_of_tower_0_that_the_loss_reads_is_named():
     """A baseline, as of REINFORCE: of one device it is an average over the batch."""
     def update(state, features, losses):

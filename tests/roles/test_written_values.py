@@ -61,7 +61,7 @@ def assert_one_device(model_fn, rows, num_towers, **options):
 
 @pytest.mark.parametrize(
     'write, rows, inline, num_towers, options',
-    first_fast(2, [
+    first_fast(1, [
         (pulls, LABELS, True, 2, {}),
         (counts, LABELS, False, 2, dict(memory=towers.Memory(accumulate=2))),
         (memorizes, OWN_ROWS, True, 4, {}),
@@ -112,7 +112,7 @@ def averages_of_one_product(centers, rows, features, difference):
         return tf.group(tf.assign(centers, .9 * centers + step), tf.assign(other, .5 * other + step))
 
 
-@pytest.mark.parametrize('write', first_fast(2, [
+@pytest.mark.parametrize('write', first_fast(1, [
     counted_in(towers.batch_sum), averages_of_one_product, codebook(sizes), codebook(sums),
     codebook(lambda *given: towers.batch_sum(sizes(*given)))]))
 def test_rows_and_averages_of_sums_over_the_batch_are_those_of_one_device(write):
@@ -131,9 +131,9 @@ def adds(value):
     return write
 
 
-@pytest.mark.parametrize('value', [
+@pytest.mark.parametrize('value', first_fast(1, [
     lambda rows: tf.constant(4., tf.float64), tf.reduce_sum,
-    lambda rows: 2. * tf.cast(tf.shape(rows)[0], tf.float64)])
+    lambda rows: 2. * tf.cast(tf.shape(rows)[0], tf.float64)]))
 def test_constants_are_added_once_and_sums_and_counts_by_every_tower(value):
     """Three towers have four examples each; one device adds the constant once."""
     assert_one_device(model(adds(value)), LABELS, 3)
@@ -150,6 +150,7 @@ def test_a_constant_that_may_be_the_size_of_a_shard_is_asked_about():
     assert 'tower 0 alone' in build(5.).plan.line('updated by')
 
 
+@pytest.mark.slow
 def test_rows_of_which_the_graph_has_the_number_are_refused():
     write = model(lambda centers, rows, *_: tf.scatter_add(
         centers, rows, tf.ones([6, 3], tf.float64)), inline=True)

@@ -28,6 +28,7 @@ def test_it_saves_at_the_start_at_the_multiples_and_at_the_end(tmpdir):
         assert directory not in state.read()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     directory = str(tmpdir)
     run(directory, 5, save_steps=3)
@@ -71,6 +72,7 @@ def test_a_listener_stops_the_run(tmpdir, step):
     assert other.calls[-2:] == ['after %d' % step, 'end %d' % step]
 
 
+@pytest.mark.slow
 def test_a_legacy_loop_takes_the_hook_as_it_is(tmpdir):
     # A MonitoredTrainingSession that restores by itself, and whose saver the hook takes.
     for steps in (3, 7):
@@ -109,6 +111,7 @@ def test_arguments_that_make_no_sense(options):
 
 # ---- What `CheckpointHook` says, and leaves, when it cannot save or should not -------------------
 
+@pytest.mark.slow
 def test_a_run_that_was_not_restored_writes_nothing(tmpdir):
     directory = str(tmpdir)
     run(directory, 6, save_steps=3)
@@ -120,6 +123,7 @@ def test_a_run_that_was_not_restored_writes_nothing(tmpdir):
     assert sorted(os.listdir(directory)) == before
 
 
+@pytest.mark.slow
 def test_a_lost_state_file_stops_a_run_that_did_not_look(tmpdir):
     directory = str(tmpdir)
     run(directory, 6, save_steps=3)
@@ -131,6 +135,7 @@ def test_a_lost_state_file_stops_a_run_that_did_not_look(tmpdir):
             directory))
 
 
+@pytest.mark.slow
 def test_a_save_that_hits_a_limit_is_an_error_that_says_what_is_safe(tmpdir):
     # A real failure of the file system. To TF it is an OutOfRangeError, at which a
     # MonitoredSession would end as if all were well.

@@ -9,6 +9,7 @@ from towers.errors import (InputError, InvalidArgumentError, ModelFunctionError,
                            SharedVariableError)
 from towers.run.evaluation import Evaluation
 from towers.run.evaluation_hook import EvaluationHook
+from case_marks import first_fast
 
 X = np.array([3., 1., 4., 1., 5., 9., 2., 6., 5., 3., 5.])
 Y = np.arange(11)
@@ -34,6 +35,7 @@ def session_of(evaluation):
     return session
 
 
+@pytest.mark.slow
 def test_every_example_counts_once():
     count, batch = 7, 2  # always fewer examples than towers
     evaluation = Evaluation(model_fn, data(count, batch), 3)
@@ -51,6 +53,7 @@ def test_every_example_counts_once():
         assert np.concatenate([part['wx'] for part in parts]).tolist() == X[:count].tolist()
 
 
+@pytest.mark.slow
 def test_it_evaluates_the_variables_of_the_training():
     x, y = tf.data.make_one_shot_iterator(data(8, 4, True).repeat()).get_next()
     step = tf.train.get_or_create_global_step()
@@ -88,6 +91,7 @@ def test_sparse_inputs_and_strings_are_counted_by_towers():
             b'a', b'b', b'c', b'd', b'e']
 
 
+@pytest.mark.slow
 def test_a_pair_of_tf_metrics_counts_all_batches_from_0_each_time():
     def words(x, y):
         weights = tf.cast(y % 3, tf.float64)  # of an example
@@ -102,9 +106,9 @@ def test_a_pair_of_tf_metrics_counts_all_batches_from_0_each_time():
                 'x': pytest.approx(X[:7].mean(), rel=1e-12), 'examples': 7}
 
 
-@pytest.mark.parametrize('collections, is_shared', [
+@pytest.mark.parametrize('collections, is_shared', first_fast(1, [
     (['local_variables'], True), (['local_variables', 'metric_variables'], True),
-    (['local_variables', 'metric_variables'], False)])
+    (['local_variables', 'metric_variables'], False)]))
 def test_a_counter_of_the_models_own_begins_at_0_or_is_refused(collections, is_shared):
     """One that no collection tells of, or that the training counts in, would go on from there."""
     def counting(x, y):
@@ -169,6 +173,7 @@ def run(steps, start=0, **options):
     return hook, evaluation.steps, [told for told, _ in listeners[0].told], done
 
 
+@pytest.mark.slow
 def test_every_so_many_steps_and_once_at_the_end():
     assert run(5, start=5)[1:3] == ([5], [5])  # also where there was nothing left to do
     hook, evaluated, told, _ = run(10, start=4, every_steps=3)
@@ -176,6 +181,7 @@ def test_every_so_many_steps_and_once_at_the_end():
     assert hook.latest == {'accuracy': 1., 'examples': 7}
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_a_metric_and_stays_where_it_is():
     _, evaluated, told, done = run(100, every_steps=2, stop_at=('accuracy', 0.6))
     assert done == 6 and evaluated == told == [2, 4, 6]
@@ -190,6 +196,7 @@ def test_a_run_stops_at_a_metric_and_stays_where_it_is():
     assert run(8, start=7, every_steps=2, stop_at=('accuracy', 0.55))[1] == [8]
 
 
+@pytest.mark.slow
 def test_the_end_is_left_out_when_told():
     assert run(5, every_steps=3, skip_end=lambda: False)[1] == [3, 5]
     hook, evaluated, _, _ = run(5, every_steps=3, skip_end=lambda: True)
@@ -203,6 +210,7 @@ def returning(**output):
         name: make(x) for name, make in output.items()})
 
 
+@pytest.mark.slow
 def test_what_cannot_be_evaluated():
     with tf.Graph().as_default():
         other = towers.build_towers(model_fn, (X, Y), None, 1)
@@ -231,6 +239,7 @@ def test_an_evaluation_without_trained_after_a_build():
         Evaluation(model_fn, data(7, 3), 2)
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_gone_through_once():
     for dataset, text in ((data(7, 3).filter(lambda x, y: tf.size(x) < 0), 'has no batch: expect'),
                           (data(7, 3).repeat(), 'has no end: expected one that goes through')):

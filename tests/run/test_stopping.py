@@ -123,6 +123,7 @@ def test_the_same_signal_passed_on_by_another_program_is_no_second_one(monkeypat
     assert said.getvalue().count('SIGTERM') == 1
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_the_former_handlers(handlers):
     """A signal to one, as a pool sends its workers, is none to the run."""
     hook, found = StopOnSignalHook(io.StringIO()), []

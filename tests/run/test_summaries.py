@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.errors import InvalidArgumentError
 from towers.run.summaries import SummaryHook, default_summaries
+from case_marks import first_fast
 
 
 def events(folder):
@@ -73,6 +74,7 @@ def values_of(summary):
     return {value.tag: value.simple_value for value in tf.Summary.FromString(summary).value}
 
 
+@pytest.mark.slow
 def test_values_of_each_step_and_of_evaluations(tmp_path):
     def evaluate(hook, step):
         if step == 3:
@@ -108,7 +110,7 @@ def test_norms_of_a_sparse_gradient_and_of_half_precision():
     assert values['train/weight_norm'] == pytest.approx(300 * math.sqrt(10.))
 
 
-@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('reduction', first_fast(1, ['mean', 'sum']))
 def test_the_noise_scale_is_that_of_plain_gradients(reduction):
     """Of the papers' formulas, with gradients of the shards by numpy; an L2 loss is in all."""
     x, y = np.random.RandomState(0).randn(12, 3), np.random.RandomState(1).randn(12)
@@ -142,6 +144,7 @@ def add_four(x, product):
 OF_FOUR = {'loss', 'layer/products', 'kin/layer/kin/largest', 'picture/image'}
 
 
+@pytest.mark.slow
 def test_the_models_own_summaries_appear_once_under_the_names_of_one_device(tmp_path):
     with tf.Graph().as_default():
         add_four(tf.constant([1., 2.]), tf.constant([1., 2.]))

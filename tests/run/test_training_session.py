@@ -18,6 +18,7 @@ from towers.errors import CheckpointError, NonFiniteError, RunLockedError
 from towers.nonfinite import checked_loss
 from towers.run import training_session as module
 from towers.run.training_session import hold_directory, training_session
+from case_marks import first_fast
 
 
 class Recorder(tf.train.SessionRunHook):
@@ -70,6 +71,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != 'run.lock'}
 
 
+@pytest.mark.slow
 def test_it_starts_and_goes_on(tmp_path):
     folder = tmp_path / 'made' / 'for it'
     assert run(folder, 5) == ([], [5.] * 3)
@@ -90,6 +92,7 @@ def test_the_order_of_hooks(tmp_path):
                      'first end, saved 2', 'last end, saved 3']
 
 
+@pytest.mark.slow
 def test_the_directory_is_for_one_process_from_before_the_session_until_after_it(tmp_path):
     def refused(unused_session=None):
         with pytest.raises(RunLockedError, match='is in use by process %d' % os.getpid()):
@@ -110,6 +113,7 @@ def test_the_directory_is_for_one_process_from_before_the_session_until_after_it
         pass  # it is free again
 
 
+@pytest.mark.slow
 def test_a_nan_is_an_error_with_the_step_and_nothing_of_it_is_saved(tmp_path):
     run(tmp_path, 5)
     with pytest.raises(NonFiniteError, match='^the loss of tower 1 is NaN in step 8. ') as caught:
@@ -127,6 +131,7 @@ def damaged(folder, step):
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint(tmp_path):
     run(tmp_path, 6)
     damaged(tmp_path, 6)
@@ -141,9 +146,9 @@ def test_a_damaged_newest_checkpoint(tmp_path):
     assert lines[1] == 'going on from %s/model.ckpt-4' % tmp_path
 
 
-@pytest.mark.parametrize('options, names', [
+@pytest.mark.parametrize('options, names', first_fast(1, [
     ({'width': 4}, r'another shape: w \(\[3\] there, \[4\] here\)'),
-    ({'optimizer': tf.train.MomentumOptimizer(1., 0.5)}, 'not in the checkpoint: w/Momentum')])
+    ({'optimizer': tf.train.MomentumOptimizer(1., 0.5)}, 'not in the checkpoint: w/Momentum')]))
 def test_a_checkpoint_of_another_model_is_refused_before_the_session(tmp_path, options, names):
     run(tmp_path, 4)
     before, calls, asked = contents(tmp_path), [], []
@@ -201,6 +206,7 @@ def test_without_a_config_it_takes_that_of_the_towers(tmp_path):
             session.run(built.train_op)
 
 
+@pytest.mark.slow
 def test_state_that_is_dropped_is_said(tmp_path):
     asked = []
     run(tmp_path, 2, optimizer=tf.train.MomentumOptimizer(1., 0.5))

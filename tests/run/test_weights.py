@@ -123,6 +123,7 @@ def test_a_decay_that_makes_no_sense_and_averages_that_are_not_there_yet():
             pass
 
 
+@pytest.mark.slow
 def test_weights_whose_averages_cannot_take_their_place():
     layer, step = keras.layers.Dense(1), tf.train.get_or_create_global_step()
 
@@ -184,6 +185,7 @@ def loaded(folder, inputs, name='y'):
                            {signature.inputs[each].name: value for each, value in inputs.items()})
 
 
+@pytest.mark.slow
 def test_a_plain_session_without_towers_loads_it(checkpoint, tmp_path, graph):
     prefix, expected = checkpoint
     folder = export_saved_model(serving, prefix, str(tmp_path / 'export'))
@@ -197,6 +199,7 @@ def test_a_plain_session_without_towers_loads_it(checkpoint, tmp_path, graph):
     assert not graph.get_operations()  # a graph of its own
 
 
+@pytest.mark.slow
 def test_what_is_there_already_is_not_touched(checkpoint, tmp_path):
     folder = str(tmp_path / 'export' / '3')
     os.makedirs(folder)

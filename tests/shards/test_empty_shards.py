@@ -67,6 +67,7 @@ def test_a_metric_that_does_not_add_is_refused_by_name():
                 session.run(update, {x: [1.]})
 
 
+@pytest.mark.slow
 def test_what_training_counts_leaves_padding_out():
     def counting(labels):
         seen = tf.get_variable('seen', [], tf.int32, tf.zeros_initializer(), trainable=False)

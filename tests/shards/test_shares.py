@@ -57,6 +57,7 @@ def test_a_batch_is_cut_by_the_shares_and_its_numbers_are_those_of_one_device(
     assert 'batch 16 = ' + ' + '.join(map(str, sizes)) in str(built.plan)
 
 
+@pytest.mark.slow
 def test_a_batch_of_any_size_is_cut_by_the_shares():
     inputs = tf.placeholder(tf.float64, [None, 3]), tf.placeholder(tf.float64, [None])
     weights, built = on_towers(inputs, 2, dict(zip(inputs, (X, Y))), shares=[3, 2],
@@ -138,6 +139,7 @@ def test_the_largest_batch_is_a_multiple_of_the_sum_of_the_shares():
     assert (fitted.batch_size, fitted.per_tower) == (12, 9)
 
 
+@pytest.mark.slow
 def test_shards_that_are_no_shards_of_a_build():
     x = tf.constant(X)
     looked_up = tf.gather(tf.get_variable('embedding', [9, 3], tf.float64), [1, 2])

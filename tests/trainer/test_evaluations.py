@@ -67,6 +67,7 @@ def test_the_best_one_is_kept_and_evaluations_since_then_are_counted(tmp_path, m
         os.path.join(str(tmp_path), 'best', 'model.ckpt-12'))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_an_earlier_step_keeps_what_it_would_have_kept(tmp_path):
     folder = tmp_path / 'killed'
     folder.mkdir()

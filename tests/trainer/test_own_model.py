@@ -116,6 +116,7 @@ def test_its_own_metrics_are_those_of_the_whole_test_set(tagged):
     assert 'examples_per_second' in lines[0] and ' examples/s' in tagged.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_the_same_to_the_bit(tagged, started):
     started('stopped', 'tag', '--train_steps=2')
     run = started('stopped', 'tag', '--train_steps=6')

@@ -180,6 +180,7 @@ def test_the_line_is_there_before_the_checkpoint(tmp_path, time):
 
 
 
+@pytest.mark.slow
 def test_a_new_run_where_there_was_one_is_told_and_a_killed_one_is_none(tmp_path, time):
     stream = io.StringIO()
 

@@ -42,6 +42,7 @@ class Quadratic:
         return model_fn
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path, capsys):
     def train_batches(**unused):
         return tf.data.Dataset.from_tensors(np.ones([6, 3], np.float32)).repeat()

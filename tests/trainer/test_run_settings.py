@@ -10,6 +10,7 @@ from towers.errors import CheckpointError
 from towers.run.training_session import training_session
 from trainer.flags import CHANGES, HARMLESS, STATE
 from trainer.run_settings import Difference, RunSettings
+from case_marks import first_fast
 
 KINDS = {'seed': CHANGES, 'log_every': HARMLESS, 'optimizer': STATE}
 
@@ -90,6 +91,7 @@ def sgd():
     return tf.train.GradientDescentOptimizer(0.1)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_says_what_changed(tmp_path):
     assert run(tmp_path, 2, sgd()) == []
     # Another value of state that drops nothing is a change.
@@ -99,13 +101,13 @@ def test_a_run_that_goes_on_says_what_changed(tmp_path):
     assert read(tmp_path)['seed'] == 5
 
 
-@pytest.mark.parametrize('first, second, names, text', [
+@pytest.mark.parametrize('first, second, names, text', first_fast(1, [
     (momentum, sgd, ('momentum', 'sgd'), r'--optimizer=sgd, was momentum: the checkpoint \S+-2 '
      r'holds state that the checkpoints to come would be without: w/Momentum\. Nothing was '
      r'changed\. Go on with --optimizer=momentum\. Or begin another run in '),
     (sgd, momentum, ('sgd', 'momentum'), r'--optimizer=momentum, was sgd: the checkpoint \S+-2 is '
      r'of another model: 1 of the 3 variables of this model differ: not in the checkpoint: '
-     r'w/Momentum\. Nothing was changed\. Go on with --optimizer=sgd\. Or begin another run in ')])
+     r'w/Momentum\. Nothing was changed\. Go on with --optimizer=sgd\. Or begin another run in ')]))
 def test_state_is_neither_dropped_nor_made_up(tmp_path, first, second, names, text):
     run(tmp_path, 2, first(), optimizer=names[0])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

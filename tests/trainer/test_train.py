@@ -15,6 +15,7 @@ from train_runs import metrics, newest, steps_saved, values_of
 from trainer.flags import profiled_steps
 
 
+@pytest.mark.slow
 def test_a_run_shows_its_plan_its_audit_and_its_result(reference):
     lines = reference.stdout.splitlines()
     assert lines[:2] == [
@@ -168,6 +169,7 @@ atexit.register(show)
 '''
 
 
+@pytest.mark.slow
 def test_deterministic_operations(runner, tmp_path):
     flags = ['--train_steps=3', '--batch_size=20', '--config={"augment_shift": 1}']
     run = runner.run(tmp_path / 'run', flags + ['--deterministic', '--export_dir=%s' % tmp_path],

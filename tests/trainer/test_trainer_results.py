@@ -74,6 +74,7 @@ def test_evaluation_alone_is_that_at_the_end_of_training(runner, reference):
     assert contents() == before  # it only reads
 
 
+@pytest.mark.slow
 def test_there_is_a_row_an_image(reference, predicted, plain_logits):
     run, rows = predicted
     _, labels = datasets.get_dataset('digits').load('test')

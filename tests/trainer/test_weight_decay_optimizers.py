@@ -85,6 +85,7 @@ def test_two_steps_of_adamw(sparse, resource):
     np.testing.assert_allclose(bias, [0., -2.], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_adamw_without_decay_is_adam():
     ours = steps_of(lambda: AdamWOptimizer(0.1, weight_decay=0.), 3)
     theirs = steps_of(lambda: tf.train.AdamOptimizer(0.1), 3)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import sgd
+from case_marks import first_fast
 
 X = np.array([1., 2., 3., 6.])
 
@@ -60,8 +61,8 @@ def norm_in_a_loop(x):
     return tf.reduce_mean(x) * tf.Variable(tf.sqrt(tf.reduce_sum(squares)), name='made')
 
 
-@pytest.mark.parametrize('model_fn', [
-    norm_of, norm_by_function, norm_by_variable, norm_of_rows, norm_in_a_loop])
+@pytest.mark.parametrize('model_fn', first_fast(1, [
+    norm_of, norm_by_function, norm_by_variable, norm_of_rows, norm_in_a_loop]))
 def test_a_models_variable_is_initialized_after_those_it_is_computed_from(model_fn):
     build(model_fn)
     made, expected = run_initialized([variable('made'), tf.norm(variable('large'))])
@@ -83,10 +84,10 @@ def average_of_gradients(pairs):
     return pairs
 
 
-@pytest.mark.parametrize('optimizer, numerics', [
+@pytest.mark.parametrize('optimizer, numerics', first_fast(1, [
     (Averages(.1), None),
     (towers.Objective(sgd(), transform_gradients=average_of_gradients), None),
-    (Averages(.1), towers.Numerics(loss_scale=towers.LossScale()))])  # which applies in a branch
+    (Averages(.1), towers.Numerics(loss_scale=towers.LossScale()))]))  # which applies in a branch
 def test_so_is_a_variable_of_the_optimizer(optimizer, numerics):
     build(lambda x: tf.reduce_mean(x) * tf.reduce_sum(large()), optimizer, numerics=numerics)
     np.testing.assert_array_equal(run_initialized(variable('made')), np.ones([600, 600]))

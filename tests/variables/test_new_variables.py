@@ -138,7 +138,7 @@ def all_in_scopes_of_their_own(x):
     return total
 
 
-@pytest.mark.parametrize('model_fn', first_fast(3, [
+@pytest.mark.parametrize('model_fn', first_fast(1, [
     reuse_of_its_own, averages_of_variables, the_global_step, all_in_scopes_of_their_own]))
 def test_they_are_those_of_one_device(graph, model_fn):
     """Names, collections, values after a step, slots; on the CPU, and each once in the graph."""
@@ -215,6 +215,7 @@ def test_a_name_that_one_call_makes_twice():
         assert [each.op.name for each in build(mended).variables] == ['w']
 
 
+@pytest.mark.slow
 def test_a_variable_from_before_is_shared_and_another_set_is_made():
     with tf.variable_scope('', use_resource=False):
         w = weight()
@@ -246,7 +247,7 @@ def test_what_reuse_does_not_find():
 
 # ---- reuse by a later build ----------------------------------------------------------------------
 
-@pytest.mark.parametrize('first, second, text', [
+@pytest.mark.parametrize('first, second, text', first_fast(1, [
     (dict(v=[]), dict(v=[], w=[]),
      "'w' of shape () and dtype float32 as its variable number 2 made without get_variable; the "
      'earlier build made none there. '),
@@ -255,7 +256,7 @@ def test_what_reuse_does_not_find():
      "earlier build made 'b' of shape (2,) and dtype float32 there. "),
     (dict(a=[]), dict(b=[]),
      "'b' of shape () and dtype float32 as its variable number 1 made without get_variable; the "
-     "earlier build made 'a' of shape () and dtype float32 there. ")])
+     "earlier build made 'a' of shape () and dtype float32 there. ")]))
 def test_a_later_build_that_makes_others_is_refused(first, second, text):
     def making(shapes, wrapped):
         def model_fn(x):
@@ -283,10 +284,10 @@ def cached(x):
         return mean(x)
 
 
-@pytest.mark.parametrize('model_fn, first, trained', [
+@pytest.mark.parametrize('model_fn, first, trained', first_fast(1, [
     (without_get_variable, 63., 63. - 6. * (1. + 4. + 16. + 64. + 256.)),
     (in_another_order, 11., 11. - 6. * 101.), (cached, 1., -5.),
-    (tf.make_template('T', mean), 1., -5.)])
+    (tf.make_template('T', mean), 1., -5.)]))
 def test_a_later_build_shares_all_with_an_earlier(model_fn, first, trained):
     training = build(model_fn)
     before = names()

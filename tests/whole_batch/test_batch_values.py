@@ -141,6 +141,7 @@ def test_in_a_branch_that_all_towers_take_or_leave():
         assert_one_device(model_fn)
 
 
+@pytest.mark.slow
 def test_a_tower_without_an_example_adds_nothing():
     def model_fn(x):
         losses = tf.square(tf.tensordot(x, variable('w', [5], 1), 1) - 1.)
@@ -219,7 +220,7 @@ def mended_slim():
         yield
 
 
-@pytest.mark.parametrize('model_fn, options', first_fast(2, [
+@pytest.mark.parametrize('model_fn, options', first_fast(1, [
     (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
     (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto'))),
     (slims(fused=False, updates_collections=None), {}),
@@ -275,6 +276,7 @@ def test_fused_batch_norm_in_sync_is_that_of_one_device(is_in_branch, mended_sli
     assert built.plan.line('batch norm').startswith('1 in sync over the whole batch')
 
 
+@pytest.mark.slow
 def test_what_normalizes_each_example_alone_stays():
     def layer_norm(h, unused_name):
         mean, variance = tf.nn.moments(h, [1, 2, 3], keepdims=True)
@@ -298,7 +300,7 @@ def over_the_first_dimension(h, unused_size):
     return tf.transpose((h - mean) * tf.rsqrt(variance + .1), [2, 0, 1, 3])
 
 
-@pytest.mark.parametrize('norm', [rows_as_channels, over_the_first_dimension])
+@pytest.mark.parametrize('norm', first_fast(1, [rows_as_channels, over_the_first_dimension]))
 def test_norms_of_each_example_stay_wherever_its_dimension_is(norm):
     def model_fn(x, y):
         h = tf.nn.conv2d(x, tf.cast(variable('k', [3, 3, 3, 3], 1), x.dtype), 1, 'SAME')
@@ -318,6 +320,7 @@ def test_a_norm_that_is_not_proven_to_be_over_the_examples_is_left_alone_and_nam
                     r'examples \(FusedBatchNorm', plan.line('batch norm'))
 
 
+@pytest.mark.slow
 def test_the_mean_of_a_second_call_of_moments_is_in_sync():
     def two_calls(h, unused_name):
         return (h - tf.nn.moments(h, [0, 1, 2])[0]) * tf.rsqrt(

@@ -210,6 +210,7 @@ def test_check_towers_tries_them_over_workers():
     assert report.equal, report
 
 
+@pytest.mark.slow
 def test_the_proof_is_about_the_towers_of_all_workers():
     """With one tower a worker, too."""
     built = towers.build_towers(
@@ -222,6 +223,7 @@ def test_the_proof_is_about_the_towers_of_all_workers():
     assert built.plan.line('batch norm').startswith('2 in sync over the whole batch')
 
 
+@pytest.mark.slow
 def test_a_batch_norm_by_the_kernel_is_one_message_each_way():
     cluster = towers.Cluster('ring', ['a:1', 'b:2'])
     towers.build_towers(fused, list(map(tf.constant, DATA[fused])), momentum(), 3, 'mean',
