@@ -54,7 +54,7 @@ BREAKAGES = [
      '    if False:', 'proof/test_verdict.py'),
     ('towers/proof/rules/products.py', '        if shape is None or shape[term.index(letter)] != 1:',
      '        if False:', 'proof/test_verdict.py'),
-    ('towers/proof/rules/joining.py', '    if not fit and not are_one_example:',
+    ('towers/proof/rules/joining.py', '    if not have_entries_of_each and not are_one_example:',
      '    if False:', 'proof/test_verdict.py'),
     ('towers/proof/written.py', 'return is_in_one and all(_is_shared(factor) for factor in factors)',
      'return is_in_one', 'roles/test_written_values.py'),

@@ -77,6 +77,24 @@ def each_by_its_number(b):
                          [0, made])[1].stack()
 
 
+def columns_by_number(b):
+    """For the example e, the column e of a table: of other examples in a shard than in the batch."""
+    made = tf.TensorArray(tf.float64, b.n)
+    return tf.while_loop(
+        lambda e, _: e < b.n,
+        lambda e, made: (e + 1, made.write(e, tf.gather(b.w, 0, axis=e))), [0, made])[1].stack()
+
+
+def ctc_losses(b, lengths):
+    """A loss of each sequence of 3 steps, whose labels are its numbers in `ids`."""
+    ids = b.ids[:, None]
+    indices = tf.where(ids >= 0)
+    labels = tf.SparseTensor(indices, tf.gather_nd(ids % 3, indices),
+                             tf.cast(tf.stack([b.n, 1]), tf.int64))
+    logits = tf.cast(tf.transpose(b.seq, [1, 0, 2]), tf.float32)
+    return tf.nn.ctc_loss(labels, logits, lengths)
+
+
 def looked_up(b, is_filled):
     """Sums of rows of a table, of the places where x is positive."""
     indices = tf.where(b.x > 0)
@@ -205,6 +223,9 @@ CASES = {
     'row_of_each_block': (lambda b: of_blocks(b, tf.argmax(
         b.seq[:, :, 0], 1, output_type=tf.int32)), EACH),
     'row_at_any_place': (lambda b: of_blocks(b, b.ids), UNKNOWN),
+    'columns_by_number': (columns_by_number, UNKNOWN),
+    'ctc': (lambda b: ctc_losses(b, tf.fill([b.n], 3)), EACH),
+    'ctc_by_number': (lambda b: ctc_losses(b, tf.range(b.n)), UNKNOWN),
     'looked_up': (lambda b: looked_up(b, True), EACH),
     'looked_up_without_all_rows': (lambda b: looked_up(b, False), UNKNOWN),
     # ---- images

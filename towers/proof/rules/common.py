@@ -10,6 +10,7 @@ import typing
 from towers.proof.states import Kind, Layout, State
 from towers.proof.view import View
 
+OWN_ARGUMENTS = 'has arguments that are computed from the examples'
 COUPLES_EXAMPLES = 'brings examples together with each other'
 TAKES_APART = 'takes the examples apart'
 GOES_ALONG_EXAMPLES = 'goes along the examples'
@@ -38,6 +39,12 @@ def is_of_batch(state: State) -> bool:
 def has_examples_first(state: State) -> bool:
     """Whether a value has entries of each example along dimension 0, the same number of each."""
     return state.kind is Kind.PER_EXAMPLE and state.axis == 0
+
+
+def are_shared_arguments(states: typing.Iterable[State]) -> bool:
+    """Whether arguments, such as an axis, neither tell positions nor belong to single examples: all
+    examples have them alike. Those that are computed from a mean get marks from `by_table`."""
+    return not any(state.is_by_example or state.is_position for state in states)
 
 
 def first_unknown(states: typing.Iterable[State]) -> typing.Optional[State]:

@@ -171,6 +171,7 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
       states: of its inputs, sizes as numbers.
       view: `View`.
     """
+    # An example to which a mean of the shard goes depends on all examples of the shard.
     marks = marks_of_totals(op, states, view, "gives each example a value of all examples ('%s')")
     if any_of_kind(states, Kind.ONE_EXAMPLE):
         if any(is_of_batch(state) for state in states):

@@ -15,8 +15,10 @@ from towers.graph import graph_walk
 from towers.proof.rules.blocks import row_of_each_block
 from towers.proof.rules.common import (
     COMPUTES_WITH_POSITIONS,
+    OWN_ARGUMENTS,
     any_by_example,
     any_of_kind,
+    are_shared_arguments,
     first_unknown,
     is_of_batch,
     with_new_dimension,
@@ -53,7 +55,8 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     Indices of which nothing else is known may still be one row of each block of an example's rows.
     Of a shape, a gather picks sizes.
     """
-    params, indices = states[:2]  # the third input, if there is one, is the axis
+    params, indices = states[:2]
+    axis_of_rows = states[2:]  # [] where the operation has no such input
     if indices.kind is Kind.UNKNOWN:
         row_of_each = row_of_each_block(op, params, view)
         if row_of_each is not None:
@@ -65,6 +68,8 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
             return sizes
+    if not are_shared_arguments(axis_of_rows):
+        return unknown(op, OWN_ARGUMENTS)
     params, indices = as_numbers(op, states[:2], view)
     return _gathered(op, params, indices, view)
 
@@ -216,6 +221,8 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.one_hot(x [n], 10)`: [n, 10], each row of its example."""
     indices = states[0]
     arguments = states[1:]
+    if not are_shared_arguments(arguments):
+        return unknown(op, OWN_ARGUMENTS)
     if indices.is_total:  # which chooses the place of the one
         return not_linear(op, [indices], view)
     if not is_of_batch(indices):  # one example, or the same on every tower

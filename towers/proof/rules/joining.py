@@ -16,9 +16,11 @@ import tensorflow.compat.v1 as tf
 from towers.proof.rules.common import (
     COMPUTES_WITH_POSITIONS,
     COUPLES_EXAMPLES,
+    OWN_ARGUMENTS,
     TAKES_APART,
     any_by_example,
     any_of_kind,
+    are_shared_arguments,
     fits_examples_as_built,
     is_of_batch,
     with_new_dimension,
@@ -85,7 +87,7 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     """
     inputs = _INPUTS_OF_SPLIT[op.type]
     arguments = [state for place, state in enumerate(states) if place != inputs.value]
-    if any(argument.is_total for argument in arguments):
+    if not are_shared_arguments(arguments) or any(argument.is_total for argument in arguments):
         return unknown(op, 'has parts whose sizes are computed from the examples')
     state = as_number(op, states[inputs.value], view)
     if not is_of_batch(state):
@@ -113,7 +115,10 @@ def concat(op: tf.Operation, states: _States, view: View) -> State:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
             return sizes
-    parts = as_numbers(op, states[:-1], view)  # the last input is the axis
+    parts = as_numbers(op, states[:-1], view)
+    axis_state = states[-1]
+    if not are_shared_arguments([axis_state]):
+        return unknown(op, OWN_ARGUMENTS)
     if not any_by_example(parts):
         return sum_of_totals(op, parts, view)
     axis = view.value(op.inputs[-1])
@@ -190,8 +195,9 @@ def _beside(op: tf.Operation, parts: typing.List[State], view: View) -> State:
         return unknown(op, 'puts a value of all examples beside those of each')
     examples = [state for state in parts if state.is_by_example]
     are_one_example = any_of_kind(parts, Kind.ONE_EXAMPLE)  # which has no length along examples
-    fit = all(state.is_by_example or fits_examples_as_built(state, view) for state in parts)
-    if not fit and not are_one_example:
+    have_entries_of_each = all(
+        state.is_by_example or fits_examples_as_built(state, view) for state in parts)
+    if not have_entries_of_each and not are_one_example:
         return unknown(op, HAS_OWN_SIZE)
     layouts = {state.layout for state in examples}
     if len(layouts) > 1:

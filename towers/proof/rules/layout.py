@@ -94,7 +94,8 @@ def tile(op: tf.Operation, states: _States, view: View) -> _Found:
     """
     state = as_number(op, states[0], view)
     multiples = states[1]
-    if state.is_by_example or multiples.kind is not Kind.SIZES:
+    has_static_multiples = multiples.kind is not Kind.SIZES
+    if state.is_by_example or has_static_multiples:
         return _tiled_examples(op, states, view)
     if state.kind is not Kind.INDEPENDENT:
         return unknown(op, 'repeats %s' % state.kind.value)

@@ -15,6 +15,7 @@ from towers.proof.rules.common import (
     COUPLES_EXAMPLES,
     any_by_example,
     any_of_kind,
+    are_shared_arguments,
     has_examples_first,
     is_of_batch,
     state_of_layout,
@@ -61,9 +62,10 @@ def _reduced_total(op: tf.Operation, states: _States, view: View) -> State:
     """The reduction of a value without entries of examples: a mean or a sum of the entries of a
     mean over the examples is a mean over them, since both are linear; a maximum is not."""
     entries = states[0]
+    axes = states[1:]
     is_mean = op.type == 'Mean' and op.outputs[0].dtype.is_floating  # of integers it rounds
     is_linear = op.type == 'Sum' or is_mean
-    if is_linear and entries.is_total:
+    if is_linear and entries.is_total and are_shared_arguments(axes):
         return entries.with_marks_of(*states)
     return not_linear(op, states, view)
 
@@ -183,9 +185,10 @@ def _has_one_row(tensor: tf.Tensor, view: View) -> bool:
 
 def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:
     """Whether the examples are along the last dimension of an input, over which a softmax goes."""
-    is_with_class_numbers = op.type.startswith('Sparse')  # labels [n], whose last dimension is n
-    count = 1 if is_with_class_numbers else len(states)
-    for tensor, state in list(zip(op.inputs, states))[:count]:
+    tensors = list(op.inputs)
+    if op.type.startswith('Sparse'):  # whose labels [n] are numbers of classes, and no rows
+        tensors = tensors[:1]
+    for tensor, state in zip(tensors, states):
         rank = view.rank(tensor)
         if state.is_by_example and rank is not None and state.axis == rank - 1:
             return True

@@ -198,7 +198,8 @@ def ctc_loss(op: tf.Operation, states: _States, view: View) -> typing.Union[
     if not is_time_major or not is_sparse(indices, values):
         return unknown(op, 'has sequences or labels that are not known to be of the examples')
     is_of_others = lengths.kind is Kind.PER_EXAMPLE and lengths.layout != ROW_OF_EACH_EXAMPLE
-    if lengths.is_total or is_of_others:
+    # Positions in the shard, `tf.range(n)`, are other ones in the batch.
+    if lengths.is_total or lengths.is_position or is_of_others:
         return unknown(op, 'has lengths that are not known to be of the examples')
     loss = per_example(0).with_marks_of(*states)
     gradient = per_example(1).with_marks_of(*states)

@@ -44,7 +44,7 @@ def shape_of(op: tf.Operation, states: _States, view: View) -> typing.List[State
 def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View) -> State:
     """The shape, the number of entries or the number of dimensions of one tensor."""
     if op.type == 'Rank':
-        rank = view.rank(tensor)
+        rank = view.rank(tensor)  # static or not, it is the same on every tower
         return INDEPENDENT if rank is None else sizes_state([Size(rank)])
     lengths = sizes_of_dimensions(tensor, state, view)
     if lengths is None:
@@ -227,7 +227,7 @@ def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state
       shape_state: the state of the tensor that tells the shape.
     """
     if shape is None:
-        if shape_state.kind is Kind.INDEPENDENT:
+        if shape_state.kind is Kind.INDEPENDENT:  # not static, but the same on every tower
             return _UNIFORM
         return unknown(op, _NO_SHAPE_OF_EXAMPLES)
     axes = [axis for axis, size in enumerate(shape) if size.per_example]
@@ -242,7 +242,8 @@ def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state
 def fill(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.fill`, `tf.zeros`: the same value for every example, where a dimension is theirs."""
     shape_state, value = states
-    if value.kind not in (Kind.INDEPENDENT, Kind.SIZES) or value.depends_on_size:
+    is_shared = value.kind in (Kind.INDEPENDENT, Kind.SIZES) and not value.depends_on_size
+    if not is_shared:
         return unknown(op, 'repeats %s' % value.kind.value)
     shape = sizes_in(op.inputs[0], shape_state, view)
     return tensor_of_shape(op, shape, shape_state).with_marks_of(*states)

@@ -79,7 +79,7 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
     for place in range(shape[0]):
         form = _form(op, place)
         begin = begins.get(place)
-        if _is_in_mask(op, 'begin_mask', place):
+        if _is_in_mask(op, 'begin_mask', place):  # `:3`; an index without a begin is not known
             begin = 0 if form is _Form.RANGE else None
         end = ends.get(place)
         is_past_any_end = end is not None and end >= _WITHOUT_END

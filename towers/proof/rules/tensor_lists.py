@@ -106,6 +106,7 @@ def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
             return unknown(op, 'writes a value of all examples for each')
         value = ONE_EXAMPLE.with_marks_of(value)
     elif index.kind is not Kind.INDEPENDENT or Kind.ONE_EXAMPLE in (list_.kind, value.kind):
+        # A place that is the same on every tower is that of no example.
         return unknown(op, 'writes elements at places that are not known')
     element = loops.either(op, [_element_of(list_), value.with_marks_of(index)], view)
     if element.kind is Kind.UNKNOWN:

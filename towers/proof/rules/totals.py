@@ -63,7 +63,7 @@ def not_linear(op: tf.Operation, states: _States, view: View,
     for state in states:
         if state.kind is Kind.UNKNOWN:
             return state
-        if state.is_by_example or state.is_position:
+        if state.is_by_example or state.is_position:  # a rule that ends here has no answer for it
             return unknown(op, 'has no rule for where the examples are in its inputs')
     if why is None:
         statistic = 'a mean' if any_of_kind(states, Kind.MEAN) else 'a sum'
@@ -83,7 +83,8 @@ def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> 
     """
     statistics = reductions_of(state for state in states if state.is_over_all)
     for name in statistics:
-        view.note(name, op, why % name if '%s' in why else why)
+        reason = why % name if '%s' in why else why
+        view.note(name, op, reason)
     return INDEPENDENT.with_marks_of(*states).with_shard_statistics(statistics)
 
 
