@@ -107,8 +107,9 @@ def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
                   view: View) -> _States:
     """The states of the results of branches, as far as they are known.
 
-    A uniform value [8, 4] is not uniform as the result of a branch whose other result is [n, 4]: it
-    is not of the shape of the batch. One of unknown shape, such as zeros like another tensor, is.
+    A uniform value, such as zeros, may stand for zeros of each example (`State.is_uniform`). As the
+    result of a branch whose other result is [n, 4] it may not, if it has a shape of its own, as
+    zeros [8, 4]. Zeros like another tensor, whose shape is not static, have the batch's.
 
     Args:
       tensors: a result of each branch.

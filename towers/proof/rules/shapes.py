@@ -291,7 +291,7 @@ def _static_range(limits: typing.List[typing.Optional[Sizes]]) -> typing.Optiona
     axes, or of places in a shape. None for any other range.
 
     Args:
-      limits: begin, end and step, each a scalar; None of one that is not known.
+      limits: begin, end and step, each a constant scalar; None of one that is not known.
     """
     numbers = []
     for limit in limits:
