@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
-from towers.cluster.member import start_server
+from towers.cluster.servers import start_server
 from towers.cluster.addresses import free_ports
 
 _SERVERS = []  # they end with the process

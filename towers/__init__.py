@@ -17,7 +17,8 @@ from towers.checkpoint.match import InitialValues, check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
 from towers.cluster.addresses import free_ports
 from towers.cluster.cluster import Cluster
-from towers.cluster.member import Member, join, serve
+from towers.cluster.member import Member, join
+from towers.cluster.servers import serve
 from towers.cluster.sessions import StopTogetherHook
 from towers.cluster.worker_step import Feed, until_all_end
 from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError, ClusterError,

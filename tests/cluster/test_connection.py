@@ -1,4 +1,5 @@
-"""`towers.cluster.connection`: messages over a socket, and what a worker answers to a signature.
+"""`towers.cluster.messages` and `connection`: messages over a socket, and what a worker answers to a
+signature.
 What the two sides say to each other is in `test_coordinator.py`."""
 
 import contextlib
@@ -7,7 +8,8 @@ import socket
 
 import pytest
 
-from towers.cluster.connection import Lines, _compared
+from towers.cluster.connection import _answer_to_signature
+from towers.cluster.messages import Lines
 
 SAME = {'values': {'kind of cluster': 'ring', 'every': 2}, 'settings': {'--seed': 1}, 'builds': [{
     'values': {}, 'variables': {'w': 'float32 (2,)'}, 'gradients': {'w': 'dense float32'},
@@ -18,7 +20,7 @@ SAME = {'values': {'kind of cluster': 'ring', 'every': 2}, 'settings': {'--seed'
     {'builds': [[]]}, {'builds': [3]}, {'settings': [1]}, {'builds': [{'gradients': 1}]},
     {'servers': 7}])
 def test_a_signature_of_any_other_form_is_refused(change):
-    assert _compared(dict(SAME, **change), SAME)['why'] == (
+    assert _answer_to_signature(dict(SAME, **change), SAME)['why'] == (
         'worker 0 sends no signature of a worker')
 
 

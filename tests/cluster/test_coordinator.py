@@ -145,7 +145,7 @@ def test_an_asynchronous_worker_that_was_frozen_is_told_that_it_is_given_up():
     connection = of_all[1].connection
 
     def is_given_up():
-        of_all[0].coordinator._workers[1].heard -= 1000.
+        of_all[0].coordinator._workers[1].heard_at -= 1000.
         return connection.lost is not None
     wait_until(is_given_up, PATIENCE)
     error = connection.error()
@@ -173,7 +173,7 @@ def test_worker_0_is_told_that_the_others_have_given_it_up():
 
 
 def test_a_worker_that_has_ended_is_told_for_whom_it_waits(monkeypatch):
-    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
     of_all = members(2)
     ends = threading.Thread(target=of_all[1].connection.finish, daemon=True)
     ends.start()
@@ -187,7 +187,7 @@ def test_a_worker_that_has_ended_is_told_for_whom_it_waits(monkeypatch):
 
 
 def test_a_step_that_does_not_end_is_said_by_all_who_are_in_it(monkeypatch):
-    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
     of_all = members(2, dead_after=1.)
 
     def work(rank):
@@ -200,7 +200,7 @@ def test_a_step_that_does_not_end_is_said_by_all_who_are_in_it(monkeypatch):
 
 
 def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
-    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
     of_all = members(2)
     together(lambda rank: of_all[rank].connection.begin_session(), 2)
     step = threading.Thread(target=make_step, args=(of_all[1].connection,), daemon=True)
@@ -244,7 +244,7 @@ def alone(rank, workers, seconds=0.6):
 @pytest.mark.slow
 def test_those_that_wait_say_so(monkeypatch):
     for module in (coordinator_module, addresses_module):
-        monkeypatch.setattr(module, 'FIRST', 0.3)
+        monkeypatch.setattr(module, 'FIRST_LINE_AFTER', 0.3)
     workers = addresses(2)
     for own, other in ((0, 1), (1, 0)):
         (line,), error = alone(own, workers)
@@ -258,7 +258,7 @@ def test_those_that_wait_say_so(monkeypatch):
 
 
 def test_a_rank_that_is_here_already_is_refused(monkeypatch):
-    monkeypatch.setattr(coordinator_module, 'FIRST', 0.1)
+    monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
     workers, said = addresses(3), []
 
     def work(rank):
@@ -313,7 +313,7 @@ def test_silence_is_noticed_but_by_one_that_was_frozen_itself():
         1, 'there is no sign of life from it for 0 seconds')
     other = members(2, dead_after=10.)[0].coordinator
     for worker in other._workers:
-        worker.heard -= 100.
+        worker.heard_at -= 100.
     other._look(time.monotonic() - 6.)  # when it looked last
     assert not other._is_lost
 

@@ -10,8 +10,9 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster import coordinator
 from towers.cluster.addresses import connect
-from towers.cluster.connection import START_AGAIN, Connection, Lines, digest_of
-from towers.cluster.member import start_server
+from towers.cluster.connection import START_AGAIN, Connection
+from towers.cluster.messages import Lines, digest_of
+from towers.cluster.servers import start_server
 from towers.errors import ClusterError
 from one_process import addresses, halving, together
 from test_coordinator import SAME, Member
@@ -81,7 +82,7 @@ def test_a_passed_on_loss_says_once_what_to_do():
 
 def test_a_worker_that_was_frozen_is_not_told_to_wait_for_itself(monkeypatch):
     """It says nothing any more, which worker 0 is told."""
-    monkeypatch.setattr(coordinator, 'FIRST', .1)
+    monkeypatch.setattr(coordinator, 'FIRST_LINE_AFTER', .1)
     workers, said = addresses(2), []
 
     def work(rank):

@@ -186,7 +186,7 @@ ERRORS = tf.errors
     (ERRORS.UnavailableError, 'Socket closed', True), (ERRORS.CancelledError, 'CANCELLED', True)])
 def test_only_errors_that_may_be_a_peers_wait_for_its_loss(kind, text, awaited):
     """Others end the worker at once; or an error of all would take 31 seconds."""
-    assert member._may_be_a_peers(kind(None, None, text)) is awaited
+    assert member._may_be_of_other_worker(kind(None, None, text)) is awaited
 
 
 def test_nan_of_a_step_is_an_error_of_its_own():

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from towers.arguments import check_count
 from towers.errors import ClusterError
 
-FIRST = 5.  # seconds to the first line about a wait
-AGAIN = 30.  # seconds from one such line to the next
+FIRST_LINE_AFTER = 5.  # seconds to the first line about a wait
+NEXT_LINE_AFTER = 30.  # seconds from one such line to the next
 _PATIENCE = 2.  # seconds for an answer
-REFUSED = os.strerror(errno.ECONNREFUSED)  # nobody listens at the port
+NOBODY_LISTENS = os.strerror(errno.ECONNREFUSED)  # nobody listens at the port
 
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
 _FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'
@@ -249,7 +249,7 @@ def wait_until(attempt: typing.Callable, deadline: float, say: typing.Callable) 
       say: called with lines about the wait.
     """
     started = time.monotonic()
-    say_at = started + FIRST
+    say_at = started + FIRST_LINE_AFTER
     while True:
         result, reason = attempt()
         if not reason:
@@ -259,6 +259,6 @@ def wait_until(attempt: typing.Callable, deadline: float, say: typing.Callable) 
             raise ClusterError('%s. Start it, correct its address, or give a longer start_timeout.'
                                % reason)
         if now > say_at:
-            say_at = now + AGAIN
+            say_at = now + NEXT_LINE_AFTER
             say('waiting        %s, start_timeout is %.3g s' % (reason, deadline - started))
         time.sleep(0.2)

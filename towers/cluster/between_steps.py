@@ -8,14 +8,18 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.collectives import Collectives
 from towers.cluster.machines import builds_of, shared_variables
 from towers.errors import ClusterError
+from towers.gradients.gradient_pairs import variables_of
+from towers.graph.graph_walk import operation_names
 from towers.placement.variable_device import only_device
 
-_MOST = 1 << 26  # numbers of a variable that are looked at: fewer than 2 GB, as `serialize` takes
+# Numbers of a variable that are looked at. `serialize_tensor` takes no more than 2 GB.
+_MOST_NUMBERS = 1 << 26
+_NUM_CHECKSUMS = 1 << 52  # JSON, in which they are compared, has no larger numbers
 
 
 def replica_refreshes(built: typing.Any) -> typing.List[tf.Operation]:
-    """The operations that give towers' replicas what the variables are now."""
-    return [each.replicas.refresh() for each in builds_of(built) if each.replicas is not None]
+    """The operations that give towers' replicas the present values of their variables."""
+    return [build.replicas.refresh() for build in builds_of(built) if build.replicas is not None]
 
 
 class _AfterSteps(tf.train.SessionRunHook):
@@ -39,13 +43,14 @@ class _AfterSteps(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
-        """Looks whether the call was a step; it may be a look by one worker alone."""
+        """Calls `after_step` if the call of the session was a step: it may be a fetch that this
+        worker makes alone."""
         if self._steps != self._connection.steps_made:
             self._steps = self._connection.steps_made
             self.after_step(run_context.session, self._steps)
 
     def after_step(self, session: tf.Session, steps: int) -> None:
-        """Does it, after so many `steps` of the session."""
+        """Does what the hook is for, after so many `steps` of the session."""
         raise NotImplementedError
 
 
@@ -61,31 +66,34 @@ class DriftHook(_AfterSteps):
         self._checksums: typing.List[tf.Tensor] = []
         with only_device('/cpu:0'), tf.name_scope('checksums'):
             for variable in variables:
-                last = self._checksums[-1:]
-                with tf.control_dependencies(last):  # a copy of one variable at a time
-                    value = tf.reshape(variable.read_value(), [-1])[:_MOST]
+                previous = self._checksums[-1:]
+                with tf.control_dependencies(previous):  # a copy of one variable at a time
+                    value = tf.reshape(variable.read_value(), [-1])[:_MOST_NUMBERS]
                     self._checksums.append(tf.strings.to_hash_bucket_fast(
-                        tf.io.serialize_tensor(value), 1 << 52))
+                        tf.io.serialize_tensor(value), _NUM_CHECKSUMS))
 
     def _compared_variables(self) -> typing.List[tf.Variable]:
-        """The variables that the update writes, or worker 0 gives to the others; those that are
-        trained come first. Programs that mean to differ may have other slots, which do not
-        count."""
+        """The variables that the update writes, or that worker 0 gives to the others; those that
+        are trained come first, as the likely cause of a difference in others."""
         builds = builds_of(self._built)
-        trained = {variable.op.name for each in builds for _, variable in each.gradients}
-        names = set(trained)
-        if self._cluster.compare == 'program':
-            for each in builds:
-                names.update(each.machines.written)
-                names.update(variable.op.name for variable in each.machines.state)
+        trained_names = set()
+        for build in builds:
+            trained_names.update(operation_names(variables_of(build.gradients)))
+        names = set(trained_names)
+        have_same_slots = self._cluster.compare == 'program'  # else the programs may differ in them
+        if have_same_slots:
+            for build in builds:
+                names.update(build.machines.written)
+                names.update(operation_names(build.machines.state))
         variables = [variable for variable in shared_variables(self._built)
                      if variable.op.name in names]
-        return sorted(variables, key=lambda variable: variable.op.name not in trained)
+        return sorted(variables, key=lambda variable: variable.op.name not in trained_names)
 
     def after_step(self, session: tf.Session, steps: int) -> None:
         """Compares if it is time; raises `ClusterError` about the first variable that differs."""
         is_power_of_two = steps & (steps - 1) == 0
-        if not is_power_of_two and not self._connection.checks:
+        was_asked_for = self._connection.checks
+        if not is_power_of_two and not was_asked_for:
             return
         checksums = [[name, int(checksum)] for name, checksum in
                      zip(self._names, session.run(self._checksums))]
@@ -101,8 +109,12 @@ class DriftHook(_AfterSteps):
             'same on every worker between steps.' % (step, name, self._cluster.who(rank)))
 
     def _first_difference(self, checksums: typing.List[list]) -> typing.Tuple[str, int]:
-        """The name of the first variable that differs, and the rank of the first worker whose
-        `[name, checksum]` is not that of worker 0; all workers ask alike."""
+        """The name of the first variable that differs, and the rank of the first worker where it
+        does. All workers ask for one variable after the other.
+
+        Args:
+          checksums: `[name, checksum]` of each variable on this worker.
+        """
         for name_and_checksum in checksums:
             rank = self._connection.differing(name_and_checksum)
             if rank is not None:
@@ -112,14 +124,15 @@ class DriftHook(_AfterSteps):
 
 
 class AskForCheck(tf.train.CheckpointSaverListener):
-    """Makes the chief ask for a check after the next step when it has saved."""
+    """Makes the chief, when it has saved a checkpoint, ask for a comparison of weights after the
+    next step."""
 
     def __init__(self, connection: typing.Any):
         """Takes the chief's `Connection`, by which it asks."""
         self._connection = connection
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Asks."""
+        """Asks for the comparison."""
         self._connection.ask(check=True)
 
 
@@ -135,8 +148,8 @@ class AveragingHook(_AfterSteps):
         awaited: typing.Any = tf.no_op()
         assignments = []
         for variable in shared_variables(self._built):
-            if not variable.dtype.is_floating:
-                continue  # counters, which all workers count alike
+            if not variable.dtype.is_floating:  # a counter, which all workers count alike
+                continue
             with only_device('/cpu:0'), tf.name_scope('average'):
                 with tf.control_dependencies([awaited]):  # a copy of one variable at a time
                     value = variable.read_value()
@@ -147,21 +160,24 @@ class AveragingHook(_AfterSteps):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Begins to count the steps of a new session."""
         super(AveragingHook, self).after_create_session(session, coord)
-        self._averaged = 0  # the number of the last step that was begun before an average
+        self._steps_averaged = 0  # how many steps had been begun at the newest average
 
     def after_step(self, session: tf.Session, steps: int) -> None:
-        """Averages if it is time, as it is at the end."""
+        """Averages after every K steps."""
         if steps % self._cluster.every == 0:
             self._average(session)
 
     def end(self, session: tf.Session) -> None:
-        """Averages the steps since the last time: the last checkpoint has the mean."""
+        """Averages what has changed since the newest average, so that the last checkpoint has the
+        mean."""
         self._connection.leave()  # the others may wait for one more step
-        if self._connection.steps_begun != self._averaged:  # all have begun it, one may have failed
+        # Steps are begun by all workers or by none, so all find the same here, also where the
+        # newest step has failed on one of them.
+        if self._connection.steps_begun != self._steps_averaged:
             self._average(session)
 
     def _average(self, session: tf.Session) -> None:
-        """Gives all workers the mean."""
-        self._averaged = self._connection.steps_begun
+        """Gives all workers the mean of their variables."""
+        self._steps_averaged = self._connection.steps_begun
         for operation in self._operations:
             session.run(operation)

@@ -3,7 +3,7 @@
 Every worker, worker 0 among them, says over a `Connection`: it is here and trains this (`hello`),
 it is about to begin something (`begin`: a session, a step, or a comparison between two steps), its
 session makes no more steps (`left`), its training is over (`done`), it ends by an error (`failed`),
-it is alive.
+it is alive. `messages` has the list.
 
 All begin together, or none does: the answer to `begin` is `go` when all have said it, `differs`
 where they would begin other things, and `over` when a worker has left the session. A signal comes
@@ -19,8 +19,15 @@ import threading
 import time
 import typing
 
-from towers.cluster.addresses import AGAIN, FIRST
-from towers.cluster.connection import CUT, SILENT, Lines, digest_of, pause_of, readable
+from towers.cluster.addresses import FIRST_LINE_AFTER, NEXT_LINE_AFTER
+from towers.cluster.messages import (
+    WHY_CUT,
+    WHY_SILENT,
+    Lines,
+    digest_of,
+    readable,
+    seconds_between_signs,
+)
 from towers.errors import ClusterError
 
 _ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not: see until_all_end'
@@ -33,14 +40,14 @@ class _Worker:
       rank: its number.
       lines: the `Lines` of its connection; None before it has come.
       has_come: whether it has come, though it may have gone again.
-      session: the number of its newest session.
-      left: the number of its newest session that makes no more steps.
+      session: the number of its newest session; 0 before the first.
+      session_left: the number of its newest session that makes no more steps; 0 before the first.
       begins: the digest of what it waits to begin; None if it does not wait.
       checks: whether it asks that all compare their weights after that.
       signal: the number of the signal that it got in this session; or 0.
       in_step: whether it was in a step when it said last that it is alive.
-      done: when it said that its training was over; or None.
-      heard: when it said something last.
+      ended_at: when it said that its training was over; or None.
+      heard_at: when it said something last.
       tell_at: when to tell it for whom it waits.
     """
 
@@ -49,12 +56,12 @@ class _Worker:
         self.lines = lines
         self.has_come = lines is not None
         self.session = 0
-        self.left = 0
+        self.session_left = 0
         self.begins: typing.Optional[str] = None
         self.checks = False
         self.signal = 0
         self.in_step = False
-        self.done: typing.Optional[float] = None
+        self.ended_at: typing.Optional[float] = None
         self.begin_to_wait()
 
     @property
@@ -70,17 +77,17 @@ class _Worker:
     @property
     def has_ended(self) -> bool:
         """Whether its training is over."""
-        return self.done is not None
+        return self.ended_at is not None
 
     def begin_to_wait(self) -> None:
         """Notes that it is heard of, and is to be told after a while for whom it waits."""
-        self.heard = time.monotonic()
-        self.tell_at = self.heard + FIRST
+        self.heard_at = time.monotonic()
+        self.tell_at = self.heard_at + FIRST_LINE_AFTER
 
     def take(self, message: dict) -> None:
         """Notes what the worker says."""
         kind = message['type']
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         if kind == 'alive':
             self.in_step = message.get('in_step', False)
         elif kind == 'begin':
@@ -90,7 +97,7 @@ class _Worker:
             self.checks = message.get('checks', False)
             self.signal = message.get('signal', 0)
         elif kind == 'left':
-            self.left = message.get('session', 0)
+            self.session_left = message.get('session', 0)
             self.signal = message.get('signal', 0)
         elif kind == 'done':
             self.retire()
@@ -98,7 +105,7 @@ class _Worker:
     def retire(self) -> None:
         """Notes that it makes no more steps, or is lost to others that go on without it."""
         self.begin_to_wait()
-        self.done = self.heard
+        self.ended_at = self.heard_at
         self.in_step = False
 
     def send(self, message: dict) -> None:
@@ -139,18 +146,18 @@ class Coordinator:
         self._workers = [_Worker(rank) for rank in range(cluster.num_workers)]
         self._is_complete = False  # whether all have come
         self._is_lost = False  # whether a worker is lost, and with it all
-        self._beat = pause_of(dead_after)  # seconds from one sign of life to the next
-        self._beat_at = 0.
-        self._began = 0.  # when all began something last, such as a step
-        self._lasted = 0.  # how long the one before that took
+        self._between_signs = seconds_between_signs(dead_after)
+        self._sign_at = 0.  # when to give the next sign of life
+        self._began_at = 0.  # when all began something last, such as a step
+        self._lasted = 0.  # seconds from the time before that they began something until then
         own, self.own_end = socket.socketpair()
-        self._own = Lines(own)
-        self._connections = [self._own]
+        self._own = Lines(own)  # the connection with worker 0 itself
+        self._connections = [self._own]  # of workers, and of strangers
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-coordinator')
         self._thread.start()
 
     def missing(self) -> ClusterError:
-        """The error about the workers that have not come."""
+        """The error about the workers that have not come, or have been refused."""
         missing = [worker for worker in self._workers[1:] if not worker.is_here]
         never_came = [worker for worker in missing if not worker.has_come]
         return ClusterError(
@@ -163,13 +170,15 @@ class Coordinator:
         self._thread.join(10.)
 
     def _run(self) -> None:
-        """The thread: hears all until worker 0 has closed its end, and the others theirs. Closing a
-        connection with something unread would lose the last words."""
-        pause = min(0.5, self._beat)
+        """The thread: hears all until worker 0 has closed its end, and then for half a second until
+        the others have closed theirs. What the system has not sent yet may be lost with a
+        connection that is closed before."""
+        pause = min(0.5, self._between_signs)
         end_at = float('inf')
         while self._connections and time.monotonic() < end_at:
             started = time.monotonic()
-            if not self._own.is_open:
+            worker_0_has_closed = not self._own.is_open
+            if worker_0_has_closed:
                 end_at = min(end_at, started + 0.5)
             self._hear_all(pause)
             self._look(started)
@@ -204,21 +213,21 @@ class Coordinator:
         try:
             messages = lines.take()
         except OSError:
-            why_broken = CUT
+            why_broken = WHY_CUT
         except ClusterError as error:
             why_broken = 'it sent %s' % error
         for message in messages:
             worker = self._worker_of(lines)
             if worker is not None:
                 self._take(worker, message)
-            elif lines.is_open:
+            elif lines.is_open:  # a stranger that no message before this one has closed
                 self._judge(lines, message)
         if why_broken:
             self._drop(lines, why_broken)
 
     def _drop(self, lines: Lines, why: str) -> None:
-        """Closes a broken connection; its worker is lost, or may come again before all are
-        there."""
+        """Closes a broken connection. Its worker is lost, unless it has ended its training; before
+        all are there, it may come again."""
         lines.close()
         worker = self._worker_of(lines)
         if worker is None:
@@ -236,32 +245,38 @@ class Coordinator:
         return None
 
     def _judge(self, lines: Lines, message: dict) -> None:
-        """Answers a message of one that is no member yet: takes it in, refuses it, or has it
-        compare what it trains."""
+        """Answers a message of a process that is no worker yet: takes it in, refuses it, or has it
+        compare what it trains.
+
+        Args:
+          lines: the connection.
+          message: what has come over it.
+        """
         rank = message.get('rank')
         if message['type'] != 'hello' or rank is None:
             lines.close()
             return
-        has_compared = message.get('digest') == self._digest  # with worker 0's signature
-        number = len(self._workers)
-        if not 0 < rank < number and lines is not self._own:
+        # The digest of worker 0's signature is known to who has the same, or has compared it.
+        knows_signature = message.get('digest') == self._digest
+        num_workers = len(self._workers)
+        if not 0 < rank < num_workers and lines is not self._own:
             self._refuse(lines, rank, 'its rank is %d, and the cluster has %d workers' % (
-                rank, number))
+                rank, num_workers))
         elif self._workers[rank].is_here:
             self._refuse(lines, rank, 'worker %d is here already: two processes have the same '
                          'place in the cluster' % rank)
         elif message.get('why'):
             refused = self._refuse(lines, rank, message['why'])
-            if has_compared:  # it trains something else: no run begins
+            if knows_signature:  # a worker of this run that trains something else: none begins
                 self._send_all(refused)
-        elif not has_compared:
+        elif not knows_signature:
             # The worker finds the difference: no stranger makes worker 0 read much.
             lines.send({'type': 'compare', 'signature': self._signature})
         else:
             self._take_in(lines, rank)
 
     def _refuse(self, lines: Lines, rank: int, why: str) -> dict:
-        """Refuses one that says it is the worker of that rank; returns the message that says so."""
+        """Refuses a process that says it is the worker of that rank; returns the message to it."""
         is_in_cluster = rank < len(self._workers)
         name = self._cluster.who(rank) if is_in_cluster else 'worker %d' % rank
         self._say('refused        %s: %s' % (name, why))
@@ -271,8 +286,8 @@ class Coordinator:
         return refused
 
     def _take_in(self, lines: Lines, rank: int) -> None:
-        """Makes one that trains the same the worker of that rank; welcomes all when all have
-        come."""
+        """Makes a process that trains the same the worker of that rank; welcomes all workers when
+        all have come."""
         self._workers[rank] = _Worker(rank, lines)
         if not all(worker.is_here for worker in self._workers):
             return
@@ -286,7 +301,7 @@ class Coordinator:
         """Does what a message of a worker says."""
         worker.take(message)
         kind = message['type']
-        if kind == 'lost':  # worker 0 itself, which was frozen
+        if kind == 'lost':  # worker 0, which was frozen: it hears so from its own coordinator
             self._own.send(message)
         elif kind == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
@@ -294,7 +309,8 @@ class Coordinator:
             self._let_begin()
 
     def _let_begin(self) -> None:
-        """Answers those who wait to begin: all say so, or some worker never will."""
+        """Answers the workers that wait to begin, where the answer is known: all wait, or a worker
+        never will."""
         if all(worker.has_ended for worker in self._workers):
             self._send_all({'type': 'end'})
         if self._cluster.synchronous:
@@ -303,28 +319,31 @@ class Coordinator:
             self._let_begin_alone()
 
     def _let_begin_together(self) -> None:
-        """Lets synchronous workers begin when all wait for it; ends a session that one has left."""
+        """Lets synchronous workers begin when all wait for it; ends a session that a worker has
+        left."""
         signal = _signal_of(self._workers)
-        last_left = max(worker.left for worker in self._workers)
+        newest_left = max(worker.session_left for worker in self._workers)
         waiting = []
         for worker in self._workers:
             if not worker.waits:
                 continue
-            if worker.session <= last_left:
+            if worker.session <= newest_left:
                 worker.answer(dict(signal, type='over'))
             else:
                 waiting.append(worker)
         if len(waiting) < len(self._workers):
             return
         now = time.monotonic()
-        self._lasted = now - self._began if self._began else 0.
-        self._began = now
+        if self._began_at:
+            self._lasted = now - self._began_at
+        self._began_at = now
         answer = self._answer_to_all(signal)
         for worker in waiting:
             worker.answer(answer)
 
     def _answer_to_all(self, signal: dict) -> dict:
-        """The answer to all workers, which wait to begin; `signal` as `_signal_of` them."""
+        """The answer to all workers when all wait to begin; `signal` has the fields about a signal.
+        """
         for worker in self._workers:
             if worker.begins != self._workers[0].begins:
                 return {'type': 'differs', 'rank': worker.rank}
@@ -338,29 +357,34 @@ class Coordinator:
         worker that has ended its own training may leave at once.
         """
         chief = self._workers[0]
-        waiting = [worker for worker in self._workers if worker.waits]
-        if chief.left or chief.has_ended:
+        if chief.session_left or chief.has_ended:
             self._send_all(dict(_signal_of([chief]), type='over'))
-        if chief.session:
-            for worker in waiting:
+        has_chief_begun = chief.session > 0
+        for worker in self._workers:
+            if worker.waits and has_chief_begun:
                 worker.answer({'type': 'go'})
         for worker in self._workers[1:]:
             if worker.has_ended:
                 worker.send({'type': 'end'})
 
     def _lose(self, worker: _Worker, why: str) -> None:
-        """Tells the others that a worker is lost: the loss of all, but for asynchronous workers
-        that lose another one than the chief."""
+        """Tells the others that a worker is lost. With it all are lost, but for asynchronous
+        workers that lose another worker than the chief.
+
+        Args:
+          worker: the worker.
+          why: why it is lost.
+        """
         is_asynchronous = not self._cluster.synchronous
         if self._is_lost or (is_asynchronous and worker.has_ended):
             return
-        goes_on = is_asynchronous and worker.rank > 0
-        self._send_all({'type': 'gone' if goes_on else 'lost', 'rank': worker.rank, 'why': why},
-                       worker)
-        if goes_on:
+        others_go_on = is_asynchronous and worker.rank > 0
+        if others_go_on:
+            self._send_all({'type': 'gone', 'rank': worker.rank, 'why': why}, but=worker)
             worker.retire()
             self._let_begin()
             return
+        self._send_all({'type': 'lost', 'rank': worker.rank, 'why': why}, but=worker)
         self._is_lost = True
         if worker.has_ended:
             worker.send({'type': 'end'})  # it need not wait for the end of all
@@ -369,20 +393,21 @@ class Coordinator:
         """Tells who waits for whom, shows that worker 0 is alive, and looks for silence; `started`
         is when this round of the thread began."""
         now = time.monotonic()
-        if now - started > self._dead_after / 2.:  # it was frozen itself, and has heard nobody
+        was_frozen = now - started > self._dead_after / 2.
+        if was_frozen:  # this process itself, which has heard nobody in that time
             for worker in self._workers:
                 worker.begin_to_wait()
         for worker in self._workers:
             self._tell_waiting(worker, now)
         if not self._is_complete or self._is_lost:
             return
-        if now >= self._beat_at:
-            self._beat_at = now + self._beat
+        if now >= self._sign_at:
+            self._sign_at = now + self._between_signs
             self._send_all({'type': 'alive'})
         self._look_for_early_end(now)
         for worker in self._workers:
-            if not worker.has_ended and now - worker.heard > self._dead_after:
-                why = SILENT % self._dead_after
+            if not worker.has_ended and now - worker.heard_at > self._dead_after:
+                why = WHY_SILENT % self._dead_after
                 worker.send({'type': 'lost', 'rank': worker.rank, 'why': why})  # if it thaws
                 self._lose(worker, why)
 
@@ -392,19 +417,20 @@ class Coordinator:
             return
         why = self._why_waits(worker, now)
         if why:
-            worker.tell_at = now + AGAIN
+            worker.tell_at = now + NEXT_LINE_AFTER
             worker.send({'type': 'waiting', 'why': why})
 
     def _look_for_early_end(self, now: float) -> None:
         """Loses a synchronous worker that has ended its training long before others, who wait for
         it in a step, or to begin one."""
-        ended = [(worker, worker.done) for worker in self._workers if worker.done is not None]
-        if not ended or not self._cluster.synchronous:
-            return
-        first, ended_at = ended[0]
         others_wait = any(worker.in_step or worker.waits for worker in self._workers)
-        if others_wait and now - ended_at > self._dead_after:
-            self._lose(first, _ENDED_EARLY)
+        if not self._cluster.synchronous or not others_wait:
+            return
+        for worker in self._workers:
+            if worker.ended_at is not None:
+                if now - worker.ended_at > self._dead_after:
+                    self._lose(worker, _ENDED_EARLY)
+                return
 
     def _why_waits(self, worker: _Worker, now: float) -> str:
         """What a worker waits for, in words; '' if for nothing."""
@@ -413,16 +439,19 @@ class Coordinator:
         waited_for = self._waited_for(worker, now)
         if waited_for:
             return 'for ' + self._named(waited_for)
-        is_in_step_of_all = (self._is_complete and self._cluster.waits and worker.in_step
-                             and not worker.has_ended and not worker.waits)
-        seconds = now - self._began
-        if is_in_step_of_all and seconds > FIRST + min(2. * self._lasted, AGAIN):
+        if not self._is_complete or not self._cluster.waits:
+            return ''
+        is_in_step_of_all = worker.in_step and not worker.has_ended and not worker.waits
+        seconds = now - self._began_at
+        # A step may take twice as long as the one before, and a bit more, without a word.
+        usual_seconds = FIRST_LINE_AFTER + min(2. * self._lasted, NEXT_LINE_AFTER)
+        if is_in_step_of_all and seconds > usual_seconds:
             return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
                     'or some worker has no input' % seconds)
         return ''
 
     def _waited_for(self, worker: _Worker, now: float) -> typing.List[_Worker]:
-        """The workers that a worker waits for, of whom its log tells the user."""
+        """The workers that a worker waits for, as its log is to tell the user."""
         if not self._is_complete:
             return [each for each in self._workers if not each.is_here]
         if worker.has_ended:
@@ -434,22 +463,22 @@ class Coordinator:
         return []
 
     def _held_up_by(self, worker: _Worker, now: float) -> typing.List[_Worker]:
-        """The workers that hold up one that trains in step with all others: who have not come to
-        what it waits to begin; else who are silent, and in a step who have ended, too."""
+        """The workers that hold up a worker that trains in step with all others: who have not come
+        to what it waits to begin; else who are silent, and in a step who have ended, too."""
         if worker.waits:
-            return [each for each in self._workers if not each.waits]
-        silence = max(FIRST, 1.5 * self._beat)
+            return [other for other in self._workers if not other.waits]
+        long_silence = max(FIRST_LINE_AFTER, 1.5 * self._between_signs)
         waited_for = []
-        for each in self._workers:
-            if each is worker:
-                holds_up = False
-            elif each.has_ended:
+        for other in self._workers:
+            if other is worker:
+                continue
+            if other.has_ended:
                 holds_up = worker.in_step
             else:
-                holds_up = now - each.heard > silence
+                holds_up = now - other.heard_at > long_silence
             if holds_up:
-                waited_for.append(each)
-        return sorted(waited_for, key=lambda each: each.rank)
+                waited_for.append(other)
+        return waited_for
 
     def _named(self, workers: typing.Iterable[_Worker]) -> str:
         """Workers in words."""
@@ -463,8 +492,8 @@ class Coordinator:
 
 
 def _signal_of(workers: typing.Iterable[_Worker]) -> dict:
-    """The first of these workers that got a signal, and that, as fields of a message; none where
-    none did."""
+    """The rank of the first of these workers that got a signal, and the signal's number, as fields
+    of a message; no fields where none got one."""
     for worker in workers:
         if worker.signal:
             return {'rank': worker.rank, 'signal': worker.signal}

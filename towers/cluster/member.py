@@ -5,13 +5,11 @@ Its tests are `tests/cluster/test_sessions.py`, and `test_faults.py` with real p
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 import typing
-from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow.compat.v1 as tf
 
@@ -25,27 +23,18 @@ from towers.arguments import (
     safe_say,
 )
 from towers.cluster import server_placement, worker_step
-from towers.cluster.addresses import (
-    FIRST,
-    REFUSED,
-    connect,
-    free_ports,
-    listen,
-    silent_servers,
-    wait_until,
-    why_silent,
-)
+from towers.cluster.addresses import connect, free_ports, listen, silent_servers, wait_until
 from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
 from towers.cluster.connection import START_AGAIN, Connection, say_refusal
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of, note_connection
+from towers.cluster.servers import check_reachable, servers_watched, start_server
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.errors import ClusterError, TowersError, WorkerLostError, reason_of
 from towers.nonfinite import explained
 from towers.placement.session_config import session_config
-from towers.run.stopping import StopOnSignalHook
 
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
@@ -133,36 +122,26 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       WorkerLostError: another worker is gone; names it.
     """
     check_instance('cluster', cluster, Cluster, 'a Cluster')
-    check_number('start_timeout', start_timeout, above=0, expected='seconds')
-    check_number('dead_after', dead_after, above=0, expected='seconds')
     check_built(built)
-    check_config(config)
-    check_instance('settings', settings, (dict, type(None)),
-                   'a dict from names to numbers or strings, or None')
-    for name in settings or ():
-        check_instance('a name in settings', name, str, 'a string')
-    check_say(say)
-    if on_lost is not None:
-        check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
+    _check_arguments(config, start_timeout, dead_after, settings, say, on_lost)
+    say = safe_say(say)
     config = cluster.session_config(config or session_config(built.devices))
-    ended = threading.Event()
-    lose = on_lost or (lambda error: _end_process(error, ended))
+    end = _EndOfProcess()
     _redirect_late_operations(built)
     own = _signature_with_servers(cluster, built, dict(settings or {}, dead_after=dead_after))
-    say = safe_say(say)
-    meeting = _meeting(cluster, own, start_timeout, dead_after, say, lose)
-    with meeting as connection, _servers_watched(cluster, connection, say):
+    meeting = _meeting(cluster, own, start_timeout, dead_after, say, on_lost or end.with_error)
+    with meeting as connection, servers_watched(cluster, connection, say):
         try:
             target = ''
             if cluster.has_addresses:
                 target = start_server(cluster, config).target
-                _check_reachable(cluster, time.monotonic() + start_timeout, say)
+                check_reachable(cluster, time.monotonic() + start_timeout, say)
             note_connection(built, connection)
             yield Member(cluster, built, target, config, connection)
         except BaseException as error:
             reason = _reason_of_failure(error, connection)
-            if _ends_by_itself(cluster, connection):
-                ended.set()
+            if _comes_to_its_end(cluster, connection):
+                end.comes_by_itself()
             cause = reason or error
             why = reason_of(cause)
             if not isinstance(cause, TowersError):  # which says by itself what is wrong
@@ -172,42 +151,95 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
                 raise reason from None
             raise
         connection.finish()
-        if _ends_by_itself(cluster, connection):
-            ended.set()
+        if _comes_to_its_end(cluster, connection):
+            end.comes_by_itself()
         lost = connection.error()
         if lost is not None:
             raise lost
 
 
+def _check_arguments(config: typing.Any, start_timeout: typing.Any, dead_after: typing.Any,
+                     settings: typing.Any, say: typing.Any, on_lost: typing.Any) -> None:
+    """Raises `InvalidArgumentError` for arguments of `join` of another type."""
+    check_number('start_timeout', start_timeout, above=0, expected='seconds')
+    check_number('dead_after', dead_after, above=0, expected='seconds')
+    check_config(config)
+    check_instance('settings', settings, (dict, type(None)),
+                   'a dict from names to numbers or strings, or None')
+    for name in settings or ():
+        check_instance('a name in settings', name, str, 'a string')
+    check_say(say)
+    if on_lost is not None:
+        check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
+
+
+class _EndOfProcess:
+    """Ends this process when a worker is lost, unless it ends by itself in time."""
+
+    def __init__(self):
+        self._comes_by_itself = threading.Event()
+
+    def comes_by_itself(self) -> None:
+        """Notes that the main thread goes on to the end of the process."""
+        self._comes_by_itself.set()
+
+    def with_error(self, error: Exception) -> None:
+        """Ends the process, with the error about the worker, if the main thread does not go on: it
+        may hang in TensorFlow, in a step that waits for the lost worker."""
+        if self._comes_by_itself.wait(_TIME_TO_SAY):
+            return
+        with contextlib.suppress(OSError, ValueError):  # nobody reads
+            print(error, file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        os._exit(1)
+
+
+def _comes_to_its_end(cluster: Cluster, connection: Connection) -> bool:
+    """Whether a process that leaves `join` comes to its end. Horovod, where a worker is lost, may
+    wait for it at the end of the process."""
+    has_horovod = not cluster.has_addresses
+    return not has_horovod or connection.lost is None
+
+
 def _reason_of_failure(error: BaseException,
                        connection: Connection) -> typing.Optional[Exception]:
-    """The error in words for one of TensorFlow's that ended the training; None for any other, or if
-    its own words say all."""
+    """The error in words for one of TensorFlow's that ended the training; None for any other error,
+    or if its own words say all."""
     if not isinstance(error, tf.errors.OpError):
         return None
     reason = explained(error) or worker_step.explained(error)
     if reason is not None:
         return reason
-    # Who is lost is known only when that one has been silent for so long.
-    seconds = connection.dead_after + 1. if _may_be_a_peers(error) else 0.
+    # That a worker is lost is known only when it has been silent for so long.
+    seconds = connection.dead_after + 1. if _may_be_of_other_worker(error) else 0.
     return connection.error(seconds)
 
 
-def _ends_by_itself(cluster: Cluster, connection: Connection) -> bool:
-    """Whether the process comes to its end: where a worker is lost, Horovod may wait for it."""
-    return cluster.has_addresses or connection.lost is None
+# The errors of a step when another worker dies; others are only if their text has a word of these.
+_OF_OTHER_WORKER = (
+    tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
+_WORDS_OF_OTHER_WORKER = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
+
+
+def _may_be_of_other_worker(error: Exception) -> bool:
+    """Whether an error may come from the loss of another worker, or from an error of that one."""
+    if isinstance(error, _OF_OTHER_WORKER):
+        return True
+    return isinstance(error, tf.errors.OpError) and any(
+        word in reason_of(error) for word in _WORDS_OF_OTHER_WORKER)
 
 
 def _redirect_late_operations(built: BuiltTowers) -> None:
-    """Makes the operations of the complete graph that wait for skippable updates wait for what
-    always runs, also those that the program made after the builds."""
+    """Makes the operations of the complete graph that wait for updates which a step may skip wait
+    for what always runs, also those operations that the program made after the builds."""
     for each in builds_of(built):
         each.machines.redirect()
 
 
 def _signature_with_servers(cluster: Cluster, built: BuiltTowers, settings: dict) -> dict:
-    """The `signature` of a worker, and the servers of its variables; `settings` is what else has to
-    be the same on all workers."""
+    """The `signature` of this worker; on parameter servers with the servers of its variables.
+    `settings` is what else has to be the same on all workers."""
     own = signature(cluster, built, settings)
     if cluster.is_served:
         own['servers'] = server_placement.servers_of_variables(
@@ -228,8 +260,8 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
     """
     if cluster.has_addresses and not cluster.is_chief:
         _check_port(cluster, own, time.monotonic() + start_timeout, say)
-    wait_until(lambda: (None, silent_servers(cluster)), time.monotonic() + start_timeout, say)
-    address = _address(cluster, say)
+    _wait_for_servers(cluster, time.monotonic() + start_timeout, say)
+    address = _address_to_meet(cluster, say)
     listener = listen(address) if cluster.is_chief else None
     deadline = time.monotonic() + start_timeout
     with contextlib.ExitStack() as stack:
@@ -244,20 +276,29 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
         try:
             connection.meet(deadline)
         except ClusterError:
-            if listener is None or connection.lost is not None:
-                raise
-            raise coordinator.missing() from None
+            is_timeout_of_chief = listener is not None and connection.lost is None
+            if is_timeout_of_chief:  # the coordinator knows who is missing
+                raise coordinator.missing() from None
+            raise
         yield connection
 
 
+def _wait_for_servers(cluster: Cluster, deadline: float, say: typing.Callable) -> None:
+    """Waits until all parameter servers answer; the arguments are those of `_check_port`."""
+    def attempt() -> typing.Tuple[None, str]:
+        """An attempt for `wait_until`, which waits until nothing is wrong."""
+        return None, silent_servers(cluster)
+    wait_until(attempt, deadline, say)
+
+
 def _check_port(cluster: Cluster, own: dict, deadline: float, say: typing.Callable) -> None:
-    """Raises `ClusterError` where TensorFlow's server would not get its port, and tells worker 0,
-    as soon as it is there, so that all end.
+    """Raises `ClusterError` where TensorFlow's server of this worker would not get its port. Worker
+    0 is told before, as soon as it is there, so that all end.
 
     Args:
       cluster: the `Cluster`.
       own: the signature of this worker.
-      deadline: by `time.monotonic()`, until which worker 0 may come.
+      deadline: by `time.monotonic()`, until when worker 0 may come.
       say: called with lines: the error itself at once.
     """
     try:
@@ -270,154 +311,17 @@ def _check_port(cluster: Cluster, own: dict, deadline: float, say: typing.Callab
         raise
 
 
-def _check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> None:
-    """Raises `ClusterError` where the server of another worker is not reached by its address: its
-    steps would wait without an end. Worker 0 looks at all, every other worker at the next one.
+def _address_to_meet(cluster: Cluster, say: typing.Callable) -> str:
+    """The address where worker 0 listens until all are there.
 
-    Args:
-      cluster: the `Cluster`.
-      deadline: by `time.monotonic()`; servers begin one after the other.
-      say: called with a line about the wait.
+    Without addresses in the cluster, worker 0 chooses one, which all get by the engine's
+    `gathered`; this waits for all, and `say` is called with a line about that.
     """
-    others = [rank for rank in range(cluster.num_workers) if rank != cluster.rank]
-    if not cluster.is_chief:
-        others = [(cluster.rank + 1) % cluster.num_workers]
-
-    def unreached() -> str:
-        """The workers that are not reached, in words; '' if all are."""
-        with ThreadPoolExecutor(16) as pool:
-            reasons = list(pool.map(why_silent, [cluster.workers[rank] for rank in others]))
-        return '; '.join(
-            '%s is not reached by this address from %s: it %s' % (
-                cluster.who(rank), cluster.who(cluster.rank), reason)
-            for rank, reason in zip(others, reasons) if reason)
-    wait_until(lambda: (None, unreached()), deadline, say)
-
-
-def _address(cluster: Cluster, say: typing.Callable) -> str:
-    """The address where worker 0 listens until all are there. With Horovod worker 0 chooses it, and
-    `say` is called with a line while this worker waits for the others."""
     if cluster.has_addresses:
         return cluster.workers[0]
-    own = ''
+    own_address = ''  # of other workers than worker 0, nobody asks
     if cluster.is_chief:
         host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
-        own = '%s:%d' % (host, free_ports(1)[0])
+        own_address = '%s:%d' % (host, free_ports(1)[0])
     say('waiting        until all processes of %s call join' % cluster.engine.name)
-    return cluster.engine.gathered(own)[0]
-
-
-@contextlib.contextmanager
-def _servers_watched(cluster: Cluster, connection: Connection,
-                     say: typing.Callable) -> typing.Iterator[None]:
-    """A context in which a thread watches the parameter servers, see `_watch_servers`."""
-    stop = threading.Event()
-    if cluster.is_served:
-        threading.Thread(target=_watch_servers, args=(cluster, connection, say, stop), daemon=True,
-                         name='towers-servers').start()
-    try:
-        yield
-    finally:
-        stop.set()
-
-
-def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callable,
-                   stop: threading.Event) -> None:
-    """The thread that says which server does not work: lost after `dead_after`, or at the second
-    look if nobody listens at its port, for its process has ended.
-
-    Args:
-      cluster: the `Cluster`.
-      connection: of this worker; it is told of the loss.
-      say: called with a line.
-      stop: set when the thread is to end.
-    """
-    dead_after = connection.dead_after
-    pause = min(FIRST, dead_after) / 2.
-    silent_since: typing.Optional[float] = None
-    while not stop.wait(pause if silent_since is None else pause / 5.):
-        silent = silent_servers(cluster)
-        now = time.monotonic()
-        if not silent:
-            silent_since = None
-        elif silent_since is None:
-            silent_since = now
-            say('waiting        ' + silent)
-        elif not stop.is_set():
-            is_dead = now - silent_since > dead_after - 2. * pause
-            if is_dead or REFUSED in silent:
-                connection.lose(None, silent)
-                return
-
-
-def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
-    """Runs a parameter server in this process. It never returns.
-
-    A signal ends the process, with status 143, 130 or 129, when no worker is at work any more: they
-    may have got it, too, and save what the server holds. A second one ends it at once.
-
-    Args:
-      cluster: `Cluster`, whose job is `'ps'` in this process.
-      say: called with a line when the server is up.
-
-    Raises:
-      ClusterError: this process has another job, or its port is in use.
-    """
-    check_instance('cluster', cluster, Cluster, 'a Cluster')
-    check_say(say)
-    if cluster.job != 'ps':
-        raise ClusterError('this process is %s, no parameter server: build towers in it.'
-                           % cluster.name)
-    listen(cluster.ps[cluster.rank]).close()
-    say = safe_say(say)
-    received: typing.List[int] = []
-    with contextlib.suppress(ValueError):  # Python has signal handlers in the main thread only
-        for handled in StopOnSignalHook.handled():
-            signal.signal(handled, lambda number, frame: received.append(number))
-    config = cluster.session_config(tf.ConfigProto())
-    server = start_server(cluster, config)  # noqa: F841, it serves while it is held
-    say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
-    while not received:
-        time.sleep(0.2)
-    say('told to stop   serves until no worker is at work; a second signal ends it at once')
-    while len(received) < 2 and not all(why_silent(each, FIRST) for each in cluster.workers):
-        time.sleep(0.2)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-    os._exit(128 + received[0])  # the end of the server would wait for its sessions
-
-
-def start_server(cluster: Cluster, config: tf.ConfigProto) -> tf.train.Server:
-    """TensorFlow's server of this process; `ClusterError` if it cannot start."""
-    tasks = {'worker': list(cluster.workers)}
-    if cluster.ps:
-        tasks['ps'] = list(cluster.ps)
-    try:
-        return tf.train.Server(tasks, cluster.job, cluster.rank, config=config)
-    except tf.errors.OpError as error:
-        raise ClusterError('the server of %s cannot start: %s.' % (
-            cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
-
-
-# By these a step fails when another worker dies; by others if their text has a word of _REMOTE.
-_OF_PEERS = (tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
-             tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
-_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
-
-
-def _may_be_a_peers(error: Exception) -> bool:
-    """Whether an error may be the loss of another worker, or what that one failed by."""
-    if isinstance(error, _OF_PEERS):
-        return True
-    return isinstance(error, tf.errors.OpError) and any(
-        word in reason_of(error) for word in _REMOTE)
-
-
-def _end_process(error: Exception, ended: threading.Event) -> None:
-    """Ends the process, with an error, if it does not end by itself, which sets the event."""
-    if ended.wait(_TIME_TO_SAY):
-        return
-    with contextlib.suppress(OSError, ValueError):  # nobody reads
-        print(error, file=sys.stderr, flush=True)
-        sys.stdout.flush()
-    os._exit(1)
+    return cluster.engine.gathered(own_address)[0]

@@ -19,7 +19,8 @@ from towers.run.stopping import StopOnSignalHook
 
 
 def check_built(built: typing.Any) -> None:
-    """Raises for what is no build with a cluster."""
+    """Raises `InvalidArgumentError` for what is no build, and `ClusterError` for a build without a
+    cluster."""
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if built.machines is None:
         raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
@@ -44,97 +45,129 @@ class BeginHook(tf.train.SessionRunHook):
         self._lost = lost
         self._is_by_member = False  # whether the session to come is made by `creator`
         self._was_served = False  # whether one was made already, with parameter servers
-        self._has_begun = False
-        self._operations: typing.List[tf.Operation] = []  # by which others get worker 0's values,
-        self._names: typing.List[str] = []  # and the names of these variables
+        self._has_begun = False  # whether the session has begun with those of all workers
+        # By these operations others get worker 0's values of the variables with these names.
+        self._operations: typing.List[tf.Operation] = []
+        self._names: typing.List[str] = []
 
     def creator(self, creator: tf.train.SessionCreator,
                 scaffold: tf.train.Scaffold) -> types.SimpleNamespace:
-        """The creator of `Member.session_creator`, for that `creator` and `scaffold`."""
+        """The creator that `Member.session_creator` returns, for the same arguments."""
         if self._was_served:
             raise ClusterError(
                 'join with parameter servers is for one session, and this is the second one: train '
                 'in one, and evaluate its checkpoints in another process.')
         self._is_by_member = True
         self._was_served = self._cluster.is_served
-        has_made: typing.List[bool] = []
+        has_made: typing.List[bool] = []  # an entry when the session is made
 
-        def create():
-            """Makes the session.
-
-            A second call is `MonitoredSession`'s after a machine was lost, and raises. With
-            parameter servers the graph is spread first; workers other than the chief then wait
-            until the chief has its session.
-            """
+        def create() -> tf.Session:
+            """Makes the session. `MonitoredSession` calls this again after a machine was lost."""
             if has_made:
                 raise self._lost()
             has_made.append(True)
-            if self._cluster.is_served:
-                spread(self._cluster, self._built, scaffold)
-                if not self._cluster.is_chief:
-                    self._connection.begin_session()
+            self._prepare_session(scaffold)
             return creator.create_session()
         return types.SimpleNamespace(create_session=create)
+
+    def _prepare_session(self, scaffold: tf.train.Scaffold) -> None:
+        """With parameter servers, spreads the graph over them; workers other than the chief then
+        wait until the chief has its session, which gives the variables their values."""
+        if not self._cluster.is_served:
+            return
+        spread(self._cluster, self._built, scaffold)
+        if not self._cluster.is_chief:
+            self._connection.begin_session()
 
     def begin(self) -> None:
         """Makes the operations that worker 0's values go to the others by."""
         is_by_member = self._is_by_member
-        self._is_by_member = False
+        self._is_by_member = False  # until `creator` is called for another session
         self._has_begun = False
         cluster = self._cluster
-        if not is_by_member and cluster.is_served:
-            raise ClusterError(
-                'this session is not made by the member of the cluster, which puts the variables '
-                'on the parameter servers when the graph is complete. %s, and not by '
-                'tf.train.MonitoredTrainingSession.' % HOW_TO_BEGIN)
-        if not is_by_member and cluster.has_addresses and not cluster.is_chief:
-            # MonitoredTrainingSession waits for the chief's initializers; in a ring each worker's
-            # variables live in its own server, for the session to come.
-            with tf.Session(self._target, config=self._config) as session:
-                session.run([variable.initializer for variable in tf.global_variables()])
+        if not is_by_member:
+            self._check_may_be_made_without_member()
+            self._initialize_own_variables()
         if cluster.has_copies:
             variables = shared_variables(self._built)
             self._names = [variable.op.name for variable in variables]
             broadcast = cluster.engine.broadcast(cluster, variables)
             self._operations = [broadcast] + replica_refreshes(self._built)
 
+    def _check_may_be_made_without_member(self) -> None:
+        """Raises `ClusterError` for a session with parameter servers that `creator` has not
+        prepared."""
+        if self._cluster.is_served:
+            raise ClusterError(
+                'this session is not made by the member of the cluster, which puts the variables '
+                'on the parameter servers when the graph is complete. %s, and not by '
+                'tf.train.MonitoredTrainingSession.' % HOW_TO_BEGIN)
+
+    def _initialize_own_variables(self) -> None:
+        """Gives the variables of a worker in a ring their initial values.
+
+        On a worker that is not the chief, `tf.train.MonitoredTrainingSession` runs no initializer:
+        it waits until the chief has run them. But in a ring each worker's variables live in its own
+        server, where they keep their values for the session to come.
+        """
+        if self._cluster.has_addresses and not self._cluster.is_chief:
+            with tf.Session(self._target, config=self._config) as session:
+                session.run([variable.initializer for variable in tf.global_variables()])
+
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
         was lost, and for workers with other variables, which would wait for ever."""
-        if self._has_begun:
+        if self._has_begun:  # `MonitoredSession` has made another session after an error
             raise self._lost()
         self._has_begun = True
         builds = builds_of(self._built)
-        for each in builds:
-            each.machines.exchange.begin_session(session)
-        # Other workers of parameter servers have waited for the chief, see `creator`.
-        waits = not self._cluster.is_served or self._cluster.is_chief
-        if waits and self._connection.begin_session(self._names) is not None:
-            model_names = {variable.op.name for each in builds for variable in each.variables}
-            others = [name for name in self._names if name not in model_names]
-            raise ClusterError(
-                'the workers have other variables, besides those of the model; this one has '
-                '%.300s: worker 0 gives them to all. Make the same ones on every worker, or what '
-                'one needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
-                    ', '.join(others) or 'none'))
+        for build in builds:
+            build.machines.exchange.begin_session(session)
+        # Other workers of parameter servers have waited already, see `_prepare_session`.
+        has_still_to_wait = not self._cluster.is_served or self._cluster.is_chief
+        if has_still_to_wait:
+            differing_rank = self._connection.begin_session(self._names)
+            if differing_rank is not None:
+                raise self._other_variables(builds)
         with self._connection.first_values():
             for operation in self._operations:
                 session.run(operation)
         _StepsTogether(session, builds, self._connection).take_over()
 
+    def _other_variables(self, builds: typing.List[BuiltTowers]) -> ClusterError:
+        """The error about workers whose programs have made other variables than this one's; those
+        of the models, which `builds` have, were compared by their signatures."""
+        model_names = {variable.op.name for build in builds for variable in build.variables}
+        others = [name for name in self._names if name not in model_names]
+        return ClusterError(
+            'the workers have other variables, besides those of the model; this one has '
+            '%.300s: worker 0 gives them to all. Make the same ones on every worker, or what '
+            'one needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
+                ', '.join(others) or 'none'))
+
 
 class _StepsTogether:
-    """The calls of a session that is made for hooks: those that run steps of some builds begin on
-    all workers or on none."""
+    """The calls of a session: those that make a step begin on all workers or on none.
+
+    A hook sees a call before it runs, but cannot enclose it in a context. So these methods take the
+    place of the session's own.
+    """
 
     def __init__(self, session: tf.Session, builds: typing.List[BuiltTowers],
                  connection: Connection):
+        """
+        Args:
+          session: the session.
+          builds: those of its graph.
+          connection: of this worker.
+        """
         self._session = session
         self._run = session.run
         self._make_callable = session.make_callable
         self._builds = builds
         self._connection = connection
-        self._known: typing.Dict[tuple, typing.List[int]] = {}  # the builds of former fetches
+        # {operations of former fetches, or their names: the positions of the builds they step}
+        self._known: typing.Dict[tuple, typing.List[int]] = {}
 
     def take_over(self) -> None:
         """Makes the session call these methods in the place of its own."""
@@ -143,27 +176,32 @@ class _StepsTogether:
 
     def run(self, fetches: typing.Any, *arguments: typing.Any,
             **keywords: typing.Any) -> typing.Any:
-        """The session's `run` of these fetches, with its further arguments."""
-        numbers = self._builds_run_by(fetches)
-        return self._step(numbers, lambda: self._run(fetches, *arguments, **keywords))
+        """Takes the place of the session's `run`."""
+        positions = self._builds_stepped_by(fetches)
+        return self._step(positions, lambda: self._run(fetches, *arguments, **keywords))
 
     def make_callable(self, fetches: typing.Any, *arguments: typing.Any,
                       **keywords: typing.Any) -> typing.Callable:
-        """The session's `make_callable` of these fetches, with its further arguments."""
-        numbers = self._builds_run_by(fetches)
-        step = self._make_callable(fetches, *arguments, **keywords)
-        return lambda *fed, **options: self._step(numbers, lambda: step(*fed, **options))
+        """Takes the place of the session's `make_callable`."""
+        positions = self._builds_stepped_by(fetches)
+        call = self._make_callable(fetches, *arguments, **keywords)
+        return lambda *fed, **options: self._step(positions, lambda: call(*fed, **options))
 
-    def _step(self, numbers: typing.List[int], step: typing.Callable) -> typing.Any:
-        """Calls `step`, which runs the train ops of the builds of these numbers, or of none."""
-        if not numbers:
-            return step()
-        with self._connection.step(numbers):
-            return step()
+    def _step(self, positions: typing.List[int], call: typing.Callable) -> typing.Any:
+        """Makes a call of the session.
 
-    def _builds_run_by(self, fetches: typing.Any) -> typing.List[int]:
-        """The numbers of the builds whose train op some fetches run; of all for fetches that are no
-        nest of tensors, operations and names."""
+        Args:
+          positions: of the builds of which the call makes a step; [] if of none.
+          call: the call.
+        """
+        if not positions:
+            return call()
+        with self._connection.step(positions):
+            return call()
+
+    def _builds_stepped_by(self, fetches: typing.Any) -> typing.List[int]:
+        """The positions of the builds whose train op some fetches run; of all for fetches that are
+        no nest of tensors, operations and names."""
         try:
             leaves = tf.nest.flatten(fetches, expand_composites=True)
             fetched = [getattr(leaf, 'op', leaf) for leaf in leaves]
@@ -171,17 +209,17 @@ class _StepsTogether:
             if key not in self._known:
                 self._known[key] = _builds_stepped_by(fetched, self._builds)
             return self._known[key]
-        except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
+        except (TypeError, ValueError, KeyError):  # an unknown object, or a name of nothing
             return list(range(len(self._builds)))
 
 
 def _builds_stepped_by(fetched: typing.List[typing.Any],
                        builds: typing.List[BuiltTowers]) -> typing.List[int]:
-    """The numbers of those of `builds` of which a call of `session.run` makes a step.
+    """The positions of those of `builds` of which a call of `session.run` makes a step.
 
     Args:
       fetched: the operations, or their names, that the call fetches.
-      builds: the builds of the graph, which number them by their places.
+      builds: the builds of the graph.
 
     Raises:
       ClusterError: the call needs sums over all workers, and makes no step. The other workers send
@@ -190,16 +228,16 @@ def _builds_stepped_by(fetched: typing.List[typing.Any],
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
     names = names_of(step_operations(elements))
-    numbers = []
+    positions = []
     for position, built in enumerate(builds):
         if built.train_op.name in names:
-            numbers.append(position)
+            positions.append(position)
         elif not names.isdisjoint(built.machines.exchange.names_of_sums):
             raise ClusterError(
                 'session.run takes what needs all workers (built.gradients, which are the sums of '
                 'all, or what is computed from a value of the whole batch) without the step: fetch '
                 'it with built.train_op.')
-    return numbers
+    return positions
 
 
 class StopTogetherHook(StopOnSignalHook):
@@ -229,7 +267,7 @@ class StopTogetherHook(StopOnSignalHook):
         self._cluster = cluster
         self._built = built
         self._connection: typing.Optional[Connection] = None
-        self._number = number_of(built)
+        self._position = number_of(built)
         self._steps = 0  # that were made, when the connection was looked at last
 
     @property
@@ -253,7 +291,7 @@ class StopTogetherHook(StopOnSignalHook):
 
     @property
     def status(self) -> int:
-        """The exit status that says so: 128 plus that number; 0 without a signal."""
+        """The exit status that tells of the signal: 128 plus its number; 0 without a signal."""
         return 0 if self.stopping_signal is None else 128 + self.stopping_signal
 
     def begin(self) -> None:
@@ -263,14 +301,14 @@ class StopTogetherHook(StopOnSignalHook):
         self._connected()
 
     def _connected(self) -> Connection:
-        """The connection of a worker that has joined."""
+        """The connection of this worker; raises `ClusterError` outside of `join`."""
         if self._connection is None:
             raise ClusterError('StopTogetherHook is for sessions within towers.join: make the '
                                'session there.')
         return self._connection
 
     def before_run(self, run_context: typing.Any) -> None:
-        """Says a signal, if there was one."""
+        """Tells the others of a signal, if there was one."""
         if self.received is not None:
             self._connected().ask(self.received)
 
@@ -281,7 +319,7 @@ class StopTogetherHook(StopOnSignalHook):
         has_made_step = connection.steps_made > self._steps
         self._steps = connection.steps_made
         if self._cluster.waits:
-            ends_round = has_made_step and self._number in connection.builds
+            ends_round = has_made_step and self._position in connection.builds
             stops = connection.is_over and ends_round
         else:
             stops = connection.is_over or self.received is not None

@@ -15,7 +15,8 @@ from towers.api.build import build_towers
 from towers.cluster.addresses import free_ports
 from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
-from towers.cluster.member import join, start_server
+from towers.cluster.member import join
+from towers.cluster.servers import start_server
 from towers.errors import ClusterError, failing_on
 from towers.inspect.check_runs import (
     InitialValues,

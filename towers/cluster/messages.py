@@ -1,0 +1,167 @@
+"""Messages between a worker and worker 0: one JSON object a line, nothing else.
+
+A message has a `type`, and further fields that go with it. A worker says
+
+    hello     it is here: `rank`, `digest` of the signature that it knows: its own, or after
+              `compare` worker 0's, with `why` its own differs
+    alive     it is at work: `in_step`
+    begin     it waits to begin something: `session`, `digest` of what, `signal`, `checks`
+    left      its session makes no more steps: `session`, `signal`
+    done      its training is over
+    failed    it ends by an error: `why`
+    lost      worker 0 is lost to it, and may hear so when it thaws: `rank`, `why`
+
+and worker 0
+
+    compare   look how you differ: its `signature`
+    welcome   all are there
+    refused   a worker does not fit: `rank`, `why`
+    waiting   you wait for others: `why`
+    alive     it is at work
+    go        begin: `signal` and its `rank`, `is_last`, `checks`
+    differs   the worker `rank` would begin something else
+    over      a worker has left this session
+    gone      an asynchronous worker is lost, and the others go on: `rank`, `why`
+    lost      a worker is lost, and with it all: `rank`, `why`
+    end       all have said that their training is over
+
+Anyone who reaches the port may send anything: what is no message is refused, and nothing that is
+received is executed or unpickled.
+
+Its test is `tests/cluster/test_connection.py`.
+"""
+
+import contextlib
+import hashlib
+import json
+import selectors
+import socket
+import threading
+import typing
+
+from towers.cluster.addresses import FIRST_LINE_AFTER
+from towers.errors import ClusterError, shown
+
+WHY_CUT = 'its process has ended, or its machine cut the connection'
+WHY_SILENT = 'there is no sign of life from it for %.0f seconds'
+
+MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its signature, a line for each operation
+_MOST_BYTES = 64 << 10  # of a message of anyone else
+_MOST_CHARACTERS = 4000  # of a text in a message
+_MOST_NUMBER = 1 << 53  # above it JSON's numbers are not exact everywhere
+_SECONDS_TO_SEND = 10.
+_SECONDS_TO_RECEIVE = 5.  # of what has come already
+
+# {field of a message: the type of its value}
+_FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
+           'signal': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
+_TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'left', 'done', 'failed']
+_TYPES_OF_WORKER_0 = ['compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
+                      'gone', 'lost', 'end']
+_TYPES = _TYPES_OF_WORKERS + _TYPES_OF_WORKER_0  # a list, in which any value is looked for
+
+
+def seconds_between_signs(dead_after: float) -> float:
+    """Seconds from one sign of life (`alive`) to the next, of each side, where `dead_after` seconds
+    of silence count as the loss of a worker."""
+    return min(dead_after / 5., FIRST_LINE_AFTER)
+
+
+class Lines:
+    """Messages over a connected socket.
+
+    Attributes:
+      socket: the connected socket.
+      is_open: whether this side has not closed it.
+    """
+
+    def __init__(self, connected: socket.socket, most: int = _MOST_BYTES):
+        """Takes a connected socket; `most` are the bytes of a message that is received."""
+        self.socket = connected
+        self.is_open = True
+        self._most = most
+        if connected.family in (socket.AF_INET, socket.AF_INET6):
+            # Without this, the system waits up to 40 ms for more to send along.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._received = bytearray()  # the beginning of a line whose end has not come
+        self._sending = threading.Lock()
+
+    def send(self, message: dict) -> None:
+        """Sends a message. On a broken connection nothing is raised: the thread that reads finds
+        out."""
+        if 'why' in message:
+            message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
+        with self._sending, contextlib.suppress(OSError):
+            self.socket.settimeout(_SECONDS_TO_SEND)
+            try:
+                self.socket.sendall(_json(message) + b'\n')
+            except OSError:  # after a part of a line nothing else makes sense
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def take(self) -> typing.List[dict]:
+        """The messages that have come, of which the socket has data.
+
+        Raises:
+          OSError: the other side has closed the connection, or it is broken.
+          ClusterError: what has come is no message.
+        """
+        self.socket.settimeout(_SECONDS_TO_RECEIVE)
+        data = self.socket.recv(1 << 16)
+        if not data:
+            raise ConnectionError('closed')
+        self._received += data
+        lines: typing.List[bytearray] = []
+        if b'\n' in data:
+            *lines, self._received = self._received.split(b'\n')
+        if any(len(line) > self._most for line in lines + [self._received]):
+            raise ClusterError('a message of more than %d bytes' % self._most)
+        return [_parsed(bytes(line)) for line in lines]
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self.is_open = False
+        self.socket.close()
+
+
+def readable(sockets: typing.Iterable[socket.socket],
+             seconds: float) -> typing.List[typing.Any]:
+    """The sockets that have data, or whose other side has closed, within some seconds."""
+    with selectors.PollSelector() as selector:  # unlike others, it takes no file descriptor itself
+        for each in sockets:
+            selector.register(each, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
+
+
+def digest_of(value: typing.Any) -> str:
+    """The SHA-256 of a value of JSON's types: equal values have equal digests."""
+    return hashlib.sha256(_json(value)).hexdigest()
+
+
+def _json(value: typing.Any) -> bytes:
+    """A value of JSON's types, or with numbers of numpy, as JSON."""
+    return json.dumps(value, sort_keys=True, default=str).encode('utf-8')
+
+
+def _parsed(line: bytes) -> dict:
+    """The message in a line; raises `ClusterError` if there is none in it."""
+    try:
+        message = json.loads(line.decode('utf-8'))
+    except (ValueError, RecursionError):
+        message = None
+    if not _is_message(message):
+        raise ClusterError('%.40r is no message' % line)
+    return message
+
+
+def _is_message(value: typing.Any) -> bool:
+    """Whether a value is a dict of a known type, with known fields of their types, numbers in
+    range, and a text in one printable line."""
+    if not isinstance(value, dict) or value.get('type') not in _TYPES:
+        return False
+    for name, field in value.items():
+        if type(field) is not _FIELDS.get(name):
+            return False
+        if type(field) is int and not 0 <= field < _MOST_NUMBER:
+            return False
+    text = value.get('why', '')
+    return text == shown(text)

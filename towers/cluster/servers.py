@@ -1,0 +1,159 @@
+"""TensorFlow's servers: one in each worker with an address, and the parameter servers.
+
+Its tests are `tests/cluster/test_member.py`, and `test_faults.py` with real processes.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import typing
+from concurrent.futures import ThreadPoolExecutor
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_instance, check_say, safe_say
+from towers.cluster.addresses import (
+    FIRST_LINE_AFTER,
+    NOBODY_LISTENS,
+    listen,
+    silent_servers,
+    wait_until,
+    why_silent,
+)
+from towers.cluster.cluster import Cluster
+from towers.cluster.connection import Connection
+from towers.errors import ClusterError, reason_of
+from towers.run.stopping import StopOnSignalHook
+
+_ENDED_BY_SIGNAL = 128  # plus the number of the signal: the exit status, as of a shell
+
+
+def start_server(cluster: Cluster, config: tf.ConfigProto) -> tf.train.Server:
+    """TensorFlow's server of this process; `ClusterError` if it cannot start."""
+    tasks = {'worker': list(cluster.workers)}
+    if cluster.ps:
+        tasks['ps'] = list(cluster.ps)
+    try:
+        return tf.train.Server(tasks, cluster.job, cluster.rank, config=config)
+    except tf.errors.OpError as error:
+        raise ClusterError('the server of %s cannot start: %s.' % (
+            cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
+
+
+def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
+    """Runs a parameter server in this process. It never returns.
+
+    A signal ends the process, with status 143, 130 or 129, when no worker is at work any more: they
+    may have got it, too, and save what the server holds. A second one ends it at once.
+
+    Args:
+      cluster: `Cluster`, whose job is `'ps'` in this process.
+      say: called with a line when the server is up.
+
+    Raises:
+      ClusterError: this process has another job, or its port is in use.
+    """
+    check_instance('cluster', cluster, Cluster, 'a Cluster')
+    check_say(say)
+    if cluster.job != 'ps':
+        raise ClusterError('this process is %s, no parameter server: build towers in it.'
+                           % cluster.name)
+    listen(cluster.ps[cluster.rank]).close()  # raises, where the server would end the process
+    say = safe_say(say)
+    received: typing.List[int] = []
+    with contextlib.suppress(ValueError):  # Python has signal handlers in the main thread only
+        for handled in StopOnSignalHook.handled():
+            signal.signal(handled, lambda number, frame: received.append(number))
+    config = cluster.session_config(tf.ConfigProto())
+    server = start_server(cluster, config)  # noqa: F841, it serves while it is held
+    say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
+    while not received:
+        time.sleep(0.2)
+    say('told to stop   serves until no worker is at work; a second signal ends it at once')
+    while len(received) < 2 and _is_any_worker_at_work(cluster):
+        time.sleep(0.2)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    # The end of the interpreter would wait for the sessions of the server.
+    os._exit(_ENDED_BY_SIGNAL + received[0])
+
+
+def _is_any_worker_at_work(cluster: Cluster) -> bool:
+    """Whether the server of any worker answers."""
+    return any(not why_silent(address, FIRST_LINE_AFTER) for address in cluster.workers)
+
+
+def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> None:
+    """Raises `ClusterError` where the server of another worker is not reached by its address: its
+    steps would wait without an end. Worker 0 looks at all, every other worker at the next one.
+
+    Args:
+      cluster: the `Cluster`.
+      deadline: by `time.monotonic()`; servers begin one after the other.
+      say: called with a line about the wait.
+    """
+    others = [rank for rank in range(cluster.num_workers) if rank != cluster.rank]
+    if not cluster.is_chief:
+        others = [(cluster.rank + 1) % cluster.num_workers]
+
+    def attempt() -> typing.Tuple[None, str]:
+        """An attempt for `wait_until`, which waits until nothing is wrong."""
+        return None, _unreached(cluster, others)
+    wait_until(attempt, deadline, say)
+
+
+def _unreached(cluster: Cluster, ranks: typing.List[int]) -> str:
+    """The workers of these ranks that do not answer at their addresses, in words; '' if all do."""
+    addresses = [cluster.workers[rank] for rank in ranks]
+    with ThreadPoolExecutor(16) as pool:  # a look at a machine that is off takes seconds
+        reasons = list(pool.map(why_silent, addresses))
+    own_name = cluster.who(cluster.rank)
+    return '; '.join('%s is not reached by this address from %s: it %s' % (
+        cluster.who(rank), own_name, reason) for rank, reason in zip(ranks, reasons) if reason)
+
+
+@contextlib.contextmanager
+def servers_watched(cluster: Cluster, connection: Connection,
+                    say: typing.Callable) -> typing.Iterator[None]:
+    """A context in which a thread watches the parameter servers, see `_watch_servers`."""
+    stop = threading.Event()
+    if cluster.is_served:
+        threading.Thread(target=_watch_servers, args=(cluster, connection, say, stop), daemon=True,
+                         name='towers-servers').start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callable,
+                   stop: threading.Event) -> None:
+    """The thread that says which server does not work: lost after `dead_after`, or at the second
+    look if nobody listens at its port, for its process has ended.
+
+    Args:
+      cluster: the `Cluster`.
+      connection: of this worker; it is told of the loss.
+      say: called with a line.
+      stop: set when the thread is to end.
+    """
+    dead_after = connection.dead_after
+    pause = min(FIRST_LINE_AFTER, dead_after) / 2.
+    silent_since: typing.Optional[float] = None  # when a server was first found silent
+    while not stop.wait(pause if silent_since is None else pause / 5.):
+        silent = silent_servers(cluster)
+        now = time.monotonic()
+        if not silent:
+            silent_since = None
+        elif silent_since is None:
+            silent_since = now
+            say('waiting        ' + silent)
+        elif not stop.is_set():
+            # It may have been silent a pause before it was found so, and a look takes a while.
+            is_dead = now - silent_since > dead_after - 2. * pause
+            if is_dead or NOBODY_LISTENS in silent:
+                connection.lose(None, silent)
+                return
