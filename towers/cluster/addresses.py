@@ -17,7 +17,7 @@ from towers.errors import ClusterError
 FIRST_LINE_AFTER = 5.  # seconds to the first line about a wait
 NEXT_LINE_AFTER = 30.  # seconds from one such line to the next
 _PATIENCE = 2.  # seconds for an answer
-NOBODY_LISTENS = os.strerror(errno.ECONNREFUSED)  # nobody listens at the port
+NOBODY_LISTENS = os.strerror(errno.ECONNREFUSED)  # the system's words for a port without a process
 
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
 _FORM = '{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}'
@@ -34,30 +34,38 @@ class Task(typing.NamedTuple):
 def parse_tf_config(text: str) -> Task:
     """The `Task` of the text of a `TF_CONFIG`; raises `ClusterError` for one without sense."""
     cluster, task = _read(text)
-    jobs = _jobs(cluster)
+    addresses = _addresses_of_jobs(cluster)
     job = _job_named(task.get('type', 'worker'))
-    for name in sorted(jobs) + [job]:
-        if name not in JOBS:
-            raise ClusterError('TF_CONFIG has a job %.80r: expected some of %s.' % (
-                name, ', '.join(JOBS)))
-    chiefs = jobs.get('chief', [])
+    _check_jobs(sorted(addresses) + [job])
+    chiefs = addresses.get('chief', [])
     if len(chiefs) > 1:
         raise ClusterError('TF_CONFIG has several chiefs, and one worker is the chief: leave one, '
                            'and put the others under "worker".')
-    workers = chiefs + jobs.get('worker', [])
+    workers = chiefs + addresses.get('worker', [])
     index = task.get('index')
     if workers and not task:
         raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
                            '"index": 0} for this process.')
-    if workers and job != 'evaluator':
-        _check_index(job, index, len(jobs.get(job, [])))
+    is_in_cluster = workers and job != 'evaluator'
+    if is_in_cluster:
+        _check_index(job, index, len(addresses.get(job, [])))
     rank = index or 0
     if job == 'worker':
-        rank += len(chiefs)
-    return Task(workers, jobs.get('ps', []), 'worker' if job == 'chief' else job, rank)
+        rank += len(chiefs)  # the chief is worker 0
+    elif job == 'chief':
+        job = 'worker'
+    return Task(workers, addresses.get('ps', []), job, rank)
 
 
-def _jobs(cluster: dict) -> typing.Dict[str, typing.List[str]]:
+def _check_jobs(jobs: typing.Iterable[str]) -> None:
+    """Raises `ClusterError` for a job that is not known."""
+    for name in jobs:
+        if name not in JOBS:
+            raise ClusterError('TF_CONFIG has a job %.80r: expected some of %s.' % (
+                name, ', '.join(JOBS)))
+
+
+def _addresses_of_jobs(cluster: dict) -> typing.Dict[str, typing.List[str]]:
     """The addresses of each job of the object `cluster` of a `TF_CONFIG`."""
     jobs: typing.Dict[str, typing.List[str]] = {}
     for name, addresses in cluster.items():
@@ -66,8 +74,8 @@ def _jobs(cluster: dict) -> typing.Dict[str, typing.List[str]]:
 
 
 def _job_named(name: str) -> str:
-    """The job of a name: "master" is the chief of TensorFlow's estimators before 1.4, and of
-    services since."""
+    """The job that a `TF_CONFIG` names: the chief is "master" in TensorFlow's estimators before
+    1.4, and in services since."""
     return 'chief' if name == 'master' else name
 
 
@@ -85,15 +93,16 @@ def _check_index(job: str, index: typing.Optional[int], count: int) -> None:
 
 
 def _read(text: str) -> typing.Tuple[dict, dict]:
-    """The objects `cluster` and `task` of a `TF_CONFIG`; the index in the task is an int or None.
+    """The objects `cluster` and `task` of a `TF_CONFIG`, {} for an object that it does not have.
+    The index in the task is an int or None.
 
-    Raises `ClusterError` for a text that has no such objects.
+    Raises `ClusterError` for a text that cannot be read so.
     """
     if not isinstance(text, str):
         raise ClusterError('TF_CONFIG=%.80r of type %s: expected a text, %s.' % (
             text, type(text).__name__, _FORM))
     try:
-        config = json.loads(text if text.strip() else '{}')
+        config = json.loads(text) if text.strip() else {}
         cluster = config.get('cluster') or {}
         task = dict(config.get('task') or {})
         addresses_of_jobs = list(cluster.values())
@@ -102,8 +111,9 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
         raise _unreadable(text, reason) from None
     except (AttributeError, RecursionError, TypeError, ValueError):
         raise _unreadable(text, 'no such objects') from None
-    if not all(each is None or isinstance(each, list) for each in addresses_of_jobs):
-        raise _unreadable(text, 'a job is no list of addresses')
+    for addresses in addresses_of_jobs:
+        if addresses is not None and not isinstance(addresses, list):
+            raise _unreadable(text, 'a job is no list of addresses')
     if 'index' in task:
         task['index'] = _number_of_task(task['index'], text)
     if task and 'type' not in task:
@@ -130,7 +140,7 @@ def _unreadable(text: str, reason: str) -> ClusterError:
     return ClusterError('TF_CONFIG=%s cannot be read (%s): expected %s.' % (shown, reason, _FORM))
 
 
-_LASTING = range(20000, 32768)  # the system gives these ports to no outgoing connection
+_PORTS = range(20000, 32768)  # the system gives these ports to no outgoing connection
 _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 
 
@@ -142,9 +152,9 @@ def free_ports(count: int) -> list:
     """
     check_count('count', count)
     # Not the module's generator: programs that seed it alike would all draw the same ports.
-    candidates = random.SystemRandom().sample(_LASTING, len(_LASTING))
+    candidates = random.SystemRandom().sample(_PORTS, len(_PORTS))
     ports: typing.List[int] = []
-    with contextlib.ExitStack() as stack:  # each is held until all are found
+    with contextlib.ExitStack() as stack:  # each port is held until all are found
         while len(ports) < count and candidates:
             port = candidates.pop()
             with contextlib.suppress(OSError):  # in use; or this process has too many sockets
@@ -159,15 +169,19 @@ def free_ports(count: int) -> list:
 def split_address(address: typing.Any) -> typing.Tuple[str, int]:
     """`('host', port)` of `'host:port'`; `ClusterError` for what is no address."""
     match = _ADDRESS.fullmatch(str(address))
-    if match is None or not match.group(1).isprintable() or not 0 < int(match.group(2)) < 65536:
-        raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222' or "
-                           "'[::1]:2222'." % (address,))
-    return match.group(1).strip('[]'), int(match.group(2))
+    if match is not None:
+        host, digits = match.groups()
+        port = int(digits)
+        if host.isprintable() and 0 < port < 65536:
+            return host.strip('[]'), port  # an address of IPv6 is in brackets
+    raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222' or "
+                       "'[::1]:2222'." % (address,))
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on the port of an address, on all interfaces: the host may be a name
-    that leads here from elsewhere alone, such as a service of Kubernetes."""
+    """A socket that listens on the port of an address, on all interfaces. The host of the address
+    may be no interface of this machine, but a name that leads here from other machines, such as a
+    service of Kubernetes."""
     host, port = split_address(address)
     listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -181,15 +195,16 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
-# HTTP/2, which gRPC speaks: the preface with an empty frame of settings; and the type of the
-# settings that answer it.
+# HTTP/2, which gRPC speaks: a client begins with the preface and a frame of settings, here an empty
+# one, and the server answers with its settings. The type of a frame is its byte 3.
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
-_SETTINGS = b'\x04'
+_TYPE_OF_SETTINGS = b'\x04'
 
 
 def why_silent(address: str, timeout: float = _PATIENCE) -> str:
-    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is one. It
-    is asked as gRPC asks: the system takes connections for a frozen process, too."""
+    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is such a
+    server. It has to answer as a server of gRPC: that it takes a connection proves nothing, since
+    the system takes connections for a frozen process, too."""
     received = b''
     try:
         with socket.create_connection(split_address(address), timeout=timeout) as connection:
@@ -203,7 +218,7 @@ def why_silent(address: str, timeout: float = _PATIENCE) -> str:
         return 'takes connections and says nothing: its process is frozen, or its machine is off'
     except (OSError, ValueError) as error:
         return _not_answering(error)
-    if received[3:4] == _SETTINGS:
+    if received[3:4] == _TYPE_OF_SETTINGS:
         return ''
     return "is no server of TensorFlow's: another program uses the port, or the address is wrong"
 
@@ -225,27 +240,28 @@ def connect(address: str, who: str, deadline: float, say: typing.Callable) -> so
     """A socket that is connected with a task.
 
     Args:
-      address: the task's.
+      address: of the task.
       who: the task in words.
       deadline: by `time.monotonic()`; then `ClusterError`.
       say: called with lines about the wait.
     """
     host_and_port = split_address(address)
 
-    def attempt():
+    def attempt() -> typing.Tuple[typing.Optional[socket.socket], str]:
+        """An attempt for `wait_until`."""
         try:
             return socket.create_connection(host_and_port, timeout=_PATIENCE), ''
-        except (OSError, ValueError) as error:  # the latter of a host that is no name
+        except (OSError, ValueError) as error:  # the latter for a host that is no name
             return None, '%s %s' % (who, _not_answering(error))
     return wait_until(attempt, deadline, say)
 
 
 def wait_until(attempt: typing.Callable, deadline: float, say: typing.Callable) -> typing.Any:
-    """The result of `attempt()`, tried again until it has one.
+    """The result of `attempt()`, which is called again until nothing is wrong.
 
     Args:
-      attempt: function that gives `(result, '')`, or `(None, why there is none)`.
-      deadline: by `time.monotonic()`; then `ClusterError` with the reason.
+      attempt: function that gives `(result, '')`, or `(None, what is wrong)`.
+      deadline: by `time.monotonic()`; then `ClusterError` with what is wrong.
       say: called with lines about the wait.
     """
     started = time.monotonic()

@@ -90,15 +90,8 @@ class Cluster(_Fields):
         check_flag('uneven', uneven)
         check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
         check_count('every', every)
-        place = _ENGINES[kind].place
-        if place is not None:
-            num_workers, own_rank = place()
-            unnamed = (None,) * num_workers
-            if tuple(workers) not in ((), unnamed) or rank not in (0, own_rank):
-                raise InvalidArgumentError('kind=%r, workers=%.80r, rank=%.80r: its launcher says '
-                                           'both. Leave them out.' % (kind, workers, rank))
-            workers = unnamed
-            rank = own_rank
+        if _ENGINES[kind].place is not None:
+            workers, rank = _workers_and_rank_of_launcher(kind, workers, rank)
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
             buffer_mb, every, compare)
@@ -109,14 +102,14 @@ class Cluster(_Fields):
 
     @classmethod
     def _make(cls, iterable: typing.Iterable) -> 'Cluster':  # type: ignore[override]
-        """Makes one of the values in `iterable`: `_replace` of a named tuple calls it, so that the
-        new one is checked, too."""
+        """Makes a cluster of the values in `iterable`. `_replace` of a named tuple calls this, so
+        that the new cluster is checked, too."""
         return cls(*iterable)
 
     @classmethod
     def from_tf_config(cls, kind: typing.Optional[str] = None, environment: typing.Any = None,
                        **fields: typing.Any) -> 'Cluster':
-        """The `Cluster` of the environment's `TF_CONFIG`, as TF's users write it.
+        """The `Cluster` of the environment's `TF_CONFIG`, as users of TensorFlow write it.
 
             {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]},
              "task": {"type": "worker", "index": 0}}
@@ -158,7 +151,8 @@ class Cluster(_Fields):
 
     @property
     def workers_a_step(self) -> int:
-        """How many workers' gradients are in an update: 1 if asynchronous, or in local steps."""
+        """How many workers' gradients are in an update: 1 of asynchronous workers, or in local
+        steps; else all."""
         if self.has_local_steps or not self.synchronous:
             return 1
         return self.num_workers
@@ -190,7 +184,8 @@ class Cluster(_Fields):
 
     @property
     def served_rank(self) -> typing.Optional[int]:
-        """The number of this worker, where several make one step on parameter servers; or None."""
+        """The rank of this worker, where several make one step on parameter servers, of which
+        worker 0 makes the update; else None."""
         if self.is_served and self.waits:
             return self.rank
         return None
@@ -209,7 +204,8 @@ class Cluster(_Fields):
         return '%s of %d' % (name, len(self.tasks(self.job)))
 
     def tasks(self, job: str) -> typing.Tuple[typing.Optional[str], ...]:
-        """The addresses of the tasks of a job; none of evaluators, which are not of the cluster."""
+        """The addresses of the tasks of a job; () for evaluators, which are outside of the cluster.
+        """
         return {'worker': self.workers, 'ps': self.ps}.get(job, ())
 
     def who(self, rank: int, job: str = 'worker') -> str:
@@ -223,7 +219,7 @@ class Cluster(_Fields):
         check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
         changed = tf.ConfigProto()
         changed.CopyFrom(config)
-        del changed.device_filters[:]
+        del changed.device_filters[:]  # the engine says which devices a session sees
         self.engine.configure(self, changed)
         return changed
 
@@ -241,7 +237,7 @@ class Cluster(_Fields):
         return None
 
     def begin_step(self, examples: typing.Union[int, tf.Tensor], reduction: str) -> StepOfWorkers:
-        """Makes what the workers' steps begin with, before the gradients.
+        """Makes what a step of the workers begins with, before the towers have losses.
 
         Args:
           examples: the number of examples in this machine's batch, an int or an int scalar tensor.
@@ -276,15 +272,7 @@ class Cluster(_Fields):
         if self.is_served and tf.get_collection(BUILDS):
             raise ClusterError('this graph has a build with cluster= already, and parameter '
                                "servers take one a graph: use kind='ring', which takes several.")
-        combiner = combiner_of(optimizer)
-        if combiner is not None:
-            relation = 'is a' if combiner is optimizer else 'has a'
-            place = '' if combiner is optimizer else ' in it'
-            raise ClusterError(
-                'the optimizer %s %s %s%s, and build_towers(cluster=…) combines gradients over the '
-                'machines already: twice would give other numbers. Give build_towers the '
-                'optimizer that it wraps.' % (
-                    type(optimizer).__name__, relation, name_of(combiner), place))
+        _check_does_not_combine(optimizer)
 
     def describe(self) -> str:
         """One line for the plan: `"TensorFlow's ring of 3 workers; this is worker 0"`."""
@@ -303,7 +291,7 @@ class Cluster(_Fields):
         return '%s; this is worker %d' % (text, self.rank)
 
     def warning(self) -> str:
-        """One line for the plan: who else can reach the ports."""
+        """One line for the plan: that others can reach the ports."""
         if self.has_addresses:
             return ("TensorFlow's servers listen on every interface, whatever address is given, "
                     'and do what anyone asks who reaches them: let only the cluster reach their '
@@ -312,8 +300,43 @@ class Cluster(_Fields):
                 % self.engine.name)
 
 
+def _workers_and_rank_of_launcher(
+        kind: str, workers: typing.Sequence, rank: int) -> typing.Tuple[tuple, int]:
+    """The fields `workers` and `rank` of a cluster whose launcher says them.
+
+    Args:
+      kind: of the cluster.
+      workers: what was given: nothing, or what this function returned before (`_replace`).
+      rank: what was given: the default 0, or what this function returned before.
+
+    Raises:
+      InvalidArgumentError: something else was given.
+    """
+    num_workers, own_rank = _ENGINES[kind].place()  # type: ignore[misc]
+    without_addresses = (None,) * num_workers
+    if tuple(workers) not in ((), without_addresses) or rank not in (0, own_rank):
+        raise InvalidArgumentError('kind=%r, workers=%.80r, rank=%.80r: its launcher says '
+                                   'both. Leave them out.' % (kind, workers, rank))
+    return without_addresses, own_rank
+
+
+def _check_does_not_combine(optimizer: typing.Any) -> None:
+    """Raises `ClusterError` for an optimizer that adds up gradients over machines by itself."""
+    combiner = combiner_of(optimizer)
+    if combiner is None:
+        return
+    if combiner is optimizer:
+        what_it_is = 'is a %s' % name_of(combiner)
+    else:
+        what_it_is = 'has a %s in it' % name_of(combiner)
+    raise ClusterError(
+        'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
+        'machines already: twice would give other numbers. Give build_towers the '
+        'optimizer that it wraps.' % (type(optimizer).__name__, what_it_is))
+
+
 def _counted(count: int, noun: str) -> str:
-    """`'1 worker'`, `'2 workers'`."""
+    """A number of things in words: `'1 worker'`, `'2 workers'`."""
     return '%d %s%s' % (count, noun, '' if count == 1 else 's')
 
 
@@ -331,43 +354,69 @@ def _check_arguments_of_kind(cluster: Cluster) -> None:
 
 def _check_values(cluster: Cluster) -> None:
     """Raises `InvalidArgumentError` for arguments that do not go together."""
+    if cluster.active is not None:
+        _check_active(cluster)
+    if cluster.wire is not None:
+        _check_wire(cluster)
+
+
+_NO_GRADIENT_TRAVELS = ('every=%d: no gradient travels, and all workers make all steps: leave %s '
+                        'out.')
+
+
+def _check_active(cluster: Cluster) -> None:
+    """Raises `InvalidArgumentError` for an `active` that is none, or does not go with the rest."""
     active = cluster.active
-    wire = cluster.wire
-    if active is not None and not cluster.synchronous:
+    if not cluster.synchronous:
         raise InvalidArgumentError('active=%.80r, synchronous=False: asynchronous workers end each '
                                    'with its own data. Leave active out.' % (active,))
-    if active is not None and not isinstance(active, tf.Tensor):
+    if not isinstance(active, tf.Tensor):
         raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or None.'
                                    % (active,))
-    if cluster.every > 1 and (active is not None or wire is not None):
-        raise InvalidArgumentError(
-            'every=%d: no gradient travels, and all workers make all steps: leave %s out.' % (
-                cluster.every, 'wire' if active is None else 'active'))
-    if wire is not None and cluster.num_workers > MOST_GATHERED:
+    if cluster.every > 1:
+        raise InvalidArgumentError(_NO_GRADIENT_TRAVELS % (cluster.every, 'active'))
+
+
+def _check_wire(cluster: Cluster) -> None:
+    """Raises `InvalidArgumentError` for a `wire` that does not go with the rest."""
+    if cluster.every > 1:
+        raise InvalidArgumentError(_NO_GRADIENT_TRAVELS % (cluster.every, 'wire'))
+    if cluster.num_workers > MOST_GATHERED:
         raise InvalidArgumentError(
             'wire=%r: 16-bit gradients go from each worker to each other one, which of more than '
-            "%d workers are no fewer bytes than the ring's. Leave it out." % (wire, MOST_GATHERED))
+            "%d workers are no fewer bytes than the ring's. Leave it out." % (
+                cluster.wire, MOST_GATHERED))
 
 
 def _check_places(cluster: Cluster) -> None:
     """Raises `ClusterError` for addresses and ranks that make no sense."""
     if cluster.has_addresses:
-        places = [split_address(str(address).lower()) for address in cluster.workers + cluster.ps]
-        for place in places:
-            if places.count(place) > 1:
-                raise ClusterError('%s:%d is the address of two tasks of the cluster: give each '
-                                   'one its own.' % place)
+        _check_addresses(cluster.workers + cluster.ps)
     if not cluster.workers:
         raise ClusterError('a cluster needs a worker, and workers=() names none: set TF_CONFIG, or '
                            "pass workers=['host:port', …].")
     if cluster.is_served and not cluster.ps:
         raise ClusterError("kind='ps' needs a parameter server, and there is none: name one under "
                            "'ps', or use kind='ring', which needs none.")
-    rank = cluster.rank
     num_tasks = len(cluster.tasks(cluster.job))
-    is_number = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
-    is_in_cluster = cluster.job == 'evaluator' or (is_number and rank < num_tasks)
-    if not is_number or not is_in_cluster:
+    if not _is_rank(cluster.rank, cluster.job, num_tasks):
         numbers = '%d of them, from 0' % num_tasks if num_tasks else 'none of them'
         raise ClusterError('%s %.80r is none of the cluster, which has %s.' % (
-            cluster.job, rank, numbers))
+            cluster.job, cluster.rank, numbers))
+
+
+def _check_addresses(addresses: typing.Iterable) -> None:
+    """Raises `ClusterError` for an address that is none, or that occurs twice."""
+    places = [split_address(str(address).lower()) for address in addresses]
+    for place in places:
+        if places.count(place) > 1:
+            raise ClusterError('%s:%d is the address of two tasks of the cluster: give each '
+                               'one its own.' % place)
+
+
+def _is_rank(rank: typing.Any, job: str, num_tasks: int) -> bool:
+    """Whether a value is the rank of one of the tasks of a job. Evaluators, which are outside of
+    the cluster, may have any number."""
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+        return False
+    return job == 'evaluator' or rank < num_tasks

@@ -22,7 +22,7 @@ def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) 
     """Spreads the complete graph of a build, and of the `tf.train.Scaffold` of its session."""
     graph = tf.get_default_graph()
     trained = [variable for _, variable in built.gradients]
-    if cluster.is_chief and cluster.workers_a_step > 1:
+    if cluster.is_chief and cluster.workers_a_step > 1:  # the worker that makes the update
         check_writes(graph, built)
     read_after_writes(graph, trained + tf.global_variables(), built.train_op)
     scaffold.finalize()
@@ -47,7 +47,8 @@ def check_writes(graph: tf.Graph, built: typing.Any) -> None:
 
 
 def _loads(op: tf.Operation) -> bool:
-    """Whether an operation sets a variable to a value that is computed from no variable."""
+    """Whether an operation sets a variable to a value that is computed from no variable, as a
+    program does that loads weights."""
     if op.type not in SETS:
         return False
     return all(source.type not in VARIABLE_OPS for source in step_operations([op.inputs[1]]))
@@ -59,13 +60,15 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
 
     Between a server and a worker the value is sent at the start of the step: moving averages that
     take the global step after the train op would get the one before it. Here such an operation gets
-    a read of its own, on the server, which waits for all else that the operation waits for;
-    `ClusterError` in a loop or branch (v1), or through a reshape.
+    a read of its own, on the server, which waits for all else that the operation waits for.
 
     Args:
       graph: the graph of the operations.
       variables: the variables that may be written.
       train_op: counts as a write of all variables, since it waits for the chief's update; or None.
+
+    Raises:
+      ClusterError: the operation gets the value by way of a loop or a branch (v1), or reshaped.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
     reads = _LateReads(graph, names, train_op)
@@ -76,7 +79,8 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
             source = source_through(tensor, LEAD_IN | RESHAPES).op
             if not reads.is_late(op, tensor, source):
                 continue
-            if source_through(tensor, ('Identity',)).op is not source:
+            is_plain_read = source_through(tensor, ('Identity',)).op is source
+            if not is_plain_read:
                 raise ClusterError(
                     '%r takes the value of the variable %r after a write that it waits for. %r is '
                     'a reference variable on a parameter server, whose value is sent at the start '
@@ -108,7 +112,9 @@ class _LateReads:
     def is_late(self, op: tf.Operation, tensor: tf.Tensor, source: tf.Operation) -> bool:
         """Whether an operation takes a value that is too old: it waits for a write of the variable
         `source`, and its input `tensor`, which has the variable's value, does not."""
-        if source.name not in self.writes or op.type in ('Merge', 'RefMerge'):
+        if source.name not in self.writes:
+            return False
+        if op.type in ('Merge', 'RefMerge'):  # it takes one of its inputs, whichever comes
             return False
         if source.name in _variables_taken(op):  # it takes the variable itself, not its value
             return False
@@ -133,27 +139,39 @@ def _replace_by_late_read(op: tf.Operation, position: int, source: tf.Operation)
 
 def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
                         first: typing.Iterable[tf.Variable] = ()) -> typing.Dict[str, int]:
-    """Gives a task to each operation without one; returns what `servers_of_variables` does."""
+    """Gives a job and a task to each operation of a graph that has none.
+
+    Args:
+      cluster: the `Cluster`.
+      graph: the complete graph.
+      first: the variables that are dealt out to the servers before all others.
+
+    Returns:
+      What `servers_of_variables` returns.
+    """
     tasks = servers_of_variables(cluster, graph, first)
-    # Name of an operation -> its server: variables, accumulators and token queues here; in the loop
-    # also what takes a variable, or is colocated with one (the operations of initial values are).
+    # {name of an operation on a server: its device}. At first variables, accumulators and queues of
+    # tokens; the loop adds what takes a variable, or is colocated with one.
     servers = {name: device_of_server(task) for name, task in tasks.items()}
-    servers.update((op.name, op.device) for op in graph.get_operations() if '/job:ps' in op.device)
+    for op in graph.get_operations():
+        if '/job:ps' in op.device:
+            servers[op.name] = op.device
     for op in graph.get_operations():
         device = tf.DeviceSpec.from_string(op.device or '')
         if device.job is not None:
             continue
         neighbours = [op.name]
-        if op.type not in CALLS:
+        if op.type not in CALLS:  # a function runs on this worker, whatever variables it takes
             neighbours += _variables_taken(op) + colocation_group(op)
         known = [servers[name] for name in neighbours if name in servers]
         if known:
             servers[op.name] = known[0]
             compat.set_device(op, known[0])
         else:
-            own = tf.DeviceSpec(job='worker', task=cluster.rank, device_type=device.device_type,
-                                device_index=device.device_index)
-            compat.set_device(op, own.to_string())
+            on_this_worker = tf.DeviceSpec(
+                job='worker', task=cluster.rank, device_type=device.device_type,
+                device_index=device.device_index)
+            compat.set_device(op, on_this_worker.to_string())
     return tasks
 
 
@@ -164,37 +182,59 @@ def device_of_server(task: int) -> str:
 
 def servers_of_variables(cluster: typing.Any, graph: tf.Graph,
                          first: typing.Iterable[tf.Variable] = ()) -> typing.Dict[str, int]:
-    """{name: number of the server} of the global variables of a graph, in whatever order they were
-    made: those in `first` are dealt out before all others, a slot with its weight."""
+    """Deals out the global variables of a graph to the servers; a slot goes with its variable.
+
+    Args:
+      cluster: the `Cluster`.
+      graph: the graph.
+      first: the variables that are dealt out before all others. All workers have these, so that
+        they are on the same servers, whatever else a worker makes.
+
+    Returns:
+      {name of a variable: number of its server}, whatever the order in which they were made.
+    """
     first = list(first)
     variables = {variable.op.name: variable for variable in
                  first + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
-
-    def leader(name: str) -> str:
-        """The variable that another one is colocated with, in the end."""
-        beside = [each for each in colocation_group(variables[name].op) if each in variables]
-        if not beside or name in beside:
-            return name
-        return leader(beside[0])
-    leaders = {name: leader(name) for name in variables}
-    sizes = {name: bytes_of(variables[name]) for name in set(leaders.values())}
+    leaders = {name: _leader_of(name, variables) for name in variables}
+    sizes = {leader: bytes_of(variables[leader]) for leader in set(leaders.values())}
     tasks = tasks_by_size(sizes, len(cluster.ps), {variable.op.name for variable in first})
-    return {name: tasks[leaders[name]] for name in variables}
+    return {name: tasks[leader] for name, leader in leaders.items()}
+
+
+def _leader_of(name: str, variables: typing.Dict[str, tf.Variable]) -> str:
+    """The name of the variable that a variable is colocated with, in the end; its own name if with
+    none.
+
+    Args:
+      name: of the variable.
+      variables: {name: variable} of all variables.
+    """
+    group = [other for other in colocation_group(variables[name].op) if other in variables]
+    if not group or name in group:
+        return name
+    return _leader_of(group[0], variables)
 
 
 def tasks_by_size(sizes: typing.Dict[str, int], count: int,
                   first: typing.Container[str] = ()) -> typing.Dict[str, int]:
-    """{name: number of the server}: each goes to the one that has the fewest bytes so far, the
-    largest first, those of the names `first` before all others.
+    """Deals out variables to servers, the largest first, each to the server with the fewest bytes
+    so far.
 
     Args:
       sizes: bytes of each variable, by its name.
       count: how many servers there are.
-      first: names.
+      first: names of the variables that come before all others.
+
+    Returns:
+      {name of a variable: number of its server}.
     """
+    def order(name: str) -> tuple:
+        """The key to sort the variables by."""
+        return name not in first, -sizes[name], name
     bytes_of_servers = [0] * count
     tasks = {}
-    for name in sorted(sizes, key=lambda each: (each not in first, -sizes[each], each)):
+    for name in sorted(sizes, key=order):
         server = bytes_of_servers.index(min(bytes_of_servers))
         bytes_of_servers[server] += sizes[name]
         tasks[name] = server

@@ -24,7 +24,9 @@ from towers.graph.graph_walk import names_of
 from towers.graph.op_types import VARIABLE_OPS
 from towers.model.objectives import flat
 
-_REDUCED = ('Collective', 'Horovod')  # begin types of operations with equal results on all workers
+_REDUCED = ('Collective', 'Horovod')
+"""Beginnings of the types of operations that have the same results on all workers."""
+
 # Types of operations that bring in data, and attributes with names, seeds, sizes and settings.
 _SOURCE = re.compile('Iterator|Dequeue|Dataset|ReaderRead|ReadFile|^Placeholder|^Arg$|^_Arg$')
 _NOT_COMPARED = frozenset(
@@ -48,12 +50,14 @@ _SERVER_DIFFERS = (
 class _Line(typing.NamedTuple):
     """One operation of a program. It goes through JSON, and comes back as a list."""
     kind: str  # its type; 'variable'; or 'given', of what is not looked into
-    inputs: str  # numbers of lines and outputs; of a variable its name
+    inputs: str  # '<number of a line>:<output>' of each input; of a variable its name
     attributes: str
-    name: str
+    name: str  # for people; it is not compared
 
 
-_NOTHING = _Line('nothing', 'nothing', 'nothing', 'nothing')
+_NOTHING = _Line('nothing', 'nothing', 'nothing', 'nothing')  # in the place of a missing line
+_NUM_COMPARED = 3  # the first fields of a line, all but the name
+_NUM_COMPARED_OF_OTHER_SIZES = 2  # without attributes, in which sizes are
 
 
 def signature(cluster: typing.Any, built: typing.Any,
@@ -81,9 +85,13 @@ def signature(cluster: typing.Any, built: typing.Any,
 def _of_build(built: typing.Any, compares_programs: bool) -> dict:
     """What has to be the same of one build; of the operations if `compares_programs`."""
     machines = built.machines
-    inputs = [tensor for tensor in
-              tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
-              if isinstance(tensor, tf.Tensor)]
+    leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
+    inputs = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    loss = []
+    update = []
+    if compares_programs:
+        loss = _lines_of_loss(built, inputs)
+        update = _lines_of_update(machines)
     return {
         'values': {'number of towers': len(built.devices),
                    'reduction': built.plan.reduction,
@@ -93,8 +101,8 @@ def _of_build(built: typing.Any, compares_programs: bool) -> dict:
         'gradients': _gradient_texts(machines),
         'state': {variable.op.name: 'sent' for variable in machines.state},
         'shapes': [_static_sizes(tensor) for tensor in inputs],
-        'loss': _lines_of_loss(built, inputs) if compares_programs else [],
-        'update': _lines_of_update(machines) if compares_programs else []}
+        'loss': loss,
+        'update': update}
 
 
 def _type_and_shape(variable: tf.Variable) -> str:
@@ -103,14 +111,15 @@ def _type_and_shape(variable: tf.Variable) -> str:
 
 
 def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
-    """The gradient of each variable as a text, with its position: those of several workers meet by
-    their place in a message, or on a server."""
+    """The gradient of each variable as a text, with its position, since the gradients of several
+    workers meet by their positions in a message."""
     texts = {}
+    have_equal_batches = machines.exchange.same_examples is not None
     for position, (gradient, variable) in enumerate(machines.exchange.own):
         kind = 'dense'
         if isinstance(gradient, tf.IndexedSlices):
             kind = 'sparse'
-            if machines.exchange.same_examples is not None:  # a ring sends a static number as it is
+            if have_equal_batches:  # a ring sends a static number of rows in a message of that size
                 kind += ' [%s rows]' % gradient.indices.shape.num_elements()
         texts[variable.op.name] = '%s %s, number %d' % (
             kind, gradient.dtype.base_dtype.name, position)
@@ -123,64 +132,87 @@ def _static_sizes(tensor: tf.Tensor) -> typing.Optional[list]:
     return None if tensor.shape.ndims is None else tensor.shape.as_list()
 
 
-def difference(own: dict, other: dict) -> typing.Optional[str]:
-    """How a worker's signature `other` differs from worker 0's, `own`: a clause, or None."""
-    found = (_other_entry(_VALUE_DIFFERS, own['values'], other['values'])
-             or _other_entry(_VALUE_DIFFERS, own['settings'], other['settings']))
+# ---- the difference between two signatures -------------------------------------------------------
+
+def difference(first: dict, other: dict) -> typing.Optional[str]:
+    """How a worker's signature differs from worker 0's.
+
+    Args:
+      first: the signature of worker 0.
+      other: the signature of the other worker.
+
+    Returns:
+      A clause about the other worker; None if they are the same.
+    """
+    found = (_different_entry(_VALUE_DIFFERS, first['values'], other['values'])
+             or _different_entry(_VALUE_DIFFERS, first['settings'], other['settings']))
     if found:
         return found
-    for position, (own_build, other_build) in enumerate(zip(own['builds'], other['builds'])):
-        found = _other_build(own_build, other_build)
+    for position, (first_build, other_build) in enumerate(zip(first['builds'], other['builds'])):
+        found = _difference_of_builds(first_build, other_build)
         if found:
-            place = 'in build %d of the graph ' % position if len(own['builds']) > 1 else ''
+            place = 'in build %d of the graph ' % position if len(first['builds']) > 1 else ''
             return place + found
-    own_servers = own.get('servers', {})  # the chief may have more
-    other_servers = other.get('servers', {})
-    if not own_servers:
+    return _difference_of_servers(first.get('servers', {}), other.get('servers', {}))
+
+
+def _difference_of_builds(first: dict, other: dict) -> typing.Optional[str]:
+    """How a build of another worker differs from worker 0's, the `first`: a clause, or None."""
+    return (_different_entry(_VALUE_DIFFERS, first['values'], other['values'])
+            or _different_entry(_VARIABLE_DIFFERS, first['variables'], other['variables'])
+            or _different_entry(_GRADIENT_DIFFERS, first['gradients'], other['gradients'])
+            or _different_operation('loss', first, other)
+            or _different_entry(_STATE_DIFFERS, first['state'], other['state'])
+            or _different_operation('update', first, other))
+
+
+def _difference_of_servers(first: typing.Dict[str, int],
+                           other: typing.Dict[str, int]) -> typing.Optional[str]:
+    """How another worker spreads variables over the servers otherwise than worker 0, the `first`: a
+    clause, or None. The chief alone may have more variables, such as those of its evaluation."""
+    if not first:
         return None
-    in_both = {name: own_servers[name] for name in sorted(own_servers) if name in other_servers}
-    return _other_entry(_SERVER_DIFFERS, in_both, other_servers)
+    in_both = {name: first[name] for name in sorted(first) if name in other}
+    return _different_entry(_SERVER_DIFFERS, in_both, other)
 
 
-def _other_build(own: dict, other: dict) -> typing.Optional[str]:
-    """How a build of another worker differs from worker 0's, `own`: a clause, or None."""
-    return (_other_entry(_VALUE_DIFFERS, own['values'], other['values'])
-            or _other_entry(_VARIABLE_DIFFERS, own['variables'], other['variables'])
-            or _other_entry(_GRADIENT_DIFFERS, own['gradients'], other['gradients'])
-            or _other_operation('loss', own, other)
-            or _other_entry(_STATE_DIFFERS, own['state'], other['state'])
-            or _other_operation('update', own, other))
-
-
-def _other_entry(text: str, own: dict, other: dict) -> typing.Optional[str]:
-    """The text about the first entry of another worker's dict that is not that of worker 0's,
-    `own`; or None."""
-    for name in list(own) + list(other):
-        if own.get(name) != other.get(name):
-            return text % (name, other.get(name, 'missing'), own.get(name, 'missing'))
+def _different_entry(text: str, first: dict, other: dict) -> typing.Optional[str]:
+    """The text about the first entry of another worker's dict that is not that of worker 0's dict,
+    the `first`; None if there is no such entry."""
+    for name in list(first) + list(other):
+        if first.get(name) != other.get(name):
+            return text % (name, other.get(name, 'missing'), first.get(name, 'missing'))
     return None
 
 
-def _other_operation(section: str, own: dict, other: dict) -> typing.Optional[str]:
-    """The text about the first operation of a section that is not that of worker 0's build, `own`;
-    or None. With other sizes of the inputs, attributes do not count."""
-    if not own[section] or not other[section]:
+def _different_operation(section: str, first: dict, other: dict) -> typing.Optional[str]:
+    """The text about the first operation of another worker's build that is not that of worker 0's.
+
+    Args:
+      section: of the build: `'loss'` or `'update'`.
+      first: the build of worker 0.
+      other: the build of the other worker.
+    """
+    if not first[section] or not other[section]:  # programs are not compared
         return None
-    if _known_sizes(own['shapes']) != _known_sizes(other['shapes']):
+    # Of a size that is not static, TensorFlow makes other operations, as of its gradient.
+    if _known_sizes(first['shapes']) != _known_sizes(other['shapes']):
         return None
-    num_compared = 3 if own['shapes'] == other['shapes'] else 2  # the first fields of a line
-    pairs = itertools.zip_longest(own[section], other[section], fillvalue=_NOTHING)
-    for own_line, other_line in pairs:
-        if list(own_line[:num_compared]) != list(other_line[:num_compared]):
+    num_compared = _NUM_COMPARED
+    if first['shapes'] != other['shapes']:
+        num_compared = _NUM_COMPARED_OF_OTHER_SIZES
+    pairs = itertools.zip_longest(first[section], other[section], fillvalue=_NOTHING)
+    for first_line, other_line in pairs:
+        if list(first_line[:num_compared]) != list(other_line[:num_compared]):
             return ('its program is another one: its %s is computed by %s, and that of worker 0 by '
                     '%s. Run one program with the same flags, which makes its operations in one '
                     "order, such as that of sorted(names); or give Cluster compare='variables'" % (
-                        section, _line_text(other_line), _line_text(own_line)))
+                        section, _line_text(other_line), _line_text(first_line)))
     return None
 
 
 def _known_sizes(shapes: list) -> list:
-    """Which sizes of each shape are static."""
+    """Which sizes of each shape are static: a list of bools; None for no shape."""
     return [shape and [size is not None for size in shape] for shape in shapes]
 
 
@@ -190,13 +222,16 @@ def _line_text(line: typing.Sequence[str]) -> str:
     return '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
 
 
+# ---- the lines of a program ----------------------------------------------------------------------
+
 def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.List[_Line]:
-    """The lines from the losses of a build back to its inputs."""
+    """The lines from the losses of a build back to its `inputs`."""
     losses = [loss.op for loss in flat(built.towers[0].data_loss) if loss is not None]
     input_names = {tensor.op.name for tensor in inputs}
     operations = losses[0].graph.get_operations()
     before = itertools.takewhile(lambda op: op.name not in input_names, operations)
-    return _lines(losses, input_names, names_of(before), ())
+    # A value of the whole batch is computed from the shard's, which is looked into.
+    return _Program(losses, known=input_names, outside=names_of(before), reduced=()).lines()
 
 
 def _lines_of_update(machines: Machines) -> typing.List[_Line]:
@@ -205,49 +240,64 @@ def _lines_of_update(machines: Machines) -> typing.List[_Line]:
     for _, operations in sorted(machines.written.items()):
         writes += sorted(operations, key=lambda op: op.name)
     sums = {tensor.op.name for tensor in tensors_of(machines.exchange.gradients)}
-    return _lines(writes, sums, machines.model_operations, _REDUCED)
+    return _Program(writes, known=sums, outside=machines.model_operations,
+                    reduced=_REDUCED).lines()
 
 
-def _lines(ends: typing.List[tf.Operation], known: typing.Container[str],
-           outside: typing.Container[str], reduced: typing.Tuple[str, ...]) -> typing.List[_Line]:
-    """A line for each operation that the `ends` come from.
+class _Program:
+    """The operations that some operations are computed from, each with a number."""
 
-    Args:
-      ends: operations.
-      known: names of inputs, or of sums over the workers.
-      outside: names of what was made before, and is not looked into but for constants.
-      reduced: beginnings of the types of operations whose results are equal on all workers, which
-        are not looked into; none where these are of values of the whole batch.
-    """
-    texts = _Texts(ends[0].graph)
-    order: typing.List[tf.Operation] = []  # grows while it is gone through
-    numbers: typing.Dict[str, int] = {}
+    def __init__(self, ends: typing.List[tf.Operation], known: typing.Container[str],
+                 outside: typing.Container[str], reduced: typing.Tuple[str, ...]):
+        """
+        Args:
+          ends: the operations from which the walk goes back to what they are computed from.
+          known: names of inputs, or of sums over the workers, at which it ends.
+          outside: names of what was made before, at which it ends, too, but for constants.
+          reduced: beginnings of the types of operations at which it ends, since they have the same
+            results on all workers.
+        """
+        self._known = known
+        self._outside = outside
+        self._reduced = reduced
+        self._texts = _Texts(ends[0].graph)
+        self._order: typing.List[tf.Operation] = []  # grows while `lines` goes through it
+        self._numbers: typing.Dict[str, int] = {}  # of the operations, by name
+        for op in ends:
+            self._number_of(op)
 
-    def number_of_line(op: tf.Operation) -> int:
-        """The number of the operation's line; a new operation gets the next one."""
-        if op.name not in numbers:
-            numbers[op.name] = len(order)
-            order.append(op)
-        return numbers[op.name]
+    def lines(self) -> typing.List[_Line]:
+        """A line for each operation; the number of an operation is the index of its line."""
+        lines = []
+        for op in self._order:
+            lines.append(self._line(op))
+        return lines
 
-    def is_given(op: tf.Operation) -> bool:
-        """Whether an operation is not looked into: data, sums over the workers, and the like."""
-        if op.name in known or op.type.startswith(reduced):
-            return True
-        return op.type != 'Const' and (op.name in outside or bool(_SOURCE.search(op.type)))
-    for op in ends:
-        number_of_line(op)
-    lines = []
-    for op in order:
+    def _number_of(self, op: tf.Operation) -> int:
+        """The number of an operation's line; a new operation gets the next number."""
+        if op.name not in self._numbers:
+            self._numbers[op.name] = len(self._order)
+            self._order.append(op)
+        return self._numbers[op.name]
+
+    def _line(self, op: tf.Operation) -> _Line:
+        """The line of an operation; gives its inputs numbers, and so lines, too."""
         if op.type in VARIABLE_OPS:
-            lines.append(_Line('variable', op.name, '', op.name))
-        elif is_given(op):
-            lines.append(_Line('given', '', '', op.name))
-        else:
-            inputs = ['%d:%d' % (number_of_line(tensor.op), tensor.value_index)
-                      for tensor in op.inputs]
-            lines.append(_Line(op.type, ' '.join(inputs), texts.attributes(op.node_def), op.name))
-    return lines
+            return _Line('variable', op.name, '', op.name)
+        if self._ends_walk(op):
+            return _Line('given', '', '', op.name)
+        inputs = []
+        for tensor in op.inputs:
+            inputs.append('%d:%d' % (self._number_of(tensor.op), tensor.value_index))
+        return _Line(op.type, ' '.join(inputs), self._texts.attributes(op.node_def), op.name)
+
+    def _ends_walk(self, op: tf.Operation) -> bool:
+        """Whether an operation is not looked into: data, sums over the workers, and the like."""
+        if op.name in self._known or op.type.startswith(self._reduced):
+            return True
+        if op.type == 'Const':
+            return False
+        return op.name in self._outside or bool(_SOURCE.search(op.type))
 
 
 class _Texts:
@@ -258,7 +308,8 @@ class _Texts:
         self._checksums: typing.Dict[str, int] = {}  # of functions, by name
 
     def attributes(self, node: tf.NodeDef) -> str:
-        """The attributes of a `NodeDef` that count; of a constant its type, or its number."""
+        """The attributes of a `NodeDef` that are compared; of a constant its type, and its number
+        where that is compared."""
         if node.op == 'Const':
             return self._constant(node.attr['value'].tensor)
         texts = ['calls %08x' % self._checksum(name) for name in self._library.called_by(node)]
@@ -268,15 +319,16 @@ class _Texts:
         return ' '.join(texts)
 
     def _constant(self, constant: typing.Any) -> str:
-        """The type of a `TensorProto`; of one floating number that, too."""
+        """The type of a constant, a `TensorProto`; of a single floating number also the number. An
+        array, or an integer, may be data."""
         dtype = tf.as_dtype(constant.dtype)
         if constant.tensor_shape.dim or not dtype.is_floating:
             return dtype.name
         return '%s %.9g' % (dtype.name, float(tf.make_ndarray(constant)))
 
     def _counts(self, name: str, value: tf.AttrValue) -> bool:
-        """Whether an attribute has to be the same: no name of a function, and none of TensorFlow's
-        own but for that of a custom gradient."""
+        """Whether an attribute is compared. The names of functions are not: TensorFlow numbers
+        them. Nor are TensorFlow's own attributes, but for that of a custom gradient."""
         if name in _NOT_COMPARED or value.HasField('func') or value.list.func:
             return False
         return not name.startswith('_') or name == '_gradient_op_type'
@@ -284,17 +336,17 @@ class _Texts:
     def _value(self, name: str, value: tf.AttrValue) -> str:
         """The value of an attribute as a text."""
         text = tf.as_dtype(value.type).name if value.type else str(value)
-        if name == '_gradient_op_type':  # they are numbered in the order they are made
+        if name == '_gradient_op_type':  # TensorFlow numbers them in the order of making
             text = re.sub(r'\d+', '', text)
         return re.sub(r'\s+', ' ', text).strip()
 
     def _checksum(self, name: str) -> int:
-        """The checksum of a function's operations, whose inputs are numbered in the order they are
-        made."""
+        """The checksum of the operations of a function."""
         if name not in self._checksums:
-            self._checksums[name] = 0  # of one that calls itself
+            self._checksums[name] = 0  # of a function that calls itself
             body = []
             for node in self._library.function(name).node_def:
+                # TensorFlow numbers inputs in the order of making. '^' is before awaited ones.
                 inputs = [re.sub(r'_\d+', '', each) for each in node.input if each[0] != '^']
                 body.append((node.op, self.attributes(node), inputs))
             self._checksums[name] = zlib.crc32(repr(body).encode('utf-8'))

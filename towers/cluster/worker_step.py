@@ -1,14 +1,14 @@
-"""What a worker adds to a step: the weight of its gradient, and conditions: no step is made before
-its session has begun, nor when all data have ended.
+"""What a worker adds to a step: the weight of its losses, and what keeps a step from being made.
 
-In a plain `tf.Session` each worker would train by itself, without a word. So a step reads a
-variable that has no value but from the hooks that begin a session: TensorFlow's initializers leave
-it out.
+No step is made before the session has begun with those of all workers: in a plain `tf.Session` each
+worker would train by itself, without a word. So a step reads a variable to which only the hooks
+that begin a session give a value; TensorFlow's initializers leave it out.
 
-A worker whose data have ended gives no gradient. The step in which no worker has data raises, and
-changes nothing.
+No step is made when the data of all workers have ended: that step raises, and changes nothing.
+Before, a worker whose own data have ended takes part, and gives no gradient.
 """
 
+import functools
 import re
 import typing
 
@@ -26,10 +26,12 @@ HOW_TO_BEGIN = (
     '…, member=member) on the chief')
 
 _BEGUN = 'session_begun'  # the name of the variable that a session's hooks give a value to
-_WITHOUT_VALUE = re.compile(r'\b(?:own_round|%s)\b' % _BEGUN)  # in TensorFlow's error
-_EMPTY = 'towers: no batch for until_all_end'
+# In TensorFlow's error about a variable without a value: the variables that hooks give a value to.
+_WITHOUT_VALUE = re.compile(r'\b(?:own_round|%s)\b' % _BEGUN)
+_EMPTY = 'towers: no batch for until_all_end'  # in the error of an assertion
+# In the error of an assertion of `split_batch`.
 _TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examples and has)'
-                      r'\]? \[?(\d+)')  # of `split_batch`
+                      r'\]? \[?(\d+)')
 
 _NO_GRADIENT = ("a gradient of the gradient over several machines would be of one machine's "
                 "examples: put second derivatives into the model function's loss")
@@ -66,7 +68,8 @@ def session_guard() -> SessionGuard:
 
 
 def explained(error: Exception) -> typing.Optional[TowersError]:
-    """The error in words for a step whose session has not begun, or without any data; or None."""
+    """The error in words where TensorFlow's `error` says that the session of a step has not begun,
+    or that this worker has no data; None for any other error."""
     is_without_value = isinstance(error, tf.errors.FailedPreconditionError)
     if is_without_value and _WITHOUT_VALUE.search(reason_of(error)):
         return ClusterError(
@@ -85,8 +88,9 @@ def explained(error: Exception) -> typing.Optional[TowersError]:
 
 def raise_at_end(is_over: tf.Tensor) -> tf.Operation:
     """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true."""
-    # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
-    # The scope is towers' own: what runs on one server shares iterators of one name.
+    # The end of an empty data set raises. In control flow v1, what waits for the branch waits for
+    # its operations; in v2 it would wait for the condition alone.
+    # The scope is towers' own, as what runs on one server shares iterators of one name.
     with only_device('/cpu:0'), compat.control_flow_v1(), tf.name_scope('towers_no_data'):
         no_data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(0))
         number = tf.cond(is_over, no_data.get_next, lambda: tf.constant(0, tf.int64))
@@ -100,10 +104,18 @@ def after(operation: tf.Operation, gradients: typing.Iterable) -> list:
 
 
 def empty_at_end(gradients: typing.Iterable, active: tf.Tensor) -> list:
-    """The `(gradient, variable)` pairs of a worker that computes its first batch again: where
-    `active` is 0, dense gradients are zeros, and sparse ones have no row. A weight of 0 is not
-    enough: momentum moves the rows that a sparse gradient has, and 0 times infinity is NaN in the
-    sum of all workers."""
+    """The gradients of a worker, without effect when its data have ended.
+
+    It computes its first batch again then. A weight of 0 is not enough: momentum moves the rows
+    that a sparse gradient has, and 0 times infinity is NaN in the sum of all workers.
+
+    Args:
+      gradients: `(gradient, variable)` pairs.
+      active: a scalar, 0 when the data of this worker have ended, else 1.
+
+    Returns:
+      The same pairs; with `active` 0 dense gradients are zeros, and sparse ones have no row.
+    """
     with only_device('/cpu:0'):
         has_batch = active >= .5
         one_if_batch = tf.cast(has_batch, tf.int32)
@@ -143,17 +155,11 @@ def until_all_end(dataset: typing.Any) -> Feed:
     """
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
 
-    def marked(active: float) -> typing.Callable:
-        """A function of a batch that gives the batch, as one value, and the mark."""
-        def with_mark(*batch):
-            components = batch if len(batch) > 1 else batch[0]
-            return components, tf.constant(active, tf.float32)
-        return with_mark
     with tf.device('/cpu:0'):
-        first_batch = dataset.take(1).cache().repeat()
-        batches = dataset.map(marked(1.)).concatenate(first_batch.map(marked(0.)))
-        iterator = tf.data.make_initializable_iterator(batches)
-        # The data end only if the data set is empty.
+        own_batches = dataset.map(functools.partial(_with_mark, 1.))
+        first_again = dataset.take(1).cache().repeat().map(functools.partial(_with_mark, 0.))
+        iterator = tf.data.make_initializable_iterator(own_batches.concatenate(first_again))
+        # This goes on for ever, unless the data set is empty.
         batch = tf.data.experimental.get_next_as_optional(iterator)
         has_batch = tf.raw_ops.Assert(condition=batch.has_value(), data=[_EMPTY])
         with tf.control_dependencies([has_batch]):
@@ -161,6 +167,17 @@ def until_all_end(dataset: typing.Any) -> Feed:
                 tf.identity, batch.get_value(), expand_composites=True)
         tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return Feed(inputs, active, iterator.initializer)
+
+
+def _with_mark(active: float, *components: typing.Any) -> tuple:
+    """A batch, as one value, and the mark `active`.
+
+    Args:
+      active: 1 for a batch of the data, 0 for the first batch again.
+      *components: the batch: one nest, or several if it is a tuple, as `Dataset.map` gives it.
+    """
+    batch = components if len(components) > 1 else components[0]
+    return batch, tf.constant(active, tf.float32)
 
 
 class Weighting:
@@ -224,11 +241,17 @@ class Weighting:
 
 
 def without_gradient(gradient: typing.Any, own: typing.Any = None) -> typing.Any:
-    """The same gradient; to differentiate it is a `LookupError` of TensorFlow's, which finds the
-    way from a server's sum to the variables by `own`, this machine's summand."""
-    def stopped(values: tf.Tensor) -> tf.Tensor:
+    """The same gradient, which cannot be differentiated: TensorFlow raises a `LookupError`.
+
+    Args:
+      gradient: a gradient over all workers.
+      own: this machine's summand, where TensorFlow would not find the way from the gradient to the
+        variables, as it does not through a server's accumulator, and so would not raise; or None.
+    """
+    def without(values: tf.Tensor) -> tf.Tensor:
+        """The same values, which cannot be differentiated."""
         with only_device(values.device or None):
             if own is not None:
                 values = tf.identity_n([values, getattr(own, 'values', own)])[0]
             return tf.raw_ops.PreventGradient(input=values, message=_NO_GRADIENT)
-    return map_values(stopped, gradient)
+    return map_values(without, gradient)
