@@ -165,7 +165,7 @@ def test_worker_0_is_told_that_the_others_have_given_it_up():
         lambda rank: Member(cluster.workers, rank, cluster=cluster), 2)]
 
     def is_given_up():
-        other._heard -= 1000.
+        other._heard_at -= 1000.
         return other.lost is not None
     wait_until(is_given_up, PATIENCE)
     assert chief.error(PATIENCE) and other.error()
