@@ -36,13 +36,24 @@ def check_number(name: str, value: typing.Any, least: typing.Optional[float] = N
       most: the largest number that is allowed.
       expected: the error's text about what was expected.
     """
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
-    if not is_number or not -MOST_NUMBER <= value <= most:
+    if not _is_number(value) or not _is_within(value, least, above, most):
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
-    is_too_small = least is not None and value < least
-    is_not_above = above is not None and np.float32(value) <= above
-    if is_too_small or is_not_above:
-        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+
+
+def _is_number(value: typing.Any) -> bool:
+    """Whether a value is a real number; True and False, which Python counts as numbers, are none.
+    """
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+
+
+def _is_within(value: typing.Any, least: typing.Optional[float], above: typing.Optional[float],
+               most: float) -> bool:
+    """Whether a number is within the bounds of `check_number`; no comparison with NaN is true."""
+    if not -MOST_NUMBER <= value <= most:
+        return False
+    if least is not None and value < least:
+        return False
+    return above is None or bool(np.float32(value) > above)
 
 
 def check_count(name: str, value: typing.Any, least: int = 1, most: int = MOST_COUNT) -> None:
@@ -78,28 +89,32 @@ def check_function(name: str, value: typing.Any, arguments: int, expected: str) 
 
     A class counts as no function.
     """
-    if not callable(value) or isinstance(value, type) or not _takes(value, arguments):
+    is_function = callable(value) and not isinstance(value, type)
+    if not is_function or not _takes(value, arguments):
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
 
 
 def _takes(function: typing.Callable, arguments: int) -> bool:
-    """Whether a function can be called with so many arguments; True where it is not known, since
-    Python does not know the signatures of some built-in functions."""
+    """Whether a function can be called with so many `arguments`; True where that is not known."""
     try:
-        inspect.signature(function).bind(*[None] * arguments)
+        signature = inspect.signature(function)
+    except ValueError:  # of some built-in functions Python does not know the signature
+        return True
+    except TypeError:  # no function that Python knows
+        return False
+    try:
+        signature.bind(*[None] * arguments)
     except TypeError:
         return False
-    except ValueError:
-        return True
     return True
 
 
 def check_say(say: typing.Any, optional: bool = False) -> None:
     """Raises `InvalidArgumentError` unless `say` takes one text, or is None where `optional`."""
+    if optional and say is None:
+        return
     expected = 'a function of one text, such as print'
     if optional:
-        if say is None:
-            return
         expected += ', or None'
     check_function('say', say, 1, expected)
 
@@ -121,8 +136,10 @@ def check_config(config: typing.Any) -> None:
 
 def check_session(session: typing.Any, graph: tf.Graph) -> None:
     """Raises `InvalidArgumentError` unless `session` is a session of `graph`."""
-    is_other = isinstance(session, (type, tf.Operation))  # these have a method `run`, too
-    if is_other or not hasattr(session, 'run') or not hasattr(session, 'graph'):
+    # A session may be one of TensorFlow's wrappers, which have no common base: it is known by what
+    # is used of it. A class and an operation have these attributes, too.
+    looks_like_session = hasattr(session, 'run') and hasattr(session, 'graph')
+    if not looks_like_session or isinstance(session, (type, tf.Operation)):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session.' % (
             session, type(session).__name__))
     if session.graph is not graph:
@@ -159,7 +176,7 @@ def check_instance(name: str, value: typing.Any, kind: typing.Any, expected: str
         name, value, type(value).__name__, expected))
 
 
-# The bounds of Linux and macOS; a store such as gs:// may have longer names in a path.
+# The bounds of Linux and macOS.
 _MOST_BYTES_OF_A_NAME = 255
 _MOST_BYTES_OF_A_PATH = 4095
 
@@ -183,11 +200,13 @@ def directory_name(name: str, value: typing.Any, expected: str = 'the name of a 
     if not isinstance(path, str) or not path:
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
     encoded = path.encode('utf-8', 'surrogatepass')
-    if b'\0' in encoded or encoded != path.encode('utf-8', 'replace'):
+    is_utf_8 = encoded == path.encode('utf-8', 'replace')
+    if not is_utf_8 or b'\0' in encoded:
         raise InvalidArgumentError('%s=%.80r: expected %s, in UTF-8 and without a NUL: TensorFlow '
                                    'opens no other.' % (name, value, expected))
-    longest_name = 0 if '://' in path else max(map(len, encoded.split(b'/')))
-    if longest_name > _MOST_BYTES_OF_A_NAME:
+    is_on_this_system = '://' not in path  # and in no store, which has other bounds
+    longest_name = max(map(len, encoded.split(b'/')))
+    if is_on_this_system and longest_name > _MOST_BYTES_OF_A_NAME:
         raise InvalidArgumentError('%s=%.80r: expected %s, of at most %d bytes from one / to the '
                                    'next, and one part has %d.' % (
                                        name, value, expected, _MOST_BYTES_OF_A_NAME, longest_name))
@@ -215,8 +234,8 @@ def check_step_variable(global_step: typing.Any, name: str = 'global_step') -> N
 
 
 def listed_hooks(name: str, hooks: typing.Any) -> list:
-    """The hooks as a list; raises `InvalidArgumentError` for what is no list of `SessionRunHook`s.
-    """
+    """The hooks that were given for an argument, as a list; raises `InvalidArgumentError` for what
+    is no list of `SessionRunHook`s."""
     check_instance(name, hooks, (list, tuple), 'a list of hooks, even for one: [hook]')
     for hook in hooks:
         check_instance('a hook among ' + name, hook, tf.train.SessionRunHook,
@@ -277,7 +296,8 @@ def scalar_tensors(name: str, values: typing.Any) -> 'collections.OrderedDict':
 
 
 def _check_scalar(name: str, value: typing.Any) -> None:
-    """Raises `InvalidArgumentError` unless `value` is a scalar of numbers in the default graph."""
+    """Raises `InvalidArgumentError` unless `value` is a scalar of numbers in the default graph, or
+    has a shape that is not static."""
     check_instance(name, value, (tf.Tensor,) + compat.VARIABLE_TYPES,
                    'a scalar tensor, which is fetched with a step')
     check_graph_mode('a training')

@@ -33,16 +33,17 @@ def has_estimator():
 # ---- tf.layers ----------------------------------------------------------------------------------
 
 def missing_layers(error: Exception):
-    """What to do about `tf.layers` or `tf.nn.rnn_cell`, which TF takes from tf-keras from 2.16 on.
+    """What to do where an `error` is of the use of `tf.layers` or `tf.nn.rnn_cell`, which TF takes
+    from tf-keras from 2.16 on: a text, or None for any other error.
 
-    A text where an `error` is of their use: an `AttributeError` where Keras 3 is in use, an
-    `ImportError` where `TF_USE_LEGACY_KERAS` is set and tf-keras is not installed; else None.
+    It is an `AttributeError` where Keras 3 is in use, and an `ImportError` where
+    `TF_USE_LEGACY_KERAS` is set and tf-keras is not installed.
     """
     version = '%d.%d' % TF_VERSION
     text = str(error)
     not_installed = isinstance(error, ImportError) and text.startswith('Keras cannot be imported')
-    if not not_installed and not (
-            isinstance(error, AttributeError) and 'is not available with Keras 3' in text):
+    has_keras_3 = isinstance(error, AttributeError) and 'is not available with Keras 3' in text
+    if not not_installed and not has_keras_3:
         return None
     return ('tf.layers and tf.nn.rnn_cell are those of the package tf-keras on TensorFlow %s, '
             "which is not %s: pip install 'tf-keras==%s.*' (the extra tf-layers-%s), and set the "
@@ -56,22 +57,23 @@ def missing_layers(error: Exception):
 # that some programs import as tensorflow.python.keras); Keras 2.15; tf_keras; Keras 3. The public
 # `tf.keras.layers.Layer` is another class in graph mode than outside, and naming it imports Keras.
 _KERAS_3 = 'keras.src.layers.layer'
-KERAS_LAYERS = tuple(
-    package + module for package in ('tensorflow.python.keras.', 'keras.src.', 'tf_keras.src.')
-    for module in ('engine.base_layer', 'engine.base_layer_v1')) + (_KERAS_3,)
+KERAS_LAYERS = (
+    'tensorflow.python.keras.engine.base_layer', 'tensorflow.python.keras.engine.base_layer_v1',
+    'keras.src.engine.base_layer', 'keras.src.engine.base_layer_v1',
+    'tf_keras.src.engine.base_layer', 'tf_keras.src.engine.base_layer_v1', _KERAS_3)
 # Modules in which Keras 2 counts the layers without a name, graph by graph.
 _KERAS_BACKENDS = ('tensorflow.python.keras.backend', 'keras.src.backend', 'tf_keras.src.backend')
 # Modules whose `Layer` is the base class of `tf.layers`, of the RNN cells of `tf.nn.rnn_cell` and
 # of what tf_slim uses. They put their updates and losses into the graph's collections themselves.
-_LEGACY_LAYERS = ('tensorflow.python.layers.base',) + tuple(
-    package + 'legacy_tf_layers.base'
-    for package in ('tensorflow.python.keras.', 'keras.src.', 'tf_keras.src.'))
+_LEGACY_LAYERS = (
+    'tensorflow.python.layers.base', 'tensorflow.python.keras.legacy_tf_layers.base',
+    'keras.src.legacy_tf_layers.base', 'tf_keras.src.legacy_tf_layers.base')
 
 
 def import_keras():
     """Imports what `tf.keras` is, and the base classes of layers of each Keras that is in use."""
     try:
-        tf.keras.layers.Layer  # pylint: disable=pointless-statement
+        tf.keras.layers.Layer  # naming it imports Keras  # pylint: disable=pointless-statement
     except (AttributeError, ImportError, RecursionError):
         pass  # none is installed; see `missing_layers`
     for name in KERAS_LAYERS:
@@ -133,6 +135,7 @@ def keras_of(model: typing.Any):
     any other object, models of Keras 3 and of the package keras beside TF 1.15 included."""
     if is_keras_3(model):
         return None
+    # {beginning of the name of a module of Keras: the package that has this Keras}
     packages: typing.Dict[str, typing.Any] = {
         'tf_keras.': sys.modules.get('tf_keras'), 'keras.src.': tensorflow,
         'tensorflow.python.keras.': tensorflow}
@@ -165,15 +168,19 @@ def is_keras_graph_network(model: typing.Any):
 
 
 def keras_updates_behind(operations: typing.Iterable[tf.Operation]) -> list:
-    """The updates of the Keras 2 layers of which a functional model was drawn, with tensors of
-    `operations`: a list of operations and tensors, each layer's once. Keras keeps with a tensor the
-    layer that made it, and with the layer its updates; no collection has them."""
+    """The updates of the Keras 2 layers that have made outputs of some operations, as the layers of
+    a functional model: a list of operations and tensors, each layer's once.
+
+    Keras keeps with a tensor the layer that made it, and with the layer its updates; no collection
+    has them.
+    """
     layers = {}
     for op in operations:
         for tensor in op.outputs:
-            history = getattr(tensor, '_keras_history', None)
+            history = getattr(tensor, '_keras_history', None)  # the layer, and two numbers
             if history is not None:
-                layers[id(history[0])] = history[0]
+                layer = history[0]
+                layers[id(layer)] = layer
     updates: list = []
     for layer in layers.values():
         updates += getattr(layer, 'updates', ())
@@ -186,15 +193,18 @@ def is_made_in_keras_3_call(op: tf.Operation):
     module = sys.modules.get(_KERAS_3)
     if module is None:
         return False
-    return any(frame.name == '__call__' and frame.filename == module.__file__
-               for frame in op.traceback or ())  # none of an operation of an imported graph
+    for frame in op.traceback or ():  # None for an operation of an imported graph
+        if frame.name == '__call__' and frame.filename == module.__file__:
+            return True
+    return False
 
 
 def has_gradient_closure(op: tf.Operation) -> bool:
     """Whether the gradient of an operation is a Python function that `tf.custom_gradient` has
     registered under a name of its own, with tensors of one graph in it."""
-    return '_gradient_op_type' in op.node_def.attr and op.get_attr(
-        '_gradient_op_type').startswith(b'CustomGradient')
+    if '_gradient_op_type' not in op.node_def.attr:
+        return False
+    return op.get_attr('_gradient_op_type').startswith(b'CustomGradient')
 
 
 def forget_dropout_masks(layer: typing.Any):
@@ -344,8 +354,8 @@ def multi_device_iterator(dataset: typing.Any, devices: typing.Sequence[str], bu
 def shapes_text(shapes: typing.Any) -> str:
     """A nest of shapes as a text for errors, such as '((4, 8, 8, 1), (4,))'."""
     if isinstance(shapes, dict):
-        return '{%s}' % ', '.join('%s: %s' % (name, shapes_text(each))
-                                  for name, each in shapes.items())
+        entries = ['%s: %s' % (name, shapes_text(shape)) for name, shape in shapes.items()]
+        return '{%s}' % ', '.join(entries)
     if isinstance(shapes, (tuple, list)):
         return '(%s)' % ', '.join(map(shapes_text, shapes))
     return str(shapes)
@@ -392,12 +402,15 @@ def descent_by_rows(optimizer: typing.Any):
     given, which fails for a rate of another dtype and for a function."""
     name = '_resource_apply_sparse_duplicate_indices'
     descent = tf.train.GradientDescentOptimizer
-    if TF_VERSION >= (2, 0) or not isinstance(optimizer, descent) or (
-            getattr(type(optimizer), name) is not getattr(descent, name)):
+    is_descent = isinstance(optimizer, descent)
+    # A subclass may have its own method.
+    has_method_of_descent = is_descent and getattr(type(optimizer), name) is getattr(descent, name)
+    if TF_VERSION >= (2, 0) or not has_method_of_descent:
         yield
         return
 
-    def apply_rows(gradient, variable, indices):
+    def apply_rows(gradient: tf.Tensor, variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
+        """Subtracts the rows of a gradient, times the rate, from those rows of the variable."""
         rate = tf.cast(optimizer._learning_rate_tensor, gradient.dtype.base_dtype)
         return tf.raw_ops.ResourceScatterAdd(
             resource=variable.handle, indices=indices, updates=-gradient * rate)
@@ -424,8 +437,10 @@ def initializer_of(variable: tf.Variable):
 
 def opened_scopes(graph: tf.Graph):
     """How often each variable scope was opened, by its name: a scope without a name is numbered."""
-    return {name: count for store in graph.get_collection(('__varscope',))
-            for name, count in store.variable_scopes_count.items()}
+    opened: typing.Dict[str, int] = {}
+    for store in graph.get_collection(('__varscope',)):
+        opened.update(store.variable_scopes_count)
+    return opened
 
 
 def set_opened_scopes(graph: tf.Graph, opened: typing.Dict[str, int]):
@@ -457,9 +472,10 @@ def among_zeros(rows: tf.Tensor, rank: int, num_workers: int) -> tf.Tensor:
     """
     if rows.dtype not in (tf.float32, tf.float64):
         rows = tf.cast(rows, tf.float64)
-    count = tf.shape(rows)[0]
-    return tf.pad(rows, [[count * rank, count * (num_workers - 1 - rank)]] + (
-        [[0, 0]] * (rows.shape.ndims - 1)))
+    num_rows = tf.shape(rows)[0]
+    num_before = num_rows * rank
+    num_after = num_rows * (num_workers - 1 - rank)
+    return tf.pad(rows, [[num_before, num_after]] + [[0, 0]] * (rows.shape.ndims - 1))
 
 
 def graph_def_of_function(function: typing.Any):
@@ -471,7 +487,7 @@ def graph_def_of_function(function: typing.Any):
 
 def has_own_gradient(name: str, graph: tf.Graph) -> bool:
     """Whether the program gave a function of a graph a gradient of its own, as a `Defun` takes one.
-    One in Python is in no `GraphDef`, and no public way leads to the object that has it."""
+    A gradient in Python is in no `GraphDef`, and no public way leads to the object that has it."""
     function = graph._get_function(name)
     gradients = [getattr(function, 'python_grad_func', None),
                  getattr(function, 'grad_func_name', None)]
@@ -520,9 +536,12 @@ def restore_function_graphs(op: tf.Operation):
         return
     # pylint: disable=import-outside-toplevel,no-name-in-module
     from tensorflow.python.ops import control_flow_util_v2, handle_data_util
-    arguments = list(op.inputs)[0 if kind == 'While' else 1:]
-    shapes = [tensor.shape for tensor in arguments] if kind == 'If' else [
-        tf.TensorShape(shape) for shape in op.get_attr('output_shapes')]
+    if kind == 'If':
+        arguments = list(op.inputs)[1:]  # the first input is the condition
+        shapes = [tensor.shape for tensor in arguments]
+    else:
+        arguments = list(op.inputs)
+        shapes = [tf.TensorShape(shape) for shape in op.get_attr('output_shapes')]
     for attribute, place in _GRAPHS_OF_FUNCTIONS[kind]:
         graph = control_flow_util_v2.get_func_graph(op, shapes, op.get_attr(attribute).name)
         for outside, inside in zip(arguments, graph.inputs):
@@ -599,7 +618,9 @@ def replace_tensor(old: tf.Tensor, new: tf.Tensor,
     TensorFlow has no public way to change a finished operation: its inputs, here; below, its
     device, attributes and control inputs, which `tf.import_graph_def` does not take either.
     """
-    for reader in old.consumers() if readers is None else readers:
+    if readers is None:
+        readers = old.consumers()
+    for reader in readers:
         for position, tensor in enumerate(reader.inputs):
             if tensor.name == old.name:
                 reader._update_input(position, new)
@@ -627,7 +648,9 @@ def computed_operation(op_type: str) -> typing.Optional[str]:
     if op_type in _MOVES:
         return None
     product = _PRODUCT.match(op_type)
-    return product.group(1) if product else re.sub('^_Mkl(Native)?(?=[A-Z])', '', op_type)
+    if product is not None:
+        return product.group(1)
+    return re.sub('^_Mkl(Native)?(?=[A-Z])', '', op_type)
 
 
 @functools.lru_cache(None)
@@ -644,18 +667,25 @@ def uses_onednn():
     As it decides itself (`port.cc`, `util.cc`): TF 1.15's wheels have none; the later ones have it
     on where `TF_ENABLE_ONEDNN_OPTS` says so, or the CPU has instructions for neural networks.
     """
-    said = os.environ.get('TF_ENABLE_ONEDNN_OPTS', '').strip().lower()
     if TF_VERSION < (2, 0):
         return False
-    if said:
-        return said in ('1', 'true')
-    try:
-        with open('/proc/cpuinfo') as opened:
-            flags = set(next((line for line in opened if line.startswith('flags')), '').split())
-    except OSError:
-        return False
-    return bool(flags & {'avx512_vnni', 'avx512_bf16', 'avx_vnni', 'amx_tile', 'amx_int8',
-                         'amx_bf16'})
+    setting = os.environ.get('TF_ENABLE_ONEDNN_OPTS', '').strip().lower()
+    if setting:
+        return setting in ('1', 'true')
+    return not _FLAGS_FOR_NEURAL_NETWORKS.isdisjoint(_cpu_flags())
+
+
+_FLAGS_FOR_NEURAL_NETWORKS = frozenset(
+    ['avx512_vnni', 'avx512_bf16', 'avx_vnni', 'amx_tile', 'amx_int8', 'amx_bf16'])
+
+
+def _cpu_flags() -> typing.List[str]:
+    """The names of the instruction sets of the CPU, as Linux has them; [] on other systems."""
+    with contextlib.suppress(OSError), open('/proc/cpuinfo') as opened:
+        for line in opened:
+            if line.startswith('flags'):
+                return line.split()
+    return []
 
 
 def device_scopes(op: tf.Operation):
@@ -678,15 +708,21 @@ def devices_of_new_variables():
     """
     stack = tf.get_default_graph()._device_function_stack
     scopes = [scope._device_name_or_function for scope in stack.peek_objs()]
-    if all(each is None or isinstance(each, str) and '/job:' not in each for each in scopes):
+    if all(map(_is_device_without_job, scopes)):
         return ''
     with tf.Graph().as_default(), contextlib.ExitStack() as opened:
         for scope in scopes[::-1]:  # the outermost first
             opened.enter_context(tf.device(scope))
         # A resource and a reference variable: a device function may go by the operation's type.
-        made = [make(dtype=tf.float32, shape=[]) for make in (
-            tf.raw_ops.VarHandleOp, tf.raw_ops.VariableV2)]
-        return ' '.join(each.op.device for each in made)
+        resource = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[])
+        reference = tf.raw_ops.VariableV2(dtype=tf.float32, shape=[])
+        return '%s %s' % (resource.op.device, reference.op.device)
+
+
+def _is_device_without_job(scope: typing.Any) -> bool:
+    """Whether the argument of a `tf.device` scope is None, or a name without a job. A function is
+    neither."""
+    return scope is None or isinstance(scope, str) and '/job:' not in scope
 
 
 def differentiated_operation(op: tf.Operation):
@@ -707,6 +743,7 @@ def set_attribute(op: tf.Operation, name: str, value: tf.AttrValue):
 def free_of_variable(graph: tf.Graph):
     """A context in which new operations are not colocated with the variable that TensorFlow makes:
     on 1.15 it has no operation yet, and `tf.import_graph_def` looks for that."""
+    # The attribute '_class' names the operations that an operation is colocated with.
     if '_class' not in graph._attr_scope_map:
         return contextlib.nullcontext()
     return graph._attr_scope({'_class': None})

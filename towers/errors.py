@@ -149,19 +149,21 @@ _MOST = 300  # letters of a reason
 
 
 def reason_of(error: BaseException) -> str:
-    """The line of an error's text that gives its reason, without the place of the operation."""
+    """The line of an error's text that gives its reason, without the place of the operation. Where
+    a rule would leave nothing of the text, the rule is left out."""
     text = getattr(error, 'message', None) or str(error)
     lines = [line for line in map(str.strip, text.splitlines()) if line]
-    lines = [line for line in lines if not _TASK.match(line)] or lines
     if not lines:
         return repr(error)
+    lines = [line for line in lines if not _TASK.match(line)] or lines
     lines = _after_stacks(lines) or lines
     reason = _first_root(lines) or lines[0]
     return _PLACE.sub('', reason) or reason
 
 
 def _after_stacks(lines: typing.List[str]) -> typing.List[str]:
-    """The lines of an error's text that come after the stacks and the names of operations."""
+    """The lines of an error's text that come after the stacks and the names of operations, which
+    TensorFlow 2 puts in front of the reason."""
     if not lines[0].startswith('Graph execution error'):
         return lines
     for position in reversed(range(len(lines))):

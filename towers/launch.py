@@ -28,7 +28,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The return codes of a process that was told to stop: by one that handles the signal and exits with
 # such a status, and by one that the signal kills.
 _TOLD_TO_STOP = [128 + number for number in _SIGNALS] + [-number for number in _SIGNALS]
-_NEVER = float('inf')
+_NEVER = float('inf')  # a time that does not come
 
 
 def parse(argv: typing.List[str]) -> typing.Tuple[argparse.Namespace, typing.List[str]]:
@@ -65,7 +65,8 @@ def parse(argv: typing.List[str]) -> typing.Tuple[argparse.Namespace, typing.Lis
 
 
 class TaskProcess(subprocess.Popen):
-    """One process of the cluster, in its own process group; its lines of output go to a queue.
+    """One process of the cluster, in its own process group, so that its children get its signals;
+    its lines of output go to a queue.
 
     On Linux it is killed when its parent ends.
 
@@ -90,7 +91,7 @@ class TaskProcess(subprocess.Popen):
         self.name = '%s %d' % (job, index)
         self.serves = job == 'ps'
         config = json.dumps({'cluster': cluster, 'task': {'type': job, 'index': index}})
-        environment = dict({'PYTHONUNBUFFERED': '1'}, **os.environ)
+        environment = dict({'PYTHONUNBUFFERED': '1'}, **os.environ)  # lines come when printed
         environment['TF_CONFIG'] = config
         try:
             super(TaskProcess, self).__init__(
@@ -172,7 +173,7 @@ class Processes:
                     return 0
                 code = failed.returncode
                 if code in _TOLD_TO_STOP or num_starts > self._restarts:
-                    return code if code >= 0 else 128 - code
+                    return _exit_status(code)
                 self._end_all()
         finally:
             self._end_all()
@@ -203,8 +204,8 @@ class Processes:
           The process that failed first; None where none failed.
         """
         failed = None
-        terminate_at = _NEVER
-        kill_at = _NEVER
+        terminate_at = _NEVER  # when to send SIGTERM to those that have not ended
+        kill_at = _NEVER  # when to give up waiting: `run` kills them
         while True:
             self._show()
             now = time.monotonic()
@@ -299,13 +300,20 @@ class Processes:
             self._show()
 
 
+def _exit_status(code: int) -> int:
+    """The exit status, as a shell has it, for the return code of a process: Python gives a process
+    that a signal has killed the negative number of the signal."""
+    was_killed = code < 0
+    return 128 - code if was_killed else code
+
+
 def _die_with_parent() -> typing.Optional[typing.Callable]:
     """A function with which a process asks Linux to kill it when its parent ends; None on other
     systems."""
     if not sys.platform.startswith('linux'):
         return None
     prctl = ctypes.CDLL(None).prctl
-    set_death_signal = 1
+    set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
     return lambda: prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
 
 
@@ -314,6 +322,7 @@ def main(argv: typing.List[str]) -> int:
     options, command = parse(argv)
     processes = Processes(command, options.workers, options.ps, options.restarts, options.grace)
     for number in _SIGNALS:
+        # `nohup` starts a program with the signal of a closed terminal ignored: that stays so.
         is_under_nohup = (number == signal.SIGHUP
                           and signal.getsignal(number) is signal.SIG_IGN)
         if not is_under_nohup:

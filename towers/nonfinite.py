@@ -12,7 +12,9 @@ import tensorflow.compat.v1 as tf
 from towers.errors import NonFiniteError
 
 _MARK = 'towers-nonfinite'
+# The message of a check: up to the tower, and the number of micro-batches, if it says so.
 _OF_TOWER = re.compile('(' + _MARK + r'\[[^]]* tower )\d+(?:, micro-batch \d+ of (\d+))?\]')
+# The message in TensorFlow's error, and what was found.
 _FOUND = re.compile(_MARK + r'\[(.*?)\] : Tensor had (NaN|Inf|\S+)')
 
 
@@ -29,8 +31,13 @@ def checked_loss(loss: tf.Tensor, part: int, micro_batches: int = 1) -> tf.Tenso
 
 
 def _place(part: int, micro_batches: int) -> str:
-    """The tower of a part of the batch, and its micro-batch if there are several: `'1, micro-batch
-    0 of 2'`."""
+    """The tower of a part of the batch, and its micro-batch if there are several: `'1'`, `'1,
+    micro-batch 0 of 2'`.
+
+    Args:
+      part: the index of the part among those of all towers.
+      micro_batches: how many parts each tower has.
+    """
     tower, micro_batch = divmod(part, micro_batches)
     if micro_batches == 1:
         return '%d' % tower
@@ -72,9 +79,10 @@ def message_of_tower(message: str, part: int) -> str:
       message: the message of the check, or of the check of its gradient, in tower 0.
       part: the index of the copy's part of the batch among those of all towers.
     """
-    def with_tower_of_part(found):
-        micro_batches = int(found.group(2) or 1)
-        return '%s%s]' % (found.group(1), _place(part, micro_batches))
+    def with_tower_of_part(found: typing.Match) -> str:
+        """The text in the place of a match of `_OF_TOWER`."""
+        beginning, micro_batches = found.groups()
+        return '%s%s]' % (beginning, _place(part, int(micro_batches or 1)))
     return _OF_TOWER.sub(with_tower_of_part, message)
 
 

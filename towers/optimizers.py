@@ -131,12 +131,15 @@ _KNOWN = {
 
 
 def number_of_slots(optimizer: typing.Any) -> int:
-    """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _KNOWN:
-            return _KNOWN[kind.__name__].slots
-    inner = compat.wrapped_optimizer(optimizer)
-    return 1 if inner is None else number_of_slots(inner)
+    """How many slots an optimizer makes for a variable.
+
+    It is that of the class, or of the optimizer that it wraps; of an unknown one 1, as of most.
+    """
+    for each_class in type(optimizer).__mro__:
+        if each_class.__name__ in _KNOWN:
+            return _KNOWN[each_class.__name__].slots
+    wrapped = compat.wrapped_optimizer(optimizer)
+    return 1 if wrapped is None else number_of_slots(wrapped)
 
 
 def check_learning_rate(optimizer: typing.Any, graph: tf.Graph) -> None:
@@ -161,11 +164,10 @@ def describe_learning_rate(optimizer: typing.Any, num_summed: int) -> str:
       num_summed: how many towers' gradients are summed, and not averaged; 1 for a mean.
     """
     rate = compat.optimizer_learning_rate(optimizer)
-    times_rate = 'the rate'
-    is_number = isinstance(rate, numbers.Real) or (isinstance(rate, np.ndarray) and rate.size == 1)
+    is_array_of_one = isinstance(rate, np.ndarray) and rate.size == 1
+    is_number = isinstance(rate, numbers.Real) or is_array_of_one
     if is_number:
         text = '%g' % rate
-        times_rate = '%g = %g' % (float(rate), num_summed * float(rate))
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         text = 'the tensor %r' % rate.op.name
     else:
@@ -175,8 +177,10 @@ def describe_learning_rate(optimizer: typing.Any, num_summed: int) -> str:
     class_name = type(optimizer).__name__
     effect = _KNOWN[class_name].effect if class_name in _KNOWN else None
     if effect == 'scales':
-        return '%s; on the sum, steps as %d x %s would on the mean' % (
-            text, num_summed, times_rate)
+        product = '%d x the rate' % num_summed
+        if is_number:
+            product = '%d x %g = %g' % (num_summed, float(rate), num_summed * float(rate))
+        return '%s; on the sum, steps as %s would on the mean' % (text, product)
     if effect == 'ignored':
         return '%s; %s steps on a sum (nearly) as on the mean' % (text, class_name)
     return '%s; applied to a sum of %d' % (text, num_summed)
@@ -220,10 +224,8 @@ def has_own_compute_gradients(optimizer: typing.Any) -> bool:
 @contextlib.contextmanager
 def rows_at_rate(optimizer: typing.Any) -> typing.Iterator[None]:
     """A context for an optimizer's `apply_gradients`, in which TF 1.15's gradient descent casts its
-    learning rate for sparse gradients, as it does for dense ones.
-
-    Without it a rate in float64, or one that a function gives, fails there.
-    """
+    learning rate for sparse gradients, as it does for dense ones. Without it a rate in float64, or
+    one that a function gives, fails there. Optimizers that it wraps are included."""
     with contextlib.ExitStack() as undo:
         for each in _with_wrapped(optimizer):
             undo.enter_context(compat.descent_by_rows(each))
@@ -281,17 +283,18 @@ def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
       leaves_servers: whether the towers would have the variables on other devices than the servers.
       variables: the variables of the graph.
     """
-    server = None
     if leaves_servers:
         devices = [variable.device for variable in variables] + [compat.devices_of_new_variables()]
         server = re.search('/job:ps(/task:[0-9]+)?', ' '.join(devices))
-    if server is not None:
-        used = 'a variable on ' + server.group()
-    elif any(_is_synchronous(combiner_of(optimizer)) for optimizer in optimizers):
-        used = 'a SyncReplicasOptimizer'
-    else:
-        return
-    raise ClusterError(
+        if server is not None:
+            raise _not_alone('a variable on ' + server.group())
+    if any(_is_synchronous(combiner_of(optimizer)) for optimizer in optimizers):
+        raise _not_alone('a SyncReplicasOptimizer')
+
+
+def _not_alone(used: str) -> ClusterError:
+    """The error for a program that has something `used` with parameter servers."""
+    return ClusterError(
         'this program is one for parameter servers (%s), and without cluster= the towers would '
         'leave them: pass cluster=towers.Cluster(…) and the optimizer alone to build_towers, '
         'and train within towers.join(cluster, built), see docs/migration.md.' % used)
@@ -317,7 +320,8 @@ def _with_wrapped(optimizer: typing.Any) -> list:
 
 
 def _wrapped(optimizer: typing.Any) -> list:
-    """The optimizers in the attributes of an optimizer, or in a list or dict that is one."""
+    """The optimizers in the attributes of an optimizer, or in lists and dicts that are such an
+    attribute."""
     candidates: list = []
     if isinstance(optimizer, OptimizerAround):
         candidates.append(optimizer.wrapped())
@@ -335,5 +339,7 @@ def _is_optimizer(value: typing.Any) -> bool:
     """Whether a value is a `tf.train.Optimizer`, or has the methods of one."""
     if isinstance(value, type):
         return False
-    methods = (getattr(value, 'compute_gradients', None), getattr(value, 'apply_gradients', None))
-    return isinstance(value, tf.train.Optimizer) or all(map(callable, methods))
+    if isinstance(value, tf.train.Optimizer):
+        return True
+    return callable(getattr(value, 'compute_gradients', None)) and callable(
+        getattr(value, 'apply_gradients', None))

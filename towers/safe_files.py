@@ -19,8 +19,10 @@ UNFINISHED = re.compile(r'^\.unfinished-[0-9a-f]{16}$')
 SCALAR = (str, int, float, bool, type(None))
 """The form, for `parsed`, of a value that is neither a list nor an object."""
 
+# The first test that is true of an `st_mode` tells the kind.
 _KINDS = [(stat.S_ISREG, 'a file'), (stat.S_ISLNK, 'a symbolic link'), (stat.S_ISDIR, 'a folder'),
           (stat.S_ISFIFO, 'a pipe'), (stat.S_ISSOCK, 'a socket'), (lambda mode: True, 'a device')]
+# Flags of `os.open`, which Windows has not.
 _NO_LINK = getattr(os, 'O_NOFOLLOW', 0)
 _NO_WAITING = getattr(os, 'O_NONBLOCK', 0)
 
@@ -126,11 +128,12 @@ def regular(path: str, flags: int) -> int:
     try:
         opened = os.open(path, flags | _NO_WAITING, 0o666)
     except OSError:
-        if os.path.lexists(path):
+        if os.path.lexists(path):  # what is there may be the reason
             status = os.stat(path) if only_reads else os.lstat(path)
             check_regular(path, status.st_mode)
         raise
     try:
+        # Of the opened file, not of the path, where another process may put something else.
         check_regular(path, os.fstat(opened).st_mode)
     except BadFileError:
         os.close(opened)
@@ -219,10 +222,11 @@ def _has_form(value: typing.Any, form: typing.Any) -> bool:
     if isinstance(form, dict):
         return type(value) is dict and _has_keys(value, form)
     if isinstance(form, list):
-        return type(value) is list and all(_has_form(each, form[0]) for each in value)
+        [form_of_entries] = form
+        return type(value) is list and all(_has_form(entry, form_of_entries) for entry in value)
     if isinstance(form, tuple):
-        return any(_has_form(value, each) for each in form)
-    return type(value) is form
+        return any(_has_form(value, alternative) for alternative in form)
+    return type(value) is form  # not `isinstance`: True is no int in JSON
 
 
 def _has_keys(value: dict, form: dict) -> bool:

@@ -42,8 +42,8 @@ class _GraphKeys:
 
     @property
     def UPDATE_OPS(self) -> str:  # pylint: disable=invalid-name
-        """A new string at each call."""
-        return ''.join(list(tf.GraphKeys.UPDATE_OPS))
+        """The name of the collection, a new string at each call."""
+        return ''.join(list(tf.GraphKeys.UPDATE_OPS))  # Python would give one object for a copy
 
 
 class _ModuleView(types.ModuleType):
@@ -76,21 +76,28 @@ def mend_slim() -> None:
     import tf_slim  # pylint: disable=import-outside-toplevel
     if TF_VERSION < (2, 0):
         return
+    views = _views_of_moved()
+    package = tf_slim.__name__
+    for name, module in list(sys.modules.items()):
+        is_of_slim = (name + '.').startswith(package + '.')
+        if is_of_slim and isinstance(module, types.ModuleType):
+            _show_views(module, views)
+    _guard_batch_norm(tf_slim.batch_norm)
+
+
+def _views_of_moved() -> typing.Dict[str, _ModuleView]:
+    """The views, by the name of the module, of the modules that lack names of `_MOVED`."""
     views = {}
     for name, moved in _MOVED.items():
         module = sys.modules.get(name)
-        if module is None:
+        if module is None:  # tf_slim imports it no more
             continue
         added = {key: value for key, value in moved.items() if not hasattr(module, key)}
         if 'IndexedSlices' in moved:  # the module that slim calls `ops`, where it finds GraphKeys
             added['GraphKeys'] = _GraphKeys()
         if added:
             views[name] = _ModuleView(module, added)
-    package = tf_slim.__name__
-    for name, slim_module in list(sys.modules.items()):
-        if isinstance(slim_module, types.ModuleType) and (name + '.').startswith(package + '.'):
-            _show_views(slim_module, views)
-    _guard_batch_norm(tf_slim.batch_norm)
+    return views
 
 
 def _show_views(slim_module: types.ModuleType, views: typing.Dict[str, _ModuleView]) -> None:
@@ -118,6 +125,7 @@ def _guard_batch_norm(batch_norm: typing.Any) -> None:
     signature = inspect.signature(unguarded)
 
     def guarded(*args, **kwargs):
+        """Checks the arguments, and calls slim's batch norm."""
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         _check_batch_norm(bound.arguments)
@@ -131,10 +139,12 @@ def _guard_batch_norm(batch_norm: typing.Any) -> None:
 
 def _check_batch_norm(arguments: typing.Mapping[str, typing.Any]) -> None:
     """Raises `InvalidArgumentError` for arguments that only the missing Keras layer can handle."""
+    # For these arguments slim never used the Keras layer.
+    is_weighted = arguments['batch_weights'] is not None
     is_debiased = arguments['zero_debias_moving_mean']
-    is_elsewhere = arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS
-    if arguments['batch_weights'] is not None or is_debiased or is_elsewhere:
-        return  # slim never used the Keras layer for these
+    updates_elsewhere = arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS
+    if is_weighted or is_debiased or updates_elsewhere:
+        return
     inputs = tf.convert_to_tensor(arguments['inputs'])
     is_fused = arguments['fused'] is not False and inputs.shape.ndims in (2, 4)
     dtype = inputs.dtype.base_dtype
