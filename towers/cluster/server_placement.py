@@ -107,7 +107,7 @@ class _LateReads:
                 written = names if op is train_op else names.intersection(finder.written_by(op))
                 for name in written:
                     self.writes.setdefault(name, []).append(op)
-        self._order = Precedence([op for writes in self.writes.values() for op in writes])
+        self._order = Precedence(sum(self.writes.values(), []))
 
     def is_late(self, op: tf.Operation, tensor: tf.Tensor, source: tf.Operation) -> bool:
         """Whether an operation takes a value that is too old: it waits for a write of the variable
