@@ -154,7 +154,6 @@ def until_all_end(dataset: typing.Any) -> Feed:
       InputError: within `join`, in the first step: the dataset is empty.
     """
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
-
     with tf.device('/cpu:0'):
         own_batches = dataset.map(functools.partial(_with_mark, 1.))
         first_again = dataset.take(1).cache().repeat().map(functools.partial(_with_mark, 0.))
