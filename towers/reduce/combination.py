@@ -229,7 +229,7 @@ def _check_shared(all_aligned: typing.Sequence[Aligned]) -> None:
 
 def _checked(pairs: typing.Any, tower: int) -> Pairs:
     """List of a tower's pairs; raises `GradientError` if they are no pairs, a gradient cannot be
-    one of its variable, or a variable occurs twice.
+    its variable's (another graph, shape or dtype), or a variable occurs twice.
 
     Args:
       pairs: what the caller gave for the tower.

@@ -302,7 +302,7 @@ def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
     trains without them."""
     local_names = operation_names(tf.local_variables())
     for variable in variables:
-        if _replica_name(variable, 1) in local_names:
+        if _replica_name(variable, tower=1) in local_names:  # where there are replicas, 1 has one
             raise InvalidArgumentError(
                 "variable %s has replicas on several towers, of an earlier build with "
                 "VariablePlacement('replicated'), which this build's updates would not reach: "

@@ -46,8 +46,8 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
                  scaled_losses: typing.Optional[WatchedLosses] = None) -> Applied:
     """Applies the combined gradients once.
 
-    Replicas are updated in the same call, or, where the optimizer is not `is_repeatable`, get the
-    new values.
+    Replicas are updated in the same call. Where the optimizer might update them in another way than
+    their variables (it is not `is_repeatable`), they get the new values of these instead.
 
     Args:
       tower_set: the towers whose variables are updated.
@@ -84,7 +84,7 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         if replicas is not None and not optimizer_updates_replicas:
             written = _names_written(recording.operations, pairs)
             applied = tf.group(applied, *replicas.follow(written, after=[applied]))
-        steps = _StepsToAdd(None, leaves_count_to_caller=False)
+        steps = _StepsToAdd(None, leaves_count_to_caller=False)  # where no steps are counted
         if global_step is not None:
             steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
             if steps.number is not None:

@@ -149,7 +149,7 @@ class _Computation:
             self._check_is_known_read(self._operations[name])
         substitutes = self._values_for_readers()
         if self._tensor.name in substitutes:
-            return substitutes[self._tensor.name]
+            return substitutes[self._tensor.name]  # the initial value is what was read
         reading = [self._operations[name] for name in self._readers]
         from_readers = graph_walk.reachable_from(reading, self._operations.values())
         to_copy = []
