@@ -100,7 +100,7 @@ BREAKAGES = [
     ('towers/roles/ownership.py', 'variables_of_parts[part]', 'variables_of_parts[1]', 'roles/test_ownership.py'),
     ('towers/roles/turns.py', 'waits.add(take.op, end, reason):', 'True:',
      'roles/test_metric_counters.py roles/test_write_order.py'),
-    ('towers/graph/order.py', 'if self._precedence.waits_for(awaited, held):', 'if False:',
+    ('towers/graph/waits.py', 'if self._precedence.waits_for(awaited, held):', 'if False:',
      'roles/test_write_order.py roles/test_inline_updates.py'),
     ('towers/roles/update_order.py', 'make_wait(reference_writes, [all_fetched]', 'make_wait([], [all_fetched]',
      'roles/test_update_order.py'),

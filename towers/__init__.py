@@ -29,11 +29,12 @@ from towers.errors import (AuditError, BadFileError, CheckpointError, CloneError
                            SharedVariableError, StepError, TowersError, WorkerLostError)
 from towers.fronts.estimator import TowerOptimizer, replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
-from towers.graph.order import Wait
+from towers.graph.waits import Wait
 from towers.inspect.audit import Audit, Transfers, audit
 from towers.inspect.check import TowersReport, check_towers
 from towers.inspect.comparison import Difference, LeftOut
-from towers.memory.account import DeviceAccount, HeldTensor, MemoryAccount, memory_account
+from towers.memory.account import memory_account
+from towers.memory.account_table import DeviceAccount, HeldTensor, MemoryAccount
 from towers.memory.fit import FittedBatch, fit_batch_size, largest_batch
 from towers.memory.measure import MeasuredMemory, measure_memory
 from towers.memory.out_of_memory import out_of_memory_explained

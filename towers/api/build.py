@@ -18,7 +18,7 @@ from towers.capture.model_inputs import entries_of
 from towers.copies.tower_set import TowerSet
 from towers.errors import InputError, counted
 from towers.graph.graph_walk import operation_names
-from towers.graph.order import Wait
+from towers.graph.waits import Wait
 from towers.model.build_context import BuildCollections, check_not_nested
 from towers.model.objectives import map_shaped, naming_loss
 from towers.model.outputs import ModelOutput, merge_metrics, weighted_sum

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_count, check_instance
 from towers.errors import InvalidArgumentError, counted
 from towers.gradients.tower import Tower
-from towers.graph.order import Wait
+from towers.graph.waits import Wait
 from towers.placement.devices import Devices, short_name
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement

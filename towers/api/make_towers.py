@@ -20,8 +20,8 @@ from towers.gradients.stateless_random import give_seeds_of_tower
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, operation_names
-from towers.graph.order import Wait
 from towers.graph.variable_access import Writes, metric_variables
+from towers.graph.waits import Wait
 from towers.model.losses import Losses, make_losses
 from towers.model.objectives import trained_variables
 from towers.model.outputs import fetches_of

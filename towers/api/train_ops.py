@@ -14,7 +14,7 @@ from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.optimizer_methods import OwnMinimize
 from towers.graph import graph_walk
 from towers.graph.graph_walk import fetches_in
-from towers.graph.order import Wait
+from towers.graph.waits import Wait
 from towers.model.build_context import BuildCollections
 from towers.model.objectives import flat
 from towers.model.outputs import ModelOutput

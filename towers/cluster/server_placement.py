@@ -14,8 +14,8 @@ from towers.errors import ClusterError
 from towers.graph.edit import colocation_group
 from towers.graph.graph_walk import bytes_of, names_of, source_through, step_operations
 from towers.graph.op_types import CALLS, LEAD_IN, RESHAPES, SETS, VARIABLE_OPS
-from towers.graph.order import Precedence
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
+from towers.graph.waits import Precedence
 
 
 def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) -> None:

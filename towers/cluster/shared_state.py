@@ -18,8 +18,9 @@ from towers.cluster.engine import Pairs
 from towers.errors import ClusterError
 from towers.gradients.gradient_pairs import tensors_of
 from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
-from towers.graph.order import Frames, operations_to_await
+from towers.graph.order import Frames
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
+from towers.graph.waits import operations_to_await
 from towers.placement.variable_device import only_device
 
 

@@ -8,7 +8,7 @@ from towers.capture.record import Recorded
 from towers.capture.stage_cuts import StageCuts
 from towers.gradients.backward_pass import TowerGradients
 from towers.gradients.tower import Tower
-from towers.graph.order import Wait
+from towers.graph.waits import Wait
 from towers.model.losses import Losses
 from towers.model.request import Request
 from towers.recompute.rewrite import Recomputed

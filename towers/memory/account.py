@@ -8,6 +8,7 @@ from towers import compat
 from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance
 from towers.graph import graph_walk
+from towers.memory.account_table import KINDS, DeviceAccount, HeldTensor, MemoryAccount
 from towers.memory.buffers import NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer
 from towers.memory.kernels import passes_on
 from towers.memory.node import Node
@@ -20,159 +21,13 @@ from towers.memory.tower_step import (
     shard_sizes,
     step_of,
 )
-from towers.placement.devices import is_gpu, short_name
-
-# The uses of memory, in the order in which they are shown, with colours of Okabe and Ito and their
-# tints, which the colour-blind can tell apart as neighbours.
-KINDS = collections.OrderedDict([
-    ('parameters', '#0072B2'),  # the model's variables, and their replicas
-    ('slots', '#56B4E9'),  # the optimizer's variables, and those of replicas
-    ('other variables', '#9ad0ee'),  # counters and the like
-    ('initial values', '#cce5f5'),  # constants that the session keeps after the first update
-    ('constants', '#dddddd'),  # of the graph
-    ('input', '#000000'),  # the batch and its shards
-    ('activations', '#E69F00'),  # results of the forward pass that the backward pass still needs
-    ('forward', '#f5cf7a'),  # other results of the forward pass
-    ('gradients', '#009E73'),  # of the parameters: the towers' and the combined ones
-    ('backward', '#7fceb9'),  # other results of the backward pass
-    ('updates', '#CC79A7'),  # new memory of variables whose old values are still being read
-    ('scratch', '#D55E00'),  # memory that a kernel takes for itself while it runs
-    ('copies', '#F0E442'),  # of tensors of another device
-    ('allocator', '#999999')])  # handed out beyond what was asked for
+from towers.placement.devices import is_gpu
 
 # TensorFlow's best-fit allocator cuts no chunk that is less than twice as large as the request:
 # the memory beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
 _HANDED_OUT_BEYOND = 0.05
 _LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
 _CPU = '/device:CPU:0'
-
-# Of the table.
-_MOST_COLUMNS = 6
-_COLUMNS_OF_MANY = 4  # the first ones, before the one of all together
-_TENSORS_SHOWN = 8
-
-
-class HeldTensor(typing.NamedTuple):
-    """A tensor in memory at the worst moment.
-
-    Attributes:
-      name: the operation or the variable whose tensor it is.
-      kind: one of the `KINDS`.
-      bytes: its size.
-      device: where it is.
-    """
-    name: str
-    kind: str
-    bytes: int
-    device: str
-
-
-class DeviceAccount(typing.NamedTuple):
-    """The worst moment of a device.
-
-    Attributes:
-      device: its name; '' for all devices together.
-      kinds: dict from `KINDS` to bytes at that moment.
-      moment: name of the operation that begins then.
-      tensors: all tensors in memory then, the largest first.
-    """
-    device: str
-    kinds: typing.Dict[str, int]
-    moment: str
-    tensors: typing.List[HeldTensor]
-
-    @property
-    def peak(self) -> int:
-        """Bytes at the worst moment."""
-        return sum(self.kinds.values())
-
-
-class MemoryAccount(typing.NamedTuple):
-    """Where the memory of a step goes; `print(account)` is a table.
-
-    Attributes:
-      batch_size: examples of a step, over all towers; None where it is not known.
-      devices: list of `DeviceAccount`, one a device.
-      together: `DeviceAccount` of all devices, at the moment that is the worst for their sum. CPUs
-        of one process share one memory, so that this is what counts there.
-      unknown: names of operations whose output has a size that is not known before they run; the
-        size of their largest input is counted.
-    """
-    batch_size: typing.Optional[int]
-    devices: typing.List[DeviceAccount]
-    together: DeviceAccount
-    unknown: typing.List[str]
-
-    @property
-    def peak(self) -> int:
-        """Bytes at the worst moment of the fullest GPU; without GPUs, of all CPUs together."""
-        return self.fullest().peak
-
-    def fullest(self) -> DeviceAccount:
-        """The `DeviceAccount` of the fullest of the `pools`."""
-        return max(self.pools(), key=lambda account: account.peak)
-
-    def pools(self) -> typing.List[DeviceAccount]:
-        """List of `DeviceAccount`, one for each memory that may be short: of each GPU; without
-        GPUs, the one that the CPUs of the process share."""
-        gpus = [account for account in self.devices if is_gpu(account.device)]
-        return gpus or [self.together]
-
-    def largest(self) -> str:
-        """The three largest tensors of the fullest memory, as a text."""
-        texts = ['%s, %.1f MB (%s)' % (tensor.name, tensor.bytes / 1e6, tensor.kind)
-                 for tensor in self.fullest().tensors[:3]]
-        return '; '.join(texts)
-
-    def __str__(self):
-        """The table of kinds, the worst moment, and the largest tensors then."""
-        batch = '' if self.batch_size is None else ', batch %d' % self.batch_size
-        lines = ['memory of a step%s, MB at the worst moment of each device' % batch]
-        lines += self._rows_of_kinds()
-        lines.append('  the worst moment: %s' % self.fullest().moment)
-        lines.append('largest tensors then')
-        for tensor in self.fullest().tensors[:_TENSORS_SHOWN]:
-            lines.append('  %9.1f MB  %-12s %s' % (tensor.bytes / 1e6, tensor.kind, tensor.name))
-        if self.unknown:
-            lines.append('sizes not known before they run, counted as their largest input: %d, '
-                         'such as %s' % (len(self.unknown), self.unknown[0]))
-        if any(is_gpu(account.device) for account in self.devices):
-            lines.append("not counted on GPUs: cuDNN's workspace, what the allocator keeps for "
-                         "later, CUDA's own memory")
-        return '\n'.join(lines)
-
-    def _rows_of_kinds(self) -> typing.List[str]:
-        """The lines of the table: a column for each device, a row for each kind of memory, and the
-        peaks as the last row."""
-        columns = list(self.devices)
-        if len(self.devices) > 1:
-            columns.append(self.together)
-        shown = columns
-        if len(columns) > _MOST_COLUMNS:
-            shown = columns[:_COLUMNS_OF_MANY] + [self.together]
-        # Of a long name, such as that of a tower with stages, the end fits into a column.
-        names = [short_name(column.device)[-12:] or 'together' for column in shown]
-        rows = [_row('', ['%13s' % name for name in names])]
-        for kind in KINDS:
-            sizes = [column.kinds.get(kind, 0) for column in shown]
-            if any(sizes):
-                rows.append(_row(kind, map(_as_megabytes, sizes)))
-        peaks = [column.peak for column in shown]
-        rows.append(_row('peak', map(_as_megabytes, peaks)))
-        num_left_out = len(columns) - len(shown)
-        if num_left_out:
-            rows.append('  and %d devices more' % num_left_out)
-        return rows
-
-
-def _row(title: str, cells: typing.Iterable[str]) -> str:
-    """A line of the table, with a title at its left."""
-    return '  %-16s' % title + ''.join(cells)
-
-
-def _as_megabytes(size: int) -> str:
-    """A cell of the table: bytes as megabytes, `'         12.5'`."""
-    return '%13.1f' % (size / 1e6)
 
 
 def memory_account(built: BuiltTowers,

@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance, check_say
 from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
-from towers.memory.account import MemoryAccount, memory_account
+from towers.memory.account import memory_account
+from towers.memory.account_table import MemoryAccount
 from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
 from towers.memory.measure import (
     MeasuredMemory,

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.arguments import check_config, check_feed, check_function, check_instance
 from towers.errors import InvalidArgumentError, MeasurementError
-from towers.memory.account import MemoryAccount
+from towers.memory.account_table import MemoryAccount
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import use_precision
 from towers.placement.session_config import session_config

@@ -6,7 +6,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_say, directory_name
 from towers.errors import MeasurementError, MissingPackageError, counted
-from towers.memory.account import KINDS, MemoryAccount, memory_account
+from towers.memory.account import memory_account
+from towers.memory.account_table import KINDS, MemoryAccount
 from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
 from towers.memory.measure import called_build, check_build, config_of, measure_memory
 from towers.safe_files import written_whole

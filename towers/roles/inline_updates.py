@@ -37,8 +37,9 @@ from towers.graph.graph_walk import (
     producers_of,
 )
 from towers.graph.op_types import CONTROL_FLOW_V2
-from towers.graph.order import Precedence, awaited_instead, end_of_branches
+from towers.graph.order import awaited_instead, end_of_branches
 from towers.graph.variable_access import Writes, initializers, variable_taken
+from towers.graph.waits import Precedence
 from towers.model.request import Request
 
 

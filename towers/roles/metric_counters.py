@@ -34,8 +34,9 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import ADDS, ADDS_ROWS
-from towers.graph.order import Frames, Wait
+from towers.graph.order import Frames
 from towers.graph.variable_access import Writes
+from towers.graph.waits import Wait
 from towers.model.objectives import flat
 from towers.model.outputs import metrics_by_kind
 from towers.roles.ownership import EVERY, METRIC, Roles

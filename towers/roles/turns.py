@@ -17,8 +17,8 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.gradients.tower import Tower
 from towers.graph.graph_walk import by_name, names_of, variables_by_name
-from towers.graph.order import Wait, Waits, operations_to_await
 from towers.graph.variable_access import Writes, read_from
+from towers.graph.waits import Wait, Waits, operations_to_await
 from towers.placement.variable_device import only_device
 
 Variables = typing.Dict[str, tf.Variable]

@@ -29,8 +29,9 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import READS
-from towers.graph.order import Frames, Precedence, Wait, Waits, operations_to_hold
+from towers.graph.order import Frames
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, variable_op
+from towers.graph.waits import Precedence, Wait, Waits, operations_to_hold
 from towers.placement.variable_device import only_device
 from towers.roles.inline_updates import Write
 

@@ -26,8 +26,9 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import is_fused_batch_norm
-from towers.graph.order import Frames, Wait, Waits
+from towers.graph.order import Frames
 from towers.graph.variable_access import Writes, is_variable
+from towers.graph.waits import Wait, Waits
 from towers.roles.ownership import FIRST, Roles
 from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
 from towers.roles.write_order import (

@@ -29,8 +29,9 @@ from towers.graph.graph_walk import (
     step_operations,
 )
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.order import Frames, Wait, Waits, operations_to_hold
+from towers.graph.order import Frames
 from towers.graph.variable_access import Writes
+from towers.graph.waits import Wait, Waits, operations_to_hold
 from towers.placement.tower_device import stages_of
 from towers.roles.ownership import EVERY, METRIC, Roles
 

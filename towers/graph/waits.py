@@ -1,0 +1,217 @@
+"""New waits in a finished graph: control edges that never close a circle, and what they go from.
+
+`Waits` notes them first and makes them at the end. Its tests are `tests/roles/test_write_order.py`
+and `tests/roles/test_update_order.py`.
+"""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph.op_types import VARIABLE_OPS
+from towers.graph.order import Frames
+from towers.graph.variable_access import Writes, is_variable, variable_taken
+
+
+class Wait(typing.NamedTuple):
+    """A control edge that makes an operation come after another one, and why.
+
+    Attributes:
+      operation: name of the operation that waits.
+      awaited: name of the operation that it waits for.
+      reason: why, in words.
+    """
+    operation: str
+    awaited: str
+    reason: str
+
+
+class _HeldOperation:
+    """An operation that is held back, and what it is to wait for."""
+
+    def __init__(self, op: tf.Operation):
+        """`op` is the operation, which is to wait for nothing so far."""
+        self.op = op
+        self.awaited: typing.Dict[str, tf.Operation] = collections.OrderedDict()  # by name
+        self.reasons: typing.Dict[str, str] = {}  # {name of an awaited operation: why it waits}
+
+
+class Waits:
+    """New waits of a finished graph's operations for others.
+
+    `add` notes them, and `put_into_graph` makes all of them at the end. None closes a circle: an
+    operation is not made to wait for one that waits for it already.
+    """
+
+    def __init__(self, held: typing.Iterable[tf.Operation]):
+        """`held` are the operations that may get a new wait."""
+        self._precedence = Precedence(list(held))
+        self._held: typing.Dict[str, _HeldOperation] = collections.OrderedDict()  # by name
+
+    def add(self, held: tf.Operation, awaited: tf.Operation, reason: str) -> bool:
+        """Notes that an operation is to wait for another one, unless that closes a circle.
+
+        Args:
+          held: the operation that is to wait, one of those given at the start.
+          awaited: what it is to wait for.
+          reason: why, in words.
+
+        Returns:
+          Whether it is noted; False for a wait that would close a circle.
+        """
+        if self._precedence.waits_for(awaited, held):
+            return False
+        self._precedence.add(held, awaited)
+        noted = self._held.setdefault(held.name, _HeldOperation(held))
+        noted.awaited[awaited.name] = awaited
+        noted.reasons.setdefault(awaited.name, reason)
+        return True
+
+    def follows_any(self, op: tf.Operation) -> bool:
+        """Whether an operation waits for any of the operations that may get a new wait."""
+        return self._precedence.waits(op)
+
+    def put_into_graph(self, finder: Writes) -> typing.List[Wait]:
+        """Makes the operations of the graph wait, by control edges; returns what waits for what.
+
+        `finder` finds the writes of the graph.
+        """
+        # {name of an awaited operation: the operations from which control edges go}
+        edge_sources: typing.Dict[str, typing.List[tf.Operation]] = {}
+        waits = []
+        for held in self._held.values():
+            control_inputs = []
+            for name, awaited in held.awaited.items():
+                if name not in edge_sources:
+                    edge_sources[name] = operations_to_await(awaited, finder)
+                control_inputs += edge_sources[name]
+                waits.append(Wait(held.op.name, name, held.reasons[name]))
+            compat.add_control_inputs(held.op, _one_a_device(control_inputs, held.op.device))
+        return waits
+
+
+def _one_a_device(awaited: typing.Sequence[tf.Operation],
+                  device: str) -> typing.List[tf.Operation]:
+    """Operations to wait for in the place of others, one for each other device.
+
+    A wait for an operation of another device is a transfer. So an operation on that device waits
+    for all that is awaited there, and is waited for alone.
+
+    Args:
+      awaited: the operations to wait for.
+      device: the device of what waits for them.
+    """
+    by_device: typing.Dict[str, typing.Dict[str, tf.Operation]] = collections.OrderedDict()
+    for op in awaited:
+        by_device.setdefault(op.device, collections.OrderedDict())[op.name] = op
+    found = []
+    for other_device, operations in by_device.items():
+        is_transfer = other_device not in ('', device)  # '' is placed by TensorFlow
+        if is_transfer and len(operations) > 1:
+            found.append(_after_all(list(operations.values()), other_device))
+        else:
+            found += operations.values()
+    return found
+
+
+def _after_all(operations: typing.Sequence[tf.Operation], device: str) -> tf.Operation:
+    """Makes an operation, on the device of some operations, that waits for all of these."""
+    with tf.control_dependencies(None), tf.device(None), tf.device(device), \
+            tf.name_scope(operations[0].name + '_and_others/'):
+        return tf.group(*operations, name='have_run')
+
+
+def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
+                       frames: Frames) -> typing.List[tf.Operation]:
+    """Finds the operations that have to wait so that an operation writes its variables later.
+
+    Args:
+      op: the operation that writes.
+      variables: names of the variables whose write has to be later.
+      frames: the loops around `op`.
+
+    Returns:
+      `[op]`; or, since an operation in a loop cannot wait for one outside, the operations that
+      lead the variables into the loop around `op`. [] if the variables themselves enter the loop,
+      without an operation between: a variable cannot wait, as it is there before any step.
+    """
+    if frames.is_outside(op):
+        return [op]
+    held = []
+    for tensor in op.inputs:
+        variable = variable_taken(tensor)
+        if variable is None or variable.name not in variables:
+            continue
+        handed_on = tensor
+        while not frames.is_outside(handed_on.op):  # back to where the variable enters the loop
+            handed_on = handed_on.op.inputs[0]
+        if handed_on.op.type not in VARIABLE_OPS:
+            held.append(handed_on.op)
+    return held
+
+
+def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
+    """Finds, or makes, the operations to wait for so that `op` has certainly run.
+
+    That is `op`; if it calls functions (control flow v2), also an identity of each of its values.
+    For TensorFlow inlines the functions, and a control edge from an `If` then waits only for the
+    condition (measured on 1.15.5 and 2.21).
+
+    Args:
+      op: the operation.
+      finder: finds the functions that it calls.
+    """
+    if not finder.calls_functions(op):
+        return [op]
+    values = [tensor for tensor in op.outputs if not is_variable(tensor)]
+    with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
+            tf.name_scope(op.name + '_has_run/'):
+        return [op] + [tf.identity(value).op for value in values]
+
+
+class Precedence:
+    """Knows which operations of a graph come after which of a few operations, the sources, directly
+    or not.
+
+    Edges may be added. Each source is a bit, so that the sources which an operation waits for are
+    one number: with the sources a and b, an operation that waits for both has the bits 0b11.
+    """
+
+    def __init__(self, sources: typing.Sequence[tf.Operation]):
+        """Looks at all that waits for any of the `sources`."""
+        self._bit = {op.name: 1 << index for index, op in enumerate(sources)}
+        self._before = dict(self._bit)  # {name of an operation: bits of the sources before it}
+        # {name of an operation: operations that are to wait for it by an added edge}
+        self._added: typing.Dict[str, typing.List[tf.Operation]] = {}
+        self._spread(sources)
+
+    def waits_for(self, op: tf.Operation, source: tf.Operation) -> bool:
+        """Whether an operation is the source, or waits for it."""
+        return bool(self._before.get(op.name, 0) & self._bit[source.name])
+
+    def waits(self, op: tf.Operation) -> bool:
+        """Whether an operation waits for any of the sources."""
+        return op.name in self._before
+
+    def add(self, op: tf.Operation, before: tf.Operation) -> None:
+        """Notes that `op` is to wait for the operation `before`."""
+        self._added.setdefault(before.name, []).append(op)
+        self._spread([before])
+
+    def _spread(self, operations: typing.Iterable[tf.Operation]) -> None:
+        """Gives the sources before `operations` to all operations that wait for these, directly or
+        not, by edges of the graph or added ones."""
+        queue = collections.deque(operations)
+        while queue:
+            op = queue.popleft()
+            bits = self._before.get(op.name, 0)
+            if not bits:
+                continue
+            for follower in compat.waiting_for(op) + self._added.get(op.name, []):
+                known_bits = self._before.get(follower.name, 0)
+                new_bits = bits & ~known_bits
+                if new_bits:
+                    self._before[follower.name] = known_bits | new_bits
+                    queue.append(follower)
