@@ -55,20 +55,24 @@ class BatchTensors:
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
         """The value of `tensor` for the batch; `BuiltTowers.of` describes it."""
-        if not tensor.graph is tf.get_default_graph() is self._graph:
+        is_of_build = tensor.graph is self._graph and tf.get_default_graph() is self._graph
+        if not is_of_build:
             raise InvalidArgumentError('%s: expected a tensor of the graph of the build, under '
                                        'that as the default graph.' % tensor.name)
         if not tensor.graph.is_fetchable(tensor.op):
             raise InvalidArgumentError('%s is in a loop or a branch, and no step fetches it: pass '
                                        'a result of that.' % tensor.name)
-        if tensor.name not in self._values:
-            if tensor.op.name not in self._model.depending_on_inputs():
-                return tensor
-            if tensor.op.type in SUMMARIES:
-                self._values[tensor.name] = self._summary(tensor)
-            else:
-                self._values[tensor.name] = self._merged(tensor)
-        return self._values[tensor.name]
+        if tensor.name in self._values:
+            return self._values[tensor.name]
+        is_same_for_any_batch = tensor.op.name not in self._model.depending_on_inputs()
+        if is_same_for_any_batch:
+            return tensor
+        if tensor.op.type in SUMMARIES:
+            value = self._summary(tensor)
+        else:
+            value = self._merged(tensor)
+        self._values[tensor.name] = value
+        return value
 
     def _summary(self, summary: tf.Tensor) -> tf.Tensor:
         """Imports a summary of the program, to which the batch's values are given."""
@@ -94,6 +98,7 @@ class BatchTensors:
         if len(values) > 1 and not is_analysed:
             analysis = analyse(recorded.operations + imported_into_first.operations,
                                batch.inputs[0], values[:1])
+            # Where the graph takes no other batch than its own, that of this one tells.
             proven = proven._replace(analysis=analysis.as_built or analysis)
         self._check_is_no_sum_of_a_static_size(tensor, values, proven)
         request = tower_set.request
@@ -195,8 +200,9 @@ class BatchTensors:
                 raise InvalidArgumentError(
                     '%s is computed from %s, which the build has made: built.of takes tensors of '
                     'the program.' % (tensor.name, op.name))
-            if graph_walk.is_random(op) or op.type.startswith(DRAWS_DATA) or (
-                    OPTIMIZER_UPDATES.search(op.type)):
+            # A run of its own would give other values, or update once more.
+            gives_other_values = graph_walk.is_random(op) or op.type.startswith(DRAWS_DATA)
+            if gives_other_values or OPTIMIZER_UPDATES.search(op.type):
                 raise InvalidArgumentError(
                     '%s is computed by %s (%s), which the towers do not run: pass the tensor to '
                     'build_towers, in ModelOutput(loss, metrics={…}) or predictions=.' % (

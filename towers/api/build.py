@@ -128,6 +128,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         After an error the graph's collections are restored, but its operations stay, since
         TensorFlow cannot remove them: make the next build in a new graph.
     """
+    # All arguments are checked before any operation is made.
     request = checked_request(
         model=model, optimizer=optimizer, devices=devices, reduction=reduction,
         remainder=remainder, shares=shares, global_step=global_step,
@@ -137,16 +138,18 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     graph = tf.get_default_graph()
     check_not_nested(graph)
     finished = None
+    updates_of_finished: typing.Sequence = ()
     if request.call.is_finished:
         entries = entries_of(inputs)
         inputs = entries.batch
-    check_inputs(request, inputs)
-    if request.call.is_finished:
+        check_inputs(request, inputs)
         finished = FinishedModel(request.call.model, entries, len(request.split.parts))
         finished.check_runs_no_update()
         request = request._replace(call=request.call._replace(model=finished))
+        updates_of_finished = finished.output.updates
+    else:
+        check_inputs(request, inputs)
 
-    updates_of_finished = () if finished is None else finished.output.updates
     collections_before = BuildCollections(graph, updates_of_finished)
     make_towers = call_for_each_tower if request.call.copies == 'reuse' else call_once_and_copy
     with collections_before.of_build(), tf1_variables(graph):
@@ -164,7 +167,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     plan = describe(tower_set, update, len(collections_before.updates))
     plan = plan._replace(waits=tower_set.waits + metric_waits + update.waits)
 
-    batch_tensors = None
+    batch_tensors = None  # of a model function there are no tensors before the build
     if finished is not None:
         plan = plan._replace(lines=plan.lines + finished.plan_lines())
         batch_tensors = BatchTensors(tower_set, outputs)
@@ -205,15 +208,15 @@ def check_inputs(request: Request, inputs: typing.Any) -> None:
         _check_shards(request, inputs)
         return
     size = checked_inputs(inputs).size
-    num_parts = len(request.split.parts)
+    batch_split = request.split
+    num_parts = len(batch_split.parts)
     is_pipeline = request.memory.schedule is not None
     if is_pipeline and size is not None and size < num_parts:
         # `checked_size` would name the towers' shares; here micro_batches= is to blame.
         raise InputError('%d examples are fewer than the %d micro-batches of %s: pass a '
                          'smaller micro_batches=.' % (
                              size, num_parts, counted(len(request.devices), 'tower')))
-    split = request.split
-    checked_size(inputs, split.shares, split.remainder, split.word_for_parts)
+    checked_size(inputs, batch_split.shares, batch_split.remainder, batch_split.word_for_parts)
 
 
 def _check_shards(request: Request, shards: Shards) -> None:
@@ -239,17 +242,23 @@ def split(request: Request, inputs: typing.Any
           ) -> typing.Tuple[CutBatch, UpstreamVariables]:
     """Cuts the batch into its parts, and finds the trained variables that it is computed from.
 
+    Args:
+      request: the checked arguments of the build.
+      inputs: the batch, or `Shards`, which is cut already.
+
     Returns:
       `(the parts, the trained variables upstream of the inputs)`.
     """
-    if isinstance(inputs, Shards):
+    if isinstance(inputs, Shards):  # for which `check_inputs` refuses such variables
         return inputs.cut(), UpstreamVariables()
     if request.training.objectives:
         upstream = upstream_variables(inputs)
     else:
-        upstream = UpstreamVariables(inputs)
-    parts = request.split
-    return cut(upstream.inputs, parts.shares, parts.remainder, parts.word_for_parts), upstream
+        upstream = UpstreamVariables(inputs)  # none is trained
+    batch_split = request.split
+    batch = cut(upstream.inputs, batch_split.shares, batch_split.remainder,
+                batch_split.word_for_parts)
+    return batch, upstream
 
 
 def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:

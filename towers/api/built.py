@@ -40,6 +40,8 @@ class PlannedTower(typing.NamedTuple):
 
 
 _WIDTH = 100  # columns of a screen
+_WIDTH_OF_LABELS = 19  # columns before the text of a line
+_MOST_ROWS = 10  # of the towers on a screen
 
 # How a batch is cut whose size is not static, by the word of `remainder`.
 _REMAINDERS = {
@@ -123,13 +125,12 @@ class Plan(typing.NamedTuple):
         width = max(len(_row_name(tower.device)) for tower in self.towers)
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         rows = [self._row(row, tower) for tower in self.towers]
-        if len(rows) > 10:
-            rows[8:-1] = ['  ...']
+        if len(rows) > _MOST_ROWS:
+            rows = rows[:_MOST_ROWS - 2] + ['  ...', rows[-1]]
         printed = [self._batch(), row % ('tower', 'device', 'examples', 'does alone')] + rows
         for label, text in self.lines:
-            for line_of_text in textwrap.wrap(text, _WIDTH - 19):
-                printed.append('  %-15s  %s' % (label, line_of_text))
-                label = ''
+            for number, line in enumerate(textwrap.wrap(text, _WIDTH - _WIDTH_OF_LABELS)):
+                printed.append('  %-15s  %s' % (label if number == 0 else '', line))
         return '\n'.join(line[:_WIDTH] for line in printed)
 
     @staticmethod
@@ -141,14 +142,14 @@ class Plan(typing.NamedTuple):
     def _batch(self) -> str:
         """The first line of the text: how many towers there are, and how the batch is cut."""
         sizes = [tower.examples for tower in self.towers]
+        towers = counted(len(sizes), 'tower')
         if self.batch_size is None:
-            batch = self._batch_of_any_size()
-        elif len(set(sizes)) > 1 and len(sizes) <= 8:
-            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(map(str, sizes)))
-        else:
-            runs = ['%d x %s' % (len(list(run)), size) for size, run in itertools.groupby(sizes)]
-            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(runs))
-        return '%s, %s' % (counted(len(sizes), 'tower'), batch)
+            return '%s, %s' % (towers, self._batch_of_any_size())
+        if len(set(sizes)) > 1 and len(sizes) <= 8:
+            terms = [str(size) for size in sizes]
+        else:  # equal sizes, one after the other, in one term
+            terms = ['%d x %s' % (len(list(run)), size) for size, run in itertools.groupby(sizes)]
+        return '%s, batch %d = %s' % (towers, self.batch_size, ' + '.join(terms))
 
     def _batch_of_any_size(self) -> str:
         """The first line's text on a batch whose size is not static: how it is cut."""

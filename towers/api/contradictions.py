@@ -7,6 +7,7 @@ from towers.api.options import Memory, Numerics, Pipeline
 from towers.errors import InvalidArgumentError
 from towers.model.objectives import Objectives
 from towers.model.request import Request
+from towers.model.requested import ModelCall
 from towers.optimizers import has_own_minimize
 from towers.placement.devices import MOST_TOWERS, Devices
 from towers.placement.tower_device import stages_of
@@ -109,26 +110,32 @@ def check_variables_of_reuse(earlier: BuiltTowers) -> None:
 def check_together(request: Request) -> None:
     """Refuses options of a whole `Request` that contradict each other."""
     training = request.training
-    call = request.call
     if request.numerics.stateless_random and training.global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_recompute(request)
-    if call.is_finished and call.copies == 'reuse':
-        raise InvalidArgumentError(
-            "copies='reuse' calls a model function for every tower, and the model is finished: "
-            "pass copies='clone'.")
-    if call.is_finished and call.earlier is None and call.reuse is not None:
-        raise InvalidArgumentError(
-            'reuse=%r is for variables that a model function makes, and the model is finished: '
-            'leave it out.' % (call.reuse,))
+    if request.call.is_finished:
+        _check_finished(request.call)
     cuts_or_replicas = request.placement.has_replicas or request.memory.cutting is not None
-    if call.copies == 'reuse' and cuts_or_replicas:
+    if request.call.copies == 'reuse' and cuts_or_replicas:
         raise InvalidArgumentError(
             "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
             "copies='clone'.")
     _check_own_minimize(request)
     if training.batch_norm == 'sync' and request.no_batch_values is not None:
         raise InvalidArgumentError("batch_norm='sync': %s." % request.no_batch_values)
+
+
+def _check_finished(call: ModelCall) -> None:
+    """Refuses options about the call of a model function, where the model is finished."""
+    if call.copies == 'reuse':
+        raise InvalidArgumentError(
+            "copies='reuse' calls a model function for every tower, and the model is finished: "
+            "pass copies='clone'.")
+    # An earlier build may be given: its variables are this model's, too.
+    if call.earlier is None and call.reuse is not None:
+        raise InvalidArgumentError(
+            'reuse=%r is for variables that a model function makes, and the model is finished: '
+            'leave it out.' % (call.reuse,))
 
 
 def _check_recompute(request: Request) -> None:

@@ -138,8 +138,9 @@ def _lines_of_variables(variables: typing.List[tf.Variable], tower_set: TowerSet
     num_bytes = sum(map(bytes_of, variables))
     placed = _placed(request, tower_set.recorded)
     has_replicas = update.train_op is not None and tower_set.roles.replicas is not None
-    if has_replicas and not all(is_repeatable(each.optimizer)
-                                for each in request.training.objectives):
+    # Whether each tower can repeat the update of its replicas, and gets the same values.
+    are_repeatable = all(is_repeatable(each.optimizer) for each in request.training.objectives)
+    if has_replicas and not are_repeatable:
         placed += ('; updated once and sent to the replicas, since the optimizer may look at more '
                    'than each gradient')
     return [
@@ -170,7 +171,8 @@ def _placed(request: Request, recorded: Recorded) -> str:
             if variable.op.name not in made:
                 devices_before.add(short_name(variable.device))
     texts = []
-    if made or not devices_before:  # not if all variables are from before the build
+    are_all_from_before = devices_before and not made
+    if not are_all_from_before:
         texts.append(request.placement.describe())
     named = sorted(devices_before - {''})
     if named:
@@ -252,13 +254,13 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
     elif update_ops == 'none':
         text = "nobody's %d update ops run" % num_updates
     elif update_ops == 'all':
-        part = 'tower' if tower_set.request.split.accumulate == 1 else 'micro-batch'
-        text = '%d update ops of every %s ride on the train op' % (num_updates, part)
+        word_for_part = 'tower' if tower_set.request.split.accumulate == 1 else 'micro-batch'
+        text = '%d update ops of every %s ride on the train op' % (num_updates, word_for_part)
     else:
         text = '%d update ops of tower 0 ride on the train op' % num_updates
     if num_updates_before:
-        text += ', %d from before the towers %s' % (
-            num_updates_before, 'do not run either' if update_ops == 'none' else 'too')
+        do_they_run = 'do not run either' if update_ops == 'none' else 'too'
+        text += ', %d from before the towers %s' % (num_updates_before, do_they_run)
     if update_ops == 'first':
         num_counting = len(updates_that_write(towers, metric_variables()))
         if num_counting:

@@ -26,17 +26,15 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
         return None
     question = _question(tower_set)
     averages = _averages_of_tower_0(tower_set)
+    has_names = isinstance(recorded.output.loss, dict)
     texts = []
     for name, loss in with_parts('loss', recorded.output.loss):
-        losses = [loss] + tower_set.losses.added
+        losses = [loss] + tower_set.losses.added  # the loss of the build is their sum
         upstream = graph_walk.ancestors(losses)
         averages_of_loss = [variable for variable in averages if variable in upstream]
         verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
                              question._replace(shard_averages=averages_of_loss))
-        if isinstance(recorded.output.loss, dict):
-            texts.append('%s: %s' % (name, verdict.text))
-        else:
-            texts.append(verdict.text)
+        texts.append('%s: %s' % (name, verdict.text) if has_names else verdict.text)
     return '; '.join(texts) + _whose_batch(request)
 
 
@@ -51,7 +49,8 @@ def _question(tower_set: TowerSet) -> Question:
         name_of_part = 'tower'
     else:
         name_of_part = 'micro-batch'
-    # The weights of N shards add up to N: each is 1, if all shards have the same size.
+    # With 'sum' the weights of N shards add up to N: each is 1, if all shards have the same size,
+    # are not cut into micro-batches, and are all shards of the batch.
     sums_even_shards = (request.training.reduction == 'sum' and tower_set.batch.is_even
                         and accumulate == 1 and request.has_whole_batch)
     return Question(adds_shards=losses_are_sums(request) or sums_even_shards,

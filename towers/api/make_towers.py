@@ -141,8 +141,11 @@ def _how_built(request: Request, num_copies: int) -> str:
 
 
 def begin_step(request: Request, batch: CutBatch) -> typing.Any:
-    """Begins the step of the workers of the cluster; None for this machine alone. It is made after
-    the recorded call, whose operations TensorFlow numbers, and draws seeds by the numbers."""
+    """Begins the step of the workers of the cluster; None for this machine alone.
+
+    Its operations are made after the recorded call: TensorFlow numbers operations, and draws the
+    seeds of random ops by these numbers, which have to be as without a cluster.
+    """
     if request.cluster is None or not request.training.objectives:
         return None
     with tf.name_scope('machines'):
@@ -150,8 +153,14 @@ def begin_step(request: Request, batch: CutBatch) -> typing.Any:
 
 
 def shares_of_loss(request: Request, batch: CutBatch, weights: list, step: typing.Any) -> list:
-    """The factors of the parts' losses, see `_ShardValues`; `weights` are their parts of this
-    machine's batch, and `step` is what `begin_step` returned."""
+    """The factors of the parts' losses, see `_ShardValues`.
+
+    Args:
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+      weights: for each part, its examples over those of this machine's batch.
+      step: what `begin_step` returned; its `loss_weight` is this machine's part of all batches.
+    """
     factor = request.factor
     if step is not None:
         factor = factor * step.loss_weight
@@ -162,8 +171,18 @@ def shares_of_loss(request: Request, batch: CutBatch, weights: list, step: typin
 
 
 def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatch,
-              step: typing.Any) -> typing.List[tf.Tensor]:
-    """Exchanges values of the whole batch; `step` is what `begin_step` returned."""
+                    step: typing.Any) -> typing.List[tf.Tensor]:
+    """Exchanges the towers' values of the whole batch, such as those of `batch_sum`.
+
+    Args:
+      towers: the towers, which begin with the shards' values and end with the batch's.
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+      step: what `begin_step` returned.
+
+    Returns:
+      The exchanged values, see `exchange`.
+    """
     workers = None if step is None else step.workers
     return exchange(towers, batch.weights, request.placement.main, workers)
 
@@ -246,15 +265,24 @@ def _recorded_with_optimizer_calls(
 
 
 def order_writes(request: Request, towers: typing.Sequence[Tower],
-                  roles: Roles) -> typing.List[Wait]:
-    """Makes the towers' writes of shared variables, other than the update, wait for their reads;
-    returns what waits for what."""
+                 roles: Roles) -> typing.List[Wait]:
+    """Makes the towers' writes of shared variables, other than the update, wait for their reads.
+
+    Args:
+      request: the checked arguments of the build.
+      towers: the towers.
+      roles: the roles of the variables.
+
+    Returns:
+      What waits for what.
+    """
     check_references_in_loops(towers)
     update_ops = request.training.update_ops
-    # The updates of a finished model are operations of their own, also of one tower: without an
-    # order they would come before or after the reads.
-    has_order = len(towers) > 1 or request.has_copies or request.call.is_finished
-    if update_ops == 'first' and has_order:
+    # A single tower needs an order in two cases: workers that have copies of the variables have to
+    # write equal values; and the updates of a finished model are operations of their own, which
+    # would come before or after the reads.
+    needs_order = len(towers) > 1 or request.has_copies or request.call.is_finished
+    if update_ops == 'first' and needs_order:
         return write_after_reads(towers, roles)
     if update_ops == 'all' and len(towers) > 1:
         return write_in_turn(towers, roles)
@@ -262,7 +290,7 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
 
 
 def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.List[TowerCopy]:
-    """Copies tower 0 once for each other part of the batch."""
+    """Copies tower 0 once for each other part of the batch; [] where there is one part."""
     parts = request.split.parts
     if len(parts) == 1:
         return []
@@ -270,10 +298,11 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     roles = first.roles
     tower = differentiated.tower
     updates = _updates_of_every_tower(tower.updates, roles, request)
-    # What only tower 0 writes may be computed from a value of the whole batch: copies have it, too.
+    copied = differentiated._replace(tower=tower._replace(updates=updates))
+    # What only tower 0 writes may be computed from a value of the whole batch, which every tower
+    # gives its part of: so copies compute these values, even if they need them for nothing else.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
-    copies = Copies(differentiated._replace(tower=tower._replace(updates=updates)),
-                    roles.inline_updates, request.split.parts_before,
+    copies = Copies(copied, roles.inline_updates, request.split.parts_before,
                     first.optimizer_fetches + batch_values)
     leaves_of_first = leaves_of(batch.inputs[0])
     tower_copies = []
@@ -289,7 +318,7 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
 
 
 def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> list:
-    """The updates, of those of tower 0, that a step runs in every tower.
+    """The updates among those of tower 0 that a step runs in every tower.
 
     With `update_ops='first'` these are the updates of variables that each tower has for itself, of
     the counters of metrics, and of variables that every tower writes in turn.
@@ -299,11 +328,13 @@ def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> li
         return updates
     if update_ops == 'none' or not request.training.objectives:
         return []
-    names_of_every = set(roles.own_state) | set(metric_variables()) | set(roles.names(EVERY))
-    if not names_of_every:
+    written_by_every = set(roles.own_state) | set(metric_variables()) | set(roles.names(EVERY))
+    if not written_by_every:
         return []
     writes = Writes(tf.get_default_graph())
     operations = graph_walk.step_operations(updates)
-    writers = [op for op in operations if not names_of_every.isdisjoint(writes.written_by(op))]
-    with_writers = graph_walk.reachable_from(writers, operations, control=True)
-    return [update for update in updates if graph_walk.operation_of(update).name in with_writers]
+    writers = [op for op in operations if not written_by_every.isdisjoint(writes.written_by(op))]
+    # An update may be a group of writes, or a value behind one.
+    waiting_for_writers = graph_walk.reachable_from(writers, operations, control=True)
+    return [update for update in updates
+            if graph_walk.operation_of(update).name in waiting_for_writers]

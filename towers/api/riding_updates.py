@@ -18,18 +18,22 @@ from towers.roles.write_order import updates_that_write
 
 def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
     """The updates that run with a step: those of one tower or all, and those from before the build.
+
+    Args:
+      tower_set: the towers.
+      updates_before: the `UPDATE_OPS` from before the build.
     """
     towers = tower_set.towers
-    others = list(updates_before)
-    if tower_set.request.training.update_ops == 'first':
-        own_state = [variable.op.name for variable in tower_set.roles.own_variables(1)]
-        written_by_all = own_state + list(metric_variables()) + tower_set.roles.names(EVERY)
-        others += updates_that_write(towers, written_by_all)
-        towers = towers[:1]
-    updates: list = []
-    for tower in towers:
-        updates += tower.updates
-    return updates + others
+    if tower_set.request.training.update_ops != 'first':
+        updates: list = []
+        for tower in towers:
+            updates += tower.updates
+        return updates + list(updates_before)
+    # Of the other towers only the updates of variables that each of them writes.
+    own_state = [variable.op.name for variable in tower_set.roles.own_variables(1)]
+    written_by_all = own_state + list(metric_variables()) + tower_set.roles.names(EVERY)
+    return (list(towers[0].updates) + list(updates_before)
+            + updates_that_write(towers, written_by_all))
 
 
 def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
@@ -39,16 +43,25 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
     An update rides on each loss whose computation has all operations of towers that the update
     needs; where there is no such loss, on each loss whose computation has some of them.
     """
-    computed_for = collections.OrderedDict()  # {name of a loss: names of the towers' operations}
+    computed_for: typing.Dict[str, typing.Set[str]] = collections.OrderedDict()
+    riding: typing.Dict[str, list] = collections.OrderedDict()
     for name, loss in losses.items():
-        computed_for[name] = {op for op in graph_walk.ancestors([loss])
-                              if any(tower.has(op) for tower in towers)}
+        computed_for[name] = _operations_of_towers(loss, towers)
+        riding[name] = []
     computed_for_any = set().union(*computed_for.values())
-    riding: typing.Dict[str, list] = collections.OrderedDict((name, []) for name in losses)
     for update in updates:
         needed = graph_walk.names_of(graph_walk.step_operations([update])) & computed_for_any
-        with_all = [name for name, computed in computed_for.items() if needed <= computed]
-        with_some = [name for name, computed in computed_for.items() if needed & computed]
+        with_all = [name for name in losses if needed <= computed_for[name]]
+        with_some = [name for name in losses if needed & computed_for[name]]
         for name in with_all or with_some:
             riding[name].append(update)
     return riding
+
+
+def _operations_of_towers(loss: tf.Tensor, towers: typing.Sequence[Tower]) -> typing.Set[str]:
+    """The names of the towers' operations that a loss is computed from."""
+    names = set()
+    for name in graph_walk.ancestors([loss]):
+        if any(tower.has(name) for tower in towers):
+            names.add(name)
+    return names

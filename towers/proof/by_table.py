@@ -52,13 +52,13 @@ def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Result
       states: of its inputs.
       view: `View`.
     """
-    known = if_complete(states)
     row = RULES.get(op.type)
-    if row is not None and (known is not None or _can_begin(op, states)):
-        return states_by_row(row, op, states, view)
-    if row is None and known is not None:
-        return _state_without_row(op, known, view)
-    return None
+    known = if_complete(states)
+    if row is None:
+        return None if known is None else _state_without_row(op, known, view)
+    if known is None and not _can_begin(op, states):
+        return None
+    return states_by_row(row, op, states, view)
 
 
 def if_complete(states: InputStates) -> typing.Optional[typing.List[State]]:
@@ -85,14 +85,14 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
       states: of its inputs.
       view: `View`.
     """
-    refused = _state_without_answer(row, op, states)
-    if refused is not None:
-        return refused
+    without_answer = _state_without_answer(row, op, states)
+    if without_answer is not None:
+        return without_answer
     inputs = [state for state in states if state is not None]
     if not row.takes_sizes:
         inputs = as_numbers(op, inputs, view)
     if row.takes_unknown:
-        answer = row.rule(op, states, view)
+        answer = row.rule(op, states, view)  # with a None for a state that is not there yet
     else:
         answer = row.rule(op, inputs, view)
     if answer is None or not row.keeps_marks:
@@ -127,6 +127,7 @@ def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: S
       result: the state that the rule gives.
       view: `View`.
     """
+    # Many rules have no answer for the values of one example.
     if result.kind is Kind.UNKNOWN and _computes_on_one_example(op, inputs):
         result = ONE_EXAMPLE
     if row.keeps_uniform:
@@ -139,7 +140,11 @@ def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: S
 
 def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State]) -> bool:
     """Whether an operation, in a loop over the examples, takes the values of one example and what
-    all examples have alike: then so is its result, whatever it computes."""
+    all examples have alike: then its result is of that example, whatever it computes.
+
+    An operation that keeps values, or takes a variable or a list of tensors, may bring in values of
+    other examples.
+    """
     if op.op_def.is_stateful or op.type in CONTROL_FLOW:
         return False
     for tensor in list(op.inputs) + op.outputs:

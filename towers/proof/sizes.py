@@ -138,10 +138,11 @@ def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.O
       view: `View`.
     """
     shape = view.shape(tensor)
-    if shape is None or state.kind in (Kind.UNKNOWN, Kind.ROWS):
+    if shape is None or state.kind in (Kind.UNKNOWN, Kind.ROWS):  # any number of rows
         return None
-    has_same_lengths = state.kind in (Kind.INDEPENDENT, Kind.PER_EXAMPLE)
-    if None in shape and not has_same_lengths:
+    # Of other kinds it is not certain that a length which is not static is the same on every tower.
+    are_lengths_alike = state.kind in (Kind.INDEPENDENT, Kind.PER_EXAMPLE)
+    if None in shape and not are_lengths_alike:
         return None
     sizes = []
     for axis, length in enumerate(shape):

@@ -134,13 +134,15 @@ def _combined(op: tf.Operation, dependences: typing.List[Dependence], view: View
         return Dependence.NONE
     if Dependence.OTHER in found:
         return Dependence.OTHER
-    is_call = op.name in view.bodies.results
-    if op.type in _HAND_ON or is_call or is_fused_batch_norm(op.type):
-        is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
-        if found == [Dependence.RUNNING_SUM] and not is_subtracted:
-            return Dependence.RUNNING_SUM
-        return Dependence.LINEAR
-    return Dependence.LINEAR if _is_linear(op, dependences, view) else Dependence.OTHER
+    # A call gives the result of a branch; a batch norm the average that it takes.
+    hands_on = op.type in _HAND_ON or op.name in view.bodies.results or (
+        is_fused_batch_norm(op.type))
+    if not hands_on:
+        return Dependence.LINEAR if _is_linear(op, dependences, view) else Dependence.OTHER
+    is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
+    if found == [Dependence.RUNNING_SUM] and not is_subtracted:
+        return Dependence.RUNNING_SUM
+    return Dependence.LINEAR
 
 
 def _is_linear(op: tf.Operation, dependences: typing.List[Dependence], view: View) -> bool:

@@ -93,8 +93,8 @@ def _reads_behind_writes(operations: typing.List[tf.Operation], writes: _Writes,
 
 def state_after_writes(op: tf.Operation, names: typing.List[str],
                        view: View) -> typing.Optional[State]:
-    """The state of a variable after some writes: the same on every tower, if all have written what
-    is the same on every tower, each by a choice that is; else a statistic of the shard.
+    """The state of a variable after some writes: the same on every tower, if each written value is,
+    and each condition under which it is written; else a statistic of the shard.
 
     Args:
       op: the operation that takes the variable.
@@ -104,7 +104,7 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
     Returns:
       The state; None as long as a written value, or a condition, has none.
     """
-    found: typing.List[State] = []
+    decisive: typing.List[State] = []  # of the written values, and of the conditions
     for name in names:
         values = values_written(name, view.graph)
         if values is None:
@@ -113,13 +113,13 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
             state = view.state_or_none(tensor)
             if state is None:
                 return None
-            found.append(state)
+            decisive.append(state)
         write = view.graph.get_operation_by_name(name)
-        found += conditions_around(write, view)
-    for state in found:
+        decisive += conditions_around(write, view)
+    for state in decisive:
         if state.kind is Kind.UNKNOWN:
             return state
-    numbers = as_numbers(op, found, view)
+    numbers = as_numbers(op, decisive, view)
     is_random = any(state.is_random for state in numbers)
     value = INDEPENDENT._replace(is_random=is_random)
     if all(state.is_alike_on_towers for state in numbers):
@@ -208,7 +208,7 @@ def _takers_after(variable: tf.Operation, write: tf.Operation,
 
     found = []
     for source in graph_walk.reached([variable], takers_of_same_memory).values():
-        if order.is_before(write.name, source.name):
+        if order.is_before(write.name, source.name):  # it takes the written value itself
             continue
         for taker in takers_of_same_memory(source):
             if taker is not write and order.is_before(write.name, taker.name):
