@@ -145,7 +145,7 @@ BREAKAGES = [
      'max(self._bytes_of_devices.values())', 'placement/test_variable_device.py'),
     ('towers/graph/graph_walk.py', 'inputs = inputs_of(op)',
      'inputs = producers_of(op)', 'roles/test_update_order.py'),
-    ('towers/api/train_ops.py', 'global_step if each is losses[-1] else None',
+    ('towers/api/train_ops.py', 'global_step if is_last else None',
      'global_step',
      'api/test_train_ops.py'),
     ('towers/api/call_for_each.py', 'losses, index, loss_factors[index])',

@@ -123,6 +123,7 @@ class Plan(typing.NamedTuple):
     def __str__(self):
         """The text of a screen: the towers, and below them the lines."""
         width = max(len(_row_name(tower.device)) for tower in self.towers)
+        # The format of four columns, of which that of the devices is as wide as their names.
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         rows = [self._row(row, tower) for tower in self.towers]
         if len(rows) > _MOST_ROWS:

@@ -117,20 +117,19 @@ def _check_made_by_name(recorded: Recorded) -> None:
 
     Their names begin with the name scope of the tower, so no other call would find them.
     """
-    counters = metric_variables()
-    for made in recorded.direct:
-        variable = made.variable
-        if variable.op.name in counters:
-            raise SharedVariableError(
-                "copies='reuse', and the model function calls a function of tf.metrics, whose "
-                "counter %r each call would have for itself: pass copies='clone', which shares it, "
-                'or call that function after the build with built.predictions; a scalar in metrics '
-                'becomes the mean over the batch.' % variable.op.name)
+    if not recorded.direct:
+        return
+    name = recorded.direct[0].variable.op.name
+    if name in metric_variables():
         raise SharedVariableError(
-            "copies='reuse', and the model function makes variable %r without tf.get_variable, so "
-            'that it is of one tower by its name: make it before build_towers (a Keras layer does '
-            "when it is called), or with tf.get_variable, or pass copies='clone'."
-            % variable.op.name)
+            "copies='reuse', and the model function calls a function of tf.metrics, whose "
+            "counter %r each call would have for itself: pass copies='clone', which shares it, "
+            'or call that function after the build with built.predictions; a scalar in metrics '
+            'becomes the mean over the batch.' % name)
+    raise SharedVariableError(
+        "copies='reuse', and the model function makes variable %r without tf.get_variable, so "
+        'that it is of one tower by its name: make it before build_towers (a Keras layer does '
+        "when it is called), or with tf.get_variable, or pass copies='clone'." % name)
 
 
 def _check_shard(index: int, recorded: Recorded, batch: CutBatch) -> None:

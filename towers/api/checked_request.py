@@ -275,6 +275,7 @@ def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectiv
     """
     if pipeline.stages is None:
         return None
+    # How many micro-batches have results in the memory of each stage at once.
     kept_by_stage = [1] * num_stages
     if pipeline.micro_batches > 1:
         kept_by_stage = [

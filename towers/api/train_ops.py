@@ -259,22 +259,28 @@ class _Steps:
         self._fetchable = fetches_in([outputs] + tower_outputs)
 
     def step(self, losses: typing.List[_LossGradients], updates: list) -> _Step:
-        """Makes the step that trains by some losses, with the update ops that run in it."""
+        """Makes the step that trains by some losses, with the update ops that run in it.
+
+        Args:
+          losses: the losses, with their gradients.
+          updates: the update ops.
+        """
         loss_values = [each.loss for each in losses]
         gradients = []
         for each in losses:
             gradients += tensors_of(each.transformed + each.combined.pairs_of_replicas)
-        riding, redirect, waits = self._riding_updates(updates, readers=loss_values + gradients)
+        riding = self._riding_updates(updates, readers=loss_values + gradients)
         scaled_losses = self._tower_set.gradients.scaled_losses
         if scaled_losses is not None:  # there is one loss then
             scaled_losses = scaled_losses.watched(losses[0].combined.gradients)
-        awaited = loss_values + riding
+        awaited = loss_values + riding.updates
         applied = self._applied(losses, awaited, gradients, scaled_losses)
-        if redirect is not None:
-            redirect()
+        if riding.redirect is not None:
+            riding.redirect()  # the optimizers' operations, before their order is found
+        waits = riding.waits
         if self._updates_here:
             waits = waits + self._hold(applied[-1].train_op, losses, awaited)
-        return _Step(applied, tuple(awaited), redirect, scaled_losses, waits)
+        return _Step(applied, tuple(awaited), riding.redirect, scaled_losses, waits)
 
     def _riding_updates(self, updates: list, readers: list) -> HeldBack:
         """Makes the operations that run the updates in a step, which the optimizers wait for.
@@ -288,7 +294,8 @@ class _Steps:
         """
         tower_set = self._tower_set
         riding = updates + follow_updates(tower_set.roles.replicas, updates, readers)
-        if self._exchange is None or not self._updates_here:
+        has_others_to_wait_for = self._exchange is not None and self._updates_here
+        if not has_others_to_wait_for:
             return HeldBack(riding, redirect=None, waits=[])
         return hold_back(riding, conditions=self._conditions,
                          active=tower_set.request.cluster.active, fetchable=self._fetchable)
@@ -316,13 +323,16 @@ class _Steps:
         applied: typing.List[Applied] = []
         for each in losses:
             predecessors = before_updates + [earlier.train_op for earlier in applied]
-            counted_step = global_step if each is losses[-1] else None
+            is_last = each is losses[-1]
+            counted_step = global_step if is_last else None  # a step of all losses counts once
             with graph_walk.Recording(tf.get_default_graph()) as made:
-                applied.append(apply_update(
+                update = apply_update(
                     tower_set, _applying(each, tower_set.copies),
                     each.combined._replace(gradients=each.transformed), counted_step, predecessors,
-                    scaled_losses))
-            self.closures.settle(made.operations, [applied[-1].train_op], predecessors)
+                    scaled_losses)
+            # An optimizer may have taken the loss of tower 0, as its program has it at hand.
+            self.closures.settle(made.operations, [update.train_op], predecessors)
+            applied.append(update)
         return applied
 
     def _hold(self, train_op: tf.Operation, losses: typing.List[_LossGradients],

@@ -146,7 +146,8 @@ class BuildCollections:
             yield
         except BaseException:
             self._restore()
-            if len(self._graph.get_operations()) > num_before:
+            has_made_operations = len(self._graph.get_operations()) > num_before
+            if has_made_operations:  # which TensorFlow cannot remove
                 _FAILED.add(self._graph)
             raise
         for entry in self.new_updates():

@@ -370,6 +370,7 @@ def _watched(update: typing.Any, layer: typing.Any, record: KerasCalls) -> typin
         return update
 
     def call_and_note() -> typing.Any:
+        """Makes the update, when Keras wants it, and records it."""
         with _on_device_of(layer):
             result = update()
         record.note_update(layer, result)

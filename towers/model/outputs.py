@@ -279,7 +279,7 @@ def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
     Args:
       metrics: what the model function returned in each tower, a dict or None.
       weights: the weights of the towers' shards.
-      inputs: the shards.
+      inputs: the shard of tower 0, whose metrics are checked.
 
     Returns:
       {name: metric}. A scalar becomes the mean over all examples. A `(value, update_op)` pair stays
@@ -309,7 +309,7 @@ def _merged_metric(name: str, values: list, weights: typing.Sequence,
       name: the name of the metric.
       values: its value in each tower.
       weights: the weights of the towers' shards.
-      inputs: the shards.
+      inputs: the shard of tower 0.
     """
     first = values[0]
     if _is_pair(first):
@@ -329,8 +329,8 @@ def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
 
     Args:
       name: the name of the metric.
-      value: the value of the pair.
-      inputs: the shards.
+      value: the value of the pair, in tower 0.
+      inputs: the shard of tower 0.
     """
     if not isinstance(value, tf.Tensor):
         return
@@ -375,7 +375,7 @@ def _is_scalar_number(value: typing.Any) -> bool:
 def weighted_sum(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:
     """`sum_k weight_k * value_k`, a scalar; a value of weight 0 counts nothing, even if it is
     NaN."""
-    if len(values) == 1:
+    if len(values) == 1:  # of weight 1
         return tf.identity(values[0])
     terms = []
     for value, weight in zip(values, weights):
