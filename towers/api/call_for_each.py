@@ -100,6 +100,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
 def _no_new_variables(index: int) -> typing.Iterator[None]:
     """A context of the call for tower `index` that refuses new variables, except for tower 0."""
     def refuse(unused_next_creator, **kwargs):
+        """Stands in the place of what makes a variable, which TensorFlow would call next."""
         raise SharedVariableError(
             "copies='reuse', and the call of the model function for tower %d makes variable %r: it "
             'shares what tf.get_variable makes, under the same names in every call. Pass '
@@ -136,6 +137,11 @@ def _check_shard(index: int, recorded: Recorded, batch: CutBatch) -> None:
     """Refuses a loss of tower `index` that is computed from an earlier tower's shard.
 
     `tf.losses.get_total_loss` adds up such a loss, since collections have the losses of all towers.
+
+    Args:
+      index: the index of the tower.
+      recorded: the call of the model function for it.
+      batch: the parts of the batch.
     """
     if recorded.output.loss is None:
         return

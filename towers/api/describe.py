@@ -128,7 +128,13 @@ def _rows(tower_set: TowerSet) -> typing.List[PlannedTower]:
 
 def _lines_of_variables(variables: typing.List[tf.Variable], tower_set: TowerSet, update: Update
                         ) -> Lines:
-    """The lines that say how many variables there are, and where."""
+    """The lines that say how many variables there are, and where.
+
+    Args:
+      variables: the variables of the model, without counters of metrics.
+      tower_set: the towers.
+      update: the update of the variables.
+    """
     request = tower_set.request
     if request.training.objectives:
         num_trainable = len(tower_set.roles.trainable)

@@ -290,7 +290,13 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
 
 
 def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.List[TowerCopy]:
-    """Copies tower 0 once for each other part of the batch; [] where there is one part."""
+    """Copies tower 0 once for each other part of the batch; [] where there is one part.
+
+    Args:
+      first: tower 0.
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+    """
     parts = request.split.parts
     if len(parts) == 1:
         return []
@@ -322,6 +328,11 @@ def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> li
 
     With `update_ops='first'` these are the updates of variables that each tower has for itself, of
     the counters of metrics, and of variables that every tower writes in turn.
+
+    Args:
+      updates: the updates of tower 0.
+      roles: the roles of the variables.
+      request: the checked arguments of the build.
     """
     update_ops = request.training.update_ops
     if update_ops == 'all':

@@ -42,6 +42,11 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
 
     An update rides on each loss whose computation has all operations of towers that the update
     needs; where there is no such loss, on each loss whose computation has some of them.
+
+    Args:
+      updates: the update ops of a step.
+      losses: {name: loss over the batch}.
+      towers: the towers.
     """
     computed_for: typing.Dict[str, typing.Set[str]] = collections.OrderedDict()
     riding: typing.Dict[str, list] = collections.OrderedDict()

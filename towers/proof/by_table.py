@@ -104,8 +104,16 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
 
 def _state_without_answer(row: Row, op: tf.Operation,
                           states: InputStates) -> typing.Optional[State]:
-    """The state of the results where an input is in a state for which the rule of the row has no
-    answer; None where the rule is to be asked."""
+    """The state of the results where an input is in a state for which the rule has no answer.
+
+    Args:
+      row: the row with the rule.
+      op: the operation.
+      states: of its inputs.
+
+    Returns:
+      The state; None where the rule is to be asked.
+    """
     for state in states:
         if state is None:
             continue
@@ -159,7 +167,13 @@ def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State]) -> bo
 
 def _keeps_uniform(op: tf.Operation, inputs: typing.List[State], view: View) -> bool:
     """Whether an operation on single entries gives a uniform result: one of its inputs is uniform,
-    and all others are single numbers."""
+    and all others are single numbers, as in `2. * ones`.
+
+    Args:
+      op: the operation.
+      inputs: the states of its inputs.
+      view: `View`.
+    """
     tensor_states = []
     for tensor, state in zip(op.inputs, inputs):
         if view.rank(tensor) != 0:

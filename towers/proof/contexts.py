@@ -111,7 +111,12 @@ def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
 
 
 def frame_is_over_examples(enter: tf.Operation, view: View) -> bool:
-    """Whether the loop that a value enters has an iteration for each example."""
+    """Whether the loop that a value enters has an iteration for each example.
+
+    Args:
+      enter: the `Enter`, by which the value comes into the loop.
+      view: `View`.
+    """
     merges = view.merges_of_frame(enter.get_attr('frame_name'))
     return any(loop_of(merge, view).is_over_examples for merge in merges)
 
@@ -125,8 +130,11 @@ def is_array_flow(tensor: tf.Tensor) -> bool:
 # ---- conditions ----------------------------------------------------------------------------------
 
 def conditions_of(merge: tf.Operation, view: View) -> typing.List[typing.Optional[State]]:
-    """The states of the conditions of the branches that end at a `Merge`, each once; None in the
-    place of a state that is not there yet; [] where no condition is known."""
+    """The states of the conditions of the branches that end at a `Merge`, each once.
+
+    Returns:
+      List of states, with a None for one that is not there yet; [] where no condition is known.
+    """
     names = []
     for tensor in merge.inputs:
         name = _condition_of_branch(tensor.op, view)
@@ -148,7 +156,12 @@ def _condition_of_branch(op: tf.Operation, view: View) -> typing.Optional[str]:
 
 
 def conditions_around(op: tf.Operation, view: View) -> typing.List[State]:
-    """The states of the conditions of all branches and loops around an operation, as numbers."""
+    """The states of the conditions of all branches and loops around an operation, as numbers: they
+    decide whether it runs, and how often.
+
+    In the body of a function these are the conditions around the calls that run it; a branch or a
+    loop of control flow v1 within the body is unknown.
+    """
     found = []
     for call in _branches_and_loops_v2(view):
         # A body has the name scope of its call.

@@ -208,17 +208,22 @@ def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],
       List of its results.
     """
     body, flat_names = compat.graph_def_of_function(function)
-    argument_names = [argument.name for argument in function.signature.input_arg]
     # In the body an argument is a placeholder: the tensor that is passed takes its place.
-    tensors = {name + ':0': tensor for name, tensor in zip(argument_names, arguments)}
-    graph_def = _without_nodes(body, argument_names)
-    taken = _names_taken(graph_def)
-    taken_arguments = {name + ':0': tensors[name + ':0']
-                       for name in argument_names if name in taken}
+    passed = {}
+    for argument, tensor in zip(function.signature.input_arg, arguments):
+        passed[argument.name] = tensor
+    graph_def = _without_nodes(body, passed)
+    names_taken = _names_taken(graph_def)
+    tensors = {}  # {name of a tensor in the body: the tensor in the graph}
+    input_map = {}  # the same of those that the body takes: an import refuses others
+    for name, tensor in passed.items():
+        tensors[name + ':0'] = tensor
+        if name in names_taken:
+            input_map[name + ':0'] = tensor
     results = [flat_names[function.ret[result.name]] for result in function.signature.output_arg]
-    computed = [text for text in results if text not in tensors]  # others are arguments
+    computed = [text for text in results if text not in tensors]  # the others are arguments
     imported = tf.import_graph_def(
-        graph_def, input_map=taken_arguments, return_elements=computed, name=scope)
+        graph_def, input_map=input_map, return_elements=computed, name=scope)
     tensors.update(zip(computed, imported))
     return [tensors[text] for text in results]
 
@@ -237,8 +242,7 @@ def _without_nodes(body: tf.GraphDef, names: typing.Container[str]) -> tf.GraphD
 
 
 def _names_taken(graph_def: tf.GraphDef) -> typing.Set[str]:
-    """The names of the operations whose results the nodes of a graph take; an import refuses a map
-    of inputs with others."""
+    """The names of the operations whose results the nodes of a graph take."""
     names: typing.Set[str] = set()
     for node in graph_def.node:
         names.update(text.split(':')[0] for text in node.input)

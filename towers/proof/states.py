@@ -187,7 +187,19 @@ ONE_EXAMPLE = State(Kind.ONE_EXAMPLE)
 
 
 def per_example(axis: int, outer: int = 1, inner: int = 1, is_constant: bool = False) -> State:
-    """The state of a tensor with the examples along a dimension."""
+    """The state of a tensor with the examples along a dimension.
+
+        [n, 4]           per_example(0)
+        [8, n]           per_example(1)
+        [n * 8]          per_example(0, inner=8), 8 neighbouring entries of each example
+        [8 * n]          per_example(0, outer=8), all examples, and all of them again
+
+    Args:
+      axis: the dimension.
+      outer: how often all examples follow each other along it.
+      inner: how many neighbouring entries belong to one example.
+      is_constant: whether every example has the same values.
+    """
     return State(Kind.PER_EXAMPLE, axis, outer, inner, is_constant=is_constant)
 
 
@@ -196,7 +208,12 @@ ROW_OF_EACH_EXAMPLE = per_example(0).layout
 
 
 def rows(axis: int, selection: str) -> State:
-    """The state of a tensor with any number of rows of each example along a dimension."""
+    """The state of a tensor with any number of rows of each example along a dimension.
+
+    Args:
+      axis: the dimension.
+      selection: the name of the operation or tensor that selected the rows.
+    """
     return State(Kind.ROWS, axis, selection=selection)
 
 
@@ -206,5 +223,10 @@ def sizes_state(sizes: typing.Iterable[Size]) -> State:
 
 
 def unknown(op: tf.Operation, why: str) -> State:
-    """The state of the results of an operation about which nothing is proven."""
+    """The state of the results of an operation about which nothing is proven.
+
+    Args:
+      op: the operation, at which the proof ends.
+      why: the predicate of a sentence whose subject is the operation.
+    """
     return State(Kind.UNKNOWN, reason=Reason(op.name, op.type, why))

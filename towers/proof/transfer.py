@@ -102,7 +102,12 @@ class Transfer:
 
     def _without_overflow(self, tensor: tf.Tensor, state: State) -> State:
         """The state of a result, which is no mean, sum or share where its type holds small integers
-        alone: a sum of 256 ones is 0 in a uint8, and so no sum of those of the shards."""
+        alone: a sum of 256 ones is 0 in a uint8, and so no sum of those of the shards.
+
+        Args:
+          tensor: the result.
+          state: its state in a type that holds it.
+        """
         is_narrow = tensor.dtype.is_integer and tensor.dtype.size < _BYTES_OF_INTEGER
         if is_narrow and state.is_over_all:
             return marks_of_totals(tensor.op, [state], self._view, 'may overflow its type')
@@ -191,8 +196,13 @@ class Transfer:
         return loops_v2.argument(self._carried[op.name], self._view)
 
     def _by_branches(self, op: tf.Operation, states: typing.List[State]) -> Results:
-        """The results of a call, by the bodies of the functions that it may run: one, or one for
-        each branch of an `If` or a `Case`, whose first input is the condition."""
+        """The results of a call, by the bodies of the functions that it may run.
+
+        Args:
+          op: the call of one function; or an `If` or a `Case`, whose first input is the condition,
+            of one for each branch.
+          states: of its inputs.
+        """
         found = []
         for results in zip(*self._view.bodies.results[op.name]):  # a result of each branch
             ends = if_complete([self._view.state_or_none(tensor) for tensor in results])

@@ -41,12 +41,20 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
     other_analysis = analysis.with_size_constants
     if other_analysis is None or verdict.is_proven or verdict.is_conditional:
         return verdict
+    # Not proven as it stands; perhaps if some constants are the size of the batch.
     return _verdict(losses, other_analysis, batch_norms, question)
 
 
 def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
              question: Question) -> Verdict:
-    """The verdict by one analysis; the arguments are those of `verdict_of`."""
+    """The verdict by one analysis.
+
+    Args:
+      losses: list of the scalars of the analysed forward pass that the loss is the sum of.
+      analysis: `Analysis`, with the constants as they are, or with size constants.
+      batch_norms: `BatchNorms` of the forward pass.
+      question: what the build does to the losses.
+    """
     state = _sum_of([analysis.state(loss) for loss in losses])
     normalizations = statistics_of_normalizations(batch_norms, losses, analysis)
     ends = _ends(state, losses, analysis, normalizations)
