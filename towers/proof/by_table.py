@@ -20,7 +20,7 @@ from towers.graph.op_types import (
     VARIABLE_OPS,
 )
 from towers.proof.sizes import as_numbers
-from towers.proof.states import INDEPENDENT, ONE_EXAMPLE, Kind, State, unknown
+from towers.proof.states import INDEPENDENT, ONE_EXAMPLE, Kind, State, first_unknown, unknown
 from towers.proof.table import RULES, Row
 from towers.proof.view import View
 
@@ -226,9 +226,9 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
       states: of its inputs.
       view: `View`.
     """
-    for state in states:
-        if state.kind is Kind.UNKNOWN:
-            return state
+    not_known = first_unknown(states)
+    if not_known is not None:
+        return not_known
     is_random = graph_walk.is_random(op)
     if op.type.startswith(_GIVES_OTHER_VALUES):
         return unknown(op, 'gives another value to each tower')

@@ -230,3 +230,11 @@ def unknown(op: tf.Operation, why: str) -> State:
       why: the predicate of a sentence whose subject is the operation.
     """
     return State(Kind.UNKNOWN, reason=Reason(op.name, op.type, why))
+
+
+def first_unknown(states: typing.Iterable[State]) -> typing.Optional[State]:
+    """The first state of which nothing is known, which has the reason; None where all are known."""
+    for state in states:
+        if state.kind is Kind.UNKNOWN:
+            return state
+    return None

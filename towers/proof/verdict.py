@@ -8,7 +8,7 @@ from towers.graph import graph_walk
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, statistics_of_normalizations
 from towers.proof.stand_ins import SizeConstants
-from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State
+from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State, first_unknown
 
 
 class Verdict(typing.NamedTuple):
@@ -86,9 +86,9 @@ def _sum_of(states: typing.List[State]) -> State:
     Unlike a sum in the graph (`rules.totals.sum_of_totals`), it has no operation to which a mark
     could point.
     """
-    for state in states:
-        if state.kind is Kind.UNKNOWN:
-            return state
+    not_known = first_unknown(states)
+    if not_known is not None:
+        return not_known
     total = states[0]
     for state in states[1:]:
         has_offset = total.has_offset or state.has_offset

@@ -28,7 +28,7 @@ from towers.graph.variable_access import (
 from towers.proof.contexts import conditions_around
 from towers.proof.functions import Bodies
 from towers.proof.sizes import as_numbers
-from towers.proof.states import INDEPENDENT, Kind, State, unknown
+from towers.proof.states import INDEPENDENT, State, first_unknown, unknown
 from towers.proof.view import View
 
 _Names = typing.Dict[str, typing.List[str]]
@@ -116,9 +116,9 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
             decisive.append(state)
         write = view.graph.get_operation_by_name(name)
         decisive += conditions_around(write, view)
-    for state in decisive:
-        if state.kind is Kind.UNKNOWN:
-            return state
+    not_known = first_unknown(decisive)
+    if not_known is not None:
+        return not_known
     numbers = as_numbers(op, decisive, view)
     is_random = any(state.is_random for state in numbers)
     value = INDEPENDENT._replace(is_random=is_random)

@@ -47,14 +47,6 @@ def are_shared_arguments(states: typing.Iterable[State]) -> bool:
     return not any(state.is_by_example or state.is_position for state in states)
 
 
-def first_unknown(states: typing.Iterable[State]) -> typing.Optional[State]:
-    """The first state of which nothing is known, which has the reason; None where all are known."""
-    for state in states:
-        if state.kind is Kind.UNKNOWN:
-            return state
-    return None
-
-
 def fits_examples_as_built(state: State, view: View) -> bool:
     """Whether a value without examples may go beside the examples, an entry to each of them.
 

@@ -19,7 +19,6 @@ from towers.proof.rules.common import (
     any_by_example,
     any_of_kind,
     are_shared_arguments,
-    first_unknown,
     is_of_batch,
     with_new_dimension,
 )
@@ -36,6 +35,7 @@ from towers.proof.states import (
     ROW_OF_EACH_EXAMPLE,
     Kind,
     State,
+    first_unknown,
     per_example,
     rows,
     unknown,

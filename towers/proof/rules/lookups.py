@@ -15,7 +15,6 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.proof.rules.common import first_unknown
 from towers.proof.rules.rows import is_sparse
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import Sizes, product_of_all, quotient, sizes_in
@@ -24,6 +23,7 @@ from towers.proof.states import (
     Kind,
     Size,
     State,
+    first_unknown,
     per_example,
     rows,
     sizes_state,

@@ -18,10 +18,10 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.proof import contexts
 from towers.proof.rules import longest
-from towers.proof.rules.common import any_by_example, first_unknown
+from towers.proof.rules.common import any_by_example
 from towers.proof.rules.totals import not_linear, sum_of_totals
 from towers.proof.sizes import as_number, as_numbers
-from towers.proof.states import ONE_EXAMPLE, Kind, State, unknown
+from towers.proof.states import ONE_EXAMPLE, Kind, State, first_unknown, unknown
 from towers.proof.view import View
 
 _States = typing.List[State]

@@ -13,7 +13,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import COMPUTES_WITH_POSITIONS, first_unknown
+from towers.proof.rules.common import COMPUTES_WITH_POSITIONS
 from towers.proof.rules.gathers import values_at
 from towers.proof.rules.moves import moves_entries
 from towers.proof.sizes import as_number, sizes_in
@@ -24,6 +24,7 @@ from towers.proof.states import (
     ROW_OF_EACH_EXAMPLE,
     Kind,
     State,
+    first_unknown,
     unknown,
 )
 from towers.proof.view import View
