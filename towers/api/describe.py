@@ -46,9 +46,11 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Pl
     metric_counters = operation_names(tf.local_variables())
     variables = [variable for variable in tower_set.recorded.variables
                  if variable.op.name not in metric_counters]
-    from_shard = []
+    from_shard = []  # a single tower's part is the whole batch
     if len(towers) > 1:
         from_shard = _initialized_from_shard(variables, towers[0])
+    xla = describe_xla(request.devices) if request.numerics.xla else None
+    batch_norm = _batch_norm(tower_set, num_updates_before) if trains else None
 
     lines = _lines_of_variables(variables, tower_set, update)
     lines += _lines_of_session(request, batch.batch_size)
@@ -57,9 +59,9 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Pl
     lines += [
         ('stages', stages_line(towers, tower_set.cuts)),
         ('precision', _precision(request)),
-        ('XLA compiles', describe_xla(request.devices) if request.numerics.xla else None),
+        ('XLA compiles', xla),
         ('regularization', tower_set.losses.description),
-        ('batch norm', _batch_norm(tower_set, num_updates_before) if trains else None)]
+        ('batch norm', batch_norm)]
     if len(towers) > 1:
         lines += _lines_of_roles(tower_set)
     if from_shard:

@@ -65,13 +65,15 @@ def _averages_of_tower_0(tower_set: TowerSet) -> typing.List[str]:
     """
     proven = tower_set.recorded.proven
     batch_norm_statistics = proven.batch_norms.statistics()
-    names = set()
+    written = set()
     for writes in proven.analysis.writes.values():
         for write in writes:
+            # The means that the written value is linear in, and the statistics it depends on else.
             statistics = write.value.reductions | write.value.shard_statistics
             if statistics - batch_norm_statistics:
-                names.add(write.variable)
-    return sorted(names.intersection(tower_set.roles.names(FIRST)))
+                written.add(write.variable)
+    written_by_tower_0 = tower_set.roles.names(FIRST)
+    return sorted(written.intersection(written_by_tower_0))
 
 
 def _whose_batch(request: Request) -> str:

@@ -147,8 +147,8 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     replicas = tower_set.roles.replicas
     machines = None
     if exchange is not None:
-        replicated = () if replicas is None else tuple(replicas.of_variable)
-        machines = exchange.completed(train_op, joint_step.awaited, replicated,
+        names_of_replicated = () if replicas is None else tuple(replicas.of_variable)
+        machines = exchange.completed(train_op, joint_step.awaited, names_of_replicated,
                                       joint_step.redirect)
         train_op = machines.train_op
     all_steps = list(single_steps.values()) + [joint_step]
