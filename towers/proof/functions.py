@@ -69,7 +69,7 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
             continue
         if any(_has_own_gradient(function, program) for function in functions):
             bodies.own_gradients.add(op.name)
-        outermost = bodies.callers.get(op.name, op.name)
+        outermost = bodies.callers.get(op.name, op.name)  # `op`, if it is in no body itself
         for inner in imported.operations:
             bodies.callers[inner.name] = outermost
             bodies.direct_callers[inner.name] = op.name

@@ -94,6 +94,7 @@ class Transfer:
                 return None
             if not memory.is_alike_on_towers:
                 return unknown(op, 'takes the memory of a variable that was written before')
+            # Else all towers have the same there, written or not: as its inputs say.
         if self._has_body(op):
             return self._by_body(op, states)
         return states_by_table(op, states, self._view)

@@ -159,12 +159,12 @@ def _is_linear(op: tf.Operation, dependences: typing.List[Dependence], view: Vie
     if op.type == 'Neg':
         return True
     if op.type in QUOTIENTS:
-        is_in_one = dependences[1] is Dependence.NONE  # not in the divisor
+        is_in_one_factor = dependences[1] is Dependence.NONE  # not in the divisor
     else:
-        is_in_one = op.type == 'Mul' and dependences.count(Dependence.NONE) == 1
+        is_in_one_factor = op.type == 'Mul' and dependences.count(Dependence.NONE) == 1
     factors = [view.state(tensor) for tensor, dependence in zip(op.inputs, dependences)
                if dependence is Dependence.NONE]
-    return is_in_one and all(_is_shared(factor) for factor in factors)
+    return is_in_one_factor and all(_is_shared(factor) for factor in factors)
 
 
 def _is_shared(factor: State) -> bool:
