@@ -161,7 +161,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         outputs, metric_waits = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
         exchange = None
-        if request.cluster is not None and request.training.objectives:
+        if request.trains_with_machines:
             combined, exchange = combine_machines(tower_set, combined, outputs.loss)
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     plan = describe(tower_set, update, len(collections_before.updates))

@@ -169,7 +169,7 @@ def _bytes_text(size: int) -> str:
 
 def _placed(request: Request, recorded: Recorded) -> str:
     """The text after `variables on`: where the variables are."""
-    if request.training.objectives and request.cluster is not None and request.cluster.is_served:
+    if request.trains_with_machines and request.cluster.is_served:
         return 'the parameter servers, by size, once there is a session'
     made = operation_names(recorded.created)
     devices_before = set()
@@ -199,7 +199,7 @@ def _lines_of_session(request: Request, batch_size: typing.Any) -> Lines:
       batch_size: the number of this machine's examples, an int or a scalar.
     """
     lines: Lines = []
-    if request.training.objectives and request.cluster is not None:
+    if request.trains_with_machines:
         lines += [('cluster', _cluster(request.cluster, batch_size, len(request.devices))),
                   ('open to anyone', request.cluster.warning())]
     if needs_config(request.devices):

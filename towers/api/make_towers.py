@@ -146,7 +146,7 @@ def begin_step(request: Request, batch: CutBatch) -> typing.Any:
     Its operations are made after the recorded call: TensorFlow numbers operations, and draws the
     seeds of random ops by these numbers, which have to be as without a cluster.
     """
-    if request.cluster is None or not request.training.objectives:
+    if not request.trains_with_machines:
         return None
     with tf.name_scope('machines'):
         return request.cluster.begin_step(batch.batch_size, request.training.reduction)

@@ -126,8 +126,12 @@ class KerasCalls:
         functions: dict = {}  # functions with equal keys make the same loss
         for layer in self.layers:
             functions.update(compat.keras_weight_losses(layer))
-        losses = [make() for make in functions.values()]
-        return [tf.convert_to_tensor(loss) for loss in losses if loss is not None]
+        losses = []
+        for make_loss in functions.values():
+            loss = make_loss()
+            if loss is not None:
+                losses.append(tf.convert_to_tensor(loss))
+        return losses
 
     def activity_losses(self, on_keras_input: bool = False) -> typing.List[tf.Tensor]:
         """List of the losses that depend on the inputs of the layers' calls, scalars: from activity
@@ -248,10 +252,15 @@ class KerasCalls:
         for call in calls:
             made = set(call.made.operations)
             for op in call.made.operations:
-                is_write = op.type.startswith(_WRITES) and op.name not in names_of_initializers
-                if is_write and self._can_run(op) and not _is_initialization(op, made):
+                is_initialization = op.name in names_of_initializers or _is_initialization(op, made)
+                if _is_write(op) and self._can_run(op) and not is_initialization:
                     updates.append(op)
         return updates
+
+
+def _is_write(op: tf.Operation) -> bool:
+    """Whether an operation writes a variable."""
+    return op.type.startswith(_WRITES)
 
 
 def _is_initialization(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:

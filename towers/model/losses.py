@@ -64,6 +64,7 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
                 "regularization='add', and the model function returned several losses (%s): which "
                 'of them it belongs to is not known here.' % ', '.join(loss))
         if adds and registered.outside:
+            # Every tower computes them; they count once, since the towers' weights add up.
             added = registered.outside
             loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in added])
         if request.numerics.check_numerics:
@@ -103,10 +104,9 @@ def _own_placeholder(recorded: typing.Any,
       The first such placeholder; None if there is none.
     """
     for op in recorded.operations:
-        if op.type in PLACEHOLDERS and op.name in names:
-            tensor = op.outputs[0]
-            if tensor.shape.ndims != 0:
-                return tensor
+        is_placeholder = op.type in PLACEHOLDERS and op.name in names
+        if is_placeholder and op.outputs[0].shape.ndims != 0:
+            return op.outputs[0]
     return None
 
 

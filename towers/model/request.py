@@ -56,6 +56,11 @@ class Request(typing.NamedTuple):
         return 1
 
     @property
+    def trains_with_machines(self) -> bool:
+        """Whether the machines of a cluster train together: an evaluation is of one machine."""
+        return self.cluster is not None and bool(self.training.objectives)
+
+    @property
     def has_whole_batch(self) -> bool:
         """Whether this machine has all examples of a step."""
         return self.cluster is None or self.cluster.workers_a_step == 1
@@ -64,14 +69,17 @@ class Request(typing.NamedTuple):
     def parts_of_batch(self) -> int:
         """How many parts the batch of a step has, on all machines that train together."""
         num_parts = len(self.split.parts)
-        if self.cluster is None or not self.training.objectives:
-            return num_parts
-        return num_parts * self.cluster.num_workers
+        if self.trains_with_machines:
+            num_parts *= self.cluster.num_workers
+        return num_parts
 
     @property
     def has_equal_workers(self) -> bool:
         """Whether a static size of this machine's batch is that of all machines'."""
-        return self.cluster is None or not (self.cluster.uneven or self.cluster.active is not None)
+        if self.cluster is None:
+            return True
+        some_may_lack_data = self.cluster.active is not None
+        return not self.cluster.uneven and not some_may_lack_data
 
     @property
     def random_step(self) -> typing.Optional[tf.Variable]:
@@ -94,6 +102,4 @@ class Request(typing.NamedTuple):
         if self.split.accumulate > 1:
             return ('a tower has %d micro-batches, which are not there at the same time: build '
                     'without micro-batches (Memory, Pipeline)' % self.split.accumulate)
-        if self.cluster is None or not self.training.objectives:
-            return None
-        return self.cluster.no_batch_values
+        return self.cluster.no_batch_values if self.trains_with_machines else None
