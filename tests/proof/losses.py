@@ -1098,6 +1098,27 @@ def top_k_by_count(x, label):
     return average(tf.nn.top_k(dense(x, 20), 1 + total(tf.cast(label, tf.int32)))[0])
 
 
+def rows_of_blocks(seq, step):
+    """Sums of one row of each example, at the place of the largest entry of [n, 5], which a loop
+    carries from `step` to `step`."""
+    table = tf.reshape(seq, [-1, 4])
+    def body(t, h, picked):
+        places = tf.range(size(seq)) * 5 + tf.argmax(h, 1, output_type=tf.int32)
+        return t + 1, step(h), picked + tf.gather(table, places)
+    picked = tf.while_loop(lambda t, *_: t < 3, body, [0, seq[:, :, 0], seq[:, 0]])[2]
+    return average(tf.square(dense(picked, 1)))
+
+
+@coupled
+def rows_of_blocks_by_a_carried_value(seq):
+    return rows_of_blocks(seq, lambda h: h[::-1])
+
+
+@independent
+def rows_of_blocks_by_a_carried_value_of_each(seq):
+    return rows_of_blocks(seq, lambda h: h[:, ::-1])
+
+
 @coupled
 def top_k_by_max(x, key):
     return average(tf.nn.top_k(dense(x, 20), 1 + tf.cast(tf.reduce_max(key), tf.int32))[0])

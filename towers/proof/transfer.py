@@ -53,7 +53,10 @@ class Transfer:
         """Whether the results depend on states of other tensors than the operation's inputs."""
         takes_written = op.name in self._written_before.reads or (
             op.name in self._written_before.takers_of_memory)
-        return takes_written or self._has_body(op)
+        # A rule that has an answer for an unknown input looks at what that is computed from.
+        row = RULES.get(op.type)
+        looks_behind_inputs = row is not None and row.takes_unknown
+        return takes_written or looks_behind_inputs or self._has_body(op)
 
     def results(self, op: tf.Operation,
                 states: InputStates) -> typing.Optional[typing.List[State]]:
