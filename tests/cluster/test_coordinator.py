@@ -47,10 +47,13 @@ class Member:
         try:
             self.connection.meet(deadline)
         except ClusterError:
-            self.connection.close()
+            error = None
             if rank == 0 and self.connection.lost is None:
+                error = self.coordinator.give_up()
+            self.connection.close()
+            if error is not None:
                 self.coordinator.close()
-                raise self.coordinator.missing()
+                raise error
             raise
 
     def lost(self):
@@ -255,6 +258,8 @@ def test_those_that_wait_say_so(monkeypatch):
     _, (said, error) = together(lambda rank: alone(rank, workers, 2. - rank / 2.), 2)
     assert said[-1].startswith('waiting        for worker 2 (%s)' % workers[2])
     assert 'it waits for worker 2 (%s), and start_timeout is over' % workers[2] in error
+    _, (_, error) = together(lambda rank: alone(rank, workers, 2. + rank), 2)
+    assert 'does not take worker 2 (%s) in: it did not join' % workers[2] in error
 
 
 def test_a_rank_that_is_here_already_is_refused(monkeypatch):

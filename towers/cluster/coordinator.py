@@ -156,10 +156,17 @@ class Coordinator:
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-coordinator')
         self._thread.start()
 
-    def missing(self) -> ClusterError:
-        """The error about the workers that have not come, or have been refused."""
+    def give_up(self) -> ClusterError:
+        """Tells the workers that are here which one has not come; returns the error about all that
+        have not come, or have been refused."""
         missing = [worker for worker in self._workers[1:] if not worker.is_here]
         never_came = [worker for worker in missing if not worker.has_come]
+        for absent in (never_came or missing)[:1]:
+            refused = {'type': 'refused', 'rank': absent.rank,
+                       'why': 'it did not join within start_timeout: start it, correct its '
+                              'address, or see why it was refused'}
+            for worker in self._workers[1:]:
+                worker.send(refused)
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
             'it was refused, or give a longer one.' % (

@@ -278,7 +278,7 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
         except ClusterError:
             is_timeout_of_chief = listener is not None and connection.lost is None
             if is_timeout_of_chief:  # the coordinator knows who is missing
-                raise coordinator.missing() from None
+                raise coordinator.give_up() from None
             raise
         yield connection
 
