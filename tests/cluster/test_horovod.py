@@ -66,9 +66,12 @@ def test_losses_are_weighted_by_examples_and_gradients_are_added(uneven, reducti
     assert machines.updates_here
 
 
-def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
+@pytest.mark.parametrize('size, sent_indices, sent_values', [
+    (2, [1, 0], [5., 2.]), (3, [1, 0, 1], [1., 2., 4.])])
+def test_rows_of_all_are_added_and_one_row_is_sent_once_where_it_is_likely_twice(
+        size, sent_indices, sent_values, asked, monkeypatch):
     """Rows 1, 0, 1 are here; the stand-in gathers rows 1 and 0 of the other process."""
-    rows = tf.get_variable('rows', [2], initializer=tf.zeros_initializer())
+    rows = tf.get_variable('rows', [size], initializer=tf.zeros_initializer())
     sent = []
 
     def allreduce(slices, op, name=None):
@@ -82,7 +85,7 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
     with tf.Session() as session:
         machines.begin_session(session)
         own, together = session.run([sent[0], gradient])
-    assert (own.indices.tolist(), own.values.tolist()) == ([1, 0], [5., 2.])
+    assert (own.indices.tolist(), own.values.tolist()) == (sent_indices, sent_values)
     assert (together.indices.tolist(), together.values.tolist()) == ([1, 0], [15., 22.])
 
 

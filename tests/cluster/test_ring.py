@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster import collectives, ring, ring_rows
 from towers.errors import ClusterError
+from towers.graph.graph_walk import step_operations
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, together, train
 from case_marks import first_fast
@@ -217,12 +218,13 @@ def test_a_static_number_of_rows_is_sent_with_its_indices(dtype, index_type):
     values = np.random.RandomState(0).randn(3, 2, 3).astype(dtype)
     slices = tf.IndexedSlices(tf.constant(values), tf.constant(indices))
     sent = tf.float64 if dtype == 'float64' else tf.float32
-    matrix = ring_rows.matrix_of(slices, table, sent)
-    received = ring_rows.slices_of(matrix, slices, table)
+    vectors = ring_rows.vectors_of(slices, table, sent)
+    by_worker = [tf.stack([vector, vector]) for vector in vectors]  # two workers have the same
+    received = ring_rows.slices_of(by_worker[0], by_worker[1], slices, table)
     with tf.Session() as session:
         found = session.run(received)
-    assert found.indices.tolist() == indices.tolist() and found.indices.dtype == index_type
-    assert found.values.tobytes() == values.tobytes()
+    assert found.indices.tolist() == indices.tolist() * 2 and found.indices.dtype == index_type
+    assert found.values.tobytes() == values.tobytes() * 2
 
 
 def test_lookups_of_static_numbers_of_rows_are_one_message():
@@ -236,3 +238,18 @@ def test_lookups_of_static_numbers_of_rows_are_one_message():
             return sum(op.type.startswith('Collective')
                        for op in tf.get_default_graph().get_operations())
     assert [messages(9), messages(3)] == [1, 3]
+
+
+def test_a_step_of_a_static_batch_has_one_message_for_dense_gradients_and_one_for_rows():
+    """On two towers, with two tables: nothing counts rows or examples, nor looks at weights."""
+    def model_fn(words):
+        tables = [tf.get_variable(name, [50, 2]) for name in 'ab']
+        rows = tf.concat([tf.gather(table, words) for table in tables], 2)
+        weights = [tf.get_variable(name, [4]) for name in 'vw']
+        return tf.reduce_mean(rows * weights[0] * weights[1])
+    built = towers.build_towers(
+        model_fn, (tf.zeros([4, 3], tf.int64),), tf.train.AdagradOptimizer(.1), 2, 'mean',
+        cluster=towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2']))
+    messages = [op.type for op in step_operations([built.train_op])
+                if op.type.startswith('Collective')]
+    assert sorted(messages) == ['CollectiveGather', 'CollectiveReduce']

@@ -5,16 +5,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.checksums import checksum
 from towers.cluster.collectives import Collectives
 from towers.cluster.machines import builds_of, shared_variables
 from towers.errors import ClusterError
 from towers.gradients.gradient_pairs import variables_of
 from towers.graph.graph_walk import operation_names
 from towers.placement.variable_device import only_device
-
-# Numbers of a variable that are looked at. `serialize_tensor` takes no more than 2 GB.
-_MOST_NUMBERS = 1 << 26
-_NUM_CHECKSUMS = 1 << 52  # JSON, in which they are compared, has no larger numbers
 
 
 def replica_refreshes(built: typing.Any) -> typing.List[tf.Operation]:
@@ -67,10 +64,8 @@ class DriftHook(_AfterSteps):
         with only_device('/cpu:0'), tf.name_scope('checksums'):
             for variable in variables:
                 previous = self._checksums[-1:]
-                with tf.control_dependencies(previous):  # a copy of one variable at a time
-                    value = tf.reshape(variable.read_value(), [-1])[:_MOST_NUMBERS]
-                    self._checksums.append(tf.strings.to_hash_bucket_fast(
-                        tf.io.serialize_tensor(value), _NUM_CHECKSUMS))
+                with tf.control_dependencies(previous):  # one variable at a time
+                    self._checksums.append(checksum(variable))
 
     def _compared_variables(self) -> typing.List[tf.Variable]:
         """The variables that the update writes, or that worker 0 gives to the others; those that

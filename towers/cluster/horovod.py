@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import worker_step
 from towers.cluster.engine import Engine, EngineGradients, EngineStep, Pairs
+from towers.cluster.ring_rows import has_few_static_rows
 from towers.cluster.sent_types import (
     type_of_sent_gradient,
     type_of_sent_value,
@@ -104,16 +105,17 @@ class _Messages:
         total = self.sum(tf.cast(tensor, type_of_sent_value(tensor)), 'towers_value')
         return tf.cast(total, tensor.dtype)
 
-    def sum_of_gradients(self, gradient: typing.Any) -> typing.Any:
+    def sum_of_gradients(self, gradient: typing.Any, variable: tf.Variable) -> typing.Any:
         """The sum of the processes' gradients of a variable, in the type in which they are sent.
 
         Of sparse gradients, Horovod gathers the rows, and adds none of them up. So each row is sent
-        once, and the gathered rows are added up afterwards.
+        once, where many of them are likely to have one index, and the gathered rows are added up
+        afterwards.
         """
         sent = cast(gradient, type_of_sent_gradient(gradient.dtype))
         if not isinstance(sent, tf.IndexedSlices):
             return self.sum(sent)
-        rows = each_row_once(sent)
+        rows = sent if has_few_static_rows(sent, variable) else each_row_once(sent)
         rows = tf.IndexedSlices(self._known_in_step(rows.values),
                                 self._known_in_step(rows.indices), rows.dense_shape)
         return each_row_once(self._hvd.allreduce(rows, op=self._hvd.Sum))
@@ -155,7 +157,7 @@ def _combined(messages: _Messages, gradients: Pairs) -> Pairs:
     for gradient, variable in gradients:
         scope = '%ssums/%s/' % (_SCOPE, variable.op.name)
         with only_device(variable.device or None), tf.name_scope(scope):
-            total = cast(messages.sum_of_gradients(gradient), gradient.dtype.base_dtype)
+            total = cast(messages.sum_of_gradients(gradient, variable), gradient.dtype.base_dtype)
             combined.append((total, variable))
     return combined
 

@@ -2,7 +2,7 @@
 
 Every worker gathers the rows of all workers, and adds up those with one index. Where the number of
 rows is static and the same on all workers, as of a lookup of `[batch, ids]`, all gradients of a
-type go in one message, each row with the bits of its index in front. Else there are three kinds of
+type go in one message, their indices as bits beside their rows. Else there are three kinds of
 messages: the numbers of rows of all gradients together, then all indices, then the rows of each
 type. Since a message has one size on all workers, a worker with fewer rows adds padding, which is
 cut off again.
@@ -42,7 +42,7 @@ def add_rows(ring: Collectives, gradients: Pairs, awaited: typing.Any,
     for slices, variable in gradients:
         if not isinstance(slices, tf.IndexedSlices):
             continue
-        if have_equal_batches and _has_few_static_rows(slices, variable):
+        if have_equal_batches and has_few_static_rows(slices, variable):
             of_static_number.append((slices, variable))
         else:
             of_any_number.append((slices, variable))
@@ -56,12 +56,14 @@ def add_rows(ring: Collectives, gradients: Pairs, awaited: typing.Any,
     return Received(sums, awaited)
 
 
-def _has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool:
+def has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool:
     """Whether a sparse gradient has a static number of rows, and no more rows than its variable. Of
     more rows many have one index: it is cheaper to add these up before they are sent, and their
     number is then not static."""
     num_rows = slices.indices.shape.num_elements()
-    return bool(num_rows) and num_rows <= variable.get_shape().as_list()[0]
+    if not num_rows or not variable.get_shape().is_fully_defined():
+        return False
+    return num_rows <= variable.get_shape().as_list()[0]
 
 
 def _by_sent_type(pairs: Pairs) -> typing.List[typing.Tuple[tf.DType, Pairs]]:
@@ -88,57 +90,67 @@ def _add_static_rows(ring: Collectives, pairs: Pairs, sent: tf.DType,
     Returns:
       `Received` with `Sums`.
     """
-    matrices = [matrix_of(slices, variable, sent) for slices, variable in pairs]
-    vector = tf.concat([tf.reshape(matrix, [-1]) for matrix in matrices], 0)
-    received = ring.gather_static(vector, awaited)
+    vectors = []
+    for slices, variable in pairs:
+        vectors += vectors_of(slices, variable, sent)
+    received = ring.gather_static(tf.concat(vectors, 0), awaited)
     by_worker = tf.reshape(received, [ring.num_workers, -1])
-    sizes = [matrix.shape.num_elements() for matrix in matrices]
-    numbers_by_gradient = tf.split(by_worker, sizes, 1)
+    sizes = [vector.shape.num_elements() for vector in vectors]
+    vectors_of_all = tf.split(by_worker, sizes, 1)  # each [W, numbers of a worker]
     sums: Sums = {}
-    for numbers, matrix, (slices, variable) in zip(numbers_by_gradient, matrices, pairs):
-        rows_of_all = tf.reshape(numbers, [-1, matrix.shape.as_list()[1]])
-        sums[variable.op.name] = each_row_once(slices_of(rows_of_all, slices, variable))
+    for number, (slices, variable) in enumerate(pairs):
+        bits, values = vectors_of_all[2 * number: 2 * number + 2]
+        sums[variable.op.name] = each_row_once(slices_of(bits, values, slices, variable))
     return Received(sums, received)
 
 
-def matrix_of(slices: tf.IndexedSlices, variable: tf.Variable, sent: tf.DType) -> tf.Tensor:
-    """The rows of a sparse gradient as a matrix, each with the bits of its index in front.
+def vectors_of(slices: tf.IndexedSlices, variable: tf.Variable,
+               sent: tf.DType) -> typing.List[tf.Tensor]:
+    """A sparse gradient as two vectors of one type: its indices, as bits, and its values.
+
+    They stay apart, as large pieces are copied faster than the many short rows of a matrix that
+    has an index in front of each row.
 
     Args:
       slices: the gradient, of n rows.
       variable: its variable.
-      sent: the type of the matrix, a float of 32 or 64 bits.
+      sent: the type of the vectors, a float of 32 or 64 bits.
 
     Returns:
-      [n, index + numbers of a row], where an index takes two columns if it has 64 bits, and `sent`
-      has 32.
+      [indices, values]: [n], or [2 n] if an index has 64 bits and `sent` has 32; and [n * numbers
+      of a row].
     """
-    num_rows = slices.indices.shape.num_elements()
     indices = slices.indices
     if indices.dtype.size < sent.size:  # a bitcast does not make one number of a smaller one
         indices = tf.cast(indices, tf.int64)
-    bits = tf.reshape(tf.bitcast(indices, sent), [num_rows, -1])
-    numbers_in_row = variable.get_shape()[1:].num_elements()
-    rows = tf.reshape(tf.cast(slices.values, sent), [num_rows, numbers_in_row])
-    return tf.concat([bits, rows], 1)
+    bits = tf.reshape(tf.bitcast(indices, sent), [-1])
+    num_rows = slices.indices.shape.num_elements()
+    num_values = num_rows * variable.get_shape()[1:].num_elements()
+    values = tf.reshape(tf.cast(slices.values, sent), [num_values])
+    return [bits, values]
 
 
-def slices_of(matrix: tf.Tensor, like: tf.IndexedSlices,
+def slices_of(bits: tf.Tensor, values: tf.Tensor, like: tf.IndexedSlices,
               variable: tf.Variable) -> tf.IndexedSlices:
-    """The sparse gradient whose rows a matrix has, as `matrix_of` made it; its types are those of
-    the gradient `like`."""
-    numbers_in_row = variable.get_shape()[1:].num_elements()
-    columns_of_index = matrix.shape.as_list()[1] - numbers_in_row
-    index_bytes = columns_of_index * matrix.dtype.size
-    index_type = tf.int64 if index_bytes == tf.int64.size else tf.int32
-    bits, rows = tf.split(matrix, [columns_of_index, numbers_in_row], 1)
-    if columns_of_index == 1:
-        # A bitcast to a type of the same size keeps the columns, and indices are a vector.
+    """The sparse gradient that has the rows of W workers.
+
+    Args:
+      bits: of the indices, [W, …], as `vectors_of` makes them on each worker.
+      values: [W, …], likewise.
+      like: a gradient of the same types, and of as many rows as each worker has.
+      variable: its variable.
+    """
+    numbers_per_index = bits.shape.as_list()[1] // like.indices.shape.num_elements()
+    if numbers_per_index == 1:
+        index_type = tf.int64 if bits.dtype.size == tf.int64.size else tf.int32
         bits = tf.reshape(bits, [-1])
+    else:
+        index_type = tf.int64
+        bits = tf.reshape(bits, [-1, numbers_per_index])
     indices = tf.cast(tf.bitcast(bits, index_type), like.indices.dtype)
     row_shape = variable.get_shape()[1:].as_list()
-    values = tf.cast(tf.reshape(rows, [-1] + row_shape), like.values.dtype)
-    return tf.IndexedSlices(values, indices, like.dense_shape)
+    rows = tf.cast(tf.reshape(values, [-1] + row_shape), like.values.dtype)
+    return tf.IndexedSlices(rows, indices, like.dense_shape)
 
 
 # ---- numbers of rows that only a step knows ------------------------------------------------------

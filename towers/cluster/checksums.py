@@ -1,0 +1,55 @@
+"""The checksum of a variable's value, by which workers compare what they have.
+
+A large variable is read in pieces. To read the whole of it takes two to three copies of it, and
+they cost more than the checksum: for a table of 128 MB 350 ms of processor time in the place of 50.
+"""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.graph_walk import bytes_of
+
+NUM_CHECKSUMS = 1 << 52  # JSON, in which they are compared, has no larger numbers
+
+_BYTES_OF_PIECE = 1 << 18  # stays in a processor's cache; with 1 MB memory is asked for each time
+_MOST_NUMBERS = 1 << 26  # of a piece, which may be one large row: `serialize_tensor` takes 2 GB
+
+
+def checksum(variable: tf.Variable, bytes_of_piece: int = _BYTES_OF_PIECE) -> tf.Tensor:
+    """A number that is the same for equal bits of a variable, and hardly for others.
+
+    Args:
+      variable: of numbers.
+      bytes_of_piece: a variable of more bytes is read in pieces of so many, or of one row.
+
+    Returns:
+      int64 scalar, at least 0 and less than `NUM_CHECKSUMS`.
+    """
+    size = bytes_of(variable)  # 0 where the shape is not known
+    if size <= bytes_of_piece or variable.get_shape().ndims == 0:
+        return _hash(variable.read_value())
+    num_rows = variable.get_shape().as_list()[0]
+    rows_of_piece = max(1, bytes_of_piece * num_rows // size)
+
+    def add_piece(begin: tf.Tensor, total: tf.Tensor) -> typing.Tuple[tf.Tensor, tf.Tensor]:
+        """The beginning of the next piece, and the checksum of all pieces up to here."""
+        end = tf.minimum(begin + rows_of_piece, num_rows)
+        rows = tf.gather(variable, tf.range(begin, end))
+        return end, _joined(total, _hash(rows))
+    _, total = tf.while_loop(lambda begin, total: begin < num_rows, add_piece,
+                             [tf.constant(0), tf.constant(0, tf.int64)],
+                             parallel_iterations=1, back_prop=False)
+    return total
+
+
+def _hash(value: tf.Tensor) -> tf.Tensor:
+    """The checksum of a tensor."""
+    numbers = tf.reshape(value, [-1])[:_MOST_NUMBERS]
+    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(numbers), NUM_CHECKSUMS)
+
+
+def _joined(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """The checksum of two checksums, in their order."""
+    text = tf.strings.join([tf.as_string(one), tf.as_string(other)], ' ')
+    return tf.strings.to_hash_bucket_fast(text, NUM_CHECKSUMS)
