@@ -1,7 +1,7 @@
 """The checksum of a variable's value, by which workers compare what they have.
 
-A large variable is read in pieces. To read the whole of it takes two to three copies of it, and
-they cost more than the checksum: for a table of 128 MB 350 ms of processor time in the place of 50.
+A large variable is read in pieces. To read the whole of it takes up to three copies of it, which
+cost several times what the checksum does.
 """
 
 import typing
