@@ -84,7 +84,7 @@ class RunEvaluation:
         try:
             results = self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:
-            if self._stopped is None:
+            if self._stopped is None:  # several machines train: the error ends all of them
                 raise
             self.failure = error
             if isinstance(error, tf.errors.OpError):
@@ -98,12 +98,12 @@ class RunEvaluation:
         """Saves a checkpoint if these results are the best; returns them with `SINCE_BEST`."""
         step = int(session.run(self._global_step))
         former_values = self._values or self._read()
+        # A run that goes on from an earlier step evaluates the later ones again.
         self._values = [value for value in former_values if value.step < step]
         self._values.append(_Value(step, results[self._name]))
-        finite = [value for value in self._values if math.isfinite(value.value)]
-        if not finite:
+        best = self._best(self._values)
+        if best is None:
             return dict(results, **{SINCE_BEST: 0})
-        best = max(finite, key=lambda value: (self._sign * value.value, -value.step))
         if best.step == step:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._saver.save(session, self._path, step, write_meta_graph=False)
@@ -111,6 +111,16 @@ class RunEvaluation:
             self._name, best.value, best.step, self._path, best.step)
         since_best = len([value for value in self._values if value.step > best.step])
         return dict(results, **{SINCE_BEST: since_best})
+
+    def _best(self, values: typing.Iterable[_Value]) -> typing.Optional[_Value]:
+        """The best value, of equal ones the first; None if none is a finite number."""
+        finite = [value for value in values if math.isfinite(value.value)]
+
+        def by_value_then_age(value: _Value) -> typing.Tuple[float, int]:
+            """The key by which values are compared: the larger the better."""
+            return self._sign * value.value, -value.step
+
+        return max(finite, key=by_value_then_age, default=None)
 
     def _read(self) -> typing.List[_Value]:
         """The values of former evaluations, from the log; null in it stands for NaN."""

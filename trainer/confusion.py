@@ -33,6 +33,7 @@ class ConfusionMatrix:
         """
         self.counts = np.zeros([num_classes, num_classes], np.int64)
         self._names = [shown(str(name)) for name in (names or range(num_classes))]
+        self._name_width = max(map(len, self._names))
 
     def add(self, labels: np.ndarray, predicted: np.ndarray) -> None:
         """Counts the examples of a batch.
@@ -69,26 +70,25 @@ class ConfusionMatrix:
         if len(self._names) > _MOST_CLASSES:
             classes = np.argsort(self.accuracies, kind='stable')[:_MOST_CLASSES]
             title = 'accuracy of the %d classes with the smallest' % _MOST_CLASSES
-        width = max(len(name) for name in self._names)
         lines = [title]
         for label in classes:
+            name = self._names[label].ljust(self._name_width)
             lines.append('  %s  %.4f of %d' % (
-                self._names[label].ljust(width), self.accuracies[label], self.examples[label]))
+                name, self.accuracies[label], self.examples[label]))
         return lines
 
     def _lines_of_matrix(self) -> typing.List[str]:
         """The matrix: a row for each label, a column for each predicted class."""
-        width = max(3, len(str(self.counts.max())), len(str(len(self._names) - 1)))
-        name_width = max(len(name) for name in self._names)
-        heads = self._names
-        if max(len(name) for name in heads) > width:  # names are too long for columns
-            heads = [str(label) for label in range(len(self._names))]
-        head_cells = [' ' * name_width] + [head.rjust(width) for head in heads]
+        numbers = list(map(str, range(len(self._names))))
+        width = max(3, len(str(self.counts.max())), len(numbers[-1]))
+        names_fit = self._name_width <= width
+        heads = self._names if names_fit else numbers
+        head_cells = [' ' * self._name_width] + [head.rjust(width) for head in heads]
         lines = ['examples by label (row) and predicted class (column)',
                  '  ' + '  '.join(head_cells)]
         for name, row in zip(self._names, self.counts):
             cells = [str(count or '.').rjust(width) for count in row]
-            lines.append('  ' + '  '.join([name.ljust(name_width)] + cells))
+            lines.append('  ' + '  '.join([name.ljust(self._name_width)] + cells))
         return lines
 
     def _lines_of_mistakes(self) -> typing.List[str]:

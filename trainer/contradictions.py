@@ -71,12 +71,13 @@ def _problem_of_paths(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     for name in PATHS:
         path = str(FLAGS[name].value)
-        text = _problem_of_characters(name, path)
-        if text is None:
-            check = _problem_of_remote_path if '://' in path else _problem_of_local_path
-            text = check(name, path)
-        if text is not None:
-            return text
+        problem = _problem_of_characters(name, path)
+        if problem is None and '://' in path:
+            problem = _problem_of_remote_path(name, path)
+        elif problem is None:
+            problem = _problem_of_local_path(name, path)
+        if problem is not None:
+            return problem
     return None
 
 
@@ -89,6 +90,7 @@ def _problem_of_characters(name: str, path: str) -> typing.Optional[str]:
     """
     if '\0' in path:
         return '--%s=%a has a NUL in it, as no path has: give another' % (name, path)
+    # Python has such characters in the place of bytes that are no UTF-8.
     has_other_bytes = any('\ud800' <= character <= '\udfff' for character in path)
     if has_other_bytes and name in ('train_dir', 'export_dir', 'init_from'):
         return '--%s=%a is no UTF-8, and TensorFlow opens no other names: give another' % (
@@ -229,7 +231,7 @@ def _flag_that_does_not_train() -> typing.Optional[str]:
 def _problem_of_cluster(given: typing.Set[str]) -> typing.Optional[str]:
     """Describes what is wrong with --cluster or TF_CONFIG; None if all is well."""
     del given
-    if FLAGS.job_name == 'evaluator':
+    if FLAGS.job_name == 'evaluator':  # it joins no cluster
         return None
     config = os.environ.get('TF_CONFIG', '')
     if FLAGS.cluster and FLAGS.batch_size == 'auto':
@@ -240,15 +242,15 @@ def _problem_of_cluster(given: typing.Set[str]) -> typing.Optional[str]:
     if FLAGS.cluster in ('ring', 'ps') and not config:
         return ('--cluster=%s does not say which machines: set TF_CONFIG; on one machine, python '
                 '-m towers.launch starts all processes' % FLAGS.cluster)
-    if FLAGS.mode == 'train' and not FLAGS.cluster and config:
-        tasks = _tasks_in(config)
-        if tasks > 1:
-            return ('TF_CONFIG names %d tasks, and without --cluster each would train alone: give '
-                    '--cluster=ring or --cluster=ps, or unset TF_CONFIG' % tasks)
+    trains_alone = FLAGS.mode == 'train' and not FLAGS.cluster
+    num_tasks = _num_tasks(config)
+    if trains_alone and num_tasks > 1:
+        return ('TF_CONFIG names %d tasks, and without --cluster each would train alone: give '
+                '--cluster=ring or --cluster=ps, or unset TF_CONFIG' % num_tasks)
     return None
 
 
-def _tasks_in(config: str) -> int:
+def _num_tasks(config: str) -> int:
     """The number of tasks that `TF_CONFIG` names; 0 where its text describes no cluster."""
     try:
         return sum(len(addresses) for addresses in json.loads(config)['cluster'].values())
@@ -256,9 +258,10 @@ def _tasks_in(config: str) -> int:
         return 0
 
 
-_FILES = ['imagenet', 'tfrecords', 'folder']
-_STEPS = ['train', 'memory', 'find_rate']
-# A flag or option, another flag, and the values of that one with which the first has an effect.
+_FILES = ['imagenet', 'tfrecords', 'folder']  # data sets
+_STEPS = ['train', 'memory', 'find_rate']  # modes
+# A flag or option, another flag, and the values of the other flag with which the first has an
+# effect.
 _GOES_WITH = [
     ('synchronous', 'cluster', ['ps']),
     ('start_timeout', 'cluster', CLUSTERS), ('dead_after', 'cluster', CLUSTERS),
@@ -275,6 +278,7 @@ _GOES_WITH = [
     ('rate_steps', 'mode', ['find_rate']), ('sweep', 'mode', ['train']),
     ('hooks', 'mode', ['train']),
     ('loss_scale', 'mode', _STEPS), ('xla', 'mode', _STEPS)]
+# Flags and options that have no effect on a model function of the user's own.
 _OF_NETWORKS_BY_NAME = {'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'label_smoothing',
                         'probabilities', 'confusion'}
 
@@ -286,10 +290,11 @@ def _problem_of_unused_flag(given: typing.Set[str]) -> typing.Optional[str]:
         if flag in given and FLAGS[other].value not in values:
             return '--%s is of no use with --%s=%s: it goes with %s' % (
                 flag, other, FLAGS[other].value, ' or '.join(values))
-    if ':' not in FLAGS.model:
+    is_own_model = ':' in FLAGS.model  # module:function
+    if not is_own_model:
         return None
     without_use = _OF_NETWORKS_BY_NAME & given
-    if FLAGS.optimizer in DECAYS_OF_WEIGHTS:
+    if FLAGS.optimizer in DECAYS_OF_WEIGHTS:  # the optimizer itself uses it
         without_use.discard('weight_decay')
     if without_use:
         return '--%s is of no use with --model=%s: it goes with a network by name' % (

@@ -76,16 +76,14 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
     log = MetricsLog(os.path.join(directory, FILE))
     print('waiting        for checkpoints in %s; the results go to %s' % (
         directory, log.path), flush=True)
-    if newest_prefix(directory) is None and os.path.exists(log.path):
+    has_checkpoint = newest_prefix(directory) is not None
+    if not has_checkpoint and os.path.exists(log.path):  # the log is of an earlier run
         _resume(log, 0, is_new=True)
     former_step = None
     with _stopped_by_sigterm():
         for prefix in _new_checkpoints(directory, pause):
-            try:
-                results = evaluate(prefix)
-            except READ_ERRORS + (tf.errors.OpError, towers.CheckpointError):
-                if os.path.exists(prefix + '.index'):
-                    raise
+            results = _results_unless_replaced(evaluate, prefix)
+            if results is None:
                 print('passed over    %s: replaced while it was read' % os.path.basename(prefix),
                       flush=True)
                 continue
@@ -97,6 +95,23 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
             log.add(step, dict(entry, wall_time=round(time.time(), 3)))
             log.sync()
     print('evaluated      the last step, %s: ended' % step_of(prefix), flush=True)
+
+
+def _results_unless_replaced(evaluate: typing.Callable[[str], dict],
+                             prefix: str) -> typing.Optional[dict]:
+    """The results of a checkpoint; None if the run has deleted it while it was read.
+
+    Args:
+      evaluate: function from the prefix of a checkpoint to a dict of results.
+      prefix: the prefix of the checkpoint.
+    """
+    try:
+        return evaluate(prefix)
+    except READ_ERRORS + (tf.errors.OpError, towers.CheckpointError):
+        is_there = os.path.exists(prefix + '.index')
+        if is_there:
+            raise
+        return None
 
 
 def _resume(log: MetricsLog, step: int, is_new: bool = False) -> None:

@@ -76,6 +76,7 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
 
     def stopped() -> bool:
+        """Whether a signal has come."""
         return signals.stopping_signal is not None
     tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.keep_best,
                            stopped if cluster is None else None)
@@ -89,8 +90,9 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     first += [hook for hook in own_hooks.hooks if hook not in listeners]
     profiled = profiled_steps(FLAGS.profile_steps)
     if profiled is not None:
+        first_profiled, last_profiled = profiled
         first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
-                                 *profiled, say=progress.write))
+                                 first_profiled, last_profiled, say=progress.write))
     if FLAGS.report:
         path = os.path.join(train_dir(), 'step-%d.html' % FLAGS.report)
         first.append(towers.StepReportHook(job.built, FLAGS.report, path, say=progress.write))
@@ -129,7 +131,7 @@ class MinutesHook(tf.train.SessionRunHook):
     def __init__(self, minutes: float):
         """`minutes` is the number of minutes; 0 for no limit."""
         self.is_over = False
-        self._seconds = 60 * minutes or math.inf
+        self._seconds = 60 * minutes if minutes else math.inf
         self._end = math.inf
 
     def begin(self):
@@ -157,7 +159,8 @@ class SaveOnSignal(tf.train.CheckpointSaverListener):
 
     def begin(self):
         """Installs the handler."""
-        def ask(number: int, unused_frame: typing.Any):
+        def ask(number: int, unused_frame: typing.Any) -> None:
+            """The handler of the signal."""
             self.wants_save = True
         signal.signal(signal.SIGUSR1, ask)
 

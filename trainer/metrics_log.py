@@ -95,13 +95,14 @@ class MetricsLog:
         ends_without_line_feed = bool(lines[-1].strip())
         while lines and not lines[-1].strip():
             lines.pop()
+        may_end_in_half_a_line = ends_without_line_feed and _is_torn(lines[-1])
         lines_with_entries = []
         for number, line in enumerate(lines, 1):
             entry = _parse(line)
-            is_last = number == len(lines)
+            is_half_a_line = may_end_in_half_a_line and number == len(lines)
             if entry is not None:
                 lines_with_entries.append((line, entry))
-            elif not (is_last and ends_without_line_feed and _is_torn(line)):
+            elif not is_half_a_line:
                 raise BadFileError('line %d of %s is no JSON object with a step: move the file '
                                    'away, or mend that line.' % (number, self.path))
         return lines_with_entries
@@ -209,11 +210,11 @@ def _has_steps(content: bytes) -> bool:
 
     A file with lines only for step 0 is of a run that was stopped before its first step.
     """
-    for line in content.split(b'\n'):
-        if line.strip():
-            entry = _parse(line)
-            if entry is None or entry['step'] > 0:
-                return True
+    lines = content.split(b'\n')
+    for line in filter(bytes.strip, lines):
+        entry = _parse(line)
+        if entry is None or entry['step'] > 0:
+            return True
     return False
 
 
@@ -235,7 +236,7 @@ def _plain(name: str, value: typing.Any) -> typing.Any:
       InvalidArgumentError: the value is something else.
     """
     if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.reshape(())[()]
+        value = value.reshape(())[()]  # its one number
     if isinstance(value, np.float64):
         return float(value)
     if isinstance(value, np.generic) and tf.as_dtype(value.dtype).is_floating:

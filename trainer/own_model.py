@@ -12,6 +12,7 @@ import towers
 from datasets.errors import OwnModelError
 from datasets.own import calling, own_function, takes
 from towers.errors import is_of_input, reason_of
+from towers.graph.graph_walk import operation_named
 from towers.model.outputs import to_model_output
 from trainer.flags import FLAGS
 
@@ -218,9 +219,10 @@ def _where(op: typing.Optional[tf.Operation]) -> str:
         return ''
     # An operation of another tower is a copy: the first tower's has the line in its traceback.
     name_in_first = re.sub(r'^(eval_)?tower_\d+(_micro_\d+)?/', '', op.name)
-    if any(each.name == name_in_first for each in op.graph.get_operations()):
-        op = op.graph.get_operation_by_name(name_in_first)
-    path = sys.modules[FLAGS.model.partition(':')[0]].__file__
+    op = operation_named(op.graph, name_in_first) or op
+    module = FLAGS.model.partition(':')[0]
+    path = sys.modules[module].__file__
+    # A frame is (path, line, …), the innermost one last.
     lines = [frame[1] for frame in op.traceback if frame[0] == path]
     if path is None or not lines:
         return ''

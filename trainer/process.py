@@ -45,7 +45,7 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
     try:
         with _interruptible():
             return main(argv)
-    except towers.BadFileError as error:
+    except towers.BadFileError as error:  # a `CheckpointError`, too, and yet a fault of the flags
         refuse(error)
     except _FAILURES as error:
         return _failed(error)

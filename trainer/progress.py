@@ -188,7 +188,8 @@ class ProgressHook(tf.train.SessionRunHook):
         """
         self._clock.away(seconds)
         self._log.add(step, {'test_' + name: value for name, value in results.items()})
-        shown = ', '.join('%s %.4g' % item for item in results.items() if item[0] != 'examples')
+        shown = ', '.join('%s %.4g' % (name, value) for name, value in results.items()
+                          if name != 'examples')
         self.write('step %s  test %s on %s' % (
             self._of_all(step), shown, counted(int(results['examples']), 'example')))
 
@@ -242,25 +243,34 @@ class ProgressHook(tf.train.SessionRunHook):
           The texts for the values, the time left, examples a second, the wait for input, and the
           epoch.
         """
-        marks = self._marks
         mark = self._clock.mark
         fields = list(value_texts)
         # The first mark, from which the rate is measured, is the newest one that is old.
-        while len(marks) > 1 and self._is_old(marks[1]):
-            marks.popleft()
-        speed = rate(marks[0], mark) if marks else None
+        while len(self._marks) > 1 and self._is_old(self._marks[1]):
+            self._marks.popleft()
+        speed = rate(self._marks[0], mark) if self._marks else None
         if mark is not None and speed is not None:
-            steps_left = self._counts.last_step - self._clock.step
-            seconds_left = steps_left * self._counts.batch_size / speed
-            fields.append('%s left' % describe_time(seconds_left))
-            number = '{:,.0f}'.format(speed) if speed >= 10 else '{:.2g}'.format(speed)
-            fields.append('%s %ss/s' % (number, self._unit))
-            share = share_waited(marks[0], mark)
-            if share is not None and 'waited' in self._fetches:
-                fields.append('input wait %.0f%%' % (100 * share))
-            if mark != marks[-1]:
-                marks.append(mark)
-        return fields + ['epoch %.1f' % (self._clock.examples / self._counts.examples_per_epoch)]
+            fields += self._fields_of_speed(speed, mark)
+            if mark != self._marks[-1]:
+                self._marks.append(mark)
+        epoch = self._clock.examples / self._counts.examples_per_epoch
+        return fields + ['epoch %.1f' % epoch]
+
+    def _fields_of_speed(self, speed: float, mark: Mark) -> typing.List[str]:
+        """The texts about the time left, the examples a second, and the wait for input.
+
+        Args:
+          speed: examples a second.
+          mark: the mark of the latest step.
+        """
+        steps_left = self._counts.last_step - self._clock.step
+        seconds_left = steps_left * self._counts.batch_size / speed
+        number = '{:,.0f}'.format(speed) if speed >= 10 else '{:.2g}'.format(speed)
+        fields = ['%s left' % describe_time(seconds_left), '%s %ss/s' % (number, self._unit)]
+        share = share_waited(self._marks[0], mark)
+        if share is not None and 'waited' in self._fetches:
+            fields.append('input wait %.0f%%' % (100 * share))
+        return fields
 
 
 def _value_texts(values: typing.Dict[str, float]) -> typing.List[str]:

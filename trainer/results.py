@@ -175,18 +175,20 @@ def _columns(batch: typing.Any, setup: Setup) -> typing.Dict[str, list]:
     Raises:
       ModelFunctionError: there is not one prediction for each example.
     """
-    labels: typing.Any = {}
-    predictions = batch
     if isinstance(batch, list):
         labels, predictions = batch
+    else:
+        labels = {}
+        predictions = batch
     columns = {}
     for name, values in named(labels, 'label') + named(predictions, 'prediction'):
-        if not (FLAGS.unlabelled and name == 'label'):
-            columns[name] = rows(values)
+        columns[name] = rows(values)
+    if FLAGS.unlabelled:  # such a data set has labels that mean nothing
+        columns.pop('label', None)
     classes = getattr(setup.dataset, 'classes', None)
     if classes is not None and not is_own_model():
         columns['class'] = [shown(classes[number]) for number in columns['predicted']]
-    sizes = [len(column) for column in columns.values()]
+    sizes = list(map(len, columns.values()))
     if len(set(sizes)) > 1:
         raise towers.ModelFunctionError(
             'the predictions %s of a batch have %s rows: expected one for each example, '

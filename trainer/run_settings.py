@@ -114,16 +114,18 @@ class RunSettings(tf.train.SessionRunHook):
             setting is the reason; or it has state that would be dropped.
         """
         self._goes_on = True
-        differences = self.compare()
-        changes_of_state = [each for each in differences or [] if each.kind == STATE]
+        compared = self.compare()
+        differences = compared or []
+        changes_of_state = [difference for difference in differences if difference.kind == STATE]
+        # Variables that are missing for another reason are an error of `training_session`.
         if missing is not None and changes_of_state:
             raise self._error(changes_of_state, missing)
         if missing is None and dropped is not None:
             raise self._error(changes_of_state, dropped)
-        if differences is None:
+        if compared is None:
             return ['%s is missing (an older run, perhaps): whether settings have changed cannot '
                     'be told' % self._path]
-        return [str(each) for each in differences]
+        return list(map(str, differences))
 
     def _error(self, changes_of_state: typing.List[Difference], text: str) -> CheckpointError:
         """The error about variables that differ.
@@ -135,8 +137,8 @@ class RunSettings(tf.train.SessionRunHook):
         reasons = ''
         advice = ''
         if changes_of_state:
-            reasons = ', '.join(each.text for each in changes_of_state) + ': '
-            former = ' '.join(_given(each.name, each.was) for each in changes_of_state)
+            reasons = ', '.join(change.text for change in changes_of_state) + ': '
+            former = ' '.join(_given(change.name, change.was) for change in changes_of_state)
             advice = 'Go on with %s. ' % former
         return CheckpointError(
             '%s%s. Nothing was changed. %sOr begin another run in another --train_dir, which '
@@ -168,11 +170,12 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
         are settings, too.
       workers: the number of workers.
     """
+    # A setting of the kind `ONCE` is of one start, not of the run.
     kinds = {name: setting.kind for name, setting in SETTINGS.items() if setting.kind != ONCE}
     values: dict = collections.OrderedDict((name, FLAGS[name].value) for name in kinds)
     values['batch_size'] = batch_size
     values['number of workers'] = workers
-    if decays_until_the_end():
+    if decays_until_the_end():  # then the length of the run changes the learning rate
         kinds['train_steps'] = CHANGES
         kinds['train_epochs'] = CHANGES
     if dataset is not None:

@@ -80,23 +80,27 @@ def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
       Exception: `ended`, or the error of the evaluation of the best checkpoint.
     """
     stopped_by = hooks.signals.stopping_signal
+    is_stopped_by_signal = stopped_by is not None
     newest: typing.Any = newest_prefix(train_dir())  # never None: the session has saved
     last_saved: typing.Any = step_of(newest)
+    is_short = last_saved < job.counts.last_step
     latest: typing.Any = hooks.evaluation.latest
-    failure = ended or hooks.tested.failure
-    if stopped_by is None and hooks.tested.failure is None:
+    failure_of_test = hooks.tested.failure
+    failure = ended or failure_of_test
+    # At a signal, and at an error of the test set, the last evaluation was left out.
+    if not is_stopped_by_signal and failure_of_test is None:
         report(hooks.progress.throughput, latest, job.setup)
     if cluster is not None:
         _say_stopped(hooks.signals)
-    is_short = last_saved < job.counts.last_step
-    if stopped_by is None and failure is None and is_short:
+    if is_short and not is_stopped_by_signal and failure is None:
         print('stopped: by %s' % _reason_to_stop(hooks))
     print('checkpoint     %s' % newest)
     if hooks.tested.text:
         print('best           %s' % hooks.tested.text)
     if failure is not None:
         raise failure
-    if stopped_by is None:
+    if not is_stopped_by_signal:
+        # --max_minutes ends a part of a run, which an evaluator beside it goes on to wait for.
         goes_on_later = is_short and hooks.minutes.is_over
         if not goes_on_later:
             say_ended(train_dir(), last_saved)
@@ -133,21 +137,22 @@ def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
       The `OwnDataError` about training data that ended before the run, to be raised when the
       session has saved; or None.
     """
-    last = job.counts.last_step
+    last_step = job.counts.last_step
 
-    def read_step(step_context: typing.Any):
+    def read_step(step_context: typing.Any) -> int:
+        """The global step, read without the hooks: they would count it as a step."""
         return int(step_context.session.run(job.counts.global_step))
-    begin = session.run_step_fn(read_step)
-    if begin >= last:
+    first = session.run_step_fn(read_step)
+    if first >= last_step:
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
-              '--train_dir starts anew.' % (train_dir(), begin, last))
+              '--train_dir starts anew.' % (train_dir(), first, last_step))
         return None
     try:
         while not session.should_stop():
             session.run(job.train_op)
     except tf.errors.OutOfRangeError:  # not raised again, so that the session saves at its end
-        end = session.run_step_fn(read_step)
-        return data_ended('%d of %d steps' % (end, last), end == begin)
+        now = session.run_step_fn(read_step)
+        return data_ended('%d of %d steps' % (now, last_step), at_once=now == first)
     return None
 
 

@@ -168,21 +168,24 @@ def diagnose(setup: Setup) -> Diagnosis:
     _say('measuring      3 times %g s, with warm-ups about %.0f s, and the time to build the '
          'towers twice' % (seconds, 3.75 * seconds))
     on_one_batch = setup._replace(dataset=_OneBatch(setup.dataset))
-    builds = [lambda: _reading(setup), lambda: _training(on_one_batch), lambda: _training(setup)]
+    pipeline = []  # a `_Speed` a round
+    towers_alone = []
+    together = []
     with naming_failures():
         try:
-            with contextlib.ExitStack() as sessions:
-                measures = [sessions.enter_context(_timed(build)) for build in builds]
-                rounds = []
+            with _timed(lambda: _reading(setup)) as measure_pipeline, \
+                    _timed(lambda: _training(on_one_batch)) as measure_towers, \
+                    _timed(lambda: _training(setup)) as measure_together:
                 for _ in range(_ROUNDS):  # in turns, so that other load slows all of them alike
-                    rounds.append([measure(seconds / _ROUNDS) for measure in measures])
+                    pipeline.append(measure_pipeline(seconds / _ROUNDS))
+                    towers_alone.append(measure_towers(seconds / _ROUNDS))
+                    together.append(measure_together(seconds / _ROUNDS))
         except tf.errors.OpError as error:
             raise explained(error) or error from None
-    medians = []
-    for speeds in zip(*rounds):  # the speeds of one build in all rounds
-        medians.append(statistics.median(speed.examples for speed in speeds))
-    waiting = statistics.median(speeds[-1].waiting for speeds in rounds)
-    return Diagnosis(medians[0], medians[1], medians[2], waiting, setup.model.unit)
+    return Diagnosis(
+        pipeline=_median_rate(pipeline), towers=_median_rate(towers_alone),
+        together=_median_rate(together),
+        waiting=statistics.median(speed.waiting for speed in together), unit=setup.model.unit)
 
 
 class _OneBatch:
@@ -227,6 +230,11 @@ class _Speed(typing.NamedTuple):
     """
     examples: float
     waiting: float
+
+
+def _median_rate(speeds: typing.Iterable[_Speed]) -> float:
+    """The median of the examples a second."""
+    return statistics.median(speed.examples for speed in speeds)
 
 
 def _training(setup: Setup) -> _Steps:
