@@ -105,7 +105,18 @@ def _check_arguments(name: str, data_dir: typing.Optional[str], num_classes: int
 
 def _tfrecords(data_dir: typing.Any, num_classes: int, background_class: bool,
                **options: typing.Any) -> ImageSet:
-    """Makes the data set 'tfrecords'; the arguments are those of `get_dataset`."""
+    """Makes the data set 'tfrecords'.
+
+    Args:
+      data_dir: the folder of the files.
+      num_classes: the number of classes, without a background class; 0 to count the lines of
+        `labels.txt` in the folder.
+      background_class: whether labels begin at 1, and 0 is a class without examples.
+      **options: further arguments of `ImageSet`.
+
+    Raises:
+      InvalidArgumentError: the number of classes is not known.
+    """
     counted_in = None
     if not num_classes:
         counted_in = os.path.join(data_dir, 'labels.txt')

@@ -67,7 +67,8 @@ class ArraySet(typing.NamedTuple):
             order = epoch_order(len(images), seed)
             shifts = shifts_of_epoch(len(images), seed, shift)
 
-            def order_and_shifts(epoch: tf.Tensor):
+            def order_and_shifts(epoch: tf.Tensor) -> tuple:
+                """The order of an epoch, and the shift of each of its examples."""
                 return order(epoch), shifts(epoch)
             _, workers = share
             epochs = Epochs(len(images), batch_size * workers, remainder)
@@ -112,7 +113,8 @@ def shifts_of_epoch(num_examples: int, seed: int,
       seed: the seed of `epoch_order`.
       largest: pixels.
     """
-    def shifts(epoch: tf.Tensor):
+    def shifts(epoch: tf.Tensor) -> tf.Tensor:
+        """The shifts of an epoch."""
         # Epochs of the order are counted up from 0: no seed pair serves both.
         seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - epoch])
         draws = tf.random.stateless_uniform(
@@ -133,11 +135,13 @@ def _examples(images, labels, batches, prepare, largest_shift=0):
     Returns:
       `tf.data.Dataset` of `(images, labels)`.
     """
-    def rows(indices: np.ndarray):
+    def rows(indices: np.ndarray) -> tuple:
+        """The images and the labels of these indices, as arrays."""
         return images[indices], labels[indices]
 
     @plain_python
-    def gather(indices: tf.Tensor, shifts: typing.Optional[tf.Tensor] = None):
+    def gather(indices: tf.Tensor, shifts: typing.Optional[tf.Tensor] = None) -> tuple:
+        """The batch of these indices: prepared images, and labels."""
         # The arrays stay outside of the graph, and of every checkpoint's meta graph.
         batch, its_labels = tf.numpy_function(
             rows, [indices], [tf.as_dtype(images.dtype), tf.as_dtype(labels.dtype)])
@@ -181,12 +185,14 @@ def _preparation(shape, image_size, channels):
             "repeated: choose another network, such as model='inception_v3', or leave channels "
             'out to keep them as they are.' % (channels, shape[3]))
 
-    def prepare(images: tf.Tensor):
+    def prepare(images: tf.Tensor) -> tf.Tensor:
+        """A batch of images, scaled; gray ones with equal red, green and blue."""
         if image_size is not None and (image_size, image_size) != tuple(shape[1:3]):
             # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
             images = tf.raw_ops.ResizeBilinear(
                 images=images, size=[image_size, image_size], half_pixel_centers=True)
         if channels in (None, shape[3]):
             return images
+        # Gray images, as was checked above.
         return tf.tile(images, [1, 1, 1, channels])
     return prepare

@@ -43,7 +43,8 @@ def epoch_order(num_examples: int, seed: int) -> typing.Callable[[tf.Tensor], tf
       num_examples: n, at least 1.
       seed: an int, -2^63 <= seed < 2^63. Two seeds share no epoch's order, except by chance.
     """
-    def order(epoch: tf.Tensor):
+    def order(epoch: tf.Tensor) -> tf.Tensor:
+        """The order of an epoch: the examples by the size of their random keys."""
         seed_pair = tf.stack([tf.constant(seed, tf.int64), epoch])
         keys = tf.random.stateless_uniform(
             [num_examples], seed=seed_pair, minval=0, maxval=_KEY_RANGE, dtype=tf.int64)
@@ -113,7 +114,8 @@ class Epochs:
         within = first_example % self.length
 
         @plain_python
-        def one_epoch(epoch: tf.Tensor):
+        def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            """The elements of an epoch; of the first one those from `first_example` on."""
             given = tf.nest.map_structure(lambda tensor: tensor[:self.length], of_epoch(epoch))
             skipped = tf.where(tf.equal(epoch, first_epoch), within, tf.zeros_like(within))
             return tf.data.Dataset.from_tensor_slices(given).skip(skipped)

@@ -38,7 +38,8 @@ def with_validation(dataset: typing.Any, part: float) -> typing.Any:
     training, validation = _parts(np.arange(dataset.num_examples['train']), part)
     numbers = {'train': training, 'test': validation}
 
-    def load(split: str):
+    def load(split: str) -> tuple:
+        """The images and labels of a split: both splits are parts of the training set."""
         images, labels = dataset.load('train')
         return images[numbers[split]], labels[numbers[split]]
     num_examples = {'train': len(training), 'test': len(validation)}

@@ -127,10 +127,12 @@ class ImageSet:
         _, workers = share
         order = epoch_order(count, seed)
 
-        def epochs_and_places(epoch: tf.Tensor):
+        def epochs_and_places(epoch: tf.Tensor) -> tuple:
+            """For each example of an epoch the epoch, and its place in the epoch's order."""
             return tf.fill([count], epoch), order(epoch)
 
-        def read(epochs: tf.Tensor, places: tf.Tensor):
+        def read(epochs: tf.Tensor, places: tf.Tensor) -> tuple:
+            """Reads several examples at once."""
             return (epochs, places) + self._read('train', places)
         with tf.device('/cpu:0'):
             epochs = Epochs(count, batch_size * workers, remainder)
@@ -148,11 +150,13 @@ class ImageSet:
         _check(channels, 0)
         numbers = self.numbers['test']
 
-        def read(places: tf.Tensor):
+        def read(places: tf.Tensor) -> tuple:
+            """Reads several examples at once."""
             return tuple(self._read('test', places))  # which tf.data unpacks, but no named one
 
         @plain_python
-        def example(*read):
+        def example(*read: tf.Tensor) -> tuple:
+            """The image and the label of an example, from the fields of a `_Read`."""
             encoded, label = _checked(_Read(*read))
             return preprocessing.central_image(encoded, image_size), label
         with tf.device('/cpu:0'):
@@ -223,7 +227,8 @@ class ImageSet:
     def _example(self, augment: str, seed: int, image_size: int):
         """Returns a function from the epoch, the place in it and the fields of a `_Read` example to
         `(image, label)`."""
-        def example(epoch: tf.Tensor, place: tf.Tensor, *read):
+        def example(epoch: tf.Tensor, place: tf.Tensor, *read: tf.Tensor) -> tuple:
+            """The image, cut out and distorted at random, and the label of an example."""
             encoded, label = _checked(_Read(*read))
             # Epochs of the order are counted up from 0: no seed pair serves both.
             number = -1 - (epoch * len(self.numbers['train']) + place)
@@ -241,7 +246,8 @@ class ImageSet:
         source = self.sources[split]
         numbers = self.numbers[split]
 
-        def read(places: np.ndarray):
+        def read(places: np.ndarray) -> tuple:
+            """The fields of a `_Read`, as arrays."""
             encoded = []
             labels = []
             wrong = []

@@ -146,7 +146,16 @@ class Own:
         """
         said = self.num_examples['test']
 
-        def count(before: tf.Tensor, batch: typing.Any):
+        def count(before: tf.Tensor, batch: typing.Any) -> tuple:
+            """Counts the examples of a batch, and fails when there are too many.
+
+            Args:
+              before: the number of examples in the batches before.
+              batch: the batch.
+
+            Returns:
+              The number of examples so far, and the batch.
+            """
             found = before + _rows(tf.nest.flatten(batch)[-1])
             check = _expected(found <= said, [
                 'eval_batches of %s gives ' % self.name, found, ' examples or more, and its '
@@ -182,10 +191,12 @@ class Own:
                                'its argument batch_size.' % (
                                    what, compat.shapes_text(shapes), batch_size))
 
-        def checked(*batch):
+        def checked(*batch: typing.Any) -> typing.Any:
+            """A batch, once its form is checked."""
             return _checked_batch(what, batch if len(batch) > 1 else batch[0], batch_size)
 
-        def checked_images(images: tf.Tensor, labels: tf.Tensor):
+        def checked_images(images: tf.Tensor, labels: tf.Tensor) -> tuple:
+            """A batch of images as floats, with labels that are classes."""
             return tf.cast(images, tf.float32), _checked_labels(what, labels, self.num_classes)
         dataset = compat.map_batches(dataset, checked)
         if self.num_classes is not None:

@@ -48,7 +48,8 @@ def random_image(encoded: tf.Tensor, draws: tf.Tensor, image_size: int,
     if augment == 'none':
         return central_image(encoded, image_size)
 
-    def window(height: tf.Tensor, width: tf.Tensor):
+    def window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+        """The part of an image of this size that is cut out."""
         return random_window(draws, height, width)
     image = decoded_part(encoded, window, image_size, mirrored=draws[MIRRORED] >= 0.5)
     if augment == 'inception':
@@ -119,16 +120,19 @@ def decoded_part(encoded: tf.Tensor, window_of: typing.Callable, image_size: int
         size = tf.cast(shape[:2], tf.float32)
         return tf.cast(window_of(size[0], size[1]), tf.int32)
 
-    def of_jpeg():
+    def of_jpeg() -> tf.Tensor:
+        """The part of a JPEG: only this part is decoded."""
         return tf.image.decode_and_crop_jpeg(
             encoded, window_in(tf.image.extract_jpeg_shape(encoded)), channels=3)
 
-    def of_png():
+    def of_png() -> tf.Tensor:
+        """The part of a PNG, which is decoded as a whole."""
         pixels = tf.image.decode_png(encoded, channels=3)
         window = window_in(tf.shape(pixels))
         return tf.slice(pixels, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
     begin = tf.strings.substr(encoded, 0, tf.minimum(tf.strings.length(encoded), 3))
-    part = tf.cond(tf.equal(begin, b'\xff\xd8\xff'), of_jpeg, of_png)
+    is_jpeg = tf.equal(begin, b'\xff\xd8\xff')  # the first bytes of each JPEG
+    part = tf.cond(is_jpeg, of_jpeg, of_png)
     if mirrored is not None:  # before it is scaled: a pixel has one byte a channel, and not four
         part = tf.cond(mirrored, lambda: tf.reverse(part, [1]), lambda: part)
     # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
@@ -149,20 +153,26 @@ def distorted_colors(image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     Returns:
       The same, in 0..1.
     """
-    def brightness(pixels: tf.Tensor):
+    def brightness(pixels: tf.Tensor) -> tf.Tensor:
+        """Adds -32/255 to 32/255."""
         return tf.image.adjust_brightness(pixels, (draws[1] * 2. - 1.) * 32. / 255.)
 
-    def contrast(pixels: tf.Tensor):
+    def contrast(pixels: tf.Tensor) -> tf.Tensor:
+        """Multiplies the contrast by 0.5 to 1.5."""
         return tf.image.adjust_contrast(pixels, 0.5 + draws[2])
 
-    def saturation(pixels: tf.Tensor):
+    def saturation(pixels: tf.Tensor) -> tf.Tensor:
+        """Multiplies the saturation by 0.5 to 1.5."""
         return tf.image.adjust_saturation(pixels, 0.5 + draws[3])
 
-    def hue(pixels: tf.Tensor):
+    def hue(pixels: tf.Tensor) -> tf.Tensor:
+        """Turns the hue by -0.2 to 0.2 of the circle of colours."""
         return tf.image.adjust_hue(pixels, draws[4] * 0.4 - 0.2)
 
-    def applied(order: typing.Sequence[typing.Callable]):
-        def apply():
+    def applied(order: typing.Sequence[typing.Callable]) -> typing.Callable[[], tf.Tensor]:
+        """A function without arguments, as `tf.switch_case` takes it, for one of the orders."""
+        def apply() -> tf.Tensor:
+            """The image with all four changes, one after the other."""
             changed = image
             for change in order:
                 changed = change(changed)

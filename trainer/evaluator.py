@@ -151,7 +151,8 @@ def _has_ended(directory: str, newest: str) -> bool:
 def _stopped_by_sigterm() -> typing.Iterator[None]:
     """A context in which SIGTERM ends the process, also the first process of a container, in which
     the kernel ignores a signal without a handler."""
-    def stop(number: int, unused_frame: typing.Any):
+    def stop(number: int, unused_frame: typing.Any) -> None:
+        """The handler of the signal."""
         sys.exit(128 + number)
     former = signal.signal(signal.SIGTERM, stop)
     try:

@@ -87,7 +87,8 @@ class OwnModel:
         For 'infer' its predictions are `[labels, predictions]`: the user's function gets no labels
         there, and the table of predictions shows them nevertheless.
         """
-        def of_shard(features: typing.Any, labels: typing.Any = None):
+        def of_shard(features: typing.Any, labels: typing.Any = None) -> typing.Any:
+            """Calls the user's function for a shard, in this mode."""
             if mode != 'infer':
                 return self._called(features, labels, mode)
             output = to_model_output(self._called(features, None, mode), needs_loss=False)

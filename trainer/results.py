@@ -103,7 +103,7 @@ def evaluate(evaluation: Evaluation, setup: Setup, prefix: typing.Optional[str] 
     """
     with restored_session(evaluation.built, prefix) as session:
         results: typing.Any = evaluation.run(session)  # never None: nothing gives it up
-        report(None, results, setup)
+        report(throughput=None, results=results, setup=setup)
         if with_confusion:
             _report_confusion(evaluation, session, setup)
         return results

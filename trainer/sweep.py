@@ -178,7 +178,8 @@ def _run_process(command: typing.List[str]) -> int:
     """
     process = subprocess.Popen(command)
 
-    def pass_on(number: int, unused_frame: typing.Any):
+    def pass_on(number: int, unused_frame: typing.Any) -> None:
+        """The handler of a signal, which sends it to the run."""
         process.send_signal(number)
     former = {number: signal.signal(number, pass_on)
               for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}

@@ -53,7 +53,7 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
                     save_steps=FLAGS.save_steps, keep=FLAGS.keep, listeners=hooks.save_listeners,
                     recover=FLAGS.recover, initial_values=initial_values, check=settings.check,
                     built=job.built, memory_limit=memory_limit(), member=member) as session:
-                say_ended(train_dir(), None)
+                say_ended(train_dir(), step=None)
                 ended = run_steps(job, session)
             if ended is not None and cluster is not None:
                 raise ended  # within `joined`, so that the other workers hear of it at once

@@ -255,7 +255,8 @@ def _reading(setup: Setup) -> _Steps:
     leaves = tf.nest.flatten(iterator.get_next(), expand_composites=True)
     counts = [tf.shape(leaf)[0] for leaf in leaves if leaf.shape.ndims]
     examples = counts[0] if counts else setup.batch_size
-    return _Steps(tf.group(*leaves), examples, 0, [iterator.initializer], None)
+    return _Steps(tf.group(*leaves), examples, waited=0, initializers=[iterator.initializer],
+                  config=None)
 
 
 @contextlib.contextmanager

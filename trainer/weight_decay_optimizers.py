@@ -33,6 +33,9 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         super(AdamWOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
 
+    # The four methods by which TensorFlow's optimizers update a variable: resource variables and
+    # reference variables (`var`), with dense and with sparse gradients.
+
     def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable):
         with self._after_decay(handle, grad):
             return super(AdamWOptimizer, self)._resource_apply_dense(grad, handle)
@@ -41,7 +44,7 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         with self._after_decay(handle, grad):
             return super(AdamWOptimizer, self)._resource_apply_sparse(grad, handle, indices)
 
-    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable):  # of reference variables
+    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable):
         with self._after_decay(var, grad):
             return super(AdamWOptimizer, self)._apply_dense(grad, var)
 

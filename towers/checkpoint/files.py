@@ -251,8 +251,9 @@ def read_state(directory: str) -> State:
     except (tf.errors.OpError, OSError, ValueError, text_format.ParseError):
         content.Clear()
     if not content.model_checkpoint_path:
-        return State(None, 'is damaged, and only it says which checkpoint is the newest')
-    return State(content, None)
+        return State(content=None,
+                     fault='is damaged, and only it says which checkpoint is the newest')
+    return State(content, fault=None)
 
 
 def _data_in(path: str) -> typing.Optional[bytes]:

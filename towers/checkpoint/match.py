@@ -81,7 +81,10 @@ def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
 def difference(prefix: str, variables: typing.Any = None) -> Comparison:
     """Compares a checkpoint with the variables that it is to be restored into.
 
-    The arguments are those of `check_fits`.
+    Args:
+      prefix: the prefix of the checkpoint.
+      variables: list of variables, or dict from their names in the checkpoint; None for all global
+        variables.
 
     Raises:
       CheckpointError: the checkpoint cannot be read.
@@ -95,7 +98,7 @@ def difference(prefix: str, variables: typing.Any = None) -> Comparison:
             reasons.append((name, reason))
     only_there = sorted(set(contents.shapes) - set(wanted))
     if not reasons:
-        return Comparison(None, only_there)
+        return Comparison(text=None, only_there=only_there)
     text = ('the checkpoint %s is of another model: %d of the %d variables of this model differ: %s'
             % (prefix, len(reasons), len(wanted), '; '.join(_by_kind(reasons))))
     if only_there:

@@ -99,7 +99,8 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
         skipped = []
     else:  # the state file is damaged or lost
         candidates = checkpoints
-        skipped = [Damaged(os.path.join(directory, STATE_FILE), None, str(named.fault))]
+        state_file = os.path.join(directory, STATE_FILE)
+        skipped = [Damaged(state_file, step=None, reason=str(named.fault))]
     whole = _last_whole(candidates, skipped)
     faults = '; '.join(map(str, skipped))
     if whole is None:
@@ -148,20 +149,22 @@ def newest_named(directory: str, checkpoints: typing.List[str]) -> NewestNamed:
     """
     state = read_state(directory)
     if state.fault is not None:
-        return NewestNamed(None, state.fault)
+        return NewestNamed(prefix=None, fault=state.fault)
     if state.content is not None:
         prefix = inside(directory, state.content.model_checkpoint_path)
         if prefix in checkpoints:
-            return NewestNamed(prefix, None)
-        return NewestNamed(None, 'names %s as the newest checkpoint, which is not there' % (
-            os.path.basename(prefix)))
+            return NewestNamed(prefix, fault=None)
+        return NewestNamed(
+            prefix=None, fault='names %s as the newest checkpoint, which is not there' % (
+                os.path.basename(prefix)))
     # There is no state file.
     if not checkpoints:
-        return NewestNamed(None, None)
+        return NewestNamed(prefix=None, fault=None)
     if len(checkpoints) > 1:
-        return NewestNamed(None, 'is missing, and only it says which of the %d checkpoints is the '
-                                 'newest' % len(checkpoints))
-    return NewestNamed(checkpoints[0], None)
+        return NewestNamed(
+            prefix=None, fault='is missing, and only it says which of the %d checkpoints is the '
+                               'newest' % len(checkpoints))
+    return NewestNamed(checkpoints[0], fault=None)
 
 
 def newest_prefix(directory: str) -> typing.Optional[str]:

@@ -182,6 +182,7 @@ class _WeightsOfInner(_Keras):
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
+        """Sets whether the model inside is trained."""
         model_towers = self.__dict__.get('model_towers')
         if model_towers is not None and value != model_towers.model.trainable:
             model_towers.model.trainable = value  # an equal value would change layers in it

@@ -160,7 +160,7 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
         # Nobody writes, or the chief does in its own process: nothing runs these writes.
         _unhook(operations, unused)
         return []
-    if request.split.accumulate == 1:
+    if request.split.accumulate == 1:  # no later micro-batch: the forward pass may wait for them
         return []
     # TensorFlow lets no operation outside of a loop wait for one inside: writes in loops stay.
     movable = list(filter(compat.in_branches_alone, unused))
@@ -256,7 +256,7 @@ def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
       writes: the writes of the forward pass.
       fetches: what a step fetches, for which variables are read.
     """
-    served = operation_names(tf.global_variables())
+    served = operation_names(tf.global_variables())  # local variables are each worker's own
     read = ancestors([fetch for fetch in fetches if isinstance(fetch, tf.Tensor)])
     for write in writes:
         for name in write.variables:

@@ -64,9 +64,11 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
     """
     finder = Writes(tf.get_default_graph())
     counters = set(roles.names(METRIC))
+    # Towers of equal weight may count their calls: the quotient of two counters is the same.
     if counters and not _are_certainly_equal(weights):
         _weigh_metrics([tower.metrics or {} for tower in towers], weights, counters, finder)
     variables = counters.union(roles.names(EVERY))
+    # A shard without examples holds a copy of one, which must not count.
     if variables and not _are_certainly_positive(weights):
         _leave_out_padding(towers, weights, variables, finder)
     counting_towers = _towers_that_count(towers, weights)

@@ -85,7 +85,7 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]],
     for turn in itertools.chain.from_iterable(turns_of_towers):
         taking += [take.op for take in turn.takes]
     waits = Waits(taking)
-    for turns_before, turns_after in zip(turns_of_towers, turns_of_towers[1:]):
+    for turns_before, turns_after in zip(turns_of_towers, turns_of_towers[1:]):  # of neighbours
         for former, later in zip(turns_before, turns_after):
             _make_turn_after(later, former.ends, waits, finder)
     return waits.put_into_graph(finder)

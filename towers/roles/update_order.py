@@ -375,6 +375,7 @@ class _Holder:
         for write in writes:
             if write.op.name in names_without_step:
                 continue
+            # The write itself; or operations before the loop around it, which others may need.
             for op in operations_to_hold(write.op, write.variables, frames):
                 if op.name not in names_without_step:
                     reasons.setdefault(op.name, reason % ', '.join(write.variables))

@@ -215,6 +215,8 @@ def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: V
            finder: Writes) -> typing.List[Turn]:
     """List of the turns of a tower: one for each variable, in the order of their names.
 
+    A turn ends when all of the tower's operations that read or write the variable have run.
+
     Args:
       tower: the tower.
       operations: operations, in no order, of which only the tower's own count.

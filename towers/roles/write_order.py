@@ -371,7 +371,8 @@ class _ReadEnds:
         return sorted(ends, key=self._is_backward)
 
     def _names_in_training(self) -> typing.Set[str]:
-        """Set of the names of the operations that a training step runs."""
+        """Set of the names of the operations that a training step runs: for losses and gradients,
+        not for predictions."""
         if self._in_training is None:
             fetches = []
             for tower in self._towers:

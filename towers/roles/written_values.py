@@ -58,7 +58,7 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
     for write in writes:
         # A call of a function may write several variables, each several times.
         values = judge.analysis.writes.get(write.op.name, [])
-        if not values:
+        if not values:  # the proof knows nothing of what the operation writes
             judge.check_unknown_write(write)
         for written in values:
             if written.variable not in write.variables:
@@ -186,7 +186,7 @@ class _Judge:
         """Raises `SharedVariableError` for a write by an operation that the proof has no rule for
         (no assign, add or scatter), if what it writes depends on the examples."""
         op = write.op
-        if op.name not in self._from_shard:
+        if op.name not in self._from_shard:  # each tower would write the same: tower 0 may
             return
         is_analysed = op.name in self.analysis.analysed
         if self._static_size and not is_analysed:

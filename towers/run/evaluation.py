@@ -84,7 +84,7 @@ class Evaluation:
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
         _check_model(model_fn, inputs, dataset)
         self._feed = feed
-        check_build_arguments(model_fn, None, None, devices, **options)
+        check_build_arguments(model_fn, inputs=None, optimizer=None, devices=devices, **options)
         with tf.device('/cpu:0'):
             self._iterator = tf.data.make_initializable_iterator(dataset)
             self._num_batches = tf.data.experimental.cardinality(dataset)

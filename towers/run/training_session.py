@@ -167,7 +167,8 @@ def _init_fn(initial_values: typing.Optional[InitialValues], newest: typing.Opti
         return None
     say(str(initial_values))
 
-    def restore(unused_scaffold, session):
+    def restore(unused_scaffold: typing.Any, session: tf.Session) -> None:
+        """Sets the variables that are taken to their values in the checkpoint."""
         initial_values.restore(session)
     return restore
 
@@ -176,7 +177,11 @@ def _checked_newest(directory: str, recover: bool, check: typing.Optional[typing
                     say: typing.Callable) -> typing.Optional[Newest]:
     """Finds the newest checkpoint, compares it with the graph, and tidies the directory.
 
-    The arguments are those of `training_session`.
+    Args:
+      directory: the directory of the checkpoints.
+      recover: whether to go on from the checkpoint before the newest, if that is damaged.
+      check: function that compares more than the variables, see `training_session`; or None.
+      say: called with each line about what was found in the directory.
 
     Returns:
       What `newest_checkpoint` returned; None for a directory without a checkpoint.
