@@ -263,7 +263,7 @@ class FinishedModel:
     def operations_beside(self, tensor: tf.Tensor,
                           has: typing.Callable[[tf.Operation], bool]) -> typing.List[tf.Operation]:
         """The operations of the program that a tensor needs beside those that towers have, in the
-        order in which they were made.
+        order in which they were made: `built.of(tensor)` imports them for each tower.
 
         Args:
           tensor: a tensor of the program.

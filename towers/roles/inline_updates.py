@@ -124,8 +124,7 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     if update_ops == 'first' and not is_served:
         in_functions = _removable_in_functions(writes, finder)
     whole_writes = [write for write in writes if write.op.name not in in_functions]
-    for write in whole_writes:
-        _check_can_be_left(write, is_used=write.op.name in used, finder=finder)
+    _check_can_be_left(whole_writes, used, finder)
     if is_served and update_ops != 'none':  # with 'none' no worker writes
         _check_served(whole_writes, fetches)
     write_ops = by_name(write.op for write in whole_writes)
@@ -206,32 +205,34 @@ def _removable_writes(write: Write, finder: Writes) -> typing.List[int]:
 
 # ---- what is refused -----------------------------------------------------------------------------
 
-def _check_can_be_left(write: Write, is_used: bool, finder: Writes) -> None:
-    """Refuses a write that cannot be left to the first tower.
+def _check_can_be_left(writes: typing.Iterable[Write], used: typing.Container[str],
+                       finder: Writes) -> None:
+    """Refuses writes that cannot be left to the first tower.
 
     Args:
-      write: the write.
-      is_used: whether the written value is used.
+      writes: the writes.
+      used: names of the writes whose new value is used.
       finder: finds the functions that operations call.
     """
-    if finder.calls_functions(write.op):
-        if write.op.type in CONTROL_FLOW_V2:
+    for write in writes:
+        op = write.op
+        if finder.calls_functions(op) and op.type in CONTROL_FLOW_V2:
             where = 'within a branch or a loop of control flow v2'
             or_else = ', or call tf.disable_control_flow_v2()'
-        else:
+        elif finder.calls_functions(op):
             where = 'within a function (tf.function, Defun)'
             or_else = ''
-    elif is_used and compat.in_control_flow(write.op):
-        where = 'within a branch or a loop, and uses what it has written there'
-        or_else = ''
-    else:
-        return
-    raise SharedVariableError(
-        'the forward pass of every tower writes variable %s (operation %s) %s, where it cannot be '
-        'left to the first tower: put the update into the collection UPDATE_OPS '
-        "(slim's updates_collections, by default) or return it in 'updates', and let the loss not "
-        "wait for it by tf.control_dependencies; or pass update_ops='all' to have every tower "
-        'write%s.' % (write.variables[0], write.op.name, where, or_else))
+        elif op.name in used and compat.in_control_flow(op):
+            where = 'within a branch or a loop, and uses what it has written there'
+            or_else = ''
+        else:
+            continue
+        raise SharedVariableError(
+            'the forward pass of every tower writes variable %s (operation %s) %s, where it cannot '
+            'be left to the first tower: put the update into the collection UPDATE_OPS '
+            "(slim's updates_collections, by default) or return it in 'updates', and let the loss "
+            "not wait for it by tf.control_dependencies; or pass update_ops='all' to have every "
+            'tower write%s.' % (write.variables[0], op.name, where, or_else))
 
 
 def _check_replicated(writes: typing.Iterable[Write],

@@ -74,10 +74,10 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
         for operations in _operations_by_update(tower, towers, forward):
             turns += _turns(tower, operations, variables, finder)
             for op in operations:
-                written = _written_by(op, variables, finder)
-                _check_reads_anew(op, written, tower, forward)
+                own_variables = _written_by(op, variables, finder)
+                _check_reads_anew(op, own_variables, tower, forward)
                 # `take_turns` orders them already, so that none counts as every tower's here.
-                writes += [TowerWrite(index, op, name, is_every=False) for name in written]
+                writes += [TowerWrite(index, op, name, is_every=False) for name in own_variables]
         turns_of_towers.append(turns)
     waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
     waits += take_turns(turns_of_towers, finder)
