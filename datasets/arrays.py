@@ -78,7 +78,13 @@ class ArraySet(typing.NamedTuple):
     def eval_batches(self, batch_size: int, image_size: typing.Optional[int] = None,
                      channels: typing.Optional[int] = None) -> tf.data.Dataset:
         """All test examples once, in order; the last batch is short if `batch_size` does not divide
-        their number. The arguments are those of `train_batches`."""
+        their number.
+
+        Args:
+          batch_size: examples in a batch.
+          image_size: height and width to which images are scaled; None for their own.
+          channels: the number of channels; None for that of the images.
+        """
         images, labels = self._checked('test')
         with tf.device('/cpu:0'):
             # Where nothing is short there is nothing to drop, and the shape becomes static.
@@ -87,7 +93,7 @@ class ArraySet(typing.NamedTuple):
             return _examples(images, labels, indices,
                              _preparation(images.shape, image_size, channels))
 
-    def _checked(self, split: str):
+    def _checked(self, split: str) -> typing.Tuple[np.ndarray, np.ndarray]:
         """`(images, labels)` of a split; raises `BadExampleError` for a label that is no class."""
         images, labels = self.load(split)
         wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
@@ -123,7 +129,8 @@ def shifts_of_epoch(num_examples: int, seed: int,
     return shifts
 
 
-def _examples(images, labels, batches, prepare, largest_shift=0):
+def _examples(images: np.ndarray, labels: np.ndarray, batches: tf.data.Dataset,
+              prepare: typing.Callable, largest_shift: int = 0) -> tf.data.Dataset:
     """The batches of images and labels for batches of indices.
 
     Args:
@@ -171,7 +178,8 @@ def _shifted(images: tf.Tensor, shifts: tf.Tensor, largest: int):
     return tf.ensure_shape(tf.gather(padded, columns, axis=2, batch_dims=1), images.shape)
 
 
-def _preparation(shape, image_size, channels):
+def _preparation(shape: typing.Sequence[int], image_size: typing.Optional[int],
+                 channels: typing.Optional[int]) -> typing.Callable[[tf.Tensor], tf.Tensor]:
     """A function that brings a batch of images to a size and a number of channels.
 
     Args:

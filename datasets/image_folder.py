@@ -89,16 +89,14 @@ def folder_splits(data_dir: str) -> FolderSplits:
     if not os.path.isdir(train):
         return _every_fifth_for_testing(data_dir)
     classes = _folders(train)
-    test = None
-    for name in _TEST_NAMES:
-        folder = os.path.join(data_dir, name)
-        if test is None and os.path.isdir(folder):
-            test = folder
-    if test is None:
+    possible_folders = [os.path.join(data_dir, name) for name in _TEST_NAMES]
+    test_folders = list(filter(os.path.isdir, possible_folders))
+    if not test_folders:
         raise DatasetError(
             '%s has a folder train, but none named %s: make one, with class folders of the images '
             'to test on, or move the class folders out of train: without it, every fifth image is '
             'for testing.' % (data_dir, ' or '.join(_TEST_NAMES)))
+    test = test_folders[0]
     tested = _folders(test)
     unknown = sorted(set(tested) - set(classes))
     if unknown:
@@ -107,11 +105,12 @@ def folder_splits(data_dir: str) -> FolderSplits:
             'away, or add images of it to train on.' % (test, unknown[0], train))
     train_images = _images(train, classes, classes)
     test_images = _images(test, tested, classes)
-    return FolderSplits(classes, {'train': FolderImages(*train_images),
-                                  'test': FolderImages(*test_images)})
+    return FolderSplits(classes, {
+        'train': FolderImages(train_images.paths, train_images.labels),
+        'test': FolderImages(test_images.paths, test_images.labels)})
 
 
-def _every_fifth_for_testing(data_dir: str):
+def _every_fifth_for_testing(data_dir: str) -> FolderSplits:
     """The `FolderSplits` of a folder that has no folder of its own for training."""
     classes = _folders(data_dir)
     images = _images(data_dir, classes, classes)
@@ -129,10 +128,9 @@ def _every_fifth_for_testing(data_dir: str):
                                   'test': FolderImages(paths[is_test], labels[is_test])})
 
 
-def _folders(parent: str):
+def _folders(parent: str) -> typing.List[str]:
     """The names of the folders in a folder; raises `DatasetError` where there are none."""
-    names = [name for name in names_in(parent)
-             if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.')]
+    names = [os.path.basename(path) for path in _paths_in(parent) if os.path.isdir(path)]
     if not names:
         raise DatasetError(
             '%s has no folders: expected one for each class, with its images: move each image into '
@@ -140,30 +138,46 @@ def _folders(parent: str):
     return names
 
 
-def _images(parent: str, folders: typing.List[str], classes: typing.List[str]):
-    """The `_Images` in class folders of a folder; `classes` has the names of all classes."""
+def _paths_in(folder: str) -> typing.List[str]:
+    """The paths of what is in a folder, without hidden names."""
+    return [os.path.join(folder, name) for name in names_in(folder) if not name.startswith('.')]
+
+
+def _images(parent: str, folders: typing.List[str], classes: typing.List[str]) -> _Images:
+    """The images in class folders, each with its label.
+
+    Args:
+      parent: the folder of the class folders.
+      folders: the names of the class folders.
+      classes: the names of all classes; the label of an image is the index of its class.
+    """
     images = _Images([], [])
     for name in folders:
-        folder = os.path.join(parent, name)
-        inside = [os.path.join(folder, each) for each in names_in(folder)
-                  if not each.startswith('.')]
-        paths = [path for path in inside if is_image(path)]
-        if not paths:
-            advice = ''
-            subfolders = [path for path in inside if os.path.isdir(path)]
-            if subfolders:
-                advice = (' Folders within class folders are not looked into, such as %s: move the '
-                          'images up.' % subfolders[0])
-            raise DatasetError('The folder %s has no images: expected files *%s.%s' % (
-                folder, ', *'.join(_ENDINGS), advice))
+        paths = _image_paths(os.path.join(parent, name))
         images.paths.extend(paths)
         images.labels.extend([classes.index(name)] * len(paths))
     return images
 
 
+def _image_paths(folder: str) -> typing.List[str]:
+    """The paths of the images in a class folder; raises `DatasetError` where there are none."""
+    inside = _paths_in(folder)
+    paths = list(filter(is_image, inside))
+    if paths:
+        return paths
+    advice = ''
+    subfolders = list(filter(os.path.isdir, inside))
+    if subfolders:
+        advice = (' Folders within class folders are not looked into, such as %s: move the '
+                  'images up.' % subfolders[0])
+    raise DatasetError('The folder %s has no images: expected files *%s.%s' % (
+        folder, ', *'.join(_ENDINGS), advice))
+
+
 def is_image(path: str) -> bool:
-    """Whether a path has the name of an image. A pipe is none, since reading it would wait
-    for ever; a link that leads nowhere is one that cannot be read."""
+    """Whether a path has the name of an image. A pipe is no image, since reading it would wait
+    for ever; a link that leads nowhere is an image that cannot be read."""
     if not path.lower().endswith(_ENDINGS):
         return False
-    return os.path.isfile(path) or not os.path.exists(path)
+    leads_nowhere = not os.path.exists(path)
+    return os.path.isfile(path) or leads_nowhere

@@ -107,8 +107,8 @@ class Own:
                 '%s of %s is %.80r: expected a function that takes the arguments %s by '
                 'name.' % (field, self.name, self._functions[field], ', '.join(taken)))
 
-    def _taken(self, arguments):
-        """Returns a dict of those of the `arguments`, a dict, that the user's functions have."""
+    def _taken(self, arguments: dict) -> dict:
+        """The arguments, by name, that the user's functions have: all for a data set of images."""
         if self.num_classes is not None:
             return arguments
         return {name: value for name, value in arguments.items() if name not in _OF_IMAGES}
@@ -168,7 +168,8 @@ class Own:
                 batch_size=batch_size, image_size=image_size, channels=channels))
             return batches.apply(tf.data.experimental.scan(tf.constant(0, tf.int64), count))
 
-    def _batches(self, function, batch_size, arguments):
+    def _batches(self, function: str, batch_size: typing.Optional[int],
+                 arguments: dict) -> tf.data.Dataset:
         """The data set that a user's function returns; a step fails on a batch that is not of the
         form that it has to have.
 
@@ -300,7 +301,7 @@ def _is_of_images(dataset: tf.data.Dataset, channels: int):
     return image_shape.as_list()[3] == channels
 
 
-def _check_batches(what, shapes):
+def _check_batches(what: str, shapes: typing.Any) -> None:
     """Raises `OwnDataError` if elements of these static shapes are no batches.
 
     Args:

@@ -115,7 +115,7 @@ def decoded_part(encoded: tf.Tensor, window_of: typing.Callable, image_size: int
     Returns:
       float32 [image_size, image_size, 3] in 0..1.
     """
-    def window_in(shape):
+    def window_in(shape: tf.Tensor) -> tf.Tensor:
         """Top, left, height and width of the part of an image of a shape [3]."""
         size = tf.cast(shape[:2], tf.float32)
         return tf.cast(window_of(size[0], size[1]), tf.int32)

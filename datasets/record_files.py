@@ -31,9 +31,10 @@ def record_paths(folder: str) -> typing.Dict[str, typing.List[str]]:
     matches = _matches(folder)
     paths = {}
     for split, words in _WORDS.items():
-        files = []
+        files: typing.List[typing.Match] = []
         for word in words:
-            files = files or [match for match in matches if match.group('word') == word]
+            if not files:
+                files = [match for match in matches if match.group('word') == word]
         if not files:
             raise DatasetError(
                 'There are no TFRecords to %s on in %s: expected names such as %s.' % (
@@ -44,13 +45,15 @@ def record_paths(folder: str) -> typing.Dict[str, typing.List[str]]:
     return paths
 
 
-def _matches(folder: str):
+def _matches(folder: str) -> typing.List[typing.Match]:
     """The matches of the names of files with `_COUNTED`; if there is none, with `_PLAIN`."""
-    names = [name for name in names_in(folder) if not name.startswith('.')
-             and os.path.isfile(os.path.join(folder, name))]
+    names = []
+    for name in names_in(folder):
+        is_hidden = name.startswith('.')
+        if not is_hidden and os.path.isfile(os.path.join(folder, name)):
+            names.append(name)
     for pattern in (_COUNTED, _PLAIN):
-        matches = [pattern.fullmatch(name) for name in names]
-        matches = [match for match in matches if match]
+        matches = list(filter(None, map(pattern.fullmatch, names)))
         if matches:
             return matches
     return []
@@ -96,13 +99,14 @@ def _check_counted(folder: str, one_set: _Set):
     files = one_set.files
     example = one_set.example
     count = int(example.group('count'))
-    first = 1 if 0 not in files and count in files else 0
-    lacking = next((number for number in range(first, first + count) if number not in files), None)
-    if lacking is None and len(files) == count:
+    counts_from_one = 0 not in files and count in files
+    first = 1 if counts_from_one else 0
+    lacking = [number for number in range(first, first + count) if number not in files]
+    if not lacking and len(files) == count:
         return
     missing = ''
-    if lacking is not None:
-        missing = ', from %d on: number %d is missing' % (first, lacking)
+    if lacking:
+        missing = ', from %d on: number %d is missing' % (first, lacking[0])
     raise DatasetError(
         '%s has %d files %s*%s, and the names count %d%s: copy those that are missing '
         'again, or move these away.' % (

@@ -16,7 +16,11 @@ NUM_EXAMPLES = {'train': 100000, 'test': 1000}
 class Synthetic:
     """Images of any size, as many classes as are wanted.
 
-    Attributes: as those of `ImageSet`.
+    Attributes:
+      name: 'synthetic'.
+      image_shape: height, width and channels, None each: the images have any size.
+      num_examples: dict from 'train' and 'test' to numbers of examples.
+      num_classes: the number of classes.
     """
 
     name = 'synthetic'
@@ -40,12 +44,14 @@ class Synthetic:
     def eval_batches(self, batch_size: int, image_size: int, channels: int = 3) -> tf.data.Dataset:
         """One batch, repeated until it gives the number of test images, or a few more.
 
-        The arguments are those of `train_batches`.
+        Args:
+          batch_size: examples in a batch.
+          image_size, channels: height and width, and the number of channels, of the images.
         """
         count = -(-NUM_EXAMPLES['test'] // batch_size)
         return self._batch(batch_size, 0, image_size, channels).repeat(count)
 
-    def _batch(self, size, seed, image_size, channels):
+    def _batch(self, size: int, seed: int, image_size: int, channels: int) -> tf.data.Dataset:
         """A data set of one batch.
 
         Args:

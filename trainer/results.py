@@ -142,7 +142,13 @@ def predict(evaluation: Evaluation, setup: Setup) -> None:
       ModelFunctionError: there is not one prediction for each example.
     """
     unit = setup.model.unit
-    file_of = getattr(setup.dataset, 'where', None)
+    file_of = getattr(setup.dataset, 'where', None)  # None where examples are in no files
+    place_columns = [unit] if file_of is None else [unit, 'file']
+
+    def place_of(number: int) -> list:
+        """The first cells of the row of an example: its number, and its file if it has one."""
+        return [number] if file_of is None else [number, shown(file_of('test', number))]
+
     numbers = iter(test_numbers(setup.dataset))
     count = 0
     with restored_session(evaluation.built) as session, \
@@ -152,12 +158,9 @@ def predict(evaluation: Evaluation, setup: Setup) -> None:
         for batch in evaluation.predict(session):
             columns = _columns(batch, setup)
             if count == 0:
-                place = [unit] if file_of is None else [unit, 'file']
-                lines.writerow(place + list(columns))
+                lines.writerow(place_columns + list(columns))
             for row in zip(*columns.values()):
-                number = next(numbers)
-                place = [number] if file_of is None else [number, shown(file_of('test', number))]
-                lines.writerow(place + [_cell(value) for value in row])
+                lines.writerow(place_of(next(numbers)) + list(map(_cell, row)))
                 count += 1
     print('predictions    %s, %s' % (FLAGS.predictions, counted(count, unit)))
 
