@@ -105,30 +105,36 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
 
 
 def _analysed_of_static_batch(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
-    """The analysis of a forward pass whose batch has a static number of examples.
+    """The analysis of a forward pass whose batch has a static number of examples."""
+    whole_scratch = make_whole_scratch(forward_pass.needed, forward_pass.inputs)
+    if whole_scratch is None:
+        return _analysed_of_only_size(forward_pass, batch_size)
+    analysis = forward_pass.analysed_in(whole_scratch)
+    if _holds_size(analysis):
+        analysis = analysis._replace(as_built=_analysed_as_built(forward_pass, batch_size))
+    with_size_constants = _analysed_with_size_constants(
+        forward_pass, analysis.as_built or analysis, batch_size)
+    return analysis._replace(with_size_constants=with_size_constants)
 
-    Where shape inference refuses a batch of another size, an analysis with each constant as it is
-    ends at what it refuses: it is made only where no constants can be taken for that size.
+
+def _analysed_of_only_size(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
+    """The analysis of a forward pass whose shape inference refuses a batch of another size.
+
+    With each constant as it is, an analysis ends at what is refused. So it is made only where no
+    constants can be taken for multiples of the number of examples.
     """
-    needed, inputs = forward_pass.needed, forward_pass.inputs
-    analysis = None
-    whole_scratch = make_whole_scratch(needed, inputs)
-    if whole_scratch is not None:
-        analysis = forward_pass.analysed_in(whole_scratch)
-    as_built = None
-    if analysis is None or _holds_size(analysis):
-        as_built = forward_pass.analysed_in(make_scratch(needed, inputs, examples=batch_size))
-    graph_analysis = as_built or analysis
-    assert graph_analysis is not None
-    with_size_constants = None
-    if have_one_size(inputs):
-        with_size_constants = _analysed_with_size_constants(
-            forward_pass, graph_analysis, batch_size)
-    if analysis is None and with_size_constants is not None:
-        return with_size_constants._replace(as_built=as_built)
+    as_built = _analysed_as_built(forward_pass, batch_size)
+    analysis = _analysed_with_size_constants(forward_pass, as_built, batch_size)
     if analysis is None:
-        analysis = forward_pass.analysed_in(make_scratch(needed, inputs))
-    return analysis._replace(as_built=as_built, with_size_constants=with_size_constants)
+        scratch = make_scratch(forward_pass.needed, forward_pass.inputs)
+        analysis = forward_pass.analysed_in(scratch)
+    return analysis._replace(as_built=as_built)
+
+
+def _analysed_as_built(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
+    """The analysis for the number of examples that the program was built with."""
+    scratch = make_scratch(forward_pass.needed, forward_pass.inputs, examples=batch_size)
+    return forward_pass.analysed_in(scratch)
 
 
 def _analysed_with_size_constants(forward_pass: '_ForwardPass', graph_analysis: Analysis,
@@ -141,6 +147,8 @@ def _analysed_with_size_constants(forward_pass: '_ForwardPass', graph_analysis: 
       graph_analysis: `Analysis` that tells where the examples are in the graph as it was built.
       batch_size: the static number of examples.
     """
+    if not have_one_size(forward_pass.inputs):
+        return None
     found = find_size_constants(forward_pass.needed, graph_analysis.states, batch_size)
     if not found.size_constants and not found.other_divisors:
         return None
