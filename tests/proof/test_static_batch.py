@@ -198,3 +198,18 @@ def test_where_the_condition_is_true_towers_are_one_device(accumulate):
                                  memory=towers.Memory(accumulate=accumulate))
     assert report.proof.startswith('proven, if %d, or a multiple of it,' % (4 // accumulate))
     assert report.equal
+
+
+@pytest.mark.parametrize('loss', [
+    lambda y, z: tf.losses.sparse_softmax_cross_entropy(tf.cast(y[:, 0], tf.int32), z),
+    tf.losses.softmax_cross_entropy, tf.losses.mean_squared_error])
+def test_a_loss_of_tf_losses_counts_the_examples_by_ones(loss):
+    x = batch(6)
+    text = line(loss(x[:, :3], x[:, 3:]), x)
+    assert text.startswith('proven, if 4') and 'is a mean over the examples' in text
+
+
+def test_a_sum_over_the_sum_of_other_ones_is_no_mean():
+    """The ones are as many as features, not as examples: no batch of another size has more."""
+    x = batch(6)
+    assert line(tf.reduce_sum(x) / tf.reduce_sum(tf.ones([6])), x).startswith('not proven')

@@ -20,6 +20,7 @@ length:
     tf.concat([x, tf.zeros([50, 8])], 1)        the first dimension of zeros
     tf.reshape(x [50, 3, 4], [150, 4])          the first number of the shape, three times 50
     tf.reduce_sum(losses [50]) / 50.            the divisor; where two could be, neither is one
+    … / tf.reduce_sum(tf.ones([50]))            the first number of the shape
 
 A constant that is taken for one by mistake proves nothing that is false: the verdict names the size
 constants in its condition.
@@ -189,6 +190,9 @@ class _Search:
             divisor = op.inputs[1]
             if op.name in in_row:
                 not_followed.append(divisor.op.name)
+            elif divisor.op.type == 'Sum':
+                counted = divisor.op.inputs[0]
+                self._follow_length(counted, 0, self._times_of_length(counted))
             else:
                 self._follow_number(_Number(divisor, 0, self._times_of(divisor)))
         return not_followed
@@ -200,7 +204,10 @@ class _Search:
         dividend = self._state(op.inputs[0])
         # A constant sum is a number of examples itself.
         is_sum = dividend.kind is Kind.SUM and not dividend.is_constant
-        return is_sum and self._times_of(op.inputs[1]) > 0
+        divisor = op.inputs[1]
+        if divisor.op.type == 'Sum':  # of a one for each example, as in `tf.losses`
+            return is_sum and self._times_of_length(divisor.op.inputs[0]) > 0
+        return is_sum and self._times_of(divisor) > 0
 
     def _times_of(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples a static scalar is; 0 for any other tensor."""
@@ -209,6 +216,15 @@ class _Search:
         if not is_number or value % self._batch_size:
             return 0
         return int(value) // self._batch_size
+
+    def _times_of_length(self, tensor: tf.Tensor) -> int:
+        """How many times the number of examples the first dimension of a tensor is that is the same
+        on every tower; 0 for any other tensor."""
+        shape = tensor.shape.as_list() if tensor.shape.ndims else [None]
+        is_shared = self._state(tensor).kind is Kind.INDEPENDENT
+        if not is_shared or not shape[0] or shape[0] % self._batch_size:
+            return 0
+        return shape[0] // self._batch_size
 
     # ---- back to constants
 
@@ -334,6 +350,16 @@ def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
     return number._replace(tensor=op.inputs[0], place=int(begin[0]))
 
 
+def _before_slice(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The number in the vector of which `tf.slice` takes a part; None where its begin is not
+    static."""
+    op = number.tensor.op
+    begin = tf.get_static_value(op.inputs[1])
+    if begin is None or op.inputs[0].shape.ndims != 1:
+        return None
+    return number._replace(tensor=op.inputs[0], place=number.place + int(begin[0]))
+
+
 def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number]:
     """The factor of a product of two scalars that comes from the number of examples: in 50 * 3, of
     a batch of 50, the first one with `times` 1; None where either could be it."""
@@ -374,6 +400,6 @@ def _before_concat(number: _Number, batch_size: int) -> typing.Optional[_Number]
 
 _STEPS_BACK: typing.Dict[str, typing.Callable] = dict(
     {name: _before_same_numbers for name in SAME_NUMBERS},
-    StridedSlice=_before_index, Mul=_before_product, Pack=_before_stack, ConcatV2=_before_concat)
+    StridedSlice=_before_index, Slice=_before_slice, Mul=_before_product, Pack=_before_stack, ConcatV2=_before_concat)
 """{type of an operation: the function (a number in its result, size of the batch) -> the number in
 its inputs that it comes from, or None}"""
