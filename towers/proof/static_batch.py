@@ -400,6 +400,7 @@ def _before_concat(number: _Number, batch_size: int) -> typing.Optional[_Number]
 
 _STEPS_BACK: typing.Dict[str, typing.Callable] = dict(
     {name: _before_same_numbers for name in SAME_NUMBERS},
-    StridedSlice=_before_index, Slice=_before_slice, Mul=_before_product, Pack=_before_stack, ConcatV2=_before_concat)
+    StridedSlice=_before_index, Slice=_before_slice, Mul=_before_product, Pack=_before_stack,
+    ConcatV2=_before_concat)
 """{type of an operation: the function (a number in its result, size of the batch) -> the number in
 its inputs that it comes from, or None}"""
