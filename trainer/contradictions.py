@@ -1,7 +1,8 @@
 """Flags and options that do not go together.
 
-A single value is checked when it is parsed (`flags`); here are the rules for several. A rule is a
-plain `if` that returns the line with which the program ends: what was given, and what to give.
+The type and the range of a single value are checked when it is parsed (`flags`); here are the rules
+for several, and for single values of which a type and a range do not say all. A rule is a plain
+`if` that returns the line with which the program ends: what was given, and what to give.
 Flags without effect are refused, too, by the table `_GOES_WITH`: a user who gives one wants its
 effect. Whatever depends on the data or the model is refused later, by the module that knows it. Its
 test is tests/trainer/test_trainer_flags.py.
@@ -58,6 +59,7 @@ def _problem_of_values(given: typing.Set[str]) -> typing.Optional[str]:
                     FLAGS.micro_batches, FLAGS.accumulate, FLAGS.micro_batches * FLAGS.accumulate))
     if FLAGS.recompute and not FLAGS.recompute.strip(', '):
         return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
+    # The range of the flag begins at -1, which asks for the network's own decay.
     if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.mode == 'predict' and not FLAGS.predictions:

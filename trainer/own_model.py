@@ -142,7 +142,8 @@ def _placeholder(spec: typing.Any) -> typing.Any:
     """
     if not isinstance(spec, tf.TensorSpec):
         return tf.sparse_placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
-    if not spec.shape.ndims:
+    has_no_known_dimension = not spec.shape.ndims  # a scalar, or a tensor of unknown rank
+    if has_no_known_dimension:  # none of the examples to leave open, so that any shape may be fed
         return tf.placeholder(spec.dtype, None)
     return tf.placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
 

@@ -41,7 +41,7 @@ def show_memory(setup: Setup) -> None:
     Raises:
       MissingPackageError: the picture needs matplotlib.
     """
-    count_on_cpus()
+    count_on_cpus()  # before the first session, so that memory on CPUs is measured, too
     with naming_failures():
         towers.memory_report(_measured(setup), setup.batch_size, memory_limit(),
                              FLAGS.memory_plot or None, session_config, _say)
@@ -59,7 +59,7 @@ def choose_batch_size(setup: Setup) -> int:
     Returns:
       Examples a step on this machine, over all of its towers.
     """
-    count_on_cpus()
+    count_on_cpus()  # before the first session, so that memory on CPUs is measured, too
     parts = parts_of_batch(len(towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)))
     recorded = recorded_setting('batch_size')
     if type(recorded) is int and 0 < recorded <= MOST_EXAMPLES and recorded % parts == 0:

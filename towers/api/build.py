@@ -155,6 +155,8 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     with collections_before.of_build(), tf1_variables(graph):
         batch, upstream = split(request, inputs)
         if finished is not None:
+            # Here, and not with the checks above, since it makes operations: the towers take them
+            # in the place of placeholders without a shape.
             finished.assert_scalars()
         scaled_losses = _scaled_losses(request)
         tower_set = make_towers(request, batch, upstream, scaled_losses)
@@ -186,6 +188,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         made=frozenset(operation_names(recorded.created)),
         opened_scopes=recorded.opened_scopes)
     if built.machines is not None:
+        # Lists the complete build in the graph, where `join` and sessions find all builds.
         built.machines.note(built)
     return built
 

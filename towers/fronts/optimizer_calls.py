@@ -298,6 +298,8 @@ class OptimizerCalls(GradientsOfModel):
           The operation that runs the updates of all calls.
         """
         before_updates = tf.no_op('before_update')  # waits for what the caller's scopes wait for
+        # {name of a variable: the combined gradient of the first call that trains it}, since
+        # `compute_gradients` has given `build_towers` the pair of that call alone.
         gradients_of_first_calls = {variable.op.name: gradient for gradient, variable in pairs}
         combined = [self._combined(index, gradients_of_first_calls, copies)
                     for index in range(len(self._calls))]

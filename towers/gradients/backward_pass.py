@@ -191,9 +191,10 @@ class TowerGradients:
           combined: the combined gradients, as pairs.
 
         Returns:
-          What the optimizer's own `compute_gradients` makes of them; else a pair for each trained
-          variable, in their order. The gradient is None for a variable that the loss does not
-          depend on, so that a program finds each variable at the index it expects.
+          What the optimizer's own `compute_gradients` makes of them; else a pair for each variable
+          that this loss trains, in their order, then the other combined pairs. The gradient is None
+          for a variable that the loss does not depend on, so that a program finds each variable at
+          the index it expects.
         """
         if objective.name in self._own_methods:
             return self._own_methods[objective.name].pairs(loss, combined)
@@ -203,6 +204,8 @@ class TowerGradients:
         for variable in self._trained[objective.name]:
             pair_without_gradient = (None, variable)
             pairs.append(pairs_left.pop(variable.op.name, pair_without_gradient))
+        # Left are variables that others chose: a model function that calls its optimizers itself
+        # (`GradientsOfModel`); or, upstream of the inputs, the variables of another named loss.
         return pairs + list(pairs_left.values())
 
     def _differentiate_objective(self, index: int, objective: typing.Any, data_losses: typing.Any,

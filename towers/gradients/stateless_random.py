@@ -108,10 +108,14 @@ def _groups_of_equal_draws(draws: typing.Iterable[tf.Operation]
 
 
 def check_draws_nothing(backward: typing.Iterable[tf.Operation]) -> None:
-    """Refuses a backward pass that draws random numbers, such as `tf.recompute_grad` makes: the
-    mask of a dropout would be another one than in the forward pass."""
+    """Refuses a backward pass that draws random numbers, in a build with `stateless_random=True`.
+
+    `tf.recompute_grad` makes such a backward pass. The forward pass gets new seeds, so that the
+    mask of a dropout would be another one in the backward pass.
+    """
     for op in backward:
-        if graph_walk.is_random(op) or graph_walk.seed_position(op) is not None:
+        draws_by_seed = graph_walk.seed_position(op) is not None  # a stateless random operation
+        if graph_walk.is_random(op) or draws_by_seed:
             raise GradientError(
                 'stateless_random=True, and the backward pass draws random numbers (operation %s), '
                 'which tf.recompute_grad does of a block with a dropout: use '

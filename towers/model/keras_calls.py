@@ -58,6 +58,8 @@ def record_keras_calls() -> typing.Iterator['KerasCalls']:
     Raises:
       ModelFunctionError: a Keras is imported in it, whose layers could not be wrapped.
     """
+    # `tf.keras` is imported only when a program names it, and the base classes of a Keras in use
+    # perhaps later. Here they are imported, so that layers which the block makes are wrapped.
     compat.import_keras()
     record = KerasCalls(tf.get_default_graph())
     bases = compat.keras_base_layers()

@@ -48,6 +48,8 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
     """
     check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
     check_choice('precision', precision, PRECISIONS)
+    # The names are taken as they are: `build_towers` has checked the towers' devices, and this only
+    # asks whether they are GPUs, which may be those of another machine.
     resolved = resolve_devices(devices, check=False, allow_repeated=True)
     if precision != 'float32':
         rewrites = config.graph_options.rewrite_options

@@ -211,12 +211,17 @@ def dense(gradient: typing.Any, variable: tf.Variable) -> tf.Tensor:
 
 def _check_shared(all_aligned: typing.Sequence[Aligned]) -> None:
     """Raises `GradientError` if every tower trains variables of its own, such as t0/w and t1/w: if
-    several towers have gradients, and no variable has gradients in two of them."""
+    several towers have gradients, and no variable has gradients in two of them.
+
+    Args:
+      all_aligned: the result of `align`, in which each variable has a gradient in one tower at
+        least.
+    """
     first_names: typing.Dict[int, str] = {}  # {tower: the name of its first variable}
     for aligned in all_aligned:
         if len(aligned.by_tower) > 1:
             return
-        [tower] = aligned.by_tower
+        [tower] = aligned.by_tower  # the one tower with a gradient of this variable
         first_names.setdefault(tower, aligned.variable.op.name)
     if len(first_names) > 1:
         tower, other = sorted(first_names)[:2]

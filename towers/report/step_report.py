@@ -57,9 +57,10 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     ...     trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True))
     >>> print(towers.step_report(built, metadata, 'step.html'))
 
-    Which part of the step an operation belongs to is what the build says of it, and what depends on
-    it; see `StepParts`. What belongs to none is called other. The first steps of a session are
-    slower than the rest: trace a later one.
+    The part of the step that an operation belongs to follows from what the build knows of its
+    towers, and from what depends on the operation; see `StepParts`. An operation of no such part
+    belongs to the part `'other'`. The first steps of a session are slower than the rest: trace a
+    later one.
 
     Args:
       built: the result of `build_towers`.
@@ -82,7 +83,7 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata')
-    path = directory_name('path', path, 'the name of a file')
+    path = directory_name('path', path, 'the name of a file')  # which checks names of files, too
     if batch_size is not None:
         check_count('batch_size', batch_size)
     reports_beside = []

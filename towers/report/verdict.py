@@ -39,10 +39,12 @@ class Finding(typing.NamedTuple):
 def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> typing.List[Finding]:
     """All that costs a step at least 5 % of its time.
 
-    The cost of a part is the time in which it ran and no tower computed. The cost of a stage or a
-    tower that computes longer than the others is the time by which it exceeds their mean. The cost
-    of the longest chain is the time between its operations in which the next operation's device ran
-    nothing and another device did.
+    The cost of a part is the time in which the part ran and no tower computed. The cost of a stage
+    or a tower that computes longer than the others is the time by which it exceeds the mean of all.
+
+    The cost of the longest chain is a part of the gaps between its operations. An operation of the
+    chain waits on an idle device while its own device runs nothing. The cost is the sum of these
+    times, without the time in which no device at all runs anything: that is a finding of its own.
 
     Args:
       built: the result of `build_towers`.
@@ -78,10 +80,11 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
 
 
 def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> Finding:
-    """The `Finding` about the time in which the longest chain waits, the next operation's device
-    runs nothing, and another device runs something."""
+    """The `Finding` about the time in which the next operation of the longest chain waits, its
+    device runs nothing, and another device runs something."""
     idle = sum(link.idle for link in chain)
-    micros = max(0, idle - use.nothing)  # the rest of it, where nothing runs, is another finding
+    # The time in which no device runs anything is a finding of its own.
+    micros = max(0, idle - use.nothing)
     if _has_gpus(built):
         text = 'for a copy from another device, or for a thread'
         advice = ('see the rows of copies in the timeline, of which '

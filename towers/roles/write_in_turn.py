@@ -126,6 +126,8 @@ def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing
     takers: Takers = {}
     for write in writes:
         variable = write.op.graph.get_operation_by_name(write.variable)
+        # memory=True: the write also has to wait for operations that read the memory of a reference
+        # variable after an `Identity` has handed it on. `_turns` finds them by `Writes.readers`.
         takers[write.variable] = finder.takers(variable, memory=True)
     frames = Frames(list(forward.values()) + [write.op for write in writes])
     holds = find_holds(towers, forward, writes, takers, frames)

@@ -130,7 +130,9 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
     """The names in a checkpoint from which to restore variables: those of their moving averages,
     where the checkpoint has these.
 
-    It is for a graph without `WeightAverages` that evaluates or exports.
+    It is for a graph without `WeightAverages` that evaluates or exports. In a graph that makes
+    averages, a weight and its average would both be restored from the average, and a name stands
+    for one variable: the later one of the two, in `tf.global_variables()` the average.
 
     Args:
       checkpoint: the prefix of the checkpoint.
@@ -138,7 +140,7 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
 
     Returns:
       `(names, count)`: a dict from names in the checkpoint to variables, for `tf.train.Saver`, and
-      how many of these names are those of averages.
+      how many of the variables have an average in the checkpoint, or are an average.
     """
     names_saved = {name for name, _ in tf.train.list_variables(checkpoint)}
     names = {}
@@ -148,7 +150,7 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
         name_of_average = name + _AVERAGE
         if name_of_average in names_saved:
             name = name_of_average
-        # A variable may be an average itself, in a graph that makes both.
+        # The name also ends so if the variable itself is an average, which keeps its own name.
         if name.endswith(_AVERAGE):
             num_averages += 1
         names[name] = variable

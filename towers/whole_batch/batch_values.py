@@ -192,9 +192,11 @@ def _can_be_exchanged(tensor: tf.Tensor, kind: str) -> bool:
 
 def _check_is_in_graph(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
     """Raises `ModelFunctionError` for a tensor of another graph than the outermost one of the
-    model."""
+    model. An eager tensor passes."""
     graph_of_x = getattr(x, 'graph', None)
-    if graph_of_x is None:  # an eager tensor, of no graph
+    # An eager tensor has no graph. `tf.convert_to_tensor` gives one only where TensorFlow executes
+    # eagerly, and so outside of a build: there the whole batch is on one device.
+    if graph_of_x is None:
         return
     if compat.outermost_graph(graph_of_x) is not graph:
         raise ModelFunctionError('batch_%s(%s): the tensor is of another graph: expected one of '

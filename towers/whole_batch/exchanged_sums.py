@@ -1,8 +1,8 @@
-"""Sums over the examples that go into averages of them: the sum over all towers goes there.
+"""Moving averages of sums over the examples: they are written by sums over the whole batch.
 
-A cluster's size in a vector quantizer, a sum of rewards: v := d v + (1 - d) S, with S the sum over
-the batch. Each tower has the sum of its shard alone, and the average of all these is none of the
-batch's, whoever writes it. So S is exchanged (`batch_sum`) where it is made, and tower 0 writes.
+Examples are a cluster's size in a vector quantizer and a sum of rewards: v := d v + (1 - d) S, with
+S the sum over the batch. Each tower has the sum of its shard alone, so that no tower could write
+the average of the batch. So S is exchanged (`batch_sum`) where it is computed, and tower 0 writes.
 
 Its test is `tests/roles/test_written_values.py`.
 """
@@ -80,8 +80,8 @@ class _Consumers:
           outputs: as those of `exchange_sums`.
         """
         self._for_write = ancestors(write.inputs) | {write.name}
-        # What an output gets from the written average, it gets of the batch: that way is not
-        # followed.
+        # An output that reads the average after the write gets a value of the whole batch. So the
+        # walk from the outputs ends at the write, and does not go on to the sum that it takes.
         operations = [getattr(output, 'op', output) for output in outputs]
         producers = functools.partial(_producers_but_of, write)
         self._for_outputs = set(reached(operations, producers))

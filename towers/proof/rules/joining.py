@@ -1,8 +1,9 @@
 """Rules for operations that take tensors apart, or put them together: where the examples go.
 
 Tensors with the examples along one dimension go beside each other along another one: [n, 4] and
-[n, 2] are [n, 6]. Along that of the examples, all of them come after all of them: [n] and [n] are
-[2 n], of two rounds (`State.outer`).
+[n, 2] give [n, 6]. Along the dimension of the examples, one tensor follows the other: x [n] and
+y [n] give [2 n], with x of all examples first, then y of all examples. These are two rounds of the
+examples (`State.outer`).
 
 Numbers computed from shapes stay so: `tf.stack([n, 4])` is a shape (`rearranged_sizes`). Where no
 input has entries of single examples, the entries of the result are those of all inputs, as a choice
@@ -109,8 +110,8 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
 # ---- together ------------------------------------------------------------------------------------
 
 def concat(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.concat`: [n, 4] and [n, 2] are [n, 6]; along dimension 0, [n] and [n] are [2 n], in which
-    all examples come after all of them."""
+    """`tf.concat`: [n, 4] and [n, 2] along dimension 1 give [n, 6]; x [n] and y [n] along dimension
+    0 give [2 n], with x of all examples first, then y of all examples."""
     if any_of_kind(states, Kind.SIZES):
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
@@ -126,6 +127,7 @@ def concat(op: tf.Operation, states: _States, view: View) -> State:
     if axis is None or rank is None:
         return unknown(op, NO_STATIC_ARGUMENT)
     first = [state for state in parts if state.is_by_example][0]
+    # A value of ONE_EXAMPLE, in a loop over the examples, has no dimension of the examples.
     if is_of_batch(first) and int(axis) % rank == first.axis:
         return _one_after_the_other(op, parts)
     return _beside(op, parts, view)

@@ -36,20 +36,22 @@ _OVER_EXAMPLES = 'is taken over the examples of the shard'
 # ---- over the dimensions that an argument names --------------------------------------------------
 
 def reduce(op: tf.Operation, states: _States, view: View) -> State:
-    """Reductions: of x [n, 4], over dimension 1 a value for each example, over 0 one of all.
+    """Reductions of x [n, 4]: over dimension 1 the result [n] has a value for each example; over
+    dimension 0 each entry of the result [4] is computed from all examples, see `_over_examples`.
 
-    The second input has the dimensions. Of sizes (n, 4), the product is a size.
+    The second input has the dimensions. The product of the sizes (n, 4) is the size 4 n.
     """
     state = states[0]
     if state.kind is Kind.SIZES:
         sizes = prod_of_sizes(op, states, view)
         if sizes is not None:
             return sizes
+        # Any other reduction, or a product such as n * n, is no size: it counts as one of numbers.
         state = as_number(op, state, view)
     if state.kind is Kind.ONE_EXAMPLE:  # all dimensions are of the one example
         return state.with_marks_of(*states)
     if not state.is_by_example:
-        return _reduced_total(op, [state, *states[1:]], view)
+        return _reduced_without_examples(op, [state, *states[1:]], view)
     axes = _reduced_axes(op, view)
     if axes is None:
         return unknown(op, 'reduces dimensions that are not static')
@@ -58,9 +60,14 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
     return _of_each_example(op, state, axes).with_marks_of(*states)
 
 
-def _reduced_total(op: tf.Operation, states: _States, view: View) -> State:
-    """The reduction of a value without entries of examples: a mean or a sum of the entries of a
-    mean over the examples is a mean over them, since both are linear; a maximum is not."""
+def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> State:
+    """The reduction of a value without entries of single examples.
+
+    The mean or the sum of the entries of a mean over the examples is a mean over the examples,
+    since both reductions are linear; so it is with a sum over the examples. The maximum is not
+    linear. `not_linear` has the answer for that, and for a value that is no mean or sum over the
+    examples: what is the same on every tower stays so.
+    """
     entries = states[0]
     axes = states[1:]
     is_mean = op.type == 'Mean' and op.outputs[0].dtype.is_floating  # of integers it rounds
