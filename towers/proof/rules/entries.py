@@ -80,7 +80,7 @@ def _entry_by_entry(op: tf.Operation, states: _States, view: View,
     sizes = arithmetic_of_sizes(op, list(states), view)
     if sizes is not None:
         return sizes
-    states = as_numbers(op, states, view)
+    states = as_numbers(op, states, view)  # the result is no size, so that n counts as a sum
     if any_by_example(states):
         return by_example(op, states, view)
     return rule_without_examples(op, states, view)
@@ -212,7 +212,8 @@ def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
     """The layouts of tensors that an operation demands to have equal lengths along the examples.
 
     [k n] and [m n] have equal lengths where k = m. A length that is not static has a large prime in
-    its place (`stand_ins`): where k is one, it is replaced by m.
+    its place (`stand_ins`): if k is such a prime, m takes its place. If both are, the lengths are
+    unknown, but equal by the demand of the operation, and the smaller prime stands for both.
     """
     if not layouts:
         return layouts

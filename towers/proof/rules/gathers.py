@@ -50,10 +50,11 @@ _BY_PLACES = 'takes examples by their places'
 # ---- tf.gather -----------------------------------------------------------------------------------
 
 def gather(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.gather(table [20, 4], x [n])`: [n, 4], a row for each example; or columns of examples.
+    """`tf.gather(table [20, 4], x [n])`: [n, 4], a row of the table for each example; or
+    `tf.gather(x [n, 4], [2, 0], axis=1)`: [n, 2], two columns of each example.
 
-    Indices of which nothing else is known may still be one row of each block of an example's rows.
-    Of a shape, a gather picks sizes.
+    Indices of which nothing else is known may still be those of one row in each block of rows of an
+    example (`blocks`). A gather from a shape picks some of its sizes.
     """
     params, indices = states[:2]
     axis_of_rows = states[2:]  # [] where the operation has no such input
@@ -185,6 +186,7 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
         shape = view.shape(op.inputs[1])
         if shape is None or shape[-1] != 1:
             return unknown(op, _BY_PLACES)
+        # The positions are along dimension 0 of the vectors [n, 1]; other ranks are refused there.
         return rows_at_positions(op, params, indices._replace(axis=0), view)
     if indices.kind is Kind.INDICES:
         if params.layout != ROW_OF_EACH_EXAMPLE:
@@ -218,7 +220,7 @@ def values_at(indices: State) -> State:
 # ---- numbers of classes --------------------------------------------------------------------------
 
 def one_hot(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.one_hot(x [n], 10)`: [n, 10], each row of its example."""
+    """`tf.one_hot(x [n], 10)`: [n, 10], a row for each example."""
     indices = states[0]
     arguments = states[1:]
     if not are_shared_arguments(arguments):

@@ -39,7 +39,8 @@ def images(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> State:
-    """The result of a kernel on images.
+    """The result of a kernel on images. Images that are a mean or a sum over the examples have no
+    rule, and are refused.
 
     Args:
       op: the operation.
@@ -195,8 +196,9 @@ def _with_statistics(op: tf.Operation, normalized: State, statistic: State) -> t
 def _is_alike_for_examples(parameter: State, channels: State) -> bool:
     """Whether a scale or an offset [channels] is the same on every tower, and for each example.
 
-    Its examples are where those of the channels are: of channels 3 n, all examples three times,
-    numbers 3 n of which three neighbours belong to an example are not the same for each.
+    It may have a number for each channel [3 n], if the numbers are the same for each example. Their
+    layout has to be that of the channels: where the channels are three rounds of the examples, and
+    the numbers three neighbours for each example, a channel gets the number of another example.
 
     Args:
       parameter: the state of the scale or the offset.

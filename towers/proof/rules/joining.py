@@ -59,8 +59,8 @@ def unpack(op: tf.Operation, states: _States, view: View) -> _Found:
 
 @moves_entries
 def _unpacked_examples(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.unstack` along another dimension than the examples': each result has that of all of
-    them."""
+    """`tf.unstack` along another dimension than the examples': each result has entries of every
+    example."""
     rank = view.rank(op.inputs[0])
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
@@ -84,7 +84,8 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.split`: [n, 4] along dimension 1 into [n, 2] and [n, 2]; or [2 n], which are two rounds
     of all examples, into [n] and [n].
 
-    A part of a mean is a mean, and one of one example is of that example.
+    A part of a mean over the examples is a mean over the examples, and a part of the values of one
+    example belongs to that example. Sizes count as numbers.
     """
     inputs = _INPUTS_OF_SPLIT[op.type]
     arguments = [state for place, state in enumerate(states) if place != inputs.value]

@@ -89,13 +89,14 @@ def tile(op: tf.Operation, states: _States, view: View) -> _Found:
     """`tf.tile`: the entries again, as often as the multiples say.
 
         x [n, 4], multiples (1, 3)    each example has more entries: [n, 12]
-        x [n, 4], multiples (2, 1)    all examples come after all of them: [2 n, 4]
+        x [n, 4], multiples (2, 1)    two rounds of all examples: [2 n, 4]
         w [1, 4], multiples (n, 1)    the same row for each example: [n, 4]
     """
     state = as_number(op, states[0], view)
     multiples = states[1]
     has_static_multiples = multiples.kind is not Kind.SIZES
     if state.is_by_example or has_static_multiples:
+        # By `moves_entries`, the rule also answers for values without examples.
         return _tiled_examples(op, states, view)
     if state.kind is not Kind.INDEPENDENT:
         return unknown(op, 'repeats %s' % state.kind.value)

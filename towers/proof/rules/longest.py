@@ -1,9 +1,9 @@
 """Loops over time that end with the longest example: `tf.nn.dynamic_rnn(sequence_length=lengths)`.
 
-The number of their iterations is `min(steps, max(lengths))`, which another shard has otherwise. A
-result does not depend on it where each iteration from an example's own length on leaves what is
-carried of that example as it is, or writes zeros into an array: places in which nothing is written
-are read as zeros.
+Such a loop makes `min(steps, max(lengths))` iterations, a number that differs between shards. A
+result does not depend on this number under a condition on each example and each iteration from the
+example's own length on: the iteration leaves the carried value of the example as it is, or writes
+zeros into an array. A place of an array in which nothing is written is read as zeros, too.
 
     h = tf.where(t >= lengths, h, cell(x[t], h))               h stays as it is
     outputs = outputs.write(t, tf.where(t >= lengths, 0, y))   zeros are written
@@ -74,8 +74,8 @@ def longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
 
 
 def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
-    """The limits of a test that counters are below them: of `t < min(steps, longest)`, both `steps`
-    and `longest`. None of any other test."""
+    """The limits in a test that counters are below limits: of `t < min(steps, longest)` these are
+    `steps` and `longest`. None of any other test."""
     test = graph_walk.source_through(test, ('Identity',))
     if test.op.type == 'LogicalAnd':
         limits: typing.List[tf.Tensor] = []

@@ -6,8 +6,8 @@
     positions = words.indices[:, 0]                  the example of each value
     tf.sparse.segment_sum(table_rows, which, positions)    the sum of the rows of each example
 
-TensorFlow adds them up into as many rows as the last example that has any; these are n where each
-example was given a row (`SparseFillEmptyRows`), and only then.
+The sum has as many rows as the position of the last example with a value demands. This is certain
+to be n only where each example was given a value (`SparseFillEmptyRows`).
 """
 
 import typing
@@ -71,7 +71,7 @@ def sparse_reshape(op: tf.Operation, states: _States, view: View) -> typing.List
 def _with_rest(before: Sizes, after: Sizes) -> Sizes:
     """The shape after a reshape, with the number of entries that are left in the place of its -1.
 
-    It is as it was where it has no -1, or the number is not known.
+    The new shape is returned unchanged where it has no -1, or the number is not known.
     """
     others = [size for size in after if size != _AS_MANY_AS_ARE_LEFT]
     entries = product_of_all(before)

@@ -43,8 +43,8 @@ def identities(op: tf.Operation, states: _States, view: View) -> _States:
 def switch(op: tf.Operation, states: _States, view: View) -> State:
     """`Switch`, where a branch begins: a value x [n, …] is the same x in the branch that is taken.
 
-    In a loop, it goes on to the next iteration, or to the `Exit`; whether all towers make the same
-    number of iterations is asked there (`exit_loop`).
+    At the test of a loop, the value goes on to the next iteration, or to the `Exit`. Whether all
+    towers make the same number of iterations is asked at the `Exit` (`exit_loop`).
     """
     value, condition = states
     is_test_of_loop = op.inputs[1].op.type == 'LoopCond'
@@ -139,7 +139,7 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of the values, at least one.
       view: `View`.
     """
-    # A list in which nothing is written yet is as the one that it is chosen beside.
+    # A list in which nothing is written yet fits any other list, so that the others decide.
     written = [state for state in states if state.kind is not Kind.EMPTY]
     states = written or states[:1]
     if all(state == states[0] for state in states):
@@ -224,9 +224,10 @@ def _carried_flow(states: _States) -> State:
 # ---- the end of a loop ---------------------------------------------------------------------------
 
 def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
-    """`Exit`: the value after the last iteration, whose number all towers have to have alike.
+    """`Exit`: the value after the last iteration. All towers have to make the same number of
+    iterations; otherwise the value depends on the shard.
 
-    A loop over n examples leaves its counter, which is n then, and arrays of n elements.
+    Out of a loop over n examples come its counter, which is n at the end, and arrays of n elements.
     """
     state = states[0]
     loop = contexts.loop_of(op, view)

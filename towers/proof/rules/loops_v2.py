@@ -82,7 +82,8 @@ def _carried_values(op: tf.Operation, body: LoopBody) -> typing.List[Carried]:
 
 
 def _carried_as(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> typing.Optional[Carried]:
-    """The value that a tensor of an iteration is at its beginning; None of any other tensor."""
+    """The carried value that a tensor of an iteration is, as it is when the iteration begins; None
+    where the tensor is no carried value."""
     for carried in _carried_values(op, body):
         if carried.is_argument(tensor):
             return carried
@@ -131,9 +132,9 @@ def _carried_over_examples(carried: Carried, initial: State, view: View) -> Stat
 
 
 def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
-    """The state of a list that a loop over the examples carries: each iteration leaves it as it is,
-    or writes the element of its example. What it writes at a place of all examples, the next one
-    could read."""
+    """The state of a list that a loop over the examples carries: each iteration leaves the list as
+    it is, or writes the element of its example. An element at a place that all iterations share is
+    refused, since the next iteration could read it."""
     state = _initial_or_result(carried, initial, view)
     is_of_each = state.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY, Kind.UNKNOWN)
     is_first_round = view.state_or_none(carried.result) is None
@@ -153,7 +154,7 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
       view: `View`.
 
     Returns:
-      List of states; None as long as what it carries has none.
+      List of states; None as long as the condition or a carried value has no state.
     """
     condition = view.state_or_none(body.condition)
     if condition is None:
@@ -175,8 +176,9 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
 
 
 def _after_examples(carried: Carried, state: State) -> State:
-    """The state of a value after a loop over n examples: its counter is n then, and its lists have
-    n elements; of anything else, it would be the last example's.
+    """The state of a value after a loop over n examples: the counter is n, lists have n elements,
+    and a value that no iteration changes is as before. Any other value would be that of the last
+    example, and is refused.
 
     Args:
       carried: the value.

@@ -109,9 +109,11 @@ def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Option
 
 
 def _moved_positions(op: tf.Operation, state: State, view: View) -> State:
-    """The state of positions [n] of examples as [n, 1] or [1, n]: each is still its example's.
+    """The state of positions [n] of examples as [n, 1] or [1, n]: each is still the position of the
+    same example.
 
-    What else is done to positions may take those of other examples: it is not known.
+    Any other operation may put the position of one example in the place of another's, and gives an
+    unknown state.
     """
     shape = view.shape(op.outputs[0])
     is_vector_of_positions = state.kind in (Kind.POSITION, Kind.ROW_POSITION)

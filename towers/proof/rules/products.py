@@ -93,9 +93,10 @@ def einsum(op: tf.Operation, states: _States, view: View) -> State:
 def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View) -> State:
     """The product of tensors whose dimensions have letters, at least one of them of the batch.
 
-    The examples have one letter. If the result has it, `bi,ij->bj`, that is where its examples are.
-    If it is summed over, `bi,bj->ij`, the result is a sum over the examples of their own products.
-    A factor without the examples that has their letter must have one entry there, which broadcasts.
+    The examples have one letter. If the result has this letter, as in `bi,ij->bj`, its examples are
+    along the dimension of the letter. If the letter is summed over, as in `bi,bj->ij`, the result
+    is a sum over the examples, of a product for each. A factor without examples may have the letter
+    only with one entry along it, which broadcasts; then the result has to have the letter.
 
     Args:
       op: the operation.

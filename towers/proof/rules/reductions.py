@@ -160,7 +160,7 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
     states = as_numbers(op, states, view)
     if not any_by_example(states):
         return not_linear(op, states, view)
-    if any_of_kind(states, Kind.ONE_EXAMPLE):  # which has all rows
+    if any_of_kind(states, Kind.ONE_EXAMPLE):  # all rows are of the one example
         return by_example(op, states, view)
     for tensor, state in zip(op.inputs, states):
         if view.rank(tensor) is None:

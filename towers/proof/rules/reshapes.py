@@ -99,7 +99,8 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
 
 
 def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
-    """Whether a shape, as far as it is known, has the number of examples in one dimension alone.
+    """Whether a shape, as far as it is known, has the number of examples in one dimension alone;
+    True where nothing is known of the numbers in the shape.
 
     A shape such as (n, n) of x [n, 4] fits some batches, but not those of another size.
 
@@ -156,9 +157,9 @@ def _reshaped_with_unknown(op: tf.Operation, state: State, before: _Lengths, aft
 def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
     """The state after a reshape of [n, L, 4], where each example is a block of entries.
 
-    As (k n, 4), with a number n of examples in it, it has k rows of each example, since the number
-    of entries is the same before and after. As (-1, 4), it has as many rows of each example as 4
-    divides the entries of one.
+    In the shape (k n, 4), which names the number n of examples, the result has k rows of each
+    example, since the number of entries is the same before and after. In the shape (-1, 4), it has
+    e / 4 rows of each example, where e is the number of entries of an example and divisible by 4.
 
     Returns:
       The state; None where it is not known that each example has the same number of rows.

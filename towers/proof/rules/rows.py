@@ -46,9 +46,9 @@ _BY_PLACES = 'adds up rows by their places'
 def where(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.where(mask)`: the index vectors of the places where a mask is true, in row-major order.
 
-        mask [n]       the positions of the examples that it leaves, in their order
-        mask [n, 4]    index vectors (position of the example, place in its row)
-        mask [rows]    the positions, among the rows, of those that it leaves
+        mask [n]       the positions of the examples where it is true, in the order of the examples
+        mask [n, 4]    index vectors (position of the example, place in the row of the example)
+        mask [rows]    the numbers of the rows where it is true
     """
     mask = states[0]
     if not mask.is_by_example:
@@ -70,8 +70,9 @@ def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.scatter_nd(positions [rows, 1], x [rows, 4], (n, 4))`: [n, 4], rows of the examples back
     at their places, and zeros for the examples that a mask left out.
 
-    At places that each example tells, as in `tf.math.confusion_matrix`, in a tensor of a shape that
-    all towers share, it is the sum of what each example adds at its place.
+    In a tensor whose shape all towers share, at places that are computed from each example, as in
+    `tf.math.confusion_matrix`, the result is a sum over the examples: each adds its value at its
+    place.
     """
     positions, values, shape_state = states
     if not any_by_example(states) and not any(state.is_position for state in states):
@@ -89,7 +90,8 @@ def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
 
 def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.math.unsorted_segment_sum(x [rows, 4], positions [rows], n)`: [n, 4], the sum of the rows
-    of each example. By classes [rows] of which there are 10, a sum over the examples: [10, 4]."""
+    of each example. By the classes [rows] of the rows, 10 different ones, the result [10, 4] is a
+    sum over the examples."""
     values, positions, count = states
     if not any_by_example(states) and positions.kind is not Kind.POSITION:
         return not_linear(op, states, view)

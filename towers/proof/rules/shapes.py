@@ -250,7 +250,8 @@ def fill(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.zeros_like`, `tf.ones_like`: the same value for every example of x [n, 4]."""
+    """`tf.zeros_like`, `tf.ones_like`: the same value for every example of x [n, 4]; of a tensor
+    without a dimension of the examples, the same on every tower."""
     state = states[0]
     if state.kind is Kind.PER_EXAMPLE:
         return per_example(state.axis, state.outer, state.inner, is_constant=True)

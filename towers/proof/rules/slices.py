@@ -261,8 +261,9 @@ def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
 def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> State:
     """The gradient of `x[:, 1]`: [n] becomes [n, 4], with zeros around.
 
-    It is of the same examples if the slice took all of them: if the slice of a value with the shape
-    of x, and the examples along the dimension where that has them, has the state of the gradient.
+    The result is of the same examples if the slice took all examples of x. To find this out, the
+    rule slices once more a value with the shape of x, whose examples are along the dimension that
+    has a multiple of n in the shape: the examples have to come out where the gradient has them.
 
     The inputs are the shape of x, the begin, the end and the strides of the slice, and the gradient
     of its result.

@@ -96,7 +96,7 @@ def list_item(op: tf.Operation, states: _States, view: View) -> State:
 def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
     """One element more, at the loop's counter or at a place that is the same on every tower.
 
-    The other elements are those from before, so that one may be of either state.
+    The other elements are those from before, so that an element may have either state.
     """
     list_ = states[0]
     index, value = as_numbers(op, states[1:], view)

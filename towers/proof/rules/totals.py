@@ -155,8 +155,9 @@ def _sum_of_sums(states: _States, sums: _States) -> State:
 def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
     """The product of a mean, a sum or a share, and constants: c mean(f) is the mean of c f.
 
-    Two of them may be multiplied where the number of examples cancels: a mean by that number is a
-    sum, a sum by a share is a mean.
+    Two of them may be multiplied where the number of examples cancels: a mean times that number is
+    a sum, a sum times a share is a mean. Any other product of two is not linear. Without any of
+    them, the product is the same on every tower, as `not_linear` says.
 
     Args:
       op: the operation, to which a refusal points.
