@@ -72,7 +72,9 @@ class OwnComputeGradients:
           loss: the mean loss over this machine's batch.
           combined: the combined gradients, as pairs.
         """
-        # 1 for a mean, the number of towers for a sum: the combined gradients have it already.
+        # 1 for a mean, the number of towers for a sum. The combined gradients have this factor, so
+        # that `self.factor` divides the towers' losses by it: the method gets gradients of the mean
+        # loss, to which it may add a decay of the weights. Its pairs are multiplied at the end.
         reduction = self._request.factor
 
         def combined_gradients(d_surrogate: tf.Tensor, earlier: list) -> list:

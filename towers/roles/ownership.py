@@ -1,11 +1,12 @@
-"""The role of each variable: who writes it, the update, tower 0, every tower, or each its own.
+"""The role of each variable: the update writes it, tower 0 for all towers, every tower in turn, or
+each tower has a variable of its own.
 
 A local variable that the forward pass writes, as the state of an RNN that goes on from step to
 step, belongs to one tower's part of the batch, and so does the state of a stateful Keras layer. The
-first tower's is the variable that the model makes; tower k > 0 has `<name>_tower_<k>`, a local
-variable that starts with the same value, which its copy reads and writes instead (`Substitution`).
-To counters of `tf.metrics` all towers add. Of global variables there is one, which tower 0 writes
-for all, or every tower in turn: see `written_values`.
+first tower's state is the variable that the model makes; tower k > 0 has `<name>_tower_<k>`, a
+local variable that starts with the same value, which its copy reads and writes instead
+(`Substitution`). All towers add to the counters of `tf.metrics`. All towers share each global
+variable: tower 0 writes it for all, or every tower in turn, see `written_values`.
 
 `ownership` gives the table of roles, `Roles`. The copies, the order of writes, the update and the
 plan go by it.

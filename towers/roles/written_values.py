@@ -6,8 +6,8 @@
     a sum, or a count of examples, added                every tower adds, in turn
     rows, each of one example, by places of examples    every tower writes, in turn
 
-A moving average depends on the variable's own value before, linearly. Any other value can be no
-tower's: of a part of the batch it would be another one than of the whole. It is refused.
+A moving average is linear in the earlier value of the variable. Any other value is refused: no
+tower can write it, since a part of the batch gives another value than the whole batch.
 
 Each value that the program writes gets a verdict: who writes it, and why.
 """
