@@ -31,9 +31,11 @@ class Link(typing.NamedTuple):
 def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
     """The chain of operations that the end of a step waited for, first one first.
 
-    It begins with the operation that ended last, and goes from each to that one of the operations
-    which it waits for, by data or by control, that ended last before it began. An operation that is
-    not in the trace (folded, or joined with another one) stands for those that it waits for.
+    The chain is found from its end. Its last link is the operation that ended last. The link before
+    a link is one of the operations that the link waits for, by data or by control: the one that
+    ended last before the link began. An operation that is not in the trace (folded, or joined with
+    another one) stands for those that it waits for. Of a chain with more than `_MOST_LINKS` links
+    only the last ones are found.
 
     Args:
       trace: the step.

@@ -15,16 +15,18 @@ bytes. Rows, parts, groups and types are named by their places in these lists:
     passes            [row, part, group, begin, end] of each span of a tower's pass on a device
     shares            [device, [microseconds of each part]]
     chain             table: [part, device, microseconds, operations, name of the longest], with
-                      part -1 for the time between operations, in which the device ran something
-                      else or, where it is '', nothing; spans: [row, begin, end]
+                      part -1 for the gaps between operations, in which the device ran something
+                      else; a gap with the device '' is time in which the device of the next
+                      operation ran nothing; spans: [row, begin, end]
     memory            pools: name, measured and predicted [time, bytes], peaks [measured, predicted]
                       with null for what is not known; note: a text
     transfers         devices; bytes: a row for each that sends; note
     texts             [title, text]
     variables         [name, role, device, shape, bytes, who writes]
 
-A name is stored as how many letters of the one before it stay (keep), and a line of `rest`: of the
-50,000 operations of a large step most share long scopes.
+A name is stored in two pieces: the number of letters that it has in common with the name before it
+(keep), and its other letters (a line of `rest`). Of the 50,000 operations of a large step most
+share long scopes.
 """
 
 import collections

@@ -90,6 +90,8 @@ class StepParts:
         output_tensors = [output for output in outputs if isinstance(output, tf.Tensor)]
         self._put_others(OUTPUTS, after_towers & ancestors(output_tensors))
         needed_by_update = names_of(step_operations(train_ops))
+        # What an operation of a tower depends on, such as a weight read outside of the towers, is
+        # no part of the update, though the update needs it.
         self._put_others(UPDATE, needed_by_update - before_towers)
         self._put_others(OTHER, names_of(self.operations))
 
@@ -152,7 +154,7 @@ def places_in_runtime(
     """The `Place`s of operations that TensorFlow itself has added to a step.
 
     Such an operation, as a folded constant or a changed layout, belongs to the place of the
-    operations that use its result, if all of these have the same place.
+    operations that use its result, or that wait for it, if all of these have the same place.
 
     Args:
       parts: the operations of the graph as it was built.

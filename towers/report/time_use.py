@@ -26,7 +26,7 @@ class TimeUse(typing.NamedTuple):
         device.
       longest: dict from a device to `{part: its longest operation}`.
       hidden: share of the combination's time that ran before the last operation of a backward pass
-        had ended; None without a combination.
+        had ended; None without a combination, or without a backward pass.
       most_at_once: the largest number of operations that ran at the same time, on all devices.
     """
     micros: int
@@ -177,7 +177,8 @@ def _most_at_once(trace: Trace) -> int:
 
 
 def _hidden(trace: Trace) -> typing.Optional[float]:
-    """The share of the combination's time that ran before the last backward pass had ended."""
+    """The share of the combination's time that ran before the last backward pass had ended; None
+    without a combination, or without a backward pass."""
     combination = trace.of_part(COMBINATION)
     total = sum(operation.micros for operation in combination)
     end_of_backward = max([operation.end for operation in trace.of_part(BACKWARD)], default=0)

@@ -264,7 +264,8 @@ def _name_and_type(node: typing.Any, parts: StepParts) -> typing.Tuple[str, str]
 
 
 def _since(start: int, operations: typing.List[Traced]) -> typing.List[Traced]:
-    """The operations with times from `start` on, sorted by their beginnings."""
+    """The operations with times from `start` on, sorted by their beginnings. Time before `start`,
+    at which a copy may have begun, counts as 0."""
     moved = []
     for operation in operations:
         moved.append(operation._replace(begin=max(0, operation.begin - start),

@@ -127,6 +127,7 @@ def _exposed_parts(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
         micros = sum(use.exposed[part] for part in parts)
         subject = ' and '.join(_SUBJECTS[part] for part in parts)
         verb = 'takes' if len(parts) == 1 else 'take'
+        # `use.longest` has all devices: the longest operation may be on any of them.
         text = '%s %s %s of the step%s, while %s; the longest operation is %s' % (
             subject[0].upper() + subject[1:], verb, _percent(micros, use.micros),
             _where(parts, use), _who_waits(built), _longest_operation(use, use.longest, parts))
@@ -221,6 +222,7 @@ def _long_stage(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
       A list of one, for the tower where that costs the most; [] for towers without stages.
     """
     found = []
+    # Towers on the same devices count once: their time on a device is measured together.
     for tower, tower_device in enumerate(dict.fromkeys(built.devices)):
         devices = list(map(short_name, stages_of(tower_device)))
         micros_of_stages = [use.computing.get(device, 0) for device in devices]
