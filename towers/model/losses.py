@@ -74,8 +74,8 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
 
 
 def _check_depends_on_shard(recorded: typing.Any) -> None:
-    """Raises `ModelFunctionError` if no loss of a model is computed from the shard: every tower
-    would compute the same, or a whole batch."""
+    """Raises `ModelFunctionError` if no loss of a model is computed from the shard, or waits for
+    what is: every tower would compute the same, or a whole batch."""
     from_shard = graph_walk.reachable_from(recorded.sources, recorded.operations, control=True)
     losses = flat(recorded.output.loss)
     if any(loss.op.name in from_shard for loss in losses):
@@ -149,9 +149,10 @@ def _registered(recorded: typing.Any) -> _Registered:
         by_name += losses_before
     else:  # the loss of a finished model is computed from imports of them
         by_formula = by_formula + losses_before
-    # A program may itself have registered a loss that its Keras layers hold.
+    # A loss that Keras layers hold, and that the program itself has registered, counts once.
     by_formula = _not_computed_in(by_name, by_formula)
-    # Another loss of activations may have the same formula.
+    # Two losses of activations may have the same formula and still both count: by their names they
+    # are different.
     by_name += losses_of_activations
     losses = flat(recorded.output.loss)
     upstream = graph_walk.ancestors(losses)

@@ -37,7 +37,8 @@ class Objectives(tuple):
         return None
 
     def shaped(self, values: typing.Iterable) -> typing.Any:
-        """One value for each objective, in order, as the value itself or as a dict by name."""
+        """One value for each objective, in order, as the value itself or as a dict by name; [] of
+        no objective."""
         values = list(values)
         if self.names is not None:
             return collections.OrderedDict(zip(self.names, values))

@@ -146,7 +146,8 @@ def _text_of(returned: typing.Any) -> str:
 
 
 def _check_updates(updates: typing.Any) -> None:
-    """Raises `ModelFunctionError` for updates that are no list of operations and tensors."""
+    """Raises `ModelFunctionError` for updates that are no list of operations and tensors; None, for
+    no updates, passes."""
     if updates is None:
         return
     is_list = isinstance(updates, (list, tuple))
@@ -313,7 +314,7 @@ def _merged_metric(name: str, values: list, weights: typing.Sequence,
     """
     first = values[0]
     if _is_pair(first):
-        if len(values) > 1:
+        if len(values) > 1:  # the shard of a single tower is the whole batch
             _check_counts(name, first[0], inputs)
         return _merged_pair(values, weights)
     if _is_scalar_number(first):
@@ -348,7 +349,8 @@ def _merged_pair(pairs: typing.Sequence, weights: typing.Sequence) -> tuple:
     """The `(value, update_op)` pair of all towers.
 
     Args:
-      pairs: the pair of each tower. The last tower counts after all others.
+      pairs: the pair of each tower. The last tower counts after all others, so that its update_op
+        gives the value for the whole batch.
       weights: the weights of the towers. One with the weight 0.0 has only padding, and does not
         count.
     """

@@ -63,7 +63,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
 
     Returns:
       `Devices`, a tuple of strings such as `'/device:GPU:0'`, one a tower; for a tower with several
-      devices a `StagedDevices`. `Devices` that are given are returned as they are.
+      devices a `StagedDevices`. `Devices` that are given are returned as they are, whatever `check`
+      and `allow_repeated` say.
 
     Raises:
       DeviceError: no such device, a device named twice, a name that TF cannot parse, or no name.

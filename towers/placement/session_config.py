@@ -47,6 +47,8 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     if memory_fraction is not None:
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")
+    # The names are taken as they are: a config may be made for another machine, and towers that
+    # share a device need nothing else. `build_towers` checks the devices of its towers.
     names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
     has_gpus = any(map(is_gpu, names))
     if intra_op_threads is None:

@@ -276,7 +276,7 @@ class _BackwardPlacement:
             return forward.device
         loop = compat.control_flow_context(op)
         if is_control_flow(op) and loop in self._devices_of_loops:
-            return self._devices_of_loops[loop]  # counters and stacks, which have no forward one
+            return self._devices_of_loops[loop]  # a counter or a stack, without forward operation
         return self._first_stage_of_inputs(op) or self._loss.op.device
 
     def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:

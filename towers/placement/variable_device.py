@@ -137,8 +137,8 @@ class Placement:
           device: the device of `VariablePlacement`: a name, or one of the words `'balanced'`,
             `'replicated'`, `'stage'`; None for the default.
           devices: the device of each tower.
-          trains: whether there is an optimizer. Without one no replicas are made, nor for one
-            tower.
+          trains: whether there is an optimizer. Without an optimizer no replicas are made, and for
+            one tower none either.
           alone: whether this machine trains without a cluster, so that no variable may be on a
             parameter server, unless `device` names it.
           earlier: `Placement` of an earlier build that shares its variables; or None.
