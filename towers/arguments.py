@@ -148,7 +148,10 @@ def check_session(session: typing.Any, graph: tf.Graph) -> None:
 
 
 def check_feed(feed_dict: typing.Any) -> None:
-    """Raises `InvalidArgumentError` unless `session.run` takes this `feed_dict`, a dict or None."""
+    """Raises `InvalidArgumentError` unless `feed_dict` is None or a dict whose keys are tensors.
+
+    `session.run` takes names of tensors, too, which are refused here.
+    """
     if feed_dict is None:
         return
     check_instance('feed_dict', feed_dict, dict, 'a dict from placeholders to values, or None')

@@ -249,7 +249,7 @@ def _with_schedule(built: towers.BuiltTowers, rate: towers.LearningRate) -> towe
       rate: the schedule of the learning rate.
     """
     line = built.plan.line('learning rate') or ''
-    effect = line.partition('; ')[1:]
+    effect = line.partition('; ')[1:]  # what a sum over towers makes of the rate, after '; '
     text = rate.describe() + ''.join(effect)
     return built._replace(plan=built.plan.with_line('learning rate', text))
 

@@ -171,6 +171,7 @@ class MetricsLog:
             return
         content = _read(self.path)
         with written_whole(self.path, 'wb') as log:
+            # Up to the line feed before the last line, which ends with a line feed itself.
             log.write(content[:content.rstrip(b'\n').rfind(b'\n') + 1] + _encode(complete))
         self._written = complete
 

@@ -139,6 +139,8 @@ def share_waited(begin: typing.Optional[Mark],
     """
     if begin is None or end is None or rate(begin, end) is None:
         return None
+    # The two times are of two clocks, TensorFlow's in the step and Python's beside it: where nearly
+    # all of the time was waiting, the quotient may be a little above 1.
     return min(1., (end.waited - begin.waited) / (end.seconds - begin.seconds))
 
 

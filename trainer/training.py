@@ -77,7 +77,7 @@ def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
       The exit status of the process.
 
     Raises:
-      Exception: `ended`, or the error of the evaluation of the best checkpoint.
+      Exception: `ended`; or else the error with which an evaluation could not read the test set.
     """
     stopped_by = hooks.signals.stopping_signal
     is_stopped_by_signal = stopped_by is not None
@@ -85,9 +85,9 @@ def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
     last_saved: typing.Any = step_of(newest)
     is_short = last_saved < job.counts.last_step
     latest: typing.Any = hooks.evaluation.latest
-    failure_of_test = hooks.tested.failure
+    failure_of_test = hooks.tested.failure  # an evaluation could not read the test set; or None
     failure = ended or failure_of_test
-    # At a signal, and at an error of the test set, the last evaluation was left out.
+    # At a signal, and where the test set cannot be read, there was no last evaluation to report.
     if not is_stopped_by_signal and failure_of_test is None:
         report(hooks.progress.throughput, latest, job.setup)
     if cluster is not None:
@@ -100,7 +100,8 @@ def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
     if failure is not None:
         raise failure
     if not is_stopped_by_signal:
-        # --max_minutes ends a part of a run, which an evaluator beside it goes on to wait for.
+        # --max_minutes ends a part of a run: an evaluator beside it waits for the next part, and is
+        # not told that the run has ended. Each part exports the weights that it ends with.
         goes_on_later = is_short and hooks.minutes.is_over
         if not goes_on_later:
             say_ended(train_dir(), last_saved)

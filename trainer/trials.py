@@ -290,6 +290,7 @@ def _timed(build: typing.Callable[[], _Steps]) -> typing.Iterator[typing.Callabl
                 waited += waited_in_step
                 num_steps += 1
             passed = time.perf_counter() - begin
+            # As in `speed.share_waited`: by two clocks the share may be a little above 1.
             return _Speed(examples / passed, min(1., waited / passed))
 
         def measure(seconds: float) -> _Speed:

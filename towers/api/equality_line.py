@@ -18,7 +18,10 @@ from towers.roles.ownership import FIRST
 
 
 def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
-    """The text after `one device`: the verdict on each loss; None for one tower without a cluster.
+    """The text after `one device`: the verdict on each loss.
+
+    None for a single tower whose shard is all of a step's examples: without a cluster, and in one
+    whose workers step each by itself.
     """
     request = tower_set.request
     recorded = tower_set.recorded

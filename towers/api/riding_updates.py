@@ -40,8 +40,10 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
                    towers: typing.Sequence[Tower]) -> typing.Dict[str, list]:
     """{name of a loss: the updates that ride on its train op}.
 
-    An update rides on each loss whose computation has all operations of towers that the update
-    needs; where there is no such loss, on each loss whose computation has some of them.
+    What an update needs are the operations of towers that it is computed from and that some loss is
+    computed from, too. The update rides on each loss whose computation has all of these; where no
+    loss has all, on each loss whose computation has some. An update that needs none of them, such
+    as a counter's, rides on every loss.
 
     Args:
       updates: the update ops of a step.
@@ -55,6 +57,7 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
         riding[name] = []
     computed_for_any = set().union(*computed_for.values())
     for update in updates:
+        # What no loss computes, such as the update's own assignment, tells no loss from another.
         needed = graph_walk.names_of(graph_walk.step_operations([update])) & computed_for_any
         with_all = [name for name in losses if needed <= computed_for[name]]
         with_some = [name for name in losses if needed & computed_for[name]]

@@ -384,6 +384,10 @@ def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
 def _applying(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing.Any:
     """What applies the gradients of a loss: its optimizer, or an object in the optimizer's place.
 
+    Where the model function calls optimizers itself, the object makes the updates of these calls,
+    for which it takes the copies of what a call has taken in tower 0. Where an optimizer has a
+    `minimize` of its own, the object calls that, which needs the loss.
+
     Args:
       loss_gradients: the loss, with its gradients.
       copies: for each tower but the first, a function from a tensor of tower 0 to its copy.
@@ -392,7 +396,7 @@ def _applying(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing
       An object with `apply_gradients`.
     """
     optimizer = loss_gradients.objective.optimizer
-    if isinstance(optimizer, GradientsOfModel):
+    if isinstance(optimizer, GradientsOfModel):  # the optimizers that the model function calls
         return optimizer.of_all_towers(copies)
     if has_own_minimize(optimizer):
         return OwnMinimize(optimizer, loss_gradients.loss)

@@ -80,7 +80,7 @@ class Cluster(_Fields):
           ClusterError: a malformed address, or one that occurs twice; a rank out of range.
         """
         check_choice('kind', kind, KINDS)
-        check_choice('job', job, JOBS[1:])
+        check_choice('job', job, JOBS[1:])  # 'chief' is a word of TF_CONFIG: here it is worker 0
         check_choice('compare', compare, ('program', 'variables'))
         if wire is not None:
             check_choice('wire', wire, sorted(WIRES))
@@ -90,7 +90,7 @@ class Cluster(_Fields):
         check_flag('uneven', uneven)
         check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
         check_count('every', every)
-        if _ENGINES[kind].place is not None:
+        if _ENGINES[kind].place is not None:  # a launcher, such as Horovod's, says both
             workers, rank = _workers_and_rank_of_launcher(kind, workers, rank)
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,

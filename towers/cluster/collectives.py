@@ -51,7 +51,7 @@ class Collectives:
     def __init__(self, cluster: typing.Any):
         """Takes the keys that follow those in the graph. `cluster` is the `Cluster`."""
         self.num_workers = cluster.num_workers
-        self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))
+        self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))  # a divisor below
         self._rank = cluster.rank
         self._wire = WIRES.get(cluster.wire)  # None: dense gradients travel as they are
         self._last_key = max([0] + _keys_in_use(tf.get_default_graph()))
@@ -111,7 +111,7 @@ class Collectives:
         """
         count = tensor.shape.num_elements()
         numbers = tf.cast(tf.reshape(tensor, [-1]), self._wire)
-        numbers = tf.pad(numbers, [[0, count % 2]])
+        numbers = tf.pad(numbers, [[0, count % 2]])  # the last of an odd number needs a partner
         pairs = tf.bitcast(tf.reshape(numbers, [1, -1, 2]), tf.int32)
         num_pairs = pairs.shape.as_list()[1]
         gathered = self._gather(pairs, [self.num_workers, num_pairs], awaited)

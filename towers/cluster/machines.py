@@ -175,6 +175,7 @@ def _gradients_of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typin
     """The gradients of a worker that makes its update by its own gradients alone: of a single
     worker, an asynchronous one, or one in local steps; see `StepOfWorkers.combine`."""
     del loss, values  # which are for steps of several workers
+    # An optimizer's kernel may add up a row that comes twice in any order, which gives other bits.
     gradients = rows_once(gradients)
     conditions = []
     data_may_end = cluster.active is not None
@@ -182,8 +183,10 @@ def _gradients_of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typin
         ended = worker_step.raise_at_end(cluster.active < .5)
         conditions = [ended]
         gradients = worker_step.after(ended, gradients)
-    if cluster.num_workers == 1:
+    if cluster.num_workers == 1:  # it begins with no other's values: any session will do
         return EngineGradients(gradients, conditions)
+    # Several workers begin with the values of worker 0, though each steps by itself: no step is
+    # made in a session that has not begun with these.
     guard = worker_step.session_guard()
     gradients = worker_step.after(guard.check, gradients)
     return EngineGradients(gradients, conditions, guard.begin)

@@ -132,7 +132,7 @@ def _replace_by_late_read(op: tf.Operation, position: int, source: tf.Operation)
     replaced = op.inputs[position]
     others = [tensor.op for tensor in op.inputs if tensor is not replaced]
     with op.graph.as_default(), tf.control_dependencies(None), \
-            tf.name_scope('served/after/'), op.graph.colocate_with(source, True), \
+            tf.name_scope('served/after/'), op.graph.colocate_with(source, ignore_existing=True), \
             tf.control_dependencies(others + list(op.control_inputs)):
         compat.replace_input(op, position, tf.identity(source.outputs[0], source.name + '/read'))
 

@@ -148,8 +148,9 @@ class SharedState:
         early_names = self._names_before_gradients()
         frames = Frames(self._update_operations)
         for op in self._update_operations:
-            # What was made before the gradients, the program may run at any time; and an operation
-            # in a loop cannot wait for one outside of it.
+            # What was made before the gradients is at hand in the program, which may run it outside
+            # of a step, where worker 0 sends nothing to wait for; and an operation in a loop cannot
+            # wait for one outside of it.
             waits_for_message = op.name not in early_names and frames.is_outside(op)
             for tensor in op.inputs:
                 for name in self._variables_read_early(tensor, waits_for_message):

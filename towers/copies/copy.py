@@ -169,10 +169,17 @@ class Copies:
             return {}
 
         def change(node: tf.NodeDef, is_beside_resource: bool) -> None:
-            """Gives a node in the body of a function the seed and the device of the copy."""
+            """Gives a node in the body of a function the seed and the device of the copy.
+
+            Args:
+              node: the `NodeDef`, which is changed.
+              is_beside_resource: whether it takes a variable that is an argument of the function,
+                or is colocated with a node that does.
+            """
             give_seed_of_tower(node, part)
-            # A node that reads a variable stays on the variable's device. One that calls another
-            # function only hands the variable to that.
+            # A node that reads the variable stays on the variable's device. A node that calls
+            # another function reads nothing: it hands the variable to that function, whose own
+            # nodes stay there.
             keeps_device = is_beside_resource and not functions_of(node)
             if node.device and not keeps_device:
                 node.device = self._device_in_tower(node.device, device)

@@ -236,7 +236,8 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
     """
     loss = built.loss
     if loss is not None and is_sum:
-        # `built.loss` is a mean over the towers.
+        # `built.loss` is their mean, weighted by the shards' sizes, with `reduction='sum'`, too. In
+        # their sum each counts once, or not at all where the shard has no examples.
         sizes = [tower.size for tower in built.towers]
         with only_device(built.placement.main):
             loss = weighted_sum([tower.loss for tower in built.towers],

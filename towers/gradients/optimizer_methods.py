@@ -315,8 +315,11 @@ class _Surrogate:
 def _remove_waits_for_gradients(factor: tf.Tensor, made: typing.Set[str]) -> None:
     """Makes a factor wait for nothing but its inputs.
 
-    `tf.gradients` makes each gradient of a function wait for the function's other gradients. The
-    factor would so wait for gradients of losses that are multiplied by it.
+    As optimizers call it, `tf.gradients` makes each gradient of an operation wait for the
+    operation's other gradients. Of a scaled loss, c S, these are dS = c d and dc = S d, where d is
+    the gradient of the product: dS, and so the factor, would wait for the value of S, which is that
+    of the loss of all towers. With micro-batches that closes a circle: the last one's loss waits
+    for the backward pass of the one before, whose loss is multiplied by the factor.
 
     Args:
       factor: the factor.

@@ -103,6 +103,7 @@ def assigned(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]
         name = names.get(variable.op.name, variable.op.name)
         if name in values:
             value = tf.placeholder(variable.dtype.base_dtype)
+            # A variable without a static shape may get a value of another shape than it has now.
             operations.append(tf.assign(variable, value, validate_shape=False).op)
             fed[value] = values[name]
     return operations, fed
@@ -179,7 +180,8 @@ def train(session: tf.Session, loss: typing.Any, pairs: typing.Any, train_op: tf
         if step == 1:
             first_step = fetched
         for label, value in values.items():
-            losses[('of step %d %s' % (step, label.rstrip(': '))).rstrip()] = value
+            of_loss = label.rstrip(': ')  # 'of generator'; '' where there is one loss
+            losses[('of step %d %s' % (step, of_loss)).rstrip()] = value
     variables = tf.global_variables()
     numbers = Numbers(losses, first_step['gradients'], variables={}, slots={},
                       sum_of_losses=first_step.get('sum', 0.))

@@ -77,14 +77,14 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]],
 
     Args:
       turns_of_towers: the turns of each tower. Turns at the same position in these lists, such as
-        the turns for one update, come after each other; a step that runs such a turn in a tower
-        runs it in the tower before.
+        the turns for one update, come after each other. As a turn waits for that of the tower
+        before, a step that runs it in one tower runs it in all towers before.
       finder: finds the writes of the graph.
     """
     taking = []
     for turn in itertools.chain.from_iterable(turns_of_towers):
         taking += [take.op for take in turn.takes]
-    waits = Waits(taking)
+    waits = Waits(taking)  # only what takes a variable gets a new wait
     for turns_before, turns_after in zip(turns_of_towers, turns_of_towers[1:]):  # of neighbours
         for former, later in zip(turns_before, turns_after):
             _make_turn_after(later, former.ends, waits, finder)

@@ -45,9 +45,10 @@ def checked_inputs(inputs: typing.Any) -> Inputs:
       Its `Inputs`.
 
     Raises:
-      InputError: a leaf that cannot be cut by examples.
+      InputError: a leaf that cannot be cut by examples; static numbers of examples that differ.
+      InvalidArgumentError: TensorFlow executes eagerly.
     """
-    check_graph_mode('the result of split_batch')
+    check_graph_mode('the result of split_batch')  # of a build it is known before
     leaves = _leaves(inputs)
     static_sizes = {}  # {path: first dimension}
     unknown = []

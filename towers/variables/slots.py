@@ -77,16 +77,17 @@ def local_variable(like: tf.Variable, name: str, initial_value: typing.Any, valu
     Args:
       like: a variable of the same dtype and kind.
       name: the name of the new variable.
-      initial_value: any value of its shape, by which it is made.
-      value: the tensor that its initializer assigns. TensorFlow would copy what this is computed
-        from onto the variable's device, if it were the `initial_value`.
-      device: its device; or None.
+      initial_value: any value of the new variable's shape and dtype, with which it is made.
+      value: the tensor that the new variable's initializer assigns. It is not the `initial_value`,
+        since TensorFlow would then copy the operations that compute it onto the variable's device.
+      device: the new variable's device; or None.
       **options: other arguments of `tf.Variable`.
     """
     with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
         variable = tf.Variable(
             initial_value, name=name, collections=[tf.GraphKeys.LOCAL_VARIABLES],
             dtype=like.dtype.base_dtype, use_resource=like.op.type == 'VarHandleOp',
+            # An initial value without a full static shape is refused where the shape is validated.
             validate_shape=like.get_shape().is_fully_defined(), **options)
         compat.initialize_with(variable, value)
     return variable

@@ -6,7 +6,7 @@ Where the two kinds differ, a program of TensorFlow 1 was written for the refere
     v += t                       makes a tensor          error                 makes a tensor
     v.initialized_value()        the value               error on TF 2         the value
     v, in a branch in a loop     read before the loop    read in the branch    read before the loop
-    another's initial value      made after v            made at any time      made after v
+    an initial value from v      computed after v's      computed any time     computed after v's
     the tensor 'v:0' by name     the variable            a handle              an error
 
 A read in a branch (v1) in a loop has no gradient on TF 1.15, and fails with "Cannot colocate nodes"
@@ -39,6 +39,7 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
             is_of_graph = tf.get_default_graph() is graph
         if not is_of_graph:
             return next_creator(**kwargs)
+        # An initial value that is computed from other variables: as if it came after theirs.
         kwargs['initial_value'] = after_other_variables(
             kwargs.get('initial_value'), kwargs.get('dtype'))
         variable = next_creator(**kwargs)

@@ -21,7 +21,14 @@ from towers.proof.rules.entries import elementwise
 from towers.proof.rules.reshapes import has_examples_at
 from towers.proof.rules.totals import not_linear, total
 from towers.proof.sizes import as_number
-from towers.proof.states import INDEPENDENT, Kind, State, per_example, unknown
+from towers.proof.states import (
+    INDEPENDENT,
+    NO_STATIC_ARGUMENT,
+    Kind,
+    State,
+    per_example,
+    unknown,
+)
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
@@ -101,9 +108,12 @@ def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
     if not state.is_by_example:
         return not_linear(op, states, view)
     block_shape = view.value(op.inputs[1])
-    if block_shape is None or not has_examples_first(state):
+    if block_shape is None:
+        return unknown(op, NO_STATIC_ARGUMENT)
+    if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
     rounds = state.outer * int(np.prod(block_shape))
+    # Not constant is always sound to say. Ones [n, …] may get zeros around them here.
     return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
 
@@ -113,12 +123,15 @@ def batch_to_space(op: tf.Operation, states: _States, view: View) -> State:
     if not state.is_by_example:
         return not_linear(op, states, view)
     block_shape = view.value(op.inputs[1])
-    if block_shape is None or not has_examples_first(state):
+    if block_shape is None:
+        return unknown(op, NO_STATIC_ARGUMENT)
+    if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
     blocks = int(np.prod(block_shape))
     if state.outer % blocks:
         return unknown(op, 'joins blocks of several examples')
     rounds = state.outer // blocks
+    # Whether the joined blocks of an example are those of every other is not followed.
     return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
 

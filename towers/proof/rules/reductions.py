@@ -132,10 +132,10 @@ def _mean_over_examples(op: tf.Operation, state: State, view: View) -> State:
 
 def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.nn.l2_loss`: half the sum of the squares of all entries, and so of all examples."""
-    state = as_number(op, states[0], view)
+    state = as_number(op, states[0], view)  # sizes, cast to floats, are numbers as any others here
     if is_of_batch(state):
         return total(Kind.SUM, op).with_marks_of(state)
-    if state.kind is Kind.ONE_EXAMPLE:
+    if state.kind is Kind.ONE_EXAMPLE:  # in a loop over the examples: of this example's entries
         return state
     return not_linear(op, [state], view)
 
