@@ -2510,6 +2510,29 @@ def rows_of_the_mask_of_another_iteration(x, z):
     return found / floats(size(x))
 
 
+# ---- elements of arrays that a mask leaves
+
+def squares_in_an_array(x):
+    return tf.TensorArray(tf.float32, size(x)).unstack(tf.square(score(x)))
+
+
+@coupled
+def elements_that_a_mask_leaves(x, label):
+    kept = tf.squeeze(tf.where(label > .5), [1])
+    return average(squares_in_an_array(x).gather(tf.cast(kept, tf.int32)))
+
+
+@coupled
+def elements_at_the_examples_of_places(x, mask):
+    kept = tf.where(mask > .5)[:, 0]
+    return average(squares_in_an_array(x).gather(tf.cast(kept, tf.int32)))
+
+
+@independent
+def elements_of_all_examples(x):
+    return average(squares_in_an_array(x).gather(tf.range(size(x))))
+
+
 # ---- gradients of a function's own ---------------------------------------------------------------
 
 @coupled

@@ -77,6 +77,10 @@ def each_by_its_number(b):
                          [0, made])[1].stack()
 
 
+def elements(b):
+    return tf.TensorArray(tf.float64, b.n).unstack(b.x)
+
+
 def columns_by_number(b):
     """For the example e, the column e of a table: of other examples in a shard than in the batch."""
     made = tf.TensorArray(tf.float64, b.n)
@@ -236,6 +240,8 @@ CASES = {
         b.image, [2, 2], [[0, 0], [0, 0]]), [2, 2], [[0, 0], [0, 0]]), EACH),
     'sequences_reversed': (lambda b: tf.reverse_sequence(b.seq, b.ids % 4, seq_axis=1), EACH),
     # ---- loops
+    'elements_that_a_mask_leaves': (lambda b: elements(b).gather(
+        tf.squeeze(tf.cast(tf.where(b.ids > 1), tf.int32), [1])), UNKNOWN),
     'mapped': (lambda b: tf.map_fn(lambda e: e * 2, b.x), EACH),
     'mapped_of_all': (lambda b: tf.map_fn(lambda e: e * b.mean, b.x), STATISTIC),
     'scanned': (lambda b: tf.scan(lambda state, e: state + e, b.x), UNKNOWN),
@@ -324,9 +330,13 @@ def test_the_state_of_an_iteration_is_one_example():
     was_v2 = tf.control_flow_v2_enabled()
     tf.disable_control_flow_v2()
     try:
-        mapped = tf.map_fn(lambda e: inside.append(tf.exp(e)) or inside[0], x)
+        def count(e):
+            # As many ones as the example has entries above 0: they are no other example's.
+            inside.extend([tf.exp(e), tf.ones_like(tf.boolean_mask(e, e > 0))])
+            return tf.reduce_sum(inside[1])
+        mapped = tf.map_fn(count, x)
     finally:
         if was_v2:
             tf.enable_control_flow_v2()
-    analysis = analyse(tf.get_default_graph().get_operations(), x, [mapped])
-    assert analysis.state(inside[0]).kind is ONE_EXAMPLE.kind
+    analysis = analyse(tf.get_default_graph().get_operations(), x, [mapped, inside[0]])
+    assert [analysis.state(tensor).kind for tensor in inside] == [ONE_EXAMPLE.kind] * 2

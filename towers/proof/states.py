@@ -151,6 +151,12 @@ class State(typing.NamedTuple):
         return self.kind in (Kind.POSITION, Kind.ROW_POSITION, Kind.INDICES)
 
     @property
+    def is_position_of_each(self) -> bool:
+        """Whether it has the position of each example, in their order, as `tf.range(n)`; or, in the
+        iteration of an example, the position of that one. Those that a mask leaves lack some."""
+        return self.layout == State(Kind.POSITION).layout
+
+    @property
     def is_count(self) -> bool:
         """Whether it is a multiple of the number of examples."""
         if self.kind is Kind.SIZES:

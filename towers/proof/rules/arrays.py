@@ -99,7 +99,7 @@ def _is_written_for_each(flow: tf.Tensor, view: View) -> bool:
         return False
     _, index, _, flow_before = write.inputs
     is_of_this_array = graph_walk.source_through(flow_before, ('Identity', 'Switch')).op is merge
-    return is_of_this_array and view.state(index).kind is Kind.POSITION
+    return is_of_this_array and view.state(index).is_position_of_each
 
 
 # ---- writes --------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
     """
     is_apart_by_example = is_of_batch(value) and value.axis == 0
     if is_apart_by_example:
-        is_by_its_number = value.layout == ROW_OF_EACH_EXAMPLE and indices.kind is Kind.POSITION
+        is_by_its_number = value.layout == ROW_OF_EACH_EXAMPLE and indices.is_position_of_each
         if not is_by_its_number:
             return unknown(op, TAKES_APART)
         return ONE_EXAMPLE.with_marks_of(value)
@@ -147,7 +147,7 @@ def _element_written(op: tf.Operation, value: State, index: State) -> State:
     """
     if value.kind is Kind.UNKNOWN:
         return value
-    is_at_counter = index.kind is Kind.POSITION
+    is_at_counter = index.is_position_of_each
     if is_at_counter:
         if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
             return unknown(op, 'writes a value of all examples for each')
@@ -195,7 +195,7 @@ def element_at(op: tf.Operation, element: State, index: State, view: View) -> St
     if element.kind is Kind.UNKNOWN:
         return element
     is_of_example = element.kind is Kind.ONE_EXAMPLE
-    is_at_counter = index.kind is Kind.POSITION
+    is_at_counter = index.is_position_of_each
     if is_of_example != is_at_counter:
         return unknown(op, TAKES_BY_PLACES)
     if is_of_example:
@@ -214,7 +214,7 @@ def _gather(op: tf.Operation, states: _States, view: View,
     if element is None or element.kind is Kind.UNKNOWN:
         return element
     if element.kind is Kind.ONE_EXAMPLE:
-        if indices.kind is not Kind.POSITION:
+        if not indices.is_position_of_each:
             return unknown(op, 'takes some of the examples, or changes their order')
         return per_example(0).with_marks_of(element)
     if indices.kind is Kind.UNKNOWN:

@@ -177,9 +177,8 @@ def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View) ->
     of any other.
     """
     positions = parts[0]
-    has_position_of_each = positions.layout == State(Kind.POSITION).layout
     has_vectors = view.rank(op.inputs[0]) == 1 and op.get_attr('axis') in (1, -1)
-    if not has_position_of_each or not has_vectors:
+    if not positions.is_position_of_each or not has_vectors:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     for column in parts[1:]:
         is_shared = column.kind is Kind.INDEPENDENT

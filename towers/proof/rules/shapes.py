@@ -255,7 +255,7 @@ def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
     state = states[0]
     if state.kind is Kind.PER_EXAMPLE:
         return per_example(state.axis, state.outer, state.inner, is_constant=True)
-    if state.kind in (Kind.ROWS, Kind.UNKNOWN):
+    if state.kind in (Kind.ROWS, Kind.ONE_EXAMPLE):  # whose number of entries is its own
         return state
     return _UNIFORM.with_marks_of(*states)  # a statistic of the shard may have decided the shape
 

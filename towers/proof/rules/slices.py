@@ -224,7 +224,7 @@ def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
     if not is_index or not are_stacked or state.layout != ROW_OF_EACH_EXAMPLE:
         return False
     number = begin.inputs[0]
-    is_counter = view.state(number).kind is Kind.POSITION and view.rank(number) == 0
+    is_counter = view.state(number).is_position_of_each and view.rank(number) == 0
     if not is_counter:
         return False
     # What is taken of the other dimensions may depend on the example, but on no other one.

@@ -100,7 +100,7 @@ def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
     """
     list_ = states[0]
     index, value = as_numbers(op, states[1:], view)
-    is_at_counter = index.kind is Kind.POSITION
+    is_at_counter = index.is_position_of_each
     if is_at_counter:
         if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
             return unknown(op, 'writes a value of all examples for each')
