@@ -61,6 +61,7 @@ class OwnComputeGradients:
         self._variables = variables
         self._request = request
         self._called = 'compute_gradients of ' + type(optimizer).__name__
+        # The towers' losses depend on the factor, so that it may wait for nothing else.
         with tf.control_dependencies(None), only_device(request.placement.main):
             # float64 holds a factor of any other type.
             self.factor = tf.constant(1., tf.float64, name='loss_factor')
@@ -83,7 +84,7 @@ class OwnComputeGradients:
             return gradients_of(combined)
 
         with only_device(self._request.placement.main):
-            with tf.control_dependencies(None):
+            with tf.control_dependencies(None):  # the factor is computed from S
                 surrogate = _Surrogate(loss, combined, combined_gradients)
             with graph_walk.Recording(loss.graph) as made:
                 pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)

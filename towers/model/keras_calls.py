@@ -242,6 +242,7 @@ class KerasCalls:
         inputs = list(filter(compat.is_keras_input, operations))
         if not inputs:
             return set()
+        # By control edges, too: what waits for an operation that cannot run cannot run itself.
         return reachable_from(inputs, operations, control=True)
 
     def _keras_3_updates(self) -> typing.List[tf.Operation]:

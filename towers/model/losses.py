@@ -52,7 +52,7 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
     """
     loss = recorded.output.loss
     if loss is None:
-        return Losses(None, None, [], [])
+        return Losses(data_loss=None, description=None, operations=[], added=[])
     _check_depends_on_shard(recorded)
     adds = request.training.regularization == 'add'
     added: typing.List[tf.Tensor] = []

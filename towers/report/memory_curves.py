@@ -99,7 +99,7 @@ class _Prediction(typing.NamedTuple):
     peak: typing.Optional[int]  # in bytes; None where it is not known
 
 
-_NOT_PREDICTED = _Prediction([], None)
+_NOT_PREDICTED = _Prediction(curve=[], peak=None)
 
 
 def _predicted(built: BuiltTowers, trace: Trace,

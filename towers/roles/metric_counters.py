@@ -274,7 +274,7 @@ def _assert_has_example(update: typing.Any, op: tf.Operation, weight: tf.Tensor)
       op: the operation of the update that writes a counter, for the text of the error.
       weight: the tower's weight, 0 without examples.
     """
-    with tf.control_dependencies(None):
+    with tf.control_dependencies(None):  # it waits for nothing that the caller's scopes name
         assertion = tf.Assert(weight > 0, [
             'towers: the metric of %s adds nothing up, and a tower has no example: evaluate in '
             'larger batches, or on fewer devices' % op.name])
@@ -308,6 +308,7 @@ def _turns(tower: Tower, counters: Variables, finder: Writes) -> typing.List[Tur
     fetches = _counting_fetches(tower, counters, finder)
     operations = step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)
+    # By control edges, too: an update of a counter that only waits for a take comes after it.
     after_takes = reachable_from([take.op for take in takes], operations, control=True)
     before_takes = names_of(operations) - after_takes
     frames = Frames(operations)

@@ -136,5 +136,5 @@ def _earlier_or_new(first: tf.Variable, index: int,
     earlier = local.get(name)
     if earlier is not None and earlier.shape == first.shape and earlier.dtype == first.dtype:
         return earlier
-    return local_variable(first, name, first.initial_value, first.initial_value,
-                          first.device or None, trainable=False)
+    return local_variable(first, name, initial_value=first.initial_value,
+                          value=first.initial_value, device=first.device or None, trainable=False)

@@ -277,6 +277,7 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
     if not is_trained_by_own_calls:
         _check_trains_nothing(writes_by(writes, runs.in_build))
     state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
+    # What a step runs, too, is no write of a metric alone.
     counters = _counters(writes_by(writes, runs.counted - runs.step))
     shared_writes = _without(writes, state_writes.keys() | counters)
     proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)

@@ -121,7 +121,8 @@ _CONDITION = 'the other workers of the cluster are done with variable %s before 
 
 
 def _group(awaited: typing.Sequence, name: str) -> tf.Operation:
-    """Makes an operation of this name, on the CPU, that waits for others."""
+    """Makes an operation of this name, on the CPU, that waits for others, and for nothing that the
+    caller's scopes name."""
     with tf.control_dependencies(None), only_device('/cpu:0'):
         return tf.group(*awaited, name=name)
 
@@ -269,6 +270,7 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
         merged = tf.raw_ops.Merge(inputs=[done, skipped]).output
+    # By control edges, too: TensorFlow also skips what only waits for a skipped operation.
     skippable = reachable_from(held, operations, control=True)
     update_names = names_of(operations) | {done.op.name}
     redirect = functools.partial(_redirect_waits, skippable, update_names, merged.op)

@@ -109,6 +109,8 @@ def _takers_of_written(roles: Roles, finder: Writes) -> Takers:
     takers = {}
     for name, role in roles.role_of.items():
         if role != METRIC:
+            # memory=True: what reads the memory of a reference variable after an `Identity` has
+            # handed it on has to come before the write, too.
             takers[name] = finder.takers(graph.get_operation_by_name(name), memory=True)
     return takers
 

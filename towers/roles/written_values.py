@@ -142,6 +142,7 @@ class _Judge:
         if value.reason is not None:  # nothing is proven of the value
             return _refused(written, op, _in_words(value.reason))
         if _is_same_on_towers(value):
+            # A constant that is computed from the shard may still be its static size.
             return self._refused_count(written, op) or _SAME_ON_TOWERS
         # The towers' sums, and means, give the batch's if each term is of one example alone.
         is_exact = not self._shard_statistics(value)

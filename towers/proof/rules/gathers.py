@@ -71,7 +71,7 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
             return sizes
     if not are_shared_arguments(axis_of_rows):
         return unknown(op, OWN_ARGUMENTS)
-    params, indices = as_numbers(op, states[:2], view)
+    params, indices = as_numbers(op, states[:2], view)  # sizes that stay no sizes count as numbers
     return _gathered(op, params, indices, view)
 
 

@@ -117,7 +117,7 @@ def concat(op: tf.Operation, states: _States, view: View) -> State:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
             return sizes
-    parts = as_numbers(op, states[:-1], view)
+    parts = as_numbers(op, states[:-1], view)  # the result is no shape: sizes count as numbers
     axis_state = states[-1]
     if not are_shared_arguments([axis_state]):
         return unknown(op, OWN_ARGUMENTS)
@@ -155,7 +155,7 @@ def pack(op: tf.Operation, states: _States, view: View) -> State:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
             return sizes
-    parts = as_numbers(op, states, view)
+    parts = as_numbers(op, states, view)  # the result is no shape: sizes count as numbers
     if any(part.is_position for part in parts):
         return _indices_of_each(op, parts, view)
     if not any_by_example(parts):
