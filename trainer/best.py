@@ -27,8 +27,9 @@ class _Value(typing.NamedTuple):
 class RunEvaluation:
     """An `Evaluation` that loses no trained steps, and keeps the best checkpoint of a run.
 
-    It gives itself up at a signal, and at an error of the test set; `EvaluationHook` then stops the
-    session, which saves the steps that were trained.
+    On one machine it gives itself up at a signal, and where the test set cannot be read;
+    `EvaluationHook` then stops the session, which saves the steps that were trained. With several
+    machines such an error is raised, and ends all of them.
 
     With --keep_best it saves the best checkpoint so far, into the folder `best` of the run's
     folder. It reads the values of former evaluations from `metrics.jsonl`, which is exact over
@@ -36,7 +37,8 @@ class RunEvaluation:
 
     Attributes:
       metrics: the metrics of the evaluation, and with --keep_best `SINCE_BEST`.
-      failure: the error of the test set, to be raised when the session has saved; or None.
+      failure: the error with which the test set could not be read, to be raised when the session
+        has saved; or None.
       text: a text about the best checkpoint, such as `'accuracy 0.98 at step 40:
         runs/digits/best/model.ckpt-40'`; None without one.
     """

@@ -78,6 +78,7 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     def stopped() -> bool:
         """Whether a signal has come."""
         return signals.stopping_signal is not None
+    # Several machines stop together at a step, so that no evaluation is given up.
     tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.keep_best,
                            stopped if cluster is None else None)
     evaluation = EvaluationHook(tested, counts.global_step, FLAGS.eval_steps or None, listeners,

@@ -165,6 +165,7 @@ def diagnose(setup: Setup) -> Diagnosis:
       NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
     """
     seconds = FLAGS.diagnose_seconds
+    # 3 speeds, each measured for `seconds` in all, after warm-ups of a quarter of that: 3.75.
     _say('measuring      3 times %g s, with warm-ups about %.0f s, and the time to build the '
          'towers twice' % (seconds, 3.75 * seconds))
     on_one_batch = setup._replace(dataset=_OneBatch(setup.dataset))

@@ -298,5 +298,6 @@ def _check_cluster(request: Request) -> None:
         optimizers = [each.optimizer for each in objectives]
         check_alone(optimizers, placement.leaves_servers, tf.global_variables())
     else:
+        # The first is the only one: `check_losses` refuses a cluster where losses have names.
         request.cluster.check_build(objectives[0].optimizer, placement.has_replicas,
                                     request.numerics.loss_scale is not None)

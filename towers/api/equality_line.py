@@ -80,7 +80,8 @@ def _averages_of_tower_0(tower_set: TowerSet) -> typing.List[str]:
 
 
 def _whose_batch(request: Request) -> str:
-    """The end of the line: of which machines the batch is; empty without a cluster."""
+    """The end of the line: whether the batch is that of all machines, or, where each worker steps
+    by itself, the worker's own; empty without a cluster."""
     if request.cluster is None:
         return ''
     if request.has_whole_batch:
@@ -89,9 +90,10 @@ def _whose_batch(request: Request) -> str:
 
 
 def losses_are_sums(request: Request) -> bool:
-    """Whether the batch's loss is the plain sum of the towers' losses.
+    """Whether the gradients are those of the plain sum of the towers' losses.
 
-    So it is with `reduction='sum'` where the model function calls optimizers of its own.
+    So they are with `reduction='sum'` where the model function calls optimizers of its own: their
+    losses are added up. Otherwise `'sum'` is the number of towers times the mean loss.
     """
     has_optimizer_calls = request.training.objectives.optimizer_calls is not None
     return request.training.reduction == 'sum' and has_optimizer_calls

@@ -326,7 +326,7 @@ class Connection:
             if self._is_member and started >= sign_at:
                 sign_at = started + pause
                 self._lines.send({'type': 'alive', 'in_step': self._in_step})
-            self._hear(min(pause, 0.2))
+            self._hear(min(pause, 0.2))  # not longer, so that a `close` ends the thread soon
             was_frozen = time.monotonic() - started > self.dead_after / 2.
             if was_frozen:  # this process itself, which has heard nobody in that time
                 self._heard_at = time.monotonic()

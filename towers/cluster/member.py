@@ -87,8 +87,8 @@ class Member:
                                          self.hooks + list(hooks))
 
     def lost_error(self) -> WorkerLostError:
-        """A `WorkerLostError` that names the process whose end broke the session; waits up to
-        `dead_after` for the name."""
+        """A `WorkerLostError` that names the process whose end broke the session; waits for the
+        name up to a second longer than `dead_after`, the silence after which a process is lost."""
         error = self._connection.error(self._connection.dead_after + 1.)
         return error or WorkerLostError(
             'TensorFlow lost the session of %s. %s.' % (self.cluster.name, START_AGAIN))
@@ -210,7 +210,8 @@ def _reason_of_failure(error: BaseException,
     reason = explained(error) or worker_step.explained(error)
     if reason is not None:
         return reason
-    # That a worker is lost is known only when it has been silent for so long.
+    # That a worker is lost is known when it has been silent for `dead_after`, and a second is for
+    # the news of it.
     seconds = connection.dead_after + 1. if _may_be_of_other_worker(error) else 0.
     return connection.error(seconds)
 

@@ -189,7 +189,8 @@ class _Rounds:
         queue = self._queues[self._rank]
         with tf.control_dependencies(pushes):
             own = self.own.read_value()
-        # Tokens of lower rounds are left from another run, and are passed over.
+        # Tokens of lower rounds are left from another run, and are passed over. A token that ends
+        # the training is the number of its round with a minus sign, hence the absolute value.
         with compat.control_flow_v1():  # a queue takes part in no loop of control flow v2
             token = tf.while_loop(lambda token: tf.abs(token) < own,
                                   lambda token: queue.dequeue(), [tf.zeros([], tf.int64)])
@@ -208,7 +209,8 @@ class _Beginning(typing.NamedTuple):
     set_round: tf.Operation  # gives the server and this worker the number of the first round
 
     def run(self, session: tf.Session) -> None:
-        """Begins the rounds; the number of the first one is the time of day."""
+        """Begins the rounds; the number of the first one is the time in microseconds, which is
+        above the number of any round of an earlier run."""
         feed = {self.first_round: int(time.time() * 1e6)}
         session.run(self.refuse_older, feed)
         for dropped, count in zip(self.dropped, session.run(self.counts)):

@@ -105,7 +105,8 @@ class _RingStep(typing.NamedTuple):
         return EngineGradients(gradients, conditions, self.guard.begin)
 
     def _raise_without_data(self) -> tf.Operation:
-        """The operation that ends training in a step in which no worker has an example."""
+        """The operation that ends training in a step in which no worker has an example; it does
+        nothing where all workers have the same static number of examples, in every step."""
         if self.num_examples is None:
             return tf.no_op()
         return worker_step.raise_at_end(self.num_examples <= 0.)
@@ -156,7 +157,8 @@ def buffers_of(pairs: Pairs, max_bytes: int) -> typing.List[Pairs]:
     Args:
       pairs: `(gradient, variable)` pairs. The backward pass computes the last of them first, so
         they are taken from the last on.
-      max_bytes: the size of a buffer. A gradient that is larger travels alone.
+      max_bytes: the size of a buffer. A gradient that is larger travels alone; so does one of a
+        variable without a static shape, by which a buffer is taken apart again.
 
     Returns:
       A list of lists of pairs, each of one type.

@@ -171,7 +171,8 @@ def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> 
                             'none: there is no training to compare.')
     optimizer = objective.optimizer
     if has_own_minimize(optimizer):
-        # Its `minimize` calls its own `compute_gradients`; these pairs are only compared.
+        # Its `minimize` calls its own `compute_gradients`; these pairs are only compared, and any
+        # optimizer of TensorFlow's, with any rate, takes them.
         optimizer = tf.train.GradientDescentOptimizer(1.)
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
     if all(gradient is None for gradient, _ in pairs):

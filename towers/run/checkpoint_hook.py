@@ -157,6 +157,7 @@ class CheckpointHook(tf.train.SessionRunHook):
             listener.before_save(session, step)
         path = os.path.join(self._directory, 'model.ckpt')
         try:
+            # Without the graph, which the program makes anew: it would be written at each save.
             self._saver.save(session, path, global_step=step, write_meta_graph=False)
             self._remove_surplus()
         except (tf.errors.AbortedError, tf.errors.UnavailableError):

@@ -133,7 +133,7 @@ def training_session(directory: str, global_step: tf.Variable,
             with tf.train.MonitoredSession(creator, all_hooks) as session:
                 yield session
         except tf.errors.OpError as error:
-            reason = explained(error, steps.count + 1)
+            reason = explained(error, steps.count + 1)  # the step after the last that succeeded
             if reason is None:
                 raise
             raise reason from None

@@ -192,6 +192,7 @@ class NewVariables:
                 if tf.get_default_graph() is self._graph:
                     return self._create(next_creator, **kwargs)
             return next_creator(**kwargs)  # the program has opened a graph of its own
+        # 'Variable' is what TensorFlow calls a variable without a name.
         requested = self._requested_name(kwargs.get('name') or 'Variable')
         is_by_name = self._open_get_variables > 0
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
