@@ -179,7 +179,8 @@ def memory_of_tower() -> towers.Memory:
 
 
 def memory_limit() -> typing.Optional[int]:
-    """The option memory_limit in bytes; None for the memory that the devices have."""
+    """The option memory_limit, a number of MB, in bytes; None for the memory that the devices have.
+    """
     return int(FLAGS.memory_limit * 1e6) or None
 
 
@@ -208,6 +209,7 @@ def make_cluster() -> typing.Optional[towers.Cluster]:
     """The `Cluster` of --cluster and `TF_CONFIG`; None for one machine, and for an evaluator."""
     if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
         return None
+    # None leaves it out: clusters of the other kinds do not take it.
     synchronous = FLAGS.synchronous if FLAGS.cluster == 'ps' else None
     try:
         return towers.Cluster.from_tf_config(FLAGS.cluster, synchronous=synchronous)

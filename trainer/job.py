@@ -211,6 +211,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     averaged = _averaged(built, global_step)
     make_initial_values_stateless(built.variables, FLAGS.seed)
     with tf.control_dependencies([averaged.train_op]), tf.device('/cpu:0'):
+        # With parameter servers the chief counts for all: the others share its variable.
         examples = batch_of_all if built.updates_here else 0
         train_op = tf.assign_add(examples_seen, examples).op
     evaluation = None

@@ -279,6 +279,7 @@ def _value_texts(values: typing.Dict[str, float]) -> typing.List[str]:
     for name, value in values.items():
         number = '%.4g' % value
         if not texts:
+            # '#' keeps zeros at the end, and puts a point behind a number of four whole digits.
             number = ('%#.4g' % value).rstrip('.')
         texts.append('%s %s' % (_SHORT.get(name, name), number))
     return texts

@@ -161,7 +161,7 @@ class Coordinator:
         have not come, or have been refused."""
         missing = [worker for worker in self._workers[1:] if not worker.is_here]
         never_came = [worker for worker in missing if not worker.has_come]
-        for absent in (never_came or missing)[:1]:
+        for absent in (never_came or missing)[:1]:  # a worker keeps the first that it hears of
             refused = {'type': 'refused', 'rank': absent.rank,
                        'why': 'it did not join within start_timeout: start it, correct its '
                               'address, or see why it was refused'}
@@ -266,6 +266,7 @@ class Coordinator:
         # The digest of worker 0's signature is known to who has the same, or has compared it.
         knows_signature = message.get('digest') == self._digest
         num_workers = len(self._workers)
+        # Rank 0 is that of this process, which alone comes by its own connection.
         if not 0 < rank < num_workers and lines is not self._own:
             self._refuse(lines, rank, 'its rank is %d, and the cluster has %d workers' % (
                 rank, num_workers))
@@ -474,6 +475,7 @@ class Coordinator:
         to what it waits to begin; else who are silent, and in a step who have ended, too."""
         if worker.waits:
             return [other for other in self._workers if not other.waits]
+        # Each gives a sign of life every `_between_signs` seconds, which may come a bit late.
         long_silence = max(FIRST_LINE_AFTER, 1.5 * self._between_signs)
         waited_for = []
         for other in self._workers:

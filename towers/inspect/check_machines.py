@@ -191,6 +191,7 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
             step_context.session.run(refresh)
             begun.set()
 
+        # The workers are threads of this process: without `on_lost`, the loss of one would end it.
         with failing_on('on worker %d' % cluster.rank), join(
                 cluster, built, session_config(built.devices),
                 on_lost=lambda error: None) as member, member.session() as session:

@@ -269,8 +269,8 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
 def _sums_over_batch(loss: float, sum_of_losses: float, num_parts: int) -> bool:
     """Whether the model's loss seems to be a sum over the examples, and not their mean.
 
-    Then the loss of the batch on one device is nearer to the sum of the losses of the parts than to
-    their mean.
+    Then the loss of the batch on one device is less than half as far from the sum of the losses of
+    the parts as from their mean. A loss of 0 tells nothing.
     """
     from_mean = abs(sum_of_losses / num_parts - loss)
     return loss != 0 and abs(sum_of_losses - loss) < 0.5 * from_mean

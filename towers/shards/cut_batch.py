@@ -332,7 +332,7 @@ def _dense_pieces(tensor: tf.Tensor, starts: list, sizes: list) -> typing.List[t
     are_static = all(isinstance(size, int) for size in sizes)
     if are_static and min(sizes) > 0:
         return tf.split(tensor, sizes)
-    are_equal = all(size is sizes[0] for size in sizes)
+    are_equal = all(size is sizes[0] for size in sizes)  # one object, see `sizes_of_shards`
     if are_equal:
         return tf.split(tensor, len(sizes))
     pieces = []

@@ -173,7 +173,7 @@ class StagedInputs(Shards):
       devices: the devices of the shards: a tuple of names.
     """
 
-    _are_equal = True
+    _are_equal = True  # `_stacked_shards` takes no batch that the towers do not divide
 
     def __init__(self, shards: typing.Sequence, devices: typing.Tuple[str, ...],
                  initializer: tf.Operation):
