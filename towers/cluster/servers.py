@@ -143,6 +143,7 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
     dead_after = connection.dead_after
     pause = min(FIRST_LINE_AFTER, dead_after) / 2.
     silent_since: typing.Optional[float] = None  # when a server was first found silent
+    # At a server that was found silent it looks again sooner, to lose it or to go on in time.
     while not stop.wait(pause if silent_since is None else pause / 5.):
         silent = silent_servers(cluster)
         now = time.monotonic()

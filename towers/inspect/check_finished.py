@@ -126,7 +126,8 @@ class FinishedProgram:
                 replaced[name] = tf.constant(value, dtype)
         definition = type(self._definition)()
         definition.CopyFrom(self._definition)
-        # The functions get other names, so that this import does not replace the program's own.
+        # The functions get other names, so that this import does not replace the program's own; the
+        # nodes in them stay as they are.
         library = definition.graph_def.library
         functions = {function.signature.name: function for function in library.function}
         copies, names = copied_functions(functions, 'check_%d' % next(_NUMBERS), lambda *_: None)

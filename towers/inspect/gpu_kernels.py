@@ -46,7 +46,8 @@ class MovedOperations(typing.NamedTuple):
 
 
 def knows_gpu_kernels() -> bool:
-    """Whether this TensorFlow has kernels for GPUs, and so can tell which operation has none."""
+    """Whether this TensorFlow has kernels for GPUs, and so can tell which operation has none: it
+    then has one for the product of matrices, as every TensorFlow for GPUs."""
     return _has_kernel('MatMul', {'T': [tf.float32]})
 
 

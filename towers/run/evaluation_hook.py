@@ -41,8 +41,8 @@ class EvaluationHook(tf.train.SessionRunHook):
             True, the last evaluation is left out. None to evaluate at every end.
 
         Raises:
-          InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
-            `every_steps` below 1.
+          InvalidArgumentError: an argument of another kind; `stop_at` without `every_steps`, or
+            with an unknown metric; `every_steps` below 1.
         """
         is_evaluation = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
         if isinstance(evaluation, type) or not is_evaluation:
