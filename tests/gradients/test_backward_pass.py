@@ -91,6 +91,46 @@ def test_of_several_losses_each_trains_them():
         np.testing.assert_allclose(ours, plain, rtol=1e-12)
 
 
+def test_a_loss_trains_only_its_own_variables_before_the_inputs():
+    def losses(rows, y):
+        with tf.variable_scope('generator'):
+            generator = model(rows, y)
+        with tf.variable_scope('critic'):
+            return {'generator': generator, 'critic': model(rows, y)}
+
+    def chosen(*scopes):
+        return [variable for variable in tf.trainable_variables()
+                if variable.op.name.startswith(scopes)]
+
+    def after_a_step_of_each(num_towers):
+        """{name: value} of the variables; on one device where `num_towers` is 0."""
+        with tf.Graph().as_default():
+            batch = batch_of(8)
+            generator, critic = [tf.train.GradientDescentOptimizer(.1) for _ in range(2)]
+            if num_towers:
+                built = towers.build_towers(lambda *shard: towers.ModelOutput(losses(*shard)), batch, {
+                    'generator': towers.Objective(generator, lambda _: chosen('generator')),
+                    'critic': towers.Objective(
+                        critic, lambda _: chosen('critic', 'table', 'scale')),
+                }, num_towers, 'mean')
+                steps = [built.train_ops['generator'], built.train_ops['critic']]
+            else:
+                found = losses(*batch)
+                steps = [
+                    generator.minimize(found['generator'], var_list=chosen('generator')),
+                    critic.minimize(found['critic'], var_list=chosen('critic', 'table', 'scale'))]
+            with tf.Session(config=towers.session_config(2)) as session:
+                session.run(tf.global_variables_initializer())
+                for step in steps:
+                    session.run(step)
+                return session.run({variable.op.name: variable
+                                    for variable in tf.trainable_variables()})
+    expected = after_a_step_of_each(0)
+    found = after_a_step_of_each(2)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, err_msg=name)
+
+
 def test_a_variable_that_is_an_input_is_trained():
     rows = tf.get_variable('rows', [4], tf.float64, tf.constant_initializer([1., 2., 3., 4.]))
     built = towers.build_towers(lambda x: tf.reduce_mean(tf.square(x)) * tf.get_variable(

@@ -335,16 +335,15 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
         `Tower.of_shard`; where losses have names, a dict of these.
     """
     request = tower_set.request
-    trainable = tower_set.roles.trainable
     objectives = request.training.objectives
     pairs_of_towers = [objectives.of(objective, each) for each in gradients]
     shard_gradients = [objectives.of(objective, each) for each in gradients_of_shards]
     pairs_upstream = tower_set.gradients.upstream.gradients(
-        shard_gradients, tower_set.batch.sizes, trainable)
+        shard_gradients, tower_set.batch.sizes, tower_set.roles.trained[objective.name])
     with tf.name_scope('combine_gradients'), naming_loss(objective.name):
         if request.placement.has_replicas:
             return all_reduce(pairs_of_towers, pairs_upstream, request.devices)
-        check_no_replicas(trainable)
+        check_no_replicas(tower_set.roles.trainable)
         return Combined(combine(pairs_of_towers + pairs_upstream))
 
 

@@ -204,8 +204,8 @@ class TowerGradients:
         for variable in self._trained[objective.name]:
             pair_without_gradient = (None, variable)
             pairs.append(pairs_left.pop(variable.op.name, pair_without_gradient))
-        # Left are variables that others chose: a model function that calls its optimizers itself
-        # (`GradientsOfModel`); or, upstream of the inputs, the variables of another named loss.
+        # Left are variables that a model function chose which calls its optimizers itself
+        # (`GradientsOfModel`).
         return pairs + list(pairs_left.values())
 
     def _differentiate_objective(self, index: int, objective: typing.Any, data_losses: typing.Any,

@@ -199,11 +199,11 @@ def ctc_loss(op: tf.Operation, states: _States, view: View) -> typing.Union[
     is_time_major = sequences.layout == per_example(1).layout
     if not is_time_major or not is_sparse(indices, values):
         return unknown(op, 'has sequences or labels that are not known to be of the examples')
-    # The lengths may be a vector [n] with one for each example, or the same on every tower. In a
-    # vector with another layout, such as several rounds, an example would find the length of
-    # another one. Positions in the shard, `tf.range(n)`, are other positions than in the batch.
-    is_of_others = lengths.kind is Kind.PER_EXAMPLE and lengths.layout != ROW_OF_EACH_EXAMPLE
-    if lengths.is_total or lengths.is_position or is_of_others:
+    # In a vector of another layout, such as several rounds, or rows that a mask leaves, an example
+    # would find the length of another one. Positions in the shard, `tf.range(n)`, are other
+    # positions than in the batch.
+    are_of_each_example = lengths.layout == ROW_OF_EACH_EXAMPLE
+    if lengths.kind is not Kind.INDEPENDENT and not are_of_each_example:
         return unknown(op, 'has lengths that are not known to be of the examples')
     loss = per_example(0).with_marks_of(*states)
     gradient = per_example(1).with_marks_of(*states)
