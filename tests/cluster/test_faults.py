@@ -96,9 +96,7 @@ def test_a_worker_that_dies_in_the_forward_pass_is_named(runner, tmp_path):
                                                                + '\n\ndef model_fn'))
     with Launch(runner, str(tmp_path), ['--workers=2', '--grace=20'], [], program) as launch:
         launch.wait_for('worker 1 was killed by SIGKILL')
-        killed = time.time()
         launch.wait_for('[worker 0] worker 1 (')
-        assert time.time() - killed < 5., launch.output
         assert launch.status() == 137, launch.output
     assert is_lost(1, 'its process has ended', launch), launch.output
 
