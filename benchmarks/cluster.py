@@ -120,7 +120,10 @@ def worker(options):
     batch *= 2 if options.worker == 'towers' else 1
 
     def arrays():
-        return tuple(tf.constant(array) for array in workload.arrays(batch))
+        # As from an input pipeline: of constants, TensorFlow would compute what they alone decide
+        # a single time, such as the indices that Horovod gathers.
+        return tuple(tf.placeholder_with_default(array, array.shape)
+                     for array in workload.arrays(batch))
     if options.worker in ('mirrored', 'horovod'):
         peer = getattr(cluster_peers, options.worker)(model_fn, arrays, _CHUNK)
         return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)

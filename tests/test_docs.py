@@ -24,7 +24,6 @@ from trainer.flags import FLAGS, OPTIONS_BY_NAME
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
-FAST = ('docs/whole_batch.md',)  # the others have the mark slow
 
 
 def slow_if(condition):
@@ -46,8 +45,9 @@ def run_program(runner, tmp_path_factory):
     return lambda source: runner.source(source, tmp_path_factory.mktemp('page')).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('page', [
-    pytest.param(page, marks=slow_if(page not in FAST) + skip_without_estimator(page))
+    pytest.param(page, marks=skip_without_estimator(page))
     for page in PAGES_OF_ONE_PROGRAM])
 def test_the_python_of_a_page_runs_and_prints_what_stands_below_it(page, run_program):
     programs = [block for block in pages.blocks(page, 'python') if not pages.own_name(block)]

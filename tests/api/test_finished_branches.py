@@ -56,8 +56,8 @@ def steps(train_op, loss, inputs, is_training, initial):
         return losses + [session.run(loss, feed)], before, after
 
 
-@pytest.mark.parametrize('normalized', [
-    pointnet, pytest.param(in_one_branch, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('normalized', [pointnet, in_one_branch])
 def test_averages_in_branches_in_sync_equal_one_device(normalized):
     with switched('resource_variables', False), switched('control_flow_v2', False):
         with tf.Graph().as_default():

@@ -278,7 +278,8 @@ def test_a_rank_that_is_here_already_is_refused(monkeypatch):
 
 @pytest.mark.parametrize('says, expected', [
     (b'', 'its process has ended, or its machine cut the connection: see what it says'),
-    (NO_WORKER, "it sent b'HTTP.*' is no message: another program may use its port")])
+    pytest.param(NO_WORKER, "it sent b'HTTP.*' is no message: another program may use its port",
+                 marks=pytest.mark.slow)])
 def test_what_else_is_at_the_address_of_worker_0_is_said(says, expected):
     with answering(says) as address, pytest.raises(ClusterError, match=expected):
         Member([address] + addresses(1), 1)

@@ -80,6 +80,7 @@ def test_a_passed_on_loss_says_once_what_to_do():
     assert text == 'worker 1 (b:2) is lost: it has ended: b is lost. %s.' % START_AGAIN
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_frozen_is_not_told_to_wait_for_itself(monkeypatch):
     """It says nothing any more, which worker 0 is told."""
     monkeypatch.setattr(coordinator, 'FIRST_LINE_AFTER', .1)

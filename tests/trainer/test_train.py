@@ -185,6 +185,7 @@ def test_deterministic_operations(runner, tmp_path):
 
 # ---- `--profile_steps`: a trace for Chrome with a row a tower, and TensorBoard's profile ---------
 
+@pytest.mark.slow
 def test_traces_of_a_run(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--train_steps=8', '--profile_steps=4,6', '--log_every=1'])
     folder = str(tmp_path / 'run' / 'profile')
@@ -207,6 +208,7 @@ def test_traces_of_a_run(runner, tmp_path):
         assert 'profile        tensorboard --logdir=%s\n' % folder in run.stdout
 
 
+@pytest.mark.slow
 def test_a_report_of_a_step(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--train_steps=4', '--report=3', '--log_every=1'])
     path = str(tmp_path / 'run' / 'step-3.html')

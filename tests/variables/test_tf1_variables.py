@@ -72,7 +72,7 @@ def rows_in_a_branch_in_a_loop(x):
 
 # The variables are on '/cpu:0'.
 @pytest.mark.parametrize('devices', first_fast(1, [['/cpu:1', '/cpu:2'], 2]))
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', first_fast(1, ['clone', 'reuse']))
 @pytest.mark.parametrize('model_fn', first_fast(1, [
     rows_in_a_branch_in_a_loop, branch_in_a_loop]))
 def test_a_branch_in_a_loop_of_control_flow_v1(model_fn, copies, devices):
