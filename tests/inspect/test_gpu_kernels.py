@@ -135,8 +135,8 @@ def check_kernels(built):
 
 @pytest.mark.slow
 @with_kernels
-@pytest.mark.parametrize('mode, count', [
-    (mode, 2) for mode in MODES] + [('shared', 8), ('replicated', 8)])
+@pytest.mark.parametrize('count', [2, 8])
+@pytest.mark.parametrize('mode', list(MODES))
 def test_digits_in_every_mode(mode, count):
     check_kernels(built_network('digits', count, **MODES[mode]))
 
@@ -145,8 +145,12 @@ def test_digits_in_every_mode(mode, count):
 @with_kernels
 @pytest.mark.parametrize('name, count, mode', [
     ('inception_resnet_v2', 2, 'sync'), ('inception_resnet_v2', 8, 'shared'),
-    ('resnet_v1_50', 2, 'replicated'), ('resnet_v2_50', 8, 'recompute'), ('vgg_16', 2, 'shared'),
-    ('alexnet_v2', 2, 'replicated'), ('inception_v3', 2, 'sync')])
+    ('inception_v1', 8, 'replicated'), ('inception_v2', 2, 'fp16'), ('inception_v3', 2, 'sync'),
+    ('alexnet_v2', 2, 'replicated'), ('overfeat', 2, 'balanced'),
+    ('vgg_a', 2, 'accumulate'), ('vgg_16', 2, 'shared'), ('vgg_19', 8, 'check'),
+    ('resnet_v1_50', 2, 'replicated'), ('resnet_v1_101', 2, 'reuse'), ('resnet_v1_152', 2, 'weight'),
+    ('resnet_v1_200', 2, 'mean'), ('resnet_v2_50', 8, 'recompute'), ('resnet_v2_101', 2, 'xla'),
+    ('resnet_v2_152', 2, 'add'), ('resnet_v2_200', 8, 'balanced')])
 def test_networks(monkeypatch, name, count, mode):
     sample_networks.fewer_blocks(monkeypatch)
     check_kernels(built_network(name, count, **MODES[mode]))
@@ -155,12 +159,13 @@ def test_networks(monkeypatch, name, count, mode):
 @with_kernels
 @pytest.mark.parametrize('name', [
     name if name == 'embedding' else pytest.param(name, marks=slow) for name in samples.SAMPLES])
-@pytest.mark.parametrize('version', ['v1', pytest.param('v2', marks=slow)])
-def test_samples(name, version):
+@pytest.mark.parametrize('version, count', [
+    ('v1', 2), pytest.param('v2', 2, marks=slow), pytest.param('v1', 8, marks=slow)])
+def test_samples(name, version, count):
     """Sparse embeddings, loops, Keras, and variables made in every way, of double precision."""
     sample = samples.SAMPLES[name]
     with switched('control_flow_v2', version == 'v2'):
-        check_kernels(towers.build_towers(sample.model_fn, sample.data(8), momentum(), gpus(2)))
+        check_kernels(towers.build_towers(sample.model_fn, sample.data(8), momentum(), gpus(count)))
 
 
 @pytest.mark.slow
