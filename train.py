@@ -27,7 +27,9 @@ def import_quietly():
     has set TF_CPP_MIN_LOG_LEVEL below 3: this program's own lines are the output."""
     if os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3') != '3':
         return
-    with contextlib.suppress(OSError), open(os.devnull, 'w') as nowhere:  # OSError: 2 is closed
+    # The libraries are C++, and write to the file descriptor 2 itself, standard error. Where that
+    # is closed, `os.dup` raises an OSError, and there is nothing to be silenced.
+    with contextlib.suppress(OSError), open(os.devnull, 'w') as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
         try:
@@ -86,15 +88,17 @@ def train(setup):
     if not trains(cluster):
         return training.serve_or_evaluate(setup, cluster)
     position = find_position(cluster)
+    is_chief = saves(cluster)  # or the only process
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
-        job = build_job(setup, position, saves(cluster) and not FLAGS.plan_only, cluster=cluster)
-        if saves(cluster) or FLAGS.plan_only:
-            show(job.built)
+        evaluates = is_chief and not FLAGS.plan_only
+        job = build_job(setup, position, with_evaluation=evaluates, cluster=cluster)
         if FLAGS.plan_only:
+            show(job.built)
             return 0
-        if not saves(cluster):
+        if not is_chief:
             return training.work(cluster, job)
+        show(job.built)
         return training.train(job, cluster)
 
 

@@ -41,7 +41,7 @@ def make_learning_rate(batch_size: int, num_towers: int, examples_per_epoch: int
     Raises:
       InvalidArgumentError: decay and batch flags that do not fit the data.
     """
-    options = {}
+    options = {}  # those that this decay takes
     if FLAGS.decay != 'none':
         options['decay_examples'] = _decay_examples(examples_per_epoch, last_example)
     if FLAGS.decay in DECAYS_BY_RATE:
@@ -50,10 +50,10 @@ def make_learning_rate(batch_size: int, num_towers: int, examples_per_epoch: int
         options['decay_power'] = FLAGS.decay_power
     elif FLAGS.decay == 'cosine_restarts':
         options['restart_growth'] = FLAGS.restart_growth
+    base_batches = workers * _base_batches(batch_size, num_towers)
     return towers.LearningRate(
-        FLAGS.base_learning_rate, workers * _times_base_batch(batch_size, num_towers),
-        FLAGS.lr_scaling, warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch),
-        decay=FLAGS.decay, **options)
+        FLAGS.base_learning_rate, base_batches, FLAGS.lr_scaling,
+        warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch), decay=FLAGS.decay, **options)
 
 
 def _decay_examples(examples_per_epoch: int, last_example: int) -> int:
@@ -76,10 +76,11 @@ def _decay_examples(examples_per_epoch: int, last_example: int) -> int:
     return decay_examples
 
 
-def _times_base_batch(batch_size: int, num_towers: int) -> int:
-    """The factor by which --base_learning_rate is multiplied: a machine's batch over the batch for
-    which that rate is meant. The latter is `base_batch_size` of --config; without that, the
-    micro-batch of one tower.
+def _base_batches(batch_size: int, num_towers: int) -> int:
+    """How many times the base batch is in a machine's batch: the N of --lr_scaling.
+
+    The base batch is the one for which --base_learning_rate is meant: `base_batch_size` of --config
+    examples. Without that option it is one micro-batch of one tower, so that N is their number.
 
     Args:
       batch_size: examples a step on the machine.
@@ -119,7 +120,7 @@ def make_optimizer(learning_rate: typing.Any) -> tf.train.Optimizer:
         return tf.train.RMSPropOptimizer(learning_rate, momentum=FLAGS.momentum)
     if name == 'lars':
         return LARSOptimizer(learning_rate, FLAGS.momentum, FLAGS.weight_decay)
-    return LAMBOptimizer(learning_rate, weight_decay=FLAGS.weight_decay)
+    return LAMBOptimizer(learning_rate, weight_decay=FLAGS.weight_decay)  # the last choice, 'lamb'
 
 
 def weight_of_l2_loss() -> float:
@@ -150,8 +151,9 @@ def clip(gradients: typing.List[tuple]) -> typing.List[tuple]:
     Returns:
       List of `(gradient, variable)`, as that has to return it.
     """
+    variables = [variable for _, variable in gradients]
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
-    return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients)]
+    return list(zip(clipped, variables))
 
 
 def enter_graph_mode() -> None:
@@ -161,7 +163,7 @@ def enter_graph_mode() -> None:
     """
     tf.logging.set_verbosity(tf.logging.ERROR)
     warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # about calls in tf_slim
-    # Warns of a record that is no tf.Example, which is an error anyway, with a better text.
+    # A record that is no tf.Example gives this warning; the error that follows says more.
     warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
     tf.disable_v2_behavior()
     if FLAGS.deterministic:
@@ -194,7 +196,7 @@ def session_config(built: towers.BuiltTowers) -> tf.ConfigProto:
       A `tf.ConfigProto` with the devices, threads and memory of the flags.
     """
     intra_op_threads = None
-    if FLAGS.intra_op_threads >= 0:
+    if FLAGS.intra_op_threads != -1:  # -1 leaves the number to `towers.session_config`
         intra_op_threads = FLAGS.intra_op_threads
     config = towers.session_config(
         built.devices, allow_growth=FLAGS.allow_growth,
@@ -209,11 +211,13 @@ def make_cluster() -> typing.Optional[towers.Cluster]:
     """The `Cluster` of --cluster and `TF_CONFIG`; None for one machine, and for an evaluator."""
     if not FLAGS.cluster or FLAGS.job_name == 'evaluator':
         return None
-    # None leaves it out: clusters of the other kinds do not take it.
-    synchronous = FLAGS.synchronous if FLAGS.cluster == 'ps' else None
+    synchronous = None  # not given: only parameter servers may be asynchronous
+    if FLAGS.cluster == 'ps':
+        synchronous = FLAGS.synchronous
     try:
         return towers.Cluster.from_tf_config(FLAGS.cluster, synchronous=synchronous)
-    except towers.ClusterError as error:  # the flags are wrong: no error of a run
+    except towers.ClusterError as error:
+        # Here the flags are wrong, so it is no error of a run (see `process` for the exit status).
         raise towers.InvalidArgumentError(str(error)) from error
 
 
@@ -261,11 +265,13 @@ _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 
 def compared_flags() -> typing.List[str]:
     """Names of the settings that have to be the same on all workers.
 
-    Each worker computes its part of the gradient, or updates, by its own flags.
+    Each worker computes its part of the gradient, or updates, by its own flags. So they are the
+    settings that change numbers or variables of the run, and those that say when it ends.
     """
     names = list(_OF_THE_END)
     for name, setting in SETTINGS.items():
-        if setting.kind in (CHANGES, STATE) and name not in _OF_ONE_MACHINE:
+        changes_numbers = setting.kind in (CHANGES, STATE)
+        if changes_numbers and name not in _OF_ONE_MACHINE:
             names.append(name)
     return names
 
@@ -284,6 +290,8 @@ def joined(cluster: typing.Optional[towers.Cluster], job: typing.Any) -> typing.
         return contextlib.nullcontext()
     settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
     if decays_until_the_end():
+        # The end is counted from the checkpoint in --train_dir, which a worker may not see. This
+        # name stands in the error of a worker that differs: 'its … is 5000, and that of worker 0 …'
         settings['end of the decay, in examples (--decay_epochs says it where workers share no '
                  '--train_dir),'] = job.last_example
     return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,

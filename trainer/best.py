@@ -57,14 +57,14 @@ class RunEvaluation:
         Raises:
           InvalidArgumentError: the evaluation has no such metric.
         """
-        self.metrics = dict(evaluation.metrics)
+        self.metrics = dict(evaluation.metrics)  # this and the next are for `EvaluationHook`
         self.check_examples = evaluation.check_examples
         self.failure: typing.Optional[Exception] = None
         self.text: typing.Optional[str] = None
         self._evaluation = evaluation
         self._stopped = stopped
         self._global_step = global_step
-        self._name = metric.lstrip('-')
+        self._name = metric.lstrip('-')  # a '-' says that less is better
         if not metric:
             return
         if self._name not in evaluation.metrics:
@@ -78,18 +78,25 @@ class RunEvaluation:
         # The values of all evaluations so far; None until they are read from the log.
         self._values: typing.Optional[typing.List[_Value]] = None
         self._saver = tf.train.Saver(max_to_keep=1, save_relative_paths=True)
-        former = tf.train.latest_checkpoint(os.path.dirname(self._path))
-        self._saver.recover_last_checkpoints([former] if former else [])
+        former_best = tf.train.latest_checkpoint(os.path.dirname(self._path))
+        if former_best is not None:  # so that the saver deletes it when it saves a better one
+            self._saver.recover_last_checkpoints([former_best])
 
     def run(self, session: tf.Session) -> typing.Optional[dict]:
-        """Runs the evaluation; returns its results, with `SINCE_BEST`; None if it was given up."""
+        """Runs the evaluation; returns its results, and with --keep_best `SINCE_BEST`.
+
+        It returns None if a signal came, or if the test set cannot be read: the error of that is
+        then in `failure`.
+        """
+        several_machines_train = self._stopped is None
         try:
             results = self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:
-            if self._stopped is None:  # several machines train: the error ends all of them
+            if several_machines_train:  # the error ends all of them
                 raise
             self.failure = error
             if isinstance(error, tf.errors.OpError):
+                # The error that names the user's code or the example, if that is the reason.
                 self.failure = own_failure(error) or input_failure(error) or error
             return None
         if results is None or not self._name:
@@ -99,15 +106,17 @@ class RunEvaluation:
     def _with_best(self, session: tf.Session, results: dict) -> dict:
         """Saves a checkpoint if these results are the best; returns them with `SINCE_BEST`."""
         step = int(session.run(self._global_step))
-        former_values = self._values or self._read()
+        if self._values is None:
+            self._values = self._read()
         # A run that goes on from an earlier step evaluates the later ones again.
-        self._values = [value for value in former_values if value.step < step]
+        self._values = [value for value in self._values if value.step < step]
         self._values.append(_Value(step, results[self._name]))
         best = self._best(self._values)
-        if best is None:
+        if best is None:  # each was NaN: there is nothing yet to count evaluations from
             return dict(results, **{SINCE_BEST: 0})
         if best.step == step:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            # Without the graph, which is in the file of each checkpoint of the run.
             self._saver.save(session, self._path, step, write_meta_graph=False)
         self.text = '%s %.4g at step %d: %s-%d' % (
             self._name, best.value, best.step, self._path, best.step)
@@ -117,18 +126,14 @@ class RunEvaluation:
     def _best(self, values: typing.Iterable[_Value]) -> typing.Optional[_Value]:
         """The best value, of equal ones the first; None if none is a finite number."""
         finite = [value for value in values if math.isfinite(value.value)]
-
-        def by_value_then_age(value: _Value) -> typing.Tuple[float, int]:
-            """The key by which values are compared: the larger the better."""
-            return self._sign * value.value, -value.step
-
-        return max(finite, key=by_value_then_age, default=None)
+        # Of equal values `max` takes the first, which is that of the earliest step.
+        return max(finite, key=lambda value: self._sign * value.value, default=None)
 
     def _read(self) -> typing.List[_Value]:
         """The values of former evaluations, from the log; null in it stands for NaN."""
         values = []
         for entry in entries(self._log):
-            if 'test_' + self._name in entry:
+            if 'test_' + self._name in entry:  # only the lines of evaluated steps have it
                 value = entry['test_' + self._name]
                 is_number = isinstance(value, (int, float))
                 values.append(_Value(entry['step'], value if is_number else math.nan))

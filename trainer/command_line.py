@@ -28,6 +28,8 @@ from trainer.flags import (
 
 _HELP_WIDTH = 98
 _HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
+# Settings of which the help lists the choices. The texts of other settings explain theirs.
+_CHOICES_NOT_IN_TEXT = ('optimizer', 'decay')
 
 
 def help_text(summary: str) -> str:
@@ -60,8 +62,8 @@ def _described(settings: typing.Iterable[Setting], prefix: str) -> typing.List[s
     lines = []
     for setting in settings:
         text = setting.text
-        if setting.name in ('optimizer', 'decay'):  # the texts of the others name the choices
-            text += ': ' + ', '.join(word for word in setting.limits if word)
+        if setting.name in _CHOICES_NOT_IN_TEXT:
+            text += ': ' + ', '.join(setting.limits)
         if setting.default not in ('', []):
             text += ' (%s)' % setting.default
         lines += textwrap.wrap(
@@ -90,6 +92,7 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
         print(help_text(summary))
         sys.exit(0)
     try:
+        # --flagfile=… becomes the flags in that file, so that `_refuse_options` sees them.
         argv = FLAGS.read_flags_from_files(argv, force_gnu=False)
         _refuse_options(argv[1:])
         rest = FLAGS(argv)
@@ -99,13 +102,23 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
         refuse(_without_python(str(error)))
     if len(rest) > 1:
         refuse('%r is no flag: flags begin with --' % rest[1])
-    for name in PATHS:  # a shell does not expand the ~ in --train_dir=~/run
-        path = re.sub('^file://(?=/)', '', str(FLAGS[name].value))
-        FLAGS[name].value = os.path.expanduser(path)
+    for name in PATHS:
+        FLAGS[name].value = _local_path(str(FLAGS[name].value))
     wrong = contradiction({name for name in FLAGS if FLAGS[name].present})
     if wrong:
         refuse(wrong)
     return rest
+
+
+def _local_path(path: str) -> str:
+    """A path as this machine's: 'file:///data' becomes '/data', and '~' the user's home.
+
+    A shell does not expand the ~ in --train_dir=~/run.
+    """
+    scheme = 'file://'
+    if path.startswith(scheme + '/'):
+        path = path[len(scheme):]
+    return os.path.expanduser(path)
 
 
 def _without_python(text: str) -> str:
@@ -128,7 +141,8 @@ def _refuse_options(arguments: typing.List[str]) -> None:
         if not argument.startswith('-'):
             continue
         name = argument.lstrip('-').partition('=')[0]
-        for option in (name, re.sub('^no', '', name)):
+        name_without_no = re.sub('^no', '', name)  # --noxla is how absl takes --xla=false
+        for option in (name, name_without_no):
             if option in OPTIONS_BY_NAME:
                 refuse('%s is no flag: give --config=\'{"%s": …}\', or a JSON file that has it'
                        % (option, option))
@@ -149,7 +163,7 @@ def _take_options(config: str) -> None:
             _refuse_unknown_option(name)
         _check_kind(name, value)
         FLAGS[name].parse(value)
-        FLAGS[name].present = 1
+        FLAGS[name].present = 1  # as absl marks a flag that was given
 
 
 def _options_of_text(text: str) -> dict:
@@ -205,12 +219,13 @@ def _check_kind(name: str, value: typing.Any) -> None:
       value: the value, as JSON gives it.
     """
     kind = type(OPTIONS_BY_NAME[name].default)
-    kinds = (int, float) if kind is float else (kind,)
-    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
+    fits = type(value) is kind
+    if kind is float:
+        fits = type(value) in (int, float)
+    if not fits:
         expected = {bool: 'true or false', int: 'a whole number', float: 'a number',
                     str: 'a string'}[kind]
-        refuse('--config: %s is %s: expected %s' % (
-            name, '%.60s' % json.dumps(value), expected))
+        refuse('--config: %s is %.60s: expected %s' % (name, json.dumps(value), expected))
 
 
 # ---- Errors in the words of flags ----------------------------------------------------------------
@@ -222,7 +237,10 @@ _PHRASES = [
     (r'create_aux_logits=False', 'aux_loss_weight=0'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
     (r"\bVariablePlacement\('([^']*)'\)", r'--variable_device=\1')]
+# An argument of a call, `precision='fp16'`: its name and its value.
 _ARGUMENT = re.compile(r"(?<![\w\-./='])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
+# An option's name as a flag or alone, with or without a value: `--keep`, `--noxla`, `keep=3`,
+# `keep`; not where ' of --config' is said already.
 _OPTION = re.compile(r'(?<![\w\-./])(?:--)?(no)?(%s)\b(=[\w.+\-]*\w)?(?! of --config)' % '|'.join(
     OPTIONS_BY_NAME))
 
@@ -241,23 +259,37 @@ def in_flags(text: str) -> str:
     """
     for pattern, in_words_of_flags in _PHRASES:
         text = re.sub(pattern, in_words_of_flags, text)
+    text = _ARGUMENT.sub(_as_flag, text)  # makes `keep=3` a flag, too, though it is an option
+    return _OPTION.sub(_as_option, text)
 
-    def flag(found: typing.Match) -> str:
-        """The flag for an argument such as `precision='fp16'`; the same text if there is none."""
-        name, value = found.groups()
-        if name == 'devices' and not FLAGS['devices'].value:
-            name = 'num_towers'
-        if name not in SETTINGS:
-            return found.group()
-        return '--%s=%s' % (name, value.strip("'"))
 
-    def option(found: typing.Match) -> str:
-        """The option for `--keep` or `keep=3`, which is no flag; a bare word stays."""
-        _, name, value = found.groups()
-        if not found.group().startswith('--') and not value:
-            return found.group()
-        return '%s%s of --config' % (name, value or '')
-    return _OPTION.sub(option, _ARGUMENT.sub(flag, text))
+def _as_flag(found: typing.Match) -> str:
+    """The flag for an argument such as `precision='fp16'`; the same text if there is none.
+
+    Args:
+      found: a match of `_ARGUMENT`.
+    """
+    name, value = found.groups()
+    if name == 'devices' and not FLAGS['devices'].value:
+        name = 'num_towers'  # that flag has made the argument `devices`
+    if name not in SETTINGS:
+        return found.group()
+    return '--%s=%s' % (name, value.strip("'"))
+
+
+def _as_option(found: typing.Match) -> str:
+    """The words for an option such as `--keep` or `--keep=3`, which is no flag.
+
+    A bare word such as `keep` stays: it may be a word of the sentence.
+
+    Args:
+      found: a match of `_OPTION`.
+    """
+    _, name, value = found.groups()
+    is_bare_word = not found.group().startswith('--') and not value
+    if is_bare_word:
+        return found.group()
+    return '%s%s of --config' % (name, value or '')
 
 
 def refuse(reason: typing.Any) -> typing.NoReturn:

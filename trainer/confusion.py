@@ -79,26 +79,27 @@ class ConfusionMatrix:
 
     def _lines_of_matrix(self) -> typing.List[str]:
         """The matrix: a row for each label, a column for each predicted class."""
-        numbers = list(map(str, range(len(self._names))))
-        width = max(3, len(str(self.counts.max())), len(numbers[-1]))
-        names_fit = self._name_width <= width
-        heads = self._names if names_fit else numbers
+        numbers = [str(number) for number in range(len(self._names))]
+        width = max(3, len(str(self.counts.max())), len(numbers[-1]))  # of a column, in characters
+        heads = numbers
+        if self._name_width <= width:  # all names fit
+            heads = self._names
         head_cells = [' ' * self._name_width] + [head.rjust(width) for head in heads]
         lines = ['examples by label (row) and predicted class (column)',
                  '  ' + '  '.join(head_cells)]
         for name, row in zip(self._names, self.counts):
-            cells = [str(count or '.').rjust(width) for count in row]
+            cells = [str(count or '.').rjust(width) for count in row]  # a point for 0
             lines.append('  ' + '  '.join([name.ljust(self._name_width)] + cells))
         return lines
 
     def _lines_of_mistakes(self) -> typing.List[str]:
         """A line for each of the most frequent mistakes, below a title; [] without mistakes."""
-        mistakes = self.counts - np.diag(np.diagonal(self.counts))
-        order = np.argsort(-mistakes, axis=None, kind='stable')[:_MOST_MISTAKES]
+        mistakes = self.counts - np.diag(np.diagonal(self.counts))  # without what was right
+        most_frequent = np.argsort(-mistakes, axis=None, kind='stable')[:_MOST_MISTAKES]
         lines = []
-        for label, predicted in zip(*np.unravel_index(order, mistakes.shape)):
+        for label, predicted in zip(*np.unravel_index(most_frequent, mistakes.shape)):
             count = mistakes[label, predicted]
-            if count:
+            if count:  # with few mistakes there are zeros among the largest counts
                 lines.append('  %s taken for %s: %d of %d' % (
                     self._names[label], self._names[predicted], count, self.examples[label]))
         if not lines:

@@ -18,10 +18,10 @@ from trainer.flags import (
     DECAYS_BY_RATE,
     DECAYS_OF_WEIGHTS,
     DECAYS_OVER_EPOCHS,
+    DECAYS_TO_0,
     FLAGS,
     PATHS,
     SETTINGS,
-    decays_until_the_end,
     profiled_steps,
 )
 
@@ -43,7 +43,7 @@ def contradiction(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 # Each of the functions `_problem_of_…` returns a line that says what is wrong, or None. Those in
-# `_CHECKS` take the names of the flags that were given.
+# `_CHECKS`, at the end, take the names of the flags that were given, also where they need none.
 
 def _problem_of_values(given: typing.Set[str]) -> typing.Optional[str]:
     """Describes a value that no flag may have, or two flags for one thing; None if all is well."""
@@ -73,14 +73,21 @@ def _problem_of_paths(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     for name in PATHS:
         path = str(FLAGS[name].value)
-        problem = _problem_of_characters(name, path)
-        if problem is None and '://' in path:
-            problem = _problem_of_remote_path(name, path)
-        elif problem is None:
-            problem = _problem_of_local_path(name, path)
+        problem = _problem_of_path(name, path)
         if problem is not None:
             return problem
     return None
+
+
+def _problem_of_path(name: str, path: str) -> typing.Optional[str]:
+    """Describes what is wrong with the path `path`, the value of the flag `name`; None if all is
+    well."""
+    problem = _problem_of_characters(name, path)
+    if problem is not None:
+        return problem
+    if '://' in path:
+        return _problem_of_remote_path(name, path)
+    return _problem_of_local_path(name, path)
 
 
 def _problem_of_characters(name: str, path: str) -> typing.Optional[str]:
@@ -126,6 +133,8 @@ def _problem_of_remote_path(name: str, path: str) -> typing.Optional[str]:
 def _problem_of_local_path(name: str, path: str) -> typing.Optional[str]:
     """Describes what is wrong with a path of this machine; None if all is well.
 
+    Only --export_dir is looked at: it is written last, after a training of hours.
+
     Args:
       name: the name of the flag.
       path: the value of the flag.
@@ -139,7 +148,7 @@ def _may_hold_files(folder: str) -> bool:
     """Whether files can be written into a folder, or into the nearest folder above it that exists.
     """
     folder = os.path.abspath(folder)
-    while not os.path.lexists(folder):
+    while not os.path.lexists(folder):  # ends at '/' at the latest
         folder = os.path.dirname(folder)
     return os.path.isdir(folder) and os.access(folder, os.W_OK)
 
@@ -158,7 +167,7 @@ def _problem_of_rate(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     if FLAGS.base_learning_rate <= 0:
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
-    needs_epochs = FLAGS.decay != 'none' and not decays_until_the_end(given_epochs=0.)
+    needs_epochs = FLAGS.decay != 'none' and FLAGS.decay not in DECAYS_TO_0
     if needs_epochs and not FLAGS.decay_epochs:
         return '--decay=%s needs --decay_epochs' % FLAGS.decay
     if FLAGS.optimizer == 'lars' and FLAGS.reduction == 'sum':
@@ -226,7 +235,7 @@ def _flag_that_does_not_train() -> typing.Optional[str]:
     if FLAGS.mode != 'train':
         return '--mode=%s' % FLAGS.mode
     if FLAGS.job_name:
-        return '--job_name=evaluator'
+        return '--job_name=%s' % FLAGS.job_name
     return None
 
 
@@ -262,8 +271,8 @@ def _num_tasks(config: str) -> int:
 
 _FILES = ['imagenet', 'tfrecords', 'folder']  # data sets
 _STEPS = ['train', 'memory', 'find_rate']  # modes
-# A flag or option, another flag, and the values of the other flag with which the first has an
-# effect.
+# Rows of a flag or option, another flag, and the values of the other flag with which the first has
+# an effect: `('decay_power', 'decay', ['polynomial'])`, since --decay=polynomial alone has a power.
 _GOES_WITH = [
     ('synchronous', 'cluster', ['ps']),
     ('start_timeout', 'cluster', CLUSTERS), ('dead_after', 'cluster', CLUSTERS),
@@ -292,18 +301,24 @@ def _problem_of_unused_flag(given: typing.Set[str]) -> typing.Optional[str]:
         if flag in given and FLAGS[other].value not in values:
             return '--%s is of no use with --%s=%s: it goes with %s' % (
                 flag, other, FLAGS[other].value, ' or '.join(values))
+    return None
+
+
+def _problem_of_own_model(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes a flag that was given, but has no effect on a model function of the user's own;
+    None if all is well."""
     is_own_model = ':' in FLAGS.model  # module:function
     if not is_own_model:
         return None
-    without_use = _OF_NETWORKS_BY_NAME & given
+    useless = _OF_NETWORKS_BY_NAME & given
     if FLAGS.optimizer in DECAYS_OF_WEIGHTS:  # the optimizer itself uses it
-        without_use.discard('weight_decay')
-    if without_use:
-        return '--%s is of no use with --model=%s: it goes with a network by name' % (
-            min(without_use), FLAGS.model)
-    return None
+        useless.discard('weight_decay')
+    if not useless:
+        return None
+    return '--%s is of no use with --model=%s: it goes with a network by name' % (
+        min(useless), FLAGS.model)  # `min`, so that always the same one is named
 
 
 _CHECKS = [_problem_of_values, _problem_of_paths, _problem_of_length, _problem_of_rate,
            _problem_of_end, _problem_of_mode, _problem_of_outputs, _problem_of_cluster,
-           _problem_of_unused_flag]  # in this order
+           _problem_of_unused_flag, _problem_of_own_model]  # in this order

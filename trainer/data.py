@@ -24,6 +24,9 @@ from trainer.flags import FLAGS
 # TensorFlow's errors of a step whose batch cannot be made.
 INPUT_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.UnknownError,
                 tf.errors.NotFoundError, tf.errors.FailedPreconditionError)
+# A traceback in the text of such an error. It ends before two empty lines, before TensorFlow's name
+# of the operation, which begins with '[[', or with the text.
+_TRACEBACK_IN_TEXT = re.compile(r'\nTraceback .*?(?=\n\s*\n\s*\n|\n\s*\[\[|\Z)', re.DOTALL)
 
 
 def make_dataset() -> typing.Any:
@@ -33,7 +36,7 @@ def make_dataset() -> typing.Any:
       InvalidArgumentError, DatasetError: as `datasets.get_dataset`.
     """
     options = {}
-    if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):
+    if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):  # images in files
         options['augment'] = FLAGS.augment
         if FLAGS.mode != 'check_data':  # this mode writes the list
             options['bad_list'] = FLAGS.bad_examples or None
@@ -44,6 +47,8 @@ def make_dataset() -> typing.Any:
             counted(dataset.left_out, 'example'), FLAGS.bad_examples), flush=True)
     if FLAGS.unlabelled:
         return with_unlabelled(dataset, FLAGS.unlabelled)
+    # `validation` is of a training. --mode=eval and predict take the true test set, with which the
+    # run has made no choices; check_data reads all examples.
     if FLAGS.validation and FLAGS.mode not in ('eval', 'predict', 'check_data'):
         return with_validation(dataset, FLAGS.validation)
     return dataset
@@ -52,12 +57,12 @@ def make_dataset() -> typing.Any:
 def test_numbers(dataset: typing.Any) -> typing.Iterable[int]:
     """The numbers of the test examples, in the order in which an evaluation gives them.
 
-    There are gaps where `bad_examples` are left out.
+    They have gaps where `bad_examples` are left out, which only a data set of image files does.
 
     Args:
       dataset: the data set of the flags.
     """
-    if hasattr(dataset, 'numbers'):
+    if hasattr(dataset, 'numbers'):  # a data set of image files
         return dataset.numbers['test']
     return itertools.count()
 
@@ -73,8 +78,8 @@ def data_ended(when: str, at_once: bool = False) -> datasets.OwnDataError:
     """The `OwnDataError` for training data that ended before the run.
 
     Args:
-      when: the text about after how many steps it ended.
-      at_once: whether it gave no batch since the run was started.
+      when: the text that says after how many steps it ended, such as `'5 of 100 steps'`.
+      at_once: whether it gave not a single batch since the run was started.
     """
     advice = 'Add .repeat()'
     if at_once:
@@ -95,18 +100,20 @@ def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
       An `OwnDataError` or `OwnModelError`; None for an error of another kind.
     """
     text = getattr(error, 'message', None) or str(error)
-    if not is_own() or 'IteratorGetNext' not in text:
+    is_of_iterator = 'IteratorGetNext' in text  # TensorFlow's text names the operation that failed
+    if not is_own() or not is_of_iterator:
         return own_model.step_failure(error)
     if isinstance(error, tf.errors.OutOfRangeError):
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
                                      'batches without end: add .repeat()' % FLAGS.dataset)
-    # The check of the data set itself, whose text names the data set.
+    # A check of `datasets.own`, which says all that there is to say. Its text has 'of <data set> '
+    # in it; a check in the user's own pipeline has not, and is told as any other error.
     found = re.search(r'assertion failed: \[(.*? of %s .*?)\]' % re.escape(FLAGS.dataset), text)
     if found:
         return datasets.OwnDataError(found.group(1))
     failure = datasets.OwnDataError('--dataset=%s: a batch could not be made: %s' % (
         FLAGS.dataset, reason_of(error)))
-    failure.__cause__ = error
+    failure.__cause__ = error  # for `show_cause`
     return failure
 
 
@@ -122,8 +129,10 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """
     if is_own() or not is_of_input(error):
         return None
-    found = re.search(r'assertion failed: \[(.*?)\]\s', error.message + '\n')
-    if found:  # the data set's own check, which names the example
+    # The data set's own check names the example. A ']' ends its text only before white space, or at
+    # the end of all: a file's name may have one, too.
+    found = re.search(r'assertion failed: \[(.*?)\](\s|$)', error.message)
+    if found:
         return datasets.BadExampleError(
             '%s. --mode=check_data with bad_examples of --config lists all bad examples in that '
             'file, and a run with the same option leaves them out.' % found.group(1).rstrip('.'))
@@ -135,17 +144,20 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
 
 @contextlib.contextmanager
 def naming_failures() -> typing.Iterator[None]:
-    """A context for steps that train nothing: an error in one becomes the error that names the
-    user's own data or model, if that caused it."""
+    """A context for the steps of `trials` and `rate_finder`: an error in one becomes the error that
+    names the user's own data or model, if that caused it."""
     try:
         yield
     except (tf.errors.OpError, MeasurementError) as error:
+        step_error: typing.Any = error
+        if isinstance(error, MeasurementError):
+            step_error = error.__cause__  # an error of a measured step, or None
         failure = None
-        step_error = error if isinstance(error, tf.errors.OpError) else error.__cause__
         if isinstance(step_error, tf.errors.OpError):
             failure = own_failure(step_error)
         if failure is None:
             raise
+        # With `from`, also where there is no cause: else Python would show `error`, too.
         raise failure from failure.__cause__
 
 
@@ -153,19 +165,19 @@ def show_cause(error: Exception) -> None:
     """Prints the traceback of the user's own code that caused an error, to standard error."""
     cause = error.__cause__
     if isinstance(cause, tf.errors.OpError):
-        # The traceback of a Python function in the pipeline is a part of the error's text.
-        found = re.search(r'\nTraceback .*?(?=\n\s*\n\s*\n|\n\s*\[\[|\Z)', cause.message or '',
-                          re.S)
+        # The traceback of a Python function in the pipeline is a part of TensorFlow's text.
+        found = _TRACEBACK_IN_TEXT.search(cause.message or '')
         if found:
             sys.stderr.write(found.group().strip('\n') + '\n')
     elif cause is not None:
+        # The user's code begins after the frames that call or import it.
         frames = cause.__traceback__
-        while frames is not None and _is_importing(frames.tb_frame):
+        while frames is not None and _calls_own_code(frames.tb_frame):
             frames = frames.tb_next
         traceback.print_exception(type(cause), cause, frames)
 
 
-def _is_importing(frame: typing.Any) -> bool:
+def _calls_own_code(frame: typing.Any) -> bool:
     """Whether a frame of a traceback calls or imports the user's code: it is in this program, or in
     Python's import system."""
     ours = (datasets.own.__name__, datasets.own_code.__name__, own_model.__name__, 'importlib')

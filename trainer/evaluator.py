@@ -29,20 +29,16 @@ FILE = 'evaluator.jsonl'
 END = 'ended.json'  # a file of a run that has ended and will not go on
 
 
-def say_ended(directory: str, step: typing.Optional[int]) -> None:
-    """Writes into the folder of a run whether it has ended.
+def say_ended(directory: str, step: int) -> None:
+    """Writes the file `END` into the folder of a run: it has ended for good, with this step."""
+    with written_whole(os.path.join(directory, END)) as opened:
+        json.dump({'step': step}, opened)
 
-    Args:
-      directory: the folder of the run.
-      step: the step with which it has ended for good; None if it goes on.
-    """
-    path = os.path.join(directory, END)
-    if step is not None:
-        with written_whole(path) as opened:
-            json.dump({'step': step}, opened)
-    else:
-        with contextlib.suppress(OSError):  # mostly there is no such file
-            os.remove(path)
+
+def say_goes_on(directory: str) -> None:
+    """Removes the file `END` from the folder of a run, which may have ended before."""
+    with contextlib.suppress(OSError):  # mostly there is no such file
+        os.remove(os.path.join(directory, END))
 
 
 def evaluate_run(setup: Setup) -> None:
@@ -76,10 +72,10 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
     log = MetricsLog(os.path.join(directory, FILE))
     print('waiting        for checkpoints in %s; the results go to %s' % (
         directory, log.path), flush=True)
-    has_checkpoint = newest_prefix(directory) is not None
-    if not has_checkpoint and os.path.exists(log.path):  # the log is of an earlier run
+    is_new_run = newest_prefix(directory) is None
+    if is_new_run and os.path.exists(log.path):  # a log of an earlier run, which is renamed
         _resume(log, 0, is_new=True)
-    former_step = None
+    former_step = None  # that of the checkpoint that was evaluated last
     with _stopped_by_sigterm():
         for prefix in _new_checkpoints(directory, pause):
             results = _results_unless_replaced(evaluate, prefix)
@@ -88,12 +84,15 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                       flush=True)
                 continue
             step = step_of(prefix) or 0
-            if former_step is None or step < former_step:  # a run that began again goes back
+            # An earlier evaluator may have logged the first checkpoint, and later ones that are no
+            # longer there; and a run that began again, in the same folder, goes back.
+            if former_step is None or step < former_step:
                 _resume(log, step)
             former_step = step
             entry = {'test_' + name: value for name, value in results.items()}
             log.add(step, dict(entry, wall_time=round(time.time(), 3)))
             log.sync()
+    # The loop ends only after a checkpoint: `prefix` is that of the last one.
     print('evaluated      the last step, %s: ended' % step_of(prefix), flush=True)
 
 
@@ -109,7 +108,7 @@ def _results_unless_replaced(evaluate: typing.Callable[[str], dict],
         return evaluate(prefix)
     except READ_ERRORS + (tf.errors.OpError, towers.CheckpointError):
         is_there = os.path.exists(prefix + '.index')
-        if is_there:
+        if is_there:  # then the error has another reason
             raise
         return None
 

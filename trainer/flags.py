@@ -24,7 +24,8 @@ CLUSTERS = ['ring', 'ps', 'horovod']
 OPTIMIZERS = ['sgd', 'momentum', 'adam', 'adamw', 'rmsprop', 'lars', 'lamb']
 DECAYS_OF_WEIGHTS = ['adamw', 'lars', 'lamb']  # optimizers that decay weights without an L2 loss
 DECAYS_BY_RATE = ['exponential', 'step']
-DECAYS_OVER_EPOCHS = DECAYS_BY_RATE + ['polynomial', 'cosine', 'cosine_restarts']
+DECAYS_TO_0 = ['polynomial', 'cosine']  # without --decay_epochs, at the end of the run
+DECAYS_OVER_EPOCHS = DECAYS_BY_RATE + DECAYS_TO_0 + ['cosine_restarts']
 
 # Upper bounds of numbers. A larger one is a typing error, which TensorFlow would answer with a
 # traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
@@ -266,15 +267,19 @@ class _BatchSizeParser(flags.IntegerParser):
 
 
 def _define(setting: Setting) -> None:
-    """Defines a setting as a flag of absl, which checks its values."""
+    """Defines a setting as a flag of absl, which checks its values.
+
+    The type of the default says which kind of flag it is; a choice has a list of words as `limits`.
+    """
     name = setting.name
     default = setting.default
     limits = setting.limits
     text = setting.text
-    if name == 'batch_size':
+    if name == 'batch_size':  # the only one of two types
+        # The serializer turns a value back into the text of the flag.
         flags.DEFINE(_BatchSizeParser(*limits), name, default, text,
                      serializer=flags.ArgumentSerializer())
-    elif isinstance(default, bool):
+    elif isinstance(default, bool):  # before int, of which bool is a subclass
         flags.DEFINE_boolean(name, default, text)
     elif isinstance(limits, list):
         flags.DEFINE_enum(name, default, limits, text)
@@ -292,37 +297,34 @@ for _setting in SETTINGS.values():
     _define(_setting)
 
 
+class ProfiledSteps(typing.NamedTuple):
+    """The steps of --profile_steps; 1 < first < last."""
+    first: int
+    last: int
+
+
 def train_dir() -> str:
     """The folder of the run."""
     return FLAGS.train_dir or os.path.join('runs', FLAGS.model.replace(':', '.'))
 
 
-def decays_until_the_end(given_epochs: typing.Optional[float] = None) -> bool:
-    """Whether the learning rate falls until the last step of the run.
+def decays_until_the_end() -> bool:
+    """Whether the learning rate falls until the last step of the run, for want of --decay_epochs.
 
     If so, a longer run has other rates from its first step on.
-
-    Args:
-      given_epochs: a value in the place of --decay_epochs; None for that flag.
     """
-    epochs = FLAGS.decay_epochs if given_epochs is None else given_epochs
-    return FLAGS.decay in ('polynomial', 'cosine') and not epochs
+    return FLAGS.decay in DECAYS_TO_0 and not FLAGS.decay_epochs
 
 
-def profiled_steps(text: str) -> typing.Optional[typing.Tuple[int, int]]:
-    """The steps of --profile_steps.
+def profiled_steps(text: str) -> typing.Optional[ProfiledSteps]:
+    """The steps of --profile_steps; None where the text is no two steps, 1 < first < last.
 
     Args:
       text: the value of the flag, such as `'100,105'`.
-
-    Returns:
-      `(first, last)`, where 1 < first < last; None where the text is no such pair.
     """
-    parts = text.split(',')
-    if len(parts) != 2 or not all(part.isdecimal() and len(part) <= 12 for part in parts):
+    # At most 12 digits, since Python refuses to read a number of thousands of them.
+    found = re.fullmatch(r'(\d{1,12}),(\d{1,12})', text)
+    if found is None:
         return None
-    first = int(parts[0])
-    last = int(parts[1])
-    if not 1 < first < last:
-        return None
-    return first, last
+    steps = ProfiledSteps(int(found.group(1)), int(found.group(2)))
+    return steps if 1 < steps.first < steps.last else None

@@ -66,39 +66,59 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     Raises:
       InvalidArgumentError: --keep_best names no metric of the model; or --hooks no function.
     """
-    counts = job.counts
+    global_step = job.counts.global_step
     progress = _progress(job)
     own_hooks = make_own_hooks(job)
     listeners = [progress]  # hooks that get the results of evaluations
     if FLAGS.summary_steps:
         listeners.append(_summaries(job, own_hooks.summaries))
     listeners += [hook for hook in own_hooks.hooks if hasattr(hook, 'evaluated')]
-    signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
+    signals: typing.Any = StopOnSignalHook()
+    if cluster is not None:
+        signals = towers.StopTogetherHook(cluster, job.built)
 
     def stopped() -> bool:
         """Whether a signal has come."""
         return signals.stopping_signal is not None
-    # Several machines stop together at a step, so that no evaluation is given up.
-    tested = RunEvaluation(job.evaluation, train_dir(), counts.global_step, FLAGS.keep_best,
-                           stopped if cluster is None else None)
-    evaluation = EvaluationHook(tested, counts.global_step, FLAGS.eval_steps or None, listeners,
-                                _stop_at(), skip_end=stopped)
+    tested = RunEvaluation(
+        job.evaluation, train_dir(), global_step, metric=FLAGS.keep_best,
+        # Several machines stop together, after a step: there a signal breaks no evaluation off.
+        stopped=stopped if cluster is None else None)
+    evaluation = EvaluationHook(
+        tested, global_step, every_steps=FLAGS.eval_steps or None, listeners=listeners,
+        stop_at=_stop_at(), skip_end=stopped)
     minutes = MinutesHook(FLAGS.max_minutes)
-    # Asynchronous workers all count the same global step: the chief stops at the last step of the
-    # run, however many it has done itself.
-    first = [StartInputHook(job.iterator, job.evaluation), minutes,
-             tf.train.StopAtStepHook(last_step=counts.last_step)] + listeners
+    first = [
+        StartInputHook(job.iterator, job.evaluation), minutes,
+        # The global step counts the steps of all workers, also of asynchronous ones: the chief
+        # stops at the last step of the run, however few of them it has made itself.
+        tf.train.StopAtStepHook(last_step=job.counts.last_step)]
+    first += listeners
     first += [hook for hook in own_hooks.hooks if hook not in listeners]
+    first += _tracing_hooks(job, progress.write)
+    first.append(evaluation)  # the last but for the hook that saves
+    return RunHooks(first, [progress.listener, SaveOnSignal(progress.write)], progress, evaluation,
+                    signals, minutes, tested)
+
+
+def _tracing_hooks(job: Job, say: typing.Callable[[str], None]
+                   ) -> typing.List[tf.train.SessionRunHook]:
+    """The hooks of --profile_steps and --report, which look into single steps.
+
+    Args:
+      job: the training.
+      say: called with lines that say where the results are.
+    """
+    hooks: typing.List[tf.train.SessionRunHook] = []
     profiled = profiled_steps(FLAGS.profile_steps)
     if profiled is not None:
-        first_profiled, last_profiled = profiled
-        first.append(ProfileHook(counts.global_step, os.path.join(train_dir(), 'profile'),
-                                 first_profiled, last_profiled, say=progress.write))
+        directory = os.path.join(train_dir(), 'profile')
+        hooks.append(ProfileHook(job.counts.global_step, directory, profiled.first, profiled.last,
+                                 say=say))
     if FLAGS.report:
         path = os.path.join(train_dir(), 'step-%d.html' % FLAGS.report)
-        first.append(towers.StepReportHook(job.built, FLAGS.report, path, say=progress.write))
-    return RunHooks(first + [evaluation], [progress.listener, SaveOnSignal(progress.write)],
-                    progress, evaluation, signals, minutes, tested)
+        hooks.append(towers.StepReportHook(job.built, FLAGS.report, path, say=say))
+    return hooks
 
 
 def _progress(job: Job) -> ProgressHook:
@@ -179,7 +199,7 @@ def _summaries(job: Job, own_summaries: typing.List[tf.Tensor]) -> SummaryHook:
       job: the training.
       own_summaries: summaries that the function of --hooks has made.
     """
-    with tf.device('/cpu:0'):
+    with tf.device('/cpu:0'):  # summaries have kernels for the CPU alone
         custom = own_summaries + _image_summaries(job)
         if FLAGS.histograms:
             custom += _histograms(job)
@@ -191,13 +211,14 @@ def _summaries(job: Job, own_summaries: typing.List[tf.Tensor]) -> SummaryHook:
 def _image_summaries(job: Job) -> typing.List[tf.Tensor]:
     """A summary of tower 0's images, in a list.
 
-    The list is empty for a model of the user's own, and where the first input is no batch of
-    images, with four dimensions.
+    The list is empty without summary_images, for a model of the user's own, and where the first
+    input has not the four dimensions of a batch of images.
     """
-    images = tf.nest.flatten(job.built.towers[0].inputs, expand_composites=True)[0]
-    if not FLAGS.summary_images or is_own_model() or images.shape.ndims != 4:
+    first_input = tf.nest.flatten(job.built.towers[0].inputs, expand_composites=True)[0]
+    if not FLAGS.summary_images or is_own_model() or first_input.shape.ndims != 4:
         return []
-    return [tf.summary.image('input', images, FLAGS.summary_images, collections=[])]
+    # In no collection: the hook writes it, and `tf.summary.merge_all` of the user's does not.
+    return [tf.summary.image('input', first_input, FLAGS.summary_images, collections=[])]
 
 
 def _histograms(job: Job) -> typing.List[tf.Tensor]:
@@ -209,10 +230,12 @@ def _histograms(job: Job) -> typing.List[tf.Tensor]:
     for gradient, variable in job.built.gradients:
         if gradient is None:
             continue
-        values = {'weights': variable, 'gradients': getattr(gradient, 'values', gradient)}
-        for name, tensor in values.items():
-            summaries.append(tf.summary.histogram(
-                '%s/%s' % (name, variable.op.name), tensor, collections=[]))
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = gradient.values
+        name = variable.op.name
+        summaries += [
+            tf.summary.histogram('weights/%s' % name, variable, collections=[]),
+            tf.summary.histogram('gradients/%s' % name, gradient, collections=[])]
     return summaries
 
 
@@ -230,6 +253,7 @@ def _graph_of_tower_0(job: Job) -> tf.GraphDef:
             continue
         copied = drawn.node.add()
         copied.CopyFrom(node)
+        # A constant of more bytes holds data, which TensorBoard does not draw.
         if node.op == 'Const' and node.ByteSize() > _LARGE_CONSTANT:
             copied.attr['value'].Clear()
     return drawn
@@ -259,8 +283,8 @@ class ProfileHook(tf.train.SessionRunHook):
         self._say = say
         self._first = first
         self._last = last
-        self._step = 0  # the step that comes next
-        self._profiles = False
+        self._step = 0  # the step that comes next, or that runs
+        self._profiles = False  # whether TensorBoard's profile has begun, and not ended
 
     def begin(self):
         """Makes the operation that reads the step."""
@@ -274,15 +298,17 @@ class ProfileHook(tf.train.SessionRunHook):
                 self._first, self._step - 1))
 
     def before_run(self, run_context: typing.Any):
-        """Starts a trace that begins with the coming step."""
+        """Begins TensorBoard's profile before the step after `first`; asks for Chrome's trace."""
         if self._step == self._first + 1:
             self._profiles = compat.start_profile(self._directory)
             if not self._profiles:
                 self._say('no profile     for TensorBoard: this needs TensorFlow 2.2 or later')
-        return self._timeline.before_run(run_context) if self._is_traced() else None
+        if not self._is_traced():
+            return None
+        return self._timeline.before_run(run_context)
 
     def after_run(self, run_context: typing.Any, run_values: typing.Any):
-        """Ends a trace that ends with this step."""
+        """Writes Chrome's trace after the step `first`; ends TensorBoard's profile after `last`."""
         if self._is_traced():
             self._timeline.after_run(run_context, run_values)
             if self._step == self._first:
@@ -292,15 +318,18 @@ class ProfileHook(tf.train.SessionRunHook):
         self._step += 1
 
     def end(self, session: tf.Session):
-        """Ends a profile."""
+        """Ends TensorBoard's profile, if one has begun: after `last`, or as the session ends."""
         if self._profiles:
             self._profiles = False
             compat.stop_profile()
             self._say('profile        tensorboard --logdir=%s' % self._directory)
 
     def _is_traced(self) -> bool:
-        """Whether `ProfilerHook` is called for the current step: `first`, and the step before it,
-        since it does not trace the first step for which it is called."""
+        """Whether `tf.train.ProfilerHook` is called for the current step.
+
+        It is for `first`, and for the step before: the hook does not trace the first step for which
+        it is called.
+        """
         return self._step in (self._first - 1, self._first)
 
 
@@ -315,13 +344,14 @@ class StartInputHook(tf.train.SessionRunHook):
         """
         Args:
           iterator: the iterator of the training batches.
-          evaluation: the `Evaluation` of the test set, or None.
+          evaluation: the `Evaluation` of the test set; None to check none.
         """
         self._iterator = iterator
-        self._evaluation = evaluation if is_own() else None
+        self._evaluation = evaluation
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
-        """Runs the iterator's initializer."""
+        """Runs the iterator's initializer, and reads a batch of a test set of the user's own."""
         session.run(self._iterator.initializer)
-        if self._evaluation is not None:
+        has_own_test_set = is_own()  # --dataset names a function of the user's
+        if self._evaluation is not None and has_own_test_set:
             self._evaluation.check_examples(session, read=True)

@@ -97,7 +97,18 @@ class Position(typing.NamedTuple):
     examples: int
 
 
-START = Position(0, 0)
+START = Position(step=0, examples=0)
+
+
+class End(typing.NamedTuple):
+    """Where a run ends.
+
+    Attributes:
+      step: the last step.
+      example: the place in the stream of examples after that step.
+    """
+    step: int
+    example: int
 
 
 def make_setup(dataset: typing.Any) -> Setup:
@@ -110,29 +121,42 @@ def make_setup(dataset: typing.Any) -> Setup:
       InvalidArgumentError: the model does not go with the data, or is not known.
       OwnModelError: the module of a model of the user's own raised an error.
     """
-    image_size = FLAGS.image_size or None
+    image_size = FLAGS.image_size or None  # 0 leaves the size to the model
     if is_own_model():
         return Setup(OwnModel(FLAGS.model, dataset, image_size), dataset, FLAGS.batch_size)
+    return Setup(_make_classifier(dataset, image_size), dataset, FLAGS.batch_size)
+
+
+def _make_classifier(dataset: typing.Any, image_size: typing.Optional[int]) -> Classifier:
+    """The `Classifier` of the flags, with the network that --model names.
+
+    Args:
+      dataset: the data set of --dataset.
+      image_size: height and width in pixels; None for the size that the network asks for.
+
+    Raises:
+      InvalidArgumentError: the network does not go with the data, or is not known.
+    """
     if dataset.num_classes is None:
         raise towers.InvalidArgumentError(
             '--dataset=%s says no num_classes, which --model=%s needs: return it, or give '
             '--model=module:function, a model of your own.' % (FLAGS.dataset, FLAGS.model))
     batch_norm_decay = None
-    if FLAGS.batch_norm_decay >= 0:
+    if FLAGS.batch_norm_decay != -1:  # -1 is for what the network asks for
         batch_norm_decay = FLAGS.batch_norm_decay
-    model = Classifier(
-        registry.get_network(FLAGS.model), dataset.num_classes, image_size, weight_of_l2_loss(),
-        FLAGS.aux_loss_weight, batch_norm_decay, dataset.image_shape, FLAGS.label_smoothing,
-        FLAGS.probabilities)
-    return Setup(model, dataset, FLAGS.batch_size)
+    return Classifier(
+        registry.get_network(FLAGS.model), dataset.num_classes, image_size=image_size,
+        weight_decay=weight_of_l2_loss(), aux_loss_weight=FLAGS.aux_loss_weight,
+        batch_norm_decay=batch_norm_decay, image_shape=dataset.image_shape,
+        label_smoothing=FLAGS.label_smoothing, all_probabilities=FLAGS.probabilities)
 
 
 def find_position(cluster: typing.Optional[towers.Cluster] = None) -> Position:
     """The `Position` of the run in --train_dir, from its newest checkpoint.
 
     All workers of a cluster need it, since the end of the schedule and of the run is counted from
-    there. The chief locks the folder while it looks. A worker that does not share the folder begins
-    at 0.
+    there. The process that saves locks the folder while it looks. A worker on a machine without
+    this folder finds nothing, and counts from 0.
 
     Args:
       cluster: the machines, or None.
@@ -142,7 +166,10 @@ def find_position(cluster: typing.Optional[towers.Cluster] = None) -> Position:
     """
     if FLAGS.plan_only or not os.path.isdir(train_dir()):
         return START
-    with towers.hold_directory(train_dir()) if saves(cluster) else contextlib.nullcontext():
+    lock: typing.ContextManager = contextlib.nullcontext()
+    if saves(cluster):
+        lock = towers.hold_directory(train_dir())
+    with lock:
         newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
     if newest is None:
         return START
@@ -153,25 +180,27 @@ def find_position(cluster: typing.Optional[towers.Cluster] = None) -> Position:
                     counter_in(newest.prefix, 'examples_seen'))
 
 
-def end_of_run(epochs: Epochs, position: Position) -> typing.Tuple[int, int]:
-    """The end of the run, counted from `position`: steps before it may have had another batch size.
+def end_of_run(epochs: Epochs, position: Position) -> End:
+    """The `End` of the run, for --train_steps or --train_epochs.
 
-    With --train_epochs the run ends when all of their examples have been given. The last step is
-    made whole: where the last batch of an epoch is filled from the next one, it may take examples
-    of the next epoch.
+    --train_epochs are a number of examples. A step more is made as long as any of them is left; so
+    the last step may take examples of the next epoch, too.
+
+    Only the steps from `position` on are counted by the batch size of today: those before may have
+    had another. A run with 400 examples in 10 steps of 40 that now has batches of 100, and is to
+    end after 2874 examples, needs 25 steps more: it ends with step 35, at example 2900.
 
     Args:
       epochs: the stream of examples, as batches.
       position: how far the run is.
-
-    Returns:
-      `(the last step, the place in the stream of examples after it)`.
     """
-    # Rounded, since in floats 0.07 * 100 is more than 7, which would be one step more.
-    end = math.ceil(round(FLAGS.train_epochs * epochs.length, 6))
-    last_step = FLAGS.train_steps or position.step + epochs.steps(position.examples, end)
-    steps_left = max(0, last_step - position.step)
-    return last_step, epochs.place_after(position.examples, steps_left)
+    last_step = FLAGS.train_steps
+    if not last_step:
+        # Rounded, since in floats 0.07 * 100 is more than 7, which would be one step more.
+        num_examples = math.ceil(round(FLAGS.train_epochs * epochs.length, 6))
+        last_step = position.step + epochs.steps(position.examples, num_examples)
+    steps_left = max(0, last_step - position.step)  # a run may be beyond --train_steps already
+    return End(last_step, epochs.place_after(position.examples, steps_left))
 
 
 def build_job(setup: Setup, position: Position = START, with_evaluation: bool = True,
@@ -192,7 +221,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     """
     batch_of_all = examples_a_step(cluster, setup.batch_size)
     epochs = Epochs(setup.dataset.num_examples['train'], batch_of_all, FLAGS.remainder)
-    last_step, last_example = end_of_run(epochs, position)
+    end = end_of_run(epochs, position)
     devices = _devices()
     check_batch(setup.batch_size, len(devices))
     with tf.device('/cpu:0'):
@@ -200,27 +229,30 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
         # The place in the stream of examples, which batches and learning rate depend on.
         examples_seen = tf.get_variable('examples_seen', [], tf.int64, tf.zeros_initializer(),
                                         trainable=False)
+        # `tf.identity` reads the variable: these functions take a tensor.
         iterator = _training_iterator(setup, tf.identity(examples_seen), cluster)
         batch = timed_batch(iterator, is_timed=not FLAGS.deterministic)
-    _check_end(last_step, last_example, epochs.length)
-    rate = make_learning_rate(setup.batch_size, len(devices), epochs.length, last_example,
-                              1 if cluster is None else cluster.workers_a_step)
+    _check_end(end, epochs.length)
+    schedule = make_learning_rate(setup.batch_size, len(devices), epochs.length, end.example,
+                                  workers=1 if cluster is None else cluster.workers_a_step)
     if learning_rate is None:
-        learning_rate = rate.tensor(tf.identity(examples_seen))
-    built = _with_schedule(_build(setup, batch.batch, devices, learning_rate, cluster), rate)
+        learning_rate = schedule.tensor(tf.identity(examples_seen))
+    built = _build(setup, batch.batch, devices, learning_rate, cluster)
+    built = _with_schedule_in_plan(built, schedule)
     averaged = _averaged(built, global_step)
     make_initial_values_stateless(built.variables, FLAGS.seed)
     with tf.control_dependencies([averaged.train_op]), tf.device('/cpu:0'):
-        # With parameter servers the chief counts for all: the others share its variable.
-        examples = batch_of_all if built.updates_here else 0
-        train_op = tf.assign_add(examples_seen, examples).op
+        # Workers of parameter servers share this variable. Only the one that makes the update, the
+        # chief, counts the batch of all; the step of another adds 0.
+        counted_here = batch_of_all if built.updates_here else 0
+        train_op = tf.assign_add(examples_seen, counted_here).op
     evaluation = None
     if with_evaluation:
         with averaged.instead_of_weights:
             evaluation = make_evaluation(setup, built)
-    counts = StepCounts(global_step, batch_of_all, epochs.length, last_step, examples_seen)
-    return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
-               batch.waited)
+    counts = StepCounts(global_step, batch_of_all, epochs.length, end.step, examples_seen)
+    return Job(setup, built, train_op, evaluation, iterator, counts, end.example, learning_rate,
+               input_wait=batch.waited)
 
 
 def _training_iterator(setup: Setup, first_example: tf.Tensor,
@@ -232,26 +264,32 @@ def _training_iterator(setup: Setup, first_example: tf.Tensor,
       first_example: int64 scalar, the place in the stream of examples at which the batches begin.
       cluster: the machines, each of which reads its share; or None.
     """
-    share = (0, 1)
+    reader = 0
+    num_readers = 1
     if cluster is not None:
-        share = (cluster.rank, cluster.num_workers)
+        reader = cluster.rank
+        num_readers = cluster.num_workers
     batches = setup.dataset.train_batches(
         batch_size=setup.batch_size, seed=FLAGS.seed, first_example=first_example,
-        shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=share,
+        shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=(reader, num_readers),
         **setup.model.image_format)
     return tf.data.make_initializable_iterator(batches)
 
 
-def _with_schedule(built: towers.BuiltTowers, rate: towers.LearningRate) -> towers.BuiltTowers:
-    """The towers, with the schedule in the plan instead of the name of the optimizer's tensor.
+def _with_schedule_in_plan(built: towers.BuiltTowers,
+                           schedule: towers.LearningRate) -> towers.BuiltTowers:
+    """The towers, with a plan that describes the schedule of the learning rate.
+
+    `build_towers` sees only the tensor of the optimizer, and its plan says the tensor's name. After
+    '; ' the plan may say what a sum over the towers makes of the rate; this stays.
 
     Args:
       built: the towers.
-      rate: the schedule of the learning rate.
+      schedule: the schedule of the learning rate.
     """
     line = built.plan.line('learning rate') or ''
-    effect = line.partition('; ')[1:]  # what a sum over towers makes of the rate, after '; '
-    text = rate.describe() + ''.join(effect)
+    _, semicolon, effect_of_sum = line.partition('; ')
+    text = schedule.describe() + semicolon + effect_of_sum
     return built._replace(plan=built.plan.with_line('learning rate', text))
 
 
@@ -269,20 +307,21 @@ class _Averaged(typing.NamedTuple):
 def _averaged(built: towers.BuiltTowers, global_step: tf.Variable) -> _Averaged:
     """Adds the moving averages of the weights to the update; without --average_decay none.
 
-    A process that does not update the weights, as a worker of parameter servers, does not update
-    the averages either.
+    All workers of parameter servers make the averages, which are shared variables. Only the one
+    that updates the weights updates them, too.
 
     Args:
       built: the towers.
       global_step: the variable that counts steps; in the first steps the decay is smaller.
     """
     if not FLAGS.average_decay:
-        return _Averaged(built.train_op, contextlib.nullcontext())
+        return _Averaged(built.train_op, instead_of_weights=contextlib.nullcontext())
     averages = WeightAverages(FLAGS.average_decay, global_step)
-    train_op = averages.update_after(built.train_op,
-                                     [variable for _, variable in built.gradients])
-    if not built.updates_here:
-        train_op = built.train_op
+    weights = [variable for _, variable in built.gradients]
+    train_op = built.train_op
+    update_with_averages = averages.update_after(built.train_op, weights)
+    if built.updates_here:
+        train_op = update_with_averages
     return _Averaged(train_op, averages.instead_of_weights())
 
 
@@ -297,16 +336,18 @@ def _build(setup: Setup, batch: typing.Any, devices: towers.Devices, learning_ra
       learning_rate: a float32 scalar.
       cluster: the machines, or None.
     """
+    objective = towers.Objective(make_optimizer(learning_rate),
+                                 transform_gradients=clip if FLAGS.clip_norm else None)
+    # Stateless random numbers depend on the seed and the step alone: a run that was stopped draws
+    # the same ones as a run that was not.
+    numerics = towers.Numerics(
+        FLAGS.precision, loss_scale=make_loss_scale(), xla=FLAGS.xla,
+        check_numerics=FLAGS.check_numerics, stateless_random=True)
     return towers.build_towers(
-        setup.model.model_fn('train'), batch,
-        towers.Objective(make_optimizer(learning_rate),
-                         transform_gradients=clip if FLAGS.clip_norm else None),
-        devices, FLAGS.reduction, shares=shares_of_towers(),
-        global_step=tf.train.get_global_step(),
+        setup.model.model_fn('train'), batch, objective, devices, FLAGS.reduction,
+        shares=shares_of_towers(), global_step=tf.train.get_global_step(),
         regularization=setup.model.regularization, batch_norm=FLAGS.batch_norm,
-        variables=towers.VariablePlacement(FLAGS.variable_device or None),
-        numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
-                                 FLAGS.check_numerics, stateless_random=True),
+        variables=towers.VariablePlacement(FLAGS.variable_device or None), numerics=numerics,
         memory=memory_of_tower(),
         pipeline=towers.Pipeline(FLAGS.micro_batches, stages=_stages()),
         cluster=cluster, copies=FLAGS.copies)
@@ -318,33 +359,33 @@ def _devices() -> towers.Devices:
 
 
 def _stages() -> typing.Optional[str]:
-    """The `stages` for `Pipeline`: 'auto' for towers of several devices, else None."""
+    """The `stages` for `Pipeline`: 'auto' for towers of several devices, as in
+    --devices=/gpu:0+/gpu:1; else None."""
     return 'auto' if '+' in FLAGS.devices else None
 
 
-def _check_end(last_step: int, last_example: int, examples_per_epoch: int) -> None:
+def _check_end(end: End, examples_per_epoch: int) -> None:
     """Raises `InvalidArgumentError` for a flag about something after the end of the run: steps to
     be profiled or reported, or the end of the warm-up.
 
     Args:
-      last_step: the last step of the run.
-      last_example: the place in the stream of examples at which the run ends.
+      end: the end of the run.
       examples_per_epoch: the number of examples in one pass over the data.
     """
     profiled = profiled_steps(FLAGS.profile_steps)
-    if profiled is not None and profiled[1] > last_step:
+    if profiled is not None and profiled.last > end.step:
         raise towers.InvalidArgumentError(
             '--profile_steps=%s: the run ends with step %d: give steps before its end'
-            % (FLAGS.profile_steps, last_step))
-    if FLAGS.report > last_step:
+            % (FLAGS.profile_steps, end.step))
+    if FLAGS.report > end.step:
         raise towers.InvalidArgumentError(
             '--report=%d: the run ends with step %d: give a step before its end' % (
-                FLAGS.report, last_step))
-    if int(FLAGS.warmup_epochs * examples_per_epoch) > last_example:
+                FLAGS.report, end.step))
+    if int(FLAGS.warmup_epochs * examples_per_epoch) > end.example:
         raise towers.InvalidArgumentError(
             '--warmup_epochs=%g is longer than the run, which has %.4g epochs, so that the rate '
             'would never be the full one: give less, or train longer' % (
-                FLAGS.warmup_epochs, last_example / examples_per_epoch))
+                FLAGS.warmup_epochs, end.example / examples_per_epoch))
 
 
 def make_evaluation(setup: Setup, trained: typing.Optional[towers.BuiltTowers] = None,
@@ -353,13 +394,17 @@ def make_evaluation(setup: Setup, trained: typing.Optional[towers.BuiltTowers] =
 
     Args:
       setup: the model and its data.
-      trained: the towers whose variables it reads; None to make variables, to be restored.
+      trained: the towers whose variables it reads, and on whose devices it runs; None to make
+        variables, to be restored from a checkpoint.
       mode: 'eval'; or 'infer', for predictions.
     """
+    devices = None  # those of `trained`
+    if trained is None:
+        devices = _devices()
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.model.image_format)
     return Evaluation(
-        setup.model.model_fn(mode), batches, None if trained else _devices(), trained,
+        setup.model.model_fn(mode), batches, devices, trained,
         variables=towers.VariablePlacement(FLAGS.variable_device or None), copies=FLAGS.copies,
         precision=FLAGS.precision, regularization=setup.model.regularization,
         shares=shares_of_towers(), pipeline=towers.Pipeline(stages=_stages()))

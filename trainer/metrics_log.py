@@ -62,7 +62,7 @@ class MetricsLog:
         content = _read(self.path)
         if is_new and _has_steps(content):
             aside = moved_aside(self.path)
-            self._append(b'')  # makes the file, and fails here if it cannot be written
+            self._make_file()
             return '%s is of an earlier run, whose checkpoints are gone: renamed to %s' % (
                 self.path, aside)
         kept_lines = []
@@ -73,9 +73,7 @@ class MetricsLog:
                 self._written = entry
             else:
                 cut_steps.append(entry['step'])
-        with _explained(self.path):
-            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        self._append(b'')  # fails here, and not at the first step, if it cannot be written
+        self._make_file()
         kept = b''.join(kept_lines)
         if kept != content:
             with written_whole(self.path, 'wb') as log:
@@ -85,6 +83,13 @@ class MetricsLog:
         return 'cut the lines of steps %d to %d from %s: those steps are done again' % (
             cut_steps[0], cut_steps[-1], self.path)
 
+    def _make_file(self) -> None:
+        """Makes the file if there is none. If it cannot be written, the run fails here, and not at
+        its first line."""
+        with _explained(self.path):
+            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        self._append(b'')
+
     def _entries_in(self, content: bytes) -> typing.List[typing.Tuple[bytes, dict]]:
         """The lines of the file, each with its object; without a last line written by half.
 
@@ -92,19 +97,18 @@ class MetricsLog:
           BadFileError: another line is no JSON object with a step.
         """
         lines = content.split(b'\n')
-        ends_without_line_feed = bool(lines[-1].strip())
+        # A whole line ends with a line feed, so what comes after the last one may be half a line.
+        if _parse(lines[-1]) is None and _is_torn(lines[-1]):
+            lines.pop()
         while lines and not lines[-1].strip():
             lines.pop()
-        may_end_in_half_a_line = ends_without_line_feed and _is_torn(lines[-1])
         lines_with_entries = []
         for number, line in enumerate(lines, 1):
             entry = _parse(line)
-            is_half_a_line = may_end_in_half_a_line and number == len(lines)
-            if entry is not None:
-                lines_with_entries.append((line, entry))
-            elif not is_half_a_line:
+            if entry is None:
                 raise BadFileError('line %d of %s is no JSON object with a step: move the file '
                                    'away, or mend that line.' % (number, self.path))
+            lines_with_entries.append((line, entry))
         return lines_with_entries
 
     def add(self, step: int, values: dict) -> None:
@@ -123,13 +127,13 @@ class MetricsLog:
         if step < latest['step']:
             raise InvalidArgumentError('step %d is before step %d, which is in %s already.' % (
                 step, latest['step'], self.path))
-        if step > latest['step']:
+        if step > latest['step']:  # a new line
             self.flush()
             self._pending = dict({'step': step}, **values)
-        elif self._pending is None:
-            self._rewrite_last(values)
-        else:
+        elif self._pending is not None:  # the line that is kept back
             self._pending.update(values)
+        else:  # the line was flushed already, and is in the file
+            self._rewrite_last(values)
 
     def flush(self) -> None:
         """Writes the line that is kept back; after that a kill does not lose it, but a loss of
@@ -154,7 +158,7 @@ class MetricsLog:
         for row in rows:
             names.update(dict.fromkeys(row))
         path = os.path.splitext(self.path)[0] + '.csv'
-        with written_whole(path, newline='') as table:
+        with written_whole(path, newline='') as table:  # the writer makes line breaks itself
             writer = csv.DictWriter(table, list(names))
             writer.writeheader()
             writer.writerows(rows)
@@ -170,9 +174,10 @@ class MetricsLog:
         if complete == self._written:
             return
         content = _read(self.path)
+        line_feed_before_last_line = content.rstrip(b'\n').rfind(b'\n')  # -1 if there is one line
+        earlier_lines = content[:line_feed_before_last_line + 1]
         with written_whole(self.path, 'wb') as log:
-            # Up to the line feed before the last line, which ends with a line feed itself.
-            log.write(content[:content.rstrip(b'\n').rfind(b'\n') + 1] + _encode(complete))
+            log.write(earlier_lines + _encode(complete))
         self._written = complete
 
 
@@ -239,7 +244,7 @@ def _plain(name: str, value: typing.Any) -> typing.Any:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]  # its one number
     if isinstance(value, np.float64):
-        return float(value)
+        return float(value)  # the same 64 bits
     if isinstance(value, np.generic) and tf.as_dtype(value.dtype).is_floating:
         return float(str(value))  # the fewest digits that give the same float32 (or bfloat16) again
     if isinstance(value, (np.integer, np.bool_)):
@@ -253,7 +258,7 @@ def _plain(name: str, value: typing.Any) -> typing.Any:
 
 
 def _encode(entry: dict) -> bytes:
-    """The line of the file for an object."""
+    """The line of the file for an object; NaN and infinity become null, which JSON has."""
     line = {}
     for name, value in entry.items():
         is_no_number = isinstance(value, float) and not math.isfinite(value)

@@ -58,7 +58,7 @@ class OutputStream:
             function(*arguments)
         except OSError as error:
             self._is_lost = True
-            try:  # Python writes its buffer at exit, which must not fail
+            try:  # Python writes its buffer at exit: then to the null device, where it cannot fail
                 with open(os.devnull, 'w') as nowhere:
                     os.dup2(nowhere.fileno(), self._stream.fileno())
             except (OSError, ValueError):

@@ -68,13 +68,15 @@ def make_own_hooks(job: Job) -> OwnHooks:
         raise towers.InvalidArgumentError('--hooks=%s cannot be called with one argument: expected '
                                           'a function of the run.' % name)
     run = Run(job.built, job.learning_rate, job.counts.global_step, job.counts.examples,
-              job.counts.last_step, train_dir(), {each: FLAGS[each].value for each in SETTINGS})
+              job.counts.last_step, train_dir(),
+              settings={setting: FLAGS[setting].value for setting in SETTINGS})
+    # `tf.summary.scalar` and the like add to this collection, in which the model's may be already.
     summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
     num_before = len(summaries)
     with calling(name, name.partition(':')[2], 'hooks', OwnModelError):
         hooks = function(run)
-    if not isinstance(hooks, (list, tuple)) or not all(
-            isinstance(hook, tf.train.SessionRunHook) for hook in hooks):
+    is_list = isinstance(hooks, (list, tuple))
+    if not is_list or not all(isinstance(hook, tf.train.SessionRunHook) for hook in hooks):
         raise towers.InvalidArgumentError(
             '--hooks=%s returned %.80r: expected a list of tf.train.SessionRunHook.' % (
                 name, hooks))

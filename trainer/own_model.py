@@ -61,7 +61,8 @@ class OwnModel:
                 '--model=%s cannot be called with three arguments: expected a function of '
                 "(features, labels, mode), where mode is 'train', 'eval' or 'infer'." % name)
         self.image_format: typing.Dict[str, int] = {}
-        if dataset.num_classes is not None:
+        has_images = dataset.num_classes is not None  # only such data sets say `num_classes`
+        if has_images:
             self.image_format = self._format_of_images(image_size)
         elif image_size:
             raise towers.InvalidArgumentError(
@@ -70,35 +71,55 @@ class OwnModel:
 
     def _format_of_images(self, image_size: typing.Optional[int]) -> dict:
         """The `image_format` for a data set of images; `image_size` is the argument of `OwnModel`.
+
+        A data set of the user's own may do with an `image_size` of None: its function makes the
+        images as they are to be.
         """
-        height, width, channels = self._dataset.image_shape
+        height, width, channels = self._dataset.image_shape  # None for what differs, or is any
         if image_size is None and height == width:
             image_size = height
-        if image_size is None and ':' not in FLAGS.dataset:
+        is_own_dataset = ':' in FLAGS.dataset  # module:function
+        if image_size is None and not is_own_dataset:
             raise towers.InvalidArgumentError(
                 'The images of this data set have no one size: give --image_size=224, or '
                 'another that --model=%s takes.' % self._name)
-        return {'channels': channels or 3, 'image_size': image_size}
+        if channels is None:
+            channels = 3  # as image files are read
+        return {'channels': channels, 'image_size': image_size}
 
     def model_fn(self, mode: str) -> typing.Callable:
         """The model function of a mode: a function of the features and labels of a shard; without
-        labels where the data set has none.
-
-        For 'infer' its predictions are `[labels, predictions]`: the user's function gets no labels
-        there, and the table of predictions shows them nevertheless.
-        """
-        def of_shard(features: typing.Any, labels: typing.Any = None) -> typing.Any:
+        labels where the data set has none. For 'infer' see `_labels_and_predictions`."""
+        def model_fn(features: typing.Any, labels: typing.Any = None) -> typing.Any:
             """Calls the user's function for a shard, in this mode."""
-            if mode != 'infer':
-                return self._called(features, labels, mode)
-            output = to_model_output(self._called(features, None, mode), needs_loss=False)
-            if output.predictions is None:
-                raise towers.ModelFunctionError(
-                    "--model=%s returned no predictions for the mode 'infer': expected a dict of "
-                    "tensors [batch, …], as in {'predictions': {'class': classes}}." % self._name)
-            label = {} if labels is None else {'label': labels}
-            return towers.ModelOutput(predictions=[label, output.predictions])
-        return of_shard
+            if mode == 'infer':
+                return self._labels_and_predictions(features, labels)
+            return self._called(features, labels, mode)
+        return model_fn
+
+    def _labels_and_predictions(self, features: typing.Any,
+                                labels: typing.Any) -> towers.ModelOutput:
+        """The output for the mode 'infer': as predictions the list `[labels, predictions]`.
+
+        The user's function gets no labels in this mode, as in TensorFlow's Estimators. They go past
+        it to the table of --predictions, which has a column of labels where there are any.
+
+        Args:
+          features: the shard's features.
+          labels: the shard's labels; None if the data set has none.
+
+        Raises:
+          ModelFunctionError: the function returned no predictions.
+        """
+        output = to_model_output(self._called(features, None, 'infer'), needs_loss=False)
+        if output.predictions is None:
+            raise towers.ModelFunctionError(
+                "--model=%s returned no predictions for the mode 'infer': expected a dict of "
+                "tensors [batch, …], as in {'predictions': {'class': classes}}." % self._name)
+        labels_by_name = {}
+        if labels is not None:
+            labels_by_name['label'] = labels
+        return towers.ModelOutput(predictions=[labels_by_name, output.predictions])
 
     def serving(self) -> typing.Tuple[dict, dict]:
         """Builds the model for a SavedModel.
@@ -106,14 +127,16 @@ class OwnModel:
         Returns:
           `(inputs, outputs)`: tensors by the names of features, and by those of predictions.
         """
+        # Only types and shapes are taken from the batches, so that any size will do.
         batch_size = 1 if FLAGS.batch_size == 'auto' else FLAGS.batch_size
         with tf.Graph().as_default():  # keeps the constants of the data set out of the SavedModel
-            structure = tf.data.experimental.get_structure(self._dataset.eval_batches(
-                batch_size=batch_size, **self.image_format))
-        if type(structure) is tuple:  # (features, labels)
-            structure = structure[0]
-        features = tf.nest.map_structure(_placeholder, structure)
-        _, predictions = self.model_fn('infer')(features).predictions
+            batches = self._dataset.eval_batches(batch_size=batch_size, **self.image_format)
+            spec_of_batch = tf.data.experimental.get_structure(batches)
+        has_labels = type(spec_of_batch) is tuple  # (features, labels); a namedtuple is features
+        spec_of_features = spec_of_batch[0] if has_labels else spec_of_batch
+        features = tf.nest.map_structure(_placeholder, spec_of_features)
+        output = self._labels_and_predictions(features, labels=None)
+        _, predictions = output.predictions
         return dict(named(features, 'features')), dict(named(predictions, 'predictions'))
 
     def _called(self, features: typing.Any, labels: typing.Any, mode: str) -> typing.Any:
@@ -135,21 +158,28 @@ class OwnModel:
 
 
 def _placeholder(spec: typing.Any) -> typing.Any:
-    """A placeholder for batches of any number of examples.
+    """A placeholder for batches of any number of examples: the first dimension is left open.
+
+    Where a tensor is a scalar, or of unknown rank, there is no such dimension; any shape may then
+    be fed.
 
     Args:
       spec: the `TensorSpec` or `SparseTensorSpec` of a batch.
     """
-    if not isinstance(spec, tf.TensorSpec):
+    is_sparse = not isinstance(spec, tf.TensorSpec)
+    if is_sparse:
         return tf.sparse_placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
-    has_no_known_dimension = not spec.shape.ndims  # a scalar, or a tensor of unknown rank
-    if has_no_known_dimension:  # none of the examples to leave open, so that any shape may be fed
+    has_dimensions = bool(spec.shape.ndims)
+    if not has_dimensions:
         return tf.placeholder(spec.dtype, None)
     return tf.placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
 
 
 def named(nest: typing.Any, name: str, inside: str = '') -> typing.List[tuple]:
     """The leaves of a nest with names: the keys that lead to a leaf, joined by dots.
+
+        {'boxes': {'x': a, 'y': b}, 'class': c}    [('boxes.x', a), ('boxes.y', b), ('class', c)]
+        a                                          [(name, a)]
 
     Args:
       nest: a nest of dicts, tuples and lists.
@@ -173,10 +203,11 @@ def _items(nest: typing.Any) -> typing.Optional[dict]:
     """The members of a nest by key, field or index; None for a leaf."""
     if isinstance(nest, dict):
         return nest
-    is_leaf = not isinstance(nest, (tuple, list)) or hasattr(nest, 'dense_shape')
-    if is_leaf:
+    is_sparse = hasattr(nest, 'dense_shape')  # a `SparseTensorValue` is a namedtuple, and a leaf
+    if is_sparse or not isinstance(nest, (tuple, list)):
         return None
-    if hasattr(nest, '_asdict'):
+    is_namedtuple = hasattr(nest, '_asdict')
+    if is_namedtuple:
         return nest._asdict()
     return {str(index): member for index, member in enumerate(nest)}
 
@@ -190,8 +221,9 @@ def rows(values: typing.Any) -> list:
     Returns:
       List of `batch` arrays.
     """
-    if hasattr(values, 'dense_shape'):
+    if hasattr(values, 'dense_shape'):  # a `SparseTensorValue`
         dense = np.zeros(values.dense_shape, values.values.dtype)
+        # `indices` has a row for each value; numpy takes an array for each dimension.
         dense[tuple(values.indices.T)] = values.values
         values = dense
     return list(values)
@@ -208,20 +240,23 @@ def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """
     if not is_own_model() or is_of_input(error) or not isinstance(error, _OF_STEPS):
         return None
+    failed_op = getattr(error, 'op', None)  # TensorFlow may not name it
+    place = _place_in_own_module(failed_op)
     failure = OwnModelError('--model=%s: a step failed%s: %s' % (
-        FLAGS.model, _where(getattr(error, 'op', None)), reason_of(error)))
-    failure.__cause__ = error
+        FLAGS.model, place, reason_of(error)))
+    failure.__cause__ = error  # for `show_cause`
     return failure
 
 
-def _where(op: typing.Optional[tf.Operation]) -> str:
+def _place_in_own_module(op: typing.Optional[tf.Operation]) -> str:
     """The text about the line of the user's module that made an operation, ' at reviews.py:12'; ''
-    if none did."""
+    if none did, or the operation is not known."""
     if op is None:
         return ''
-    # An operation of another tower is a copy: the first tower's has the line in its traceback.
-    name_in_first = re.sub(r'^(eval_)?tower_\d+(_micro_\d+)?/', '', op.name)
-    op = operation_named(op.graph, name_in_first) or op
+    # An operation of another tower is a copy, made by this program. Its original in tower 0, which
+    # has the same name without the copy's scope, was made by a line of the user's.
+    name_in_tower_0 = re.sub(r'^(eval_)?tower_\d+(_micro_\d+)?/', '', op.name)
+    op = operation_named(op.graph, name_in_tower_0) or op
     module = FLAGS.model.partition(':')[0]
     path = sys.modules[module].__file__
     # A frame is (path, line, …), the innermost one last.

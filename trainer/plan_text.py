@@ -29,12 +29,14 @@ def short_plan(plan: towers.Plan, audit: towers.Audit) -> str:
       Lines about the batch and the devices, the variables, what is not routine, and the audit's
       verdict, with the bytes that are sent between devices.
     """
-    lines = ['%s, on %s' % (str(plan).partition('\n')[0], _devices(plan)),
-             _line('variables', '%s, on %s' % (plan.line('variables'), plan.line('variables on')))]
+    batch, _, _ = str(plan).partition('\n')  # the first line, '2 towers, batch 100 = 2 x 50'
+    verdict, _, _ = str(audit).partition('\n')  # the first line, 'audit: every promise kept'
+    variables = '%s, on %s' % (plan.line('variables'), plan.line('variables on'))
+    lines = ['%s, on %s' % (batch, _devices(plan)), _line('variables', variables)]
     for label, text in plan.lines:
         if label not in _ROUTINE:
             lines.append(_line(label, text))
-    lines.append('%s; %s' % (str(audit).partition('\n')[0], _sent(audit)))
+    lines.append('%s; %s' % (verdict, _sent(audit)))
     lines += ['  note    ' + note for note in audit.notes if not _is_of_variables(note)]
     lines.append('--plan shows all of the plan and of the audit')
     return '\n'.join(lines)
@@ -49,10 +51,11 @@ def _devices(plan: towers.Plan) -> str:
 
 
 def _line(label: str, text: str) -> str:
-    """A line of the plan in the format of the whole plan."""
-    wrapped = textwrap.wrap(text, _WIDTH - 19)
-    indented = ('\n' + 19 * ' ').join(wrapped)
-    return '  %-15s  %s' % (label, indented)
+    """A line of the plan as the whole plan has it: a label, and the text in a column beside it."""
+    indent = 2 + 15 + 2  # before the label, of the label's column, after it
+    wrapped = textwrap.wrap(text, _WIDTH - indent)
+    text_in_column = ('\n' + indent * ' ').join(wrapped)
+    return '  %-15s  %s' % (label, text_in_column)
 
 
 def _sent(audit: towers.Audit) -> str:

@@ -45,7 +45,9 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
     try:
         with _interruptible():
             return main(argv)
-    except towers.BadFileError as error:  # a `CheckpointError`, too, and yet a fault of the flags
+    # `refuse` exits with status 2, and `_failed` returns 1. `BadFileError` is a `CheckpointError`,
+    # and so among `_FAILURES`; yet it is a fault of the flags that name the file.
+    except towers.BadFileError as error:
         refuse(error)
     except _FAILURES as error:
         return _failed(error)
@@ -53,9 +55,9 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
         refuse(error)
     except tf.errors.ResourceExhaustedError as error:
         found = re.search(r'OOM when allocating tensor with shape\[[\d,]*\]', str(error))
-        reason = ': ' + found.group() if found else ''
+        tensor = ': ' + found.group() if found else ''
         return _failed('there is not enough memory%s. Give a smaller --batch_size or --image_size, '
-                       'or more towers on other devices.' % reason)
+                       'or more towers on other devices.' % tensor)
     except tf.errors.OpError as error:
         failure = own_failure(error) or input_failure(error)
         if failure is None:
@@ -67,7 +69,11 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> typing.Iterator[None]:
-    """A context in which Ctrl-C is a `KeyboardInterrupt`, unless the process ignores it."""
+    """A context in which Ctrl-C is a `KeyboardInterrupt`.
+
+    train.py has set the handler to `SIG_DFL` for the time of its imports. A process that ignores
+    SIGINT, as one in the background of a script does, goes on ignoring it.
+    """
     former = signal.getsignal(signal.SIGINT)
     if former is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -73,12 +73,13 @@ class ProgressHook(tf.train.SessionRunHook):
         self._clock = StepClock(counts)
         self._log = MetricsLog(path)
         self.listener = _Saves(self._clock, self._log)
+        # A lost stream stops nothing here: the run goes on without its lines.
         self._stream = OutputStream(progress_stream() if stream is None else stream,
                                     on_lost=lambda error: None)
         self._on_terminal = _can_show_bar(self._stream)
-        self._bar: typing.Any = None
+        self._bar: typing.Any = None  # that of tqdm, while it is shown
         self._marks: typing.Deque[Mark] = collections.deque()  # those of the last ten seconds
-        self._first_mark: typing.Optional[Mark] = None
+        self._first_mark: typing.Optional[Mark] = None  # that of the session
         self._logged_mark: typing.Optional[Mark] = None  # that of the last line of the file
         self._shown_at: typing.Optional[float] = None  # the time at which a step was last shown
         self._is_first_session = True
@@ -92,7 +93,7 @@ class ProgressHook(tf.train.SessionRunHook):
         end = self._clock.mark
         if begin is None or end is None or rate(begin, end) is None:
             return None
-        return Throughput(end.examples - begin.examples, end.seconds)
+        return Throughput(end.examples - begin.examples, end.seconds)  # `begin` is at 0 seconds
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Takes over the restored step, removes the lines of later steps, and draws the bar."""
@@ -101,21 +102,29 @@ class ProgressHook(tf.train.SessionRunHook):
         self._logged_mark = None
         self._shown_at = None
         self._marks.clear()
-        step = self._clock.step
-        directory = os.path.dirname(os.path.abspath(self._log.path))
-        is_new = self._is_first_session and step == 0 and not list_checkpoints(directory)
+        line = self._log.resume(self._clock.step, self._is_new_run())
         self._is_first_session = False
-        line = self._log.resume(step, is_new)
         if line is not None:
             self.write(line)
         if self._on_terminal:
             self._open_bar()
 
+    def _is_new_run(self) -> bool:
+        """Whether a run begins here: a log that is there is then of another one.
+
+        A later session of the same process begins at step 0, too, if the first one was lost before
+        a checkpoint; the log is then this run's own.
+        """
+        folder = os.path.dirname(os.path.abspath(self._log.path))
+        begins_at_0 = self._clock.step == 0 and not list_checkpoints(folder)
+        return self._is_first_session and begins_at_0
+
     def _open_bar(self) -> None:
         """Shows the bar before the first step, which takes long: TensorFlow optimizes the graph."""
         first_state = ['first step: the graph is made ready']
-        if self._bar is None:
+        if self._bar is None:  # else it is that of an earlier session, which was lost
             from tqdm import tqdm  # pylint: disable=import-outside-toplevel
+            # A run may have more steps already than it is asked for now.
             self._bar = tqdm(total=max(self._counts.last_step, self._clock.step),
                              initial=self._clock.step, file=self._stream, dynamic_ncols=True,
                              mininterval=0, bar_format=self._bar_format(first_state))
@@ -140,20 +149,20 @@ class ProgressHook(tf.train.SessionRunHook):
         clock = self._clock
         fetched = run_values.results
         clock.count(fetched.get('waited', 0.))
-        if self._first_mark is None and clock.mark is not None:
+        if self._first_mark is None and clock.mark is not None:  # all rates are measured from here
             self._first_mark = clock.mark
             self._logged_mark = clock.mark
             self._marks.append(clock.mark)
         if not self._shows:
             return
-        clock.read(run_context.session)
+        clock.read(run_context.session)  # the exact step, since it is shown
         if self._logs:
             self._log_step(fetched)
         value_texts = _value_texts(fetched['values'])
         if self._on_terminal:
             self._draw(value_texts)
         else:
-            fields = [self._of_all(clock.step)] + self._fields(value_texts)
+            fields = [self._of_all(clock.step)] + self._texts_of_line(value_texts)
             self.write('step ' + '  '.join(fields))
         self._shown_at = time.perf_counter()
 
@@ -188,16 +197,21 @@ class ProgressHook(tf.train.SessionRunHook):
         """
         self._clock.away(seconds)
         self._log.add(step, {'test_' + name: value for name, value in results.items()})
+        # The number of examples ends the line.
         shown = ', '.join('%s %.4g' % (name, value) for name, value in results.items()
                           if name != 'examples')
         self.write('step %s  test %s on %s' % (
             self._of_all(step), shown, counted(int(results['examples']), 'example')))
 
     def _log_step(self, fetched: dict) -> None:
-        """Puts the line of a step into the log, which keeps it back for an evaluation.
+        """Puts the line of a step into the log. The log writes it later, so that an evaluation of
+        this step can still be added to it.
+
+        Speed and wait are those since the line before; null in the first steps, which are not
+        timed.
 
         Args:
-          fetched: the values of the fetches.
+          fetched: the values of the fetches; 'waited' is among them if the wait is measured.
         """
         clock = self._clock
         speed = rate(self._logged_mark, clock.mark)
@@ -206,9 +220,9 @@ class ProgressHook(tf.train.SessionRunHook):
         line: dict = {'epoch': round(clock.examples / self._counts.examples_per_epoch, 6),
                       'examples': clock.examples}
         line.update(fetched['values'])
-        line[self._unit + 's_per_second'] = None if speed is None else round(speed, 3)
+        line[self._unit + 's_per_second'] = _rounded(speed, 3)
         if 'waited' in fetched:
-            line['input_wait'] = None if share is None else round(share, 4)
+            line['input_wait'] = _rounded(share, 4)
         line['wall_time'] = round(time.time(), 3)
         self._log.add(clock.step, line)
 
@@ -222,18 +236,13 @@ class ProgressHook(tf.train.SessionRunHook):
         """tqdm's format of the bar, with these texts for the values."""
         width = 2 * len(str(self._counts.last_step)) + 1
         step = self._of_all(self._clock.step).rjust(width)
-        return ' '.join([step, '|{bar}|'] + self._fields(value_texts))
+        return ' '.join([step, '|{bar}|'] + self._texts_of_line(value_texts))
 
     def _of_all(self, step: int) -> str:
         """The text of a step and the last step: `'8/10'`."""
         return '%d/%d' % (step, self._counts.last_step)
 
-    def _is_old(self, mark: Mark) -> bool:
-        """Whether a mark is at least `_RATE_SECONDS` before the latest step."""
-        latest = self._clock.mark
-        return latest is not None and latest.seconds - mark.seconds >= self._RATE_SECONDS
-
-    def _fields(self, value_texts: typing.List[str]) -> typing.List[str]:
+    def _texts_of_line(self, value_texts: typing.List[str]) -> typing.List[str]:
         """The texts of a line, the most important first: a narrow terminal cuts the last.
 
         Args:
@@ -241,40 +250,63 @@ class ProgressHook(tf.train.SessionRunHook):
 
         Returns:
           The texts for the values, the time left, examples a second, the wait for input, and the
-          epoch.
+          epoch; without those about time in the first steps, which are not timed.
         """
-        mark = self._clock.mark
-        fields = list(value_texts)
-        # The first mark, from which the rate is measured, is the newest one that is old.
-        while len(self._marks) > 1 and self._is_old(self._marks[1]):
-            self._marks.popleft()
-        speed = rate(self._marks[0], mark) if self._marks else None
-        if mark is not None and speed is not None:
-            fields += self._fields_of_speed(speed, mark)
-            if mark != self._marks[-1]:
-                self._marks.append(mark)
+        texts = list(value_texts)
+        latest = self._clock.mark
+        if latest is not None:
+            earlier = self._mark_ten_seconds_before(latest)
+            texts += self._texts_of_speed(earlier, latest)
         epoch = self._clock.examples / self._counts.examples_per_epoch
-        return fields + ['epoch %.1f' % epoch]
+        return texts + ['epoch %.1f' % epoch]
 
-    def _fields_of_speed(self, speed: float, mark: Mark) -> typing.List[str]:
+    def _mark_ten_seconds_before(self, latest: Mark) -> Mark:
+        """The newest mark that is `_RATE_SECONDS` before `latest`, or else the oldest there is.
+
+        Older ones are forgotten: nothing is measured from them any more. `latest` is kept, for
+        lines to come.
+        """
+        marks = self._marks
+        while len(marks) > 1 and latest.seconds - marks[1].seconds >= self._RATE_SECONDS:
+            marks.popleft()
+        if latest.seconds > marks[-1].seconds:  # else `latest` is the first mark of all
+            marks.append(latest)
+        return marks[0]
+
+    def _texts_of_speed(self, earlier: Mark, latest: Mark) -> typing.List[str]:
         """The texts about the time left, the examples a second, and the wait for input.
 
         Args:
-          speed: examples a second.
-          mark: the mark of the latest step.
+          earlier: the mark from which the speed is measured.
+          latest: the mark of the latest step.
+
+        Returns:
+          List of texts; [] if there is no time between the marks.
         """
+        speed = rate(earlier, latest)
+        if speed is None:
+            return []
         steps_left = self._counts.last_step - self._clock.step
         seconds_left = steps_left * self._counts.batch_size / speed
         number = '{:,.0f}'.format(speed) if speed >= 10 else '{:.2g}'.format(speed)
-        fields = ['%s left' % describe_time(seconds_left), '%s %ss/s' % (number, self._unit)]
-        share = share_waited(self._marks[0], mark)
+        texts = ['%s left' % describe_time(seconds_left), '%s %ss/s' % (number, self._unit)]
+        share = share_waited(earlier, latest)
         if share is not None and 'waited' in self._fetches:
-            fields.append('input wait %.0f%%' % (100 * share))
-        return fields
+            texts.append('input wait %.0f%%' % (100 * share))
+        return texts
+
+
+def _rounded(value: typing.Optional[float], digits: int) -> typing.Optional[float]:
+    """A number with so many digits behind the point; None for None."""
+    return None if value is None else round(value, digits)
 
 
 def _value_texts(values: typing.Dict[str, float]) -> typing.List[str]:
-    """A text for each value, by name; the first, that of the loss, always has four digits."""
+    """A text for each value, by name.
+
+    The loss, which comes first, always has four digits, so that the line keeps its width from step
+    to step.
+    """
     texts: typing.List[str] = []
     for name, value in values.items():
         number = '%.4g' % value
@@ -315,7 +347,7 @@ def _can_show_bar(stream: typing.Any) -> bool:
         return False
     try:
         return min(os.get_terminal_size(stream.fileno())) > 0
-    except (AttributeError, OSError):  # no file, but `isatty` says that it is a terminal
+    except (AttributeError, OSError):  # no file with a size, but it says that it is a terminal
         return True
 
 

@@ -13,7 +13,6 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.errors import NonFiniteError
 from towers.nonfinite import explained
 from trainer.arguments import session_config
 from trainer.data import naming_failures
@@ -89,7 +88,8 @@ def _losses(job: Job, rate: tf.Tensor) -> typing.Iterator[Trial]:
             try:
                 loss, _ = session.run([job.built.loss, job.train_op], {rate: value})
             except tf.errors.OpError as error:
-                if isinstance(explained(error), NonFiniteError):
+                has_nonfinite_value = explained(error) is not None  # a loss or a gradient
+                if has_nonfinite_value:
                     return
                 raise
             if not math.isfinite(loss):
@@ -167,7 +167,9 @@ def curve(trials: typing.List[Trial]) -> str:
     largest_loss = max(trial.loss for trial in shown)
     lines = ['learning rate  loss (smoothed)']
     for trial in shown:
-        width = max(0, round(_BAR * trial.loss / largest_loss)) if largest_loss > 0 else 0
+        width = 0  # also of a negative loss
+        if trial.loss > 0:
+            width = round(_BAR * trial.loss / largest_loss)
         lines.append('  %-11.2e  %-9.4g %s' % (trial.rate, trial.loss, '#' * width))
     return '\n'.join(lines)
 

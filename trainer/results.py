@@ -43,7 +43,7 @@ def evaluate_or_predict(setup: Setup) -> None:
     """
     check_classes(setup.dataset)
     if not FLAGS.plan_only:
-        # Checked before the network is built, which takes long.
+        # Both only raise errors, before the network is built, which takes long.
         check_can_write(FLAGS.confusion)
         newest_or_refuse()
     with tf.Graph().as_default():
@@ -69,16 +69,18 @@ def report(throughput: typing.Any, results: dict, setup: Setup) -> None:
       setup: the model and its data.
     """
     unit = setup.model.unit
-    expected_examples = setup.dataset.num_examples['test']
-    names = set(results) - {'examples', SINCE_BEST}
-    if not is_own_model():
-        names.discard('loss')
-    for name in sorted(names):
+    num_examples = results['examples']
+    names_of_metrics = set(results) - {'examples', SINCE_BEST}
+    if not is_own_model():  # a classifier has its accuracy; another model perhaps only a loss
+        names_of_metrics.discard('loss')
+    for name in sorted(names_of_metrics):
         print('%-14s %s on %s' % (
-            'test ' + name, _value_text(results[name]), counted(results['examples'], unit)))
-    if is_own() and results['examples'] < expected_examples:
+            'test ' + name, _value_text(results[name]), counted(num_examples, unit)))
+    # A function of the user's own says itself how many examples there are, and may be wrong.
+    promised = setup.dataset.num_examples['test']
+    if is_own() and num_examples < promised:
         print('%-14s num_examples of %s says %d for test, and %d came' % (
-            'test %ss' % unit, FLAGS.dataset, expected_examples, results['examples']))
+            'test %ss' % unit, FLAGS.dataset, promised, num_examples))
     if throughput is not None:
         print('speed          {:,.0f} {}s/s'.format(
             throughput.examples / throughput.seconds, unit))
@@ -142,34 +144,36 @@ def predict(evaluation: Evaluation, setup: Setup) -> None:
       ModelFunctionError: there is not one prediction for each example.
     """
     unit = setup.model.unit
-    file_of = getattr(setup.dataset, 'where', None)  # None where examples are in no files
-    place_columns = [unit] if file_of is None else [unit, 'file']
-
-    def place_of(number: int) -> list:
-        """The first cells of the row of an example: its number, and its file if it has one."""
-        return [number] if file_of is None else [number, shown(file_of('test', number))]
-
+    file_of = getattr(setup.dataset, 'where', None)  # a data set in files: from example to its file
+    first_columns = [unit]
+    if file_of is not None:
+        first_columns.append('file')
     numbers = iter(test_numbers(setup.dataset))
-    count = 0
+    num_rows = 0
     with restored_session(evaluation.built) as session, \
             written_whole(FLAGS.predictions, advice='Give another --predictions.',
                           newline='') as table:
-        lines = csv.writer(table)
+        writer = csv.writer(table)
         for batch in evaluation.predict(session):
             columns = _columns(batch, setup)
-            if count == 0:
-                lines.writerow(place_columns + list(columns))
-            for row in zip(*columns.values()):
-                lines.writerow(place_of(next(numbers)) + list(map(_cell, row)))
-                count += 1
-    print('predictions    %s, %s' % (FLAGS.predictions, counted(count, unit)))
+            if num_rows == 0:
+                writer.writerow(first_columns + list(columns))
+            for values in zip(*columns.values()):
+                number = next(numbers)
+                row = [number]
+                if file_of is not None:
+                    row.append(shown(file_of('test', number)))
+                writer.writerow(row + [_cell(value) for value in values])
+                num_rows += 1
+    print('predictions    %s, %s' % (FLAGS.predictions, counted(num_rows, unit)))
 
 
 def _columns(batch: typing.Any, setup: Setup) -> typing.Dict[str, list]:
     """The columns of --predictions for a batch: labels, predictions, names of classes.
 
     Args:
-      batch: a list of labels and predictions; or a dict of both.
+      batch: what `Evaluation.predict` gives for a batch: of an `OwnModel` the list `[labels,
+        predictions]`, of a `Classifier` one dict of both.
       setup: the model and its data.
 
     Returns:
@@ -178,20 +182,19 @@ def _columns(batch: typing.Any, setup: Setup) -> typing.Dict[str, list]:
     Raises:
       ModelFunctionError: there is not one prediction for each example.
     """
-    if isinstance(batch, list):
+    labels = {}
+    predictions = batch
+    if is_own_model():
         labels, predictions = batch
-    else:
-        labels = {}
-        predictions = batch
     columns = {}
     for name, values in named(labels, 'label') + named(predictions, 'prediction'):
         columns[name] = rows(values)
     if FLAGS.unlabelled:  # such a data set has labels that mean nothing
         columns.pop('label', None)
-    classes = getattr(setup.dataset, 'classes', None)
+    classes = getattr(setup.dataset, 'classes', None)  # names, of a data set that has them
     if classes is not None and not is_own_model():
         columns['class'] = [shown(classes[number]) for number in columns['predicted']]
-    sizes = list(map(len, columns.values()))
+    sizes = [len(column) for column in columns.values()]
     if len(set(sizes)) > 1:
         raise towers.ModelFunctionError(
             'the predictions %s of a batch have %s rows: expected one for each example, '
@@ -232,21 +235,25 @@ def restored_session(built: towers.BuiltTowers,
       CheckpointError: there is no checkpoint, or it is damaged or of another model.
     """
     prefix = prefix or newest_or_refuse()
-    names, averages = averages_in(prefix, tf.global_variables())
-    towers.check_fits(prefix, names)
-    saver = tf.train.Saver(names)
+    # {name in the checkpoint: variable}; the name is that of the weight's average if it has one.
+    variables_by_name, num_averages = averages_in(prefix, tf.global_variables())
+    towers.check_fits(prefix, variables_by_name)
+    saver = tf.train.Saver(variables_by_name)
     with tf.Session(config=session_config(built)) as session:
         saver.restore(session, prefix)
+        # Checkpoints have neither local variables nor tables.
         session.run([tf.local_variables_initializer(), tf.tables_initializer()])
-        print('checkpoint     %s%s' % (prefix, ', moving averages' if averages else ''), flush=True)
+        weights = ', moving averages' if num_averages else ''
+        print('checkpoint     %s%s' % (prefix, weights), flush=True)
         yield session
 
 
 def newest_or_refuse() -> str:
-    """The prefix of the newest checkpoint of --train_dir, a folder that is only read.
+    """The prefix of the newest checkpoint of --train_dir; with the option recover, that of the newest
+    one that is not damaged.
 
     Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
+      CheckpointError: there is no checkpoint; or it is damaged, and recover was not given.
     """
     newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
     if newest is None:

@@ -84,7 +84,7 @@ class RunSettings(tf.train.SessionRunHook):
         self._kinds = kinds
         self._path = os.path.join(directory, FILE)
         self._directory = directory
-        self._goes_on = False
+        self._goes_on = False  # whether the run goes on from a checkpoint, and does not begin
         self._is_written = False
 
     def compare(self) -> typing.Optional[typing.List[Difference]]:
@@ -95,6 +95,7 @@ class RunSettings(tf.train.SessionRunHook):
             return None
         differences = []
         for name, value in self.values.items():
+            # A setting that is not in the file is newer than the program that wrote it.
             if name in former and not _same(former[name], value):
                 kind = self._kinds.get(name, CHANGES)
                 differences.append(Difference(name, former[name], value, kind))
@@ -102,22 +103,26 @@ class RunSettings(tf.train.SessionRunHook):
 
     def check(self, newest: typing.Any, missing: typing.Optional[str],
               dropped: typing.Optional[str]) -> typing.List[str]:
-        """Compares the settings of a run that goes on.
+        """Compares the settings of a run that goes on. It is the `check` of `training_session`.
 
-        It is the `check` of `training_session`, which describes the arguments.
+        Args:
+          newest: the newest checkpoint.
+          missing: text about variables of the graph that the checkpoint does not have; or None.
+          dropped: text about variables of the checkpoint that the graph does not have; or None.
 
         Returns:
           A line for each difference.
 
         Raises:
           CheckpointError: the checkpoint has other variables than the graph, and the change of a
-            setting is the reason; or it has state that would be dropped.
+            setting is the reason; or it has variables that would be dropped.
         """
-        self._goes_on = True
+        self._goes_on = True  # `training_session` calls `check` only where there is a checkpoint
         compared = self.compare()
         differences = compared or []
         changes_of_state = [difference for difference in differences if difference.kind == STATE]
-        # Variables that are missing for another reason are an error of `training_session`.
+        # Where no setting is the reason, `training_session` itself refuses missing variables. It
+        # does not refuse to drop variables, so that is refused here whatever the reason.
         if missing is not None and changes_of_state:
             raise self._error(changes_of_state, missing)
         if missing is None and dropped is not None:
@@ -152,7 +157,7 @@ class RunSettings(tf.train.SessionRunHook):
             self.write()
 
     def write(self) -> None:
-        """Writes the file; a new run renames a file that is there already."""
+        """Writes the file; a run that begins renames a file that is there already."""
         if os.path.lexists(self._path) and not self._goes_on:
             print('%s was that of an earlier run, whose checkpoints are gone: renamed to %s'
                   % (self._path, moved_aside(self._path)))
@@ -174,10 +179,11 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
     kinds = {name: setting.kind for name, setting in SETTINGS.items() if setting.kind != ONCE}
     values: dict = collections.OrderedDict((name, FLAGS[name].value) for name in kinds)
     values['batch_size'] = batch_size
-    values['number of workers'] = workers
     if decays_until_the_end():  # then the length of the run changes the learning rate
         kinds['train_steps'] = CHANGES
         kinds['train_epochs'] = CHANGES
+    # What is no flag has no kind in the table: another value `CHANGES` the run.
+    values['number of workers'] = workers
     if dataset is not None:
         values.update(_settings_of(dataset))
     return RunSettings(values, kinds, train_dir())
@@ -206,7 +212,11 @@ def _read(directory: str) -> typing.Optional[dict]:
     Raises:
       BadFileError: the file has something else, or cannot be read.
     """
-    form_of_settings = {str: SCALAR + ([SCALAR],)}
+    # The forms that `read_json` checks: `{str: form}` is an object whose values have a form, and a
+    # tuple gives several forms to choose from. A setting is a scalar, or a list of scalars.
+    form_of_setting = SCALAR + ([SCALAR],)
+    form_of_settings = {str: form_of_setting}
+    # Older files have a list of changes beside the settings, which nobody reads any more.
     form = {'settings': form_of_settings, str: [form_of_settings]}
     content = read_json(os.path.join(directory, FILE), form,
                         'move it away, to go on without a look at what has changed', _MOST_BYTES)
@@ -216,7 +226,8 @@ def _read(directory: str) -> typing.Optional[dict]:
 def _same(former: typing.Any, value: typing.Any) -> bool:
     """Whether two values of a setting are the same.
 
-    '', 0, None and [] are the same, and 1 and 1.0; 1 and True are not.
+    '', 0, None and [] are the same, since each means 'not given'. So are 1 and 1.0: JSON may turn
+    one into the other. 1 and True are not the same, though Python takes them for equal.
     """
     if not former and not value:
         return True
@@ -250,7 +261,8 @@ def check_classes(dataset: typing.Any) -> None:
     if not isinstance(recorded, str):
         raise BadFileError('%s/settings.json is not as train.py wrote it: %s is %.80r. Move it '
                            'away.' % (train_dir(), _CLASSES, recorded))
-    # Names may have line breaks in them, so both are joined and split in the same way.
+    # The file has the names with line breaks between them. A name may have a line break in it, and
+    # falls apart here: so the current names are joined and split, too.
     trained = recorded.split('\n')
     current = '\n'.join(classes).split('\n')
     for number, (now, was) in enumerate(itertools.zip_longest(current, trained)):

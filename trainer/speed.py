@@ -66,18 +66,18 @@ class StepClock:
         self._start = 0.  # the time at which the measurement began
         self._latest = 0.  # the time at which the latest run ended
         self._waited = 0.  # seconds of waiting for input since the start
-        # Seconds of evaluations and checkpoints, which marks leave out: from the start to the
-        # latest run, and since the latest run.
-        self._away = 0.
-        self._away_since = 0.
+        # Seconds of evaluations and checkpoints, which marks leave out. Those since the latest run
+        # count when the next run ends, since a mark is of the end of a run.
+        self._away_before_latest = 0.
+        self._away_after_latest = 0.
 
     def restart(self, session: tf.Session) -> None:
         """Takes over the step of a session that was made anew, and begins to measure again."""
         self.read(session)
         self._runs = 0
         self._waited = 0.
-        self._away = 0.
-        self._away_since = 0.
+        self._away_before_latest = 0.
+        self._away_after_latest = 0.
 
     def count(self, waited: float = 0.) -> None:
         """Counts a run that has just ended, and the seconds that it has waited for its input."""
@@ -86,11 +86,11 @@ class StepClock:
         self._runs += 1
         self._latest = time.perf_counter()
         self._waited += waited
-        self._away += self._away_since
-        self._away_since = 0.
-        if self._runs == self._UNTIMED_RUNS:
+        self._away_before_latest += self._away_after_latest
+        self._away_after_latest = 0.
+        if self._runs == self._UNTIMED_RUNS:  # the measurement begins with the next run
             self._start = self._latest
-            self._away = 0.
+            self._away_before_latest = 0.
             self._waited = 0.
 
     @property
@@ -98,7 +98,8 @@ class StepClock:
         """The `Mark` of the end of the latest run; None until the end of the second run."""
         if self._runs < self._UNTIMED_RUNS:
             return None
-        return Mark(self._latest - self._start - self._away, self.examples, self._waited)
+        seconds = self._latest - self._start - self._away_before_latest
+        return Mark(seconds, self.examples, self._waited)
 
     def read(self, session: tf.Session) -> None:
         """Reads step and examples from a `tf.Session` without hooks, and corrects the counts."""
@@ -108,7 +109,7 @@ class StepClock:
 
     def away(self, seconds: float) -> None:
         """Leaves the time of an evaluation or a checkpoint, in seconds, out of the marks."""
-        self._away_since += seconds
+        self._away_after_latest += seconds
 
 
 def rate(begin: typing.Optional[Mark], end: typing.Optional[Mark]) -> typing.Optional[float]:
@@ -119,11 +120,14 @@ def rate(begin: typing.Optional[Mark], end: typing.Optional[Mark]) -> typing.Opt
       end: the later mark, or None.
 
     Returns:
-      The rate; None if a mark is None, or there is nothing between the two.
+      The rate, above 0; None if a mark is None, or no time or no examples are between the two.
     """
     if begin is None or end is None or end.seconds <= begin.seconds:
         return None
-    return (end.examples - begin.examples) / (end.seconds - begin.seconds) or None
+    examples = end.examples - begin.examples
+    if not examples:
+        return None
+    return examples / (end.seconds - begin.seconds)
 
 
 def share_waited(begin: typing.Optional[Mark],

@@ -99,13 +99,13 @@ def without_sweep(argv: typing.List[str]) -> typing.List[str]:
         or is the next argument.
     """
     kept = []
-    is_value = False  # whether the argument is the value of a removed flag: `--sweep seed=1,2`
+    value_comes_next = False  # after a removed flag without `=`, as in `--sweep seed=1,2`
     for argument in argv:
-        name, has_value, _ = argument.lstrip('-').partition('=')
-        if is_value:
-            is_value = False
+        name, equals_sign, _ = argument.lstrip('-').partition('=')
+        if value_comes_next:
+            value_comes_next = False
         elif argument.startswith('-') and name in ('sweep', 'train_dir'):
-            is_value = not has_value
+            value_comes_next = not equals_sign
         else:
             kept.append(argument)
     return kept
@@ -129,36 +129,43 @@ def sweep(argv: typing.List[str]) -> int:
     folder = train_dir()
     runs = swept_runs(FLAGS.sweep, folder)
     command = without_sweep(argv)
-    settings = []
-    for run in runs:
-        FLAGS.unparse_flags()
-        parse_flags(command + run.flags)
-        settings.append({name: FLAGS[name].value for name, setting in SETTINGS.items()
-                         if setting.kind != ONCE})
+    settings_of_runs = [_checked_settings(command + run.flags) for run in runs]
     status = 0
-    for number, run in enumerate(runs, 1):
+    for number, (run, settings) in enumerate(zip(runs, settings_of_runs), 1):
         _say('run %d of %d     %s' % (number, len(runs), run.folder))
-        if _has_ended(run.folder, settings[number - 1]):
+        if _has_ended(run.folder, settings):
             _say('               has ended already')
             continue
         status = _run_process([sys.executable] + command + run.flags)
         if status:
             _say('stopped        with status %d; the same command goes on' % status)
             break
-    results = [_results_of(run) for run in runs]
-    _show(results)
-    _write(results, os.path.join(folder, _TABLE))
+    rows = [_results_of(run) for run in runs]
+    _show(rows)
+    _write(rows, os.path.join(folder, _TABLE))
     return status
 
 
-def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
-    """Whether a run has ended with these settings.
+def _checked_settings(command: typing.List[str]) -> typing.Dict[str, typing.Any]:
+    """The settings that `settings.json` records for a run of this command line.
 
-    A run that has ended with other settings is started again, and goes on.
+    Raises:
+      SystemExit: its flags are refused.
+    """
+    FLAGS.unparse_flags()  # so that absl parses another command line
+    parse_flags(command)
+    return {name: FLAGS[name].value for name, setting in SETTINGS.items() if setting.kind != ONCE}
+
+
+def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
+    """Whether a run has ended, and nothing is left to do for the settings of today.
+
+    A run that has ended with other settings, such as fewer --train_steps, is started again: it goes
+    on from its last checkpoint.
 
     Args:
       folder: the folder of the run.
-      settings: the settings of the command.
+      settings: the settings of the command, by name.
     """
     if not os.path.exists(os.path.join(folder, _ENDED)):
         return False
@@ -189,7 +196,9 @@ def _run_process(command: typing.List[str]) -> int:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-    return status if status >= 0 else 128 - status
+    if status < 0:  # how `subprocess` says that the signal -status has killed the process
+        return 128 - status
+    return status
 
 
 def _results_of(run: SweptRun) -> dict:
@@ -209,7 +218,9 @@ def _results_of(run: SweptRun) -> dict:
             except ValueError:
                 continue
             row['step'] = entry.get('step')
-            row.update(item for item in entry.items() if item[0].startswith('test_'))
+            for name, value in entry.items():
+                if name.startswith('test_'):  # the result of an evaluation; a later one replaces it
+                    row[name] = value
     return row
 
 
@@ -244,6 +255,7 @@ def _text(value: typing.Any) -> str:
 def _write(rows: typing.List[dict], path: str) -> None:
     """Writes the rows to a CSV file."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    # Renamed when it is whole. `towers.safe_files` would do this, and imports TensorFlow.
     with open(path + '.new', 'w', newline='', encoding='utf-8') as table:
         writer = csv.DictWriter(table, _columns(rows))
         writer.writeheader()

@@ -14,7 +14,7 @@ from towers.checkpoint.newest import newest_prefix
 from towers.run.training_session import training_session
 from trainer.arguments import joined, memory_limit, session_config
 from trainer.data import data_ended
-from trainer.evaluator import evaluate_run, say_ended
+from trainer.evaluator import evaluate_run, say_ended, say_goes_on
 from trainer.flags import FLAGS, train_dir
 from trainer.hooks import RunHooks, StartInputHook, make_hooks
 from trainer.job import Job, Setup
@@ -53,61 +53,63 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
                     save_steps=FLAGS.save_steps, keep=FLAGS.keep, listeners=hooks.save_listeners,
                     recover=FLAGS.recover, initial_values=initial_values, check=settings.check,
                     built=job.built, memory_limit=memory_limit(), member=member) as session:
-                say_ended(train_dir(), step=None)
-                ended = run_steps(job, session)
-            if ended is not None and cluster is not None:
-                raise ended  # within `joined`, so that the other workers hear of it at once
+                # A run that had ended goes on: an evaluator beside it has to wait for more.
+                say_goes_on(train_dir())
+                end_of_data = run_steps(job, session)
+            if end_of_data is not None and cluster is not None:
+                raise end_of_data  # within `joined`, so that the other workers hear of it at once
     finally:
         hooks.progress.close()
         hooks.signals.restore()
-    return _finish(job, hooks, ended, cluster)
+    return _finish(job, hooks, end_of_data, cluster)
 
 
-def _finish(job: Job, hooks: RunHooks, ended: typing.Optional[Exception],
+def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
             cluster: typing.Optional[towers.Cluster]) -> int:
     """Prints the results of a run whose session has ended, and exports the model if asked to.
 
     Args:
       job: the `Job` of the process.
       hooks: the `RunHooks` of the run.
-      ended: the error to raise if the training data ended before the last step; or None.
+      end_of_data: the error to raise if the training data ended before the last step; or None.
       cluster: the machines, or None.
 
     Returns:
       The exit status of the process.
 
     Raises:
-      Exception: `ended`; or else the error with which an evaluation could not read the test set.
+      Exception: `end_of_data`; or else the error with which an evaluation could not read the test
+        set.
     """
-    stopped_by = hooks.signals.stopping_signal
-    is_stopped_by_signal = stopped_by is not None
+    signal_number = hooks.signals.stopping_signal  # None if no signal has stopped the run
     newest: typing.Any = newest_prefix(train_dir())  # never None: the session has saved
     last_saved: typing.Any = step_of(newest)
     is_short = last_saved < job.counts.last_step
     latest: typing.Any = hooks.evaluation.latest
     failure_of_test = hooks.tested.failure  # an evaluation could not read the test set; or None
-    failure = ended or failure_of_test
+    failure = end_of_data or failure_of_test
     # At a signal, and where the test set cannot be read, there was no last evaluation to report.
-    if not is_stopped_by_signal and failure_of_test is None:
+    if signal_number is None and failure_of_test is None:
         report(hooks.progress.throughput, latest, job.setup)
     if cluster is not None:
         _say_stopped(hooks.signals)
-    if is_short and not is_stopped_by_signal and failure is None:
+    if is_short and signal_number is None and failure is None:
         print('stopped: by %s' % _reason_to_stop(hooks))
     print('checkpoint     %s' % newest)
     if hooks.tested.text:
         print('best           %s' % hooks.tested.text)
     if failure is not None:
         raise failure
-    if not is_stopped_by_signal:
-        # --max_minutes ends a part of a run: an evaluator beside it waits for the next part, and is
-        # not told that the run has ended. Each part exports the weights that it ends with.
-        goes_on_later = is_short and hooks.minutes.is_over
-        if not goes_on_later:
-            say_ended(train_dir(), last_saved)
-        if FLAGS.export_dir:
-            export(job.setup.model)
-    return status_of_signal(stopped_by)
+    if signal_number is not None:
+        return status_of_signal(signal_number)
+    # --max_minutes ends a part of a run: an evaluator beside it waits for the next part, and is not
+    # told that the run has ended. Each part exports the weights that it ends with.
+    goes_on_later = is_short and hooks.minutes.is_over
+    if not goes_on_later:
+        say_ended(train_dir(), last_saved)
+    if FLAGS.export_dir:
+        export(job.setup.model)
+    return 0
 
 
 def _reason_to_stop(hooks: RunHooks) -> str:
@@ -121,10 +123,10 @@ def _reason_to_stop(hooks: RunHooks) -> str:
 
 def _say_stopped(hook: towers.StopTogetherHook) -> None:
     """Says which worker got a signal, if one did; `hook` is the hook of this worker."""
-    rank, number = hook.stopped_by
-    if number is not None:
-        print('stopped: worker %s was told to stop (%s)' % (rank, signal.Signals(number).name),
-              flush=True)
+    rank, signal_number = hook.stopped_by  # (None, None) without a signal
+    if signal_number is not None:
+        name = signal.Signals(signal_number).name
+        print('stopped: worker %s was told to stop (%s)' % (rank, name), flush=True)
 
 
 def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
@@ -135,25 +137,25 @@ def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
       session: a `MonitoredSession`.
 
     Returns:
-      The `OwnDataError` about training data that ended before the run, to be raised when the
-      session has saved; or None.
+      The `OwnDataError` about training data that ended before the last step, to be raised when the
+      session has saved; None if the data did not end.
     """
     last_step = job.counts.last_step
 
     def read_step(step_context: typing.Any) -> int:
         """The global step, read without the hooks: they would count it as a step."""
         return int(step_context.session.run(job.counts.global_step))
-    first = session.run_step_fn(read_step)
-    if first >= last_step:
+    step_at_start = session.run_step_fn(read_step)
+    if step_at_start >= last_step:
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
-              '--train_dir starts anew.' % (train_dir(), first, last_step))
+              '--train_dir starts anew.' % (train_dir(), step_at_start, last_step))
         return None
     try:
         while not session.should_stop():
             session.run(job.train_op)
     except tf.errors.OutOfRangeError:  # not raised again, so that the session saves at its end
-        now = session.run_step_fn(read_step)
-        return data_ended('%d of %d steps' % (now, last_step), at_once=now == first)
+        step = session.run_step_fn(read_step)
+        return data_ended('%d of %d steps' % (step, last_step), at_once=step == step_at_start)
     return None
 
 
@@ -171,9 +173,10 @@ def serve_or_evaluate(setup: Setup, cluster: typing.Optional[towers.Cluster]) ->
       The exit status.
     """
     if FLAGS.plan_only:
-        print('%s builds no towers: it has no plan' % (cluster.name if cluster else 'an evaluator'))
+        name = 'an evaluator' if cluster is None else cluster.name
+        print('%s builds no towers: it has no plan' % name)
         return 0
-    if cluster is not None and cluster.job == 'ps':
+    if cluster is not None:  # a parameter server: a worker would build towers
         towers.serve(cluster)
     evaluate_run(setup)
     return 0
@@ -194,20 +197,22 @@ def work(cluster: towers.Cluster, job: Job) -> int:
       ClusterError, WorkerLostError: as `towers.join`.
     """
     signals = towers.StopTogetherHook(cluster, job.built)
-    own_hooks = [StartInputHook(job.iterator)]
-    if not cluster.synchronous:
-        own_hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
-    has_ended = False
+    hooks = [StartInputHook(job.iterator)]
+    if not cluster.synchronous:  # it makes its steps alone, so it looks for the last one itself
+        hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
+    was_out_of_range = False
     try:
         with joined(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
-            with member.session(own_hooks + [signals]) as session:
+            with member.session(hooks + [signals]) as session:
                 try:
                     while not session.should_stop():
                         session.run(job.train_op)
                 except tf.errors.OutOfRangeError:  # not raised again, so that the session ends well
-                    has_ended = True
-            if has_ended and not signals.is_told:  # if told, the step ended since the chief did
+                    was_out_of_range = True
+            # `StopTogetherHook` raises the same error in a worker that begins a step after another
+            # one has said that all stop. Only if none has, this worker's data has ended.
+            if was_out_of_range and not signals.is_told:
                 # Within `joined`, so that the other workers hear of it at once.
                 raise data_ended('some steps, before the chief did')
     finally:

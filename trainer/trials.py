@@ -30,6 +30,7 @@ from trainer.run_settings import recorded_setting
 _BEHIND = .9  # a speed below this share of another one counts as slower
 _ROUNDS = 3  # how often each speed is measured; the median counts
 _WARM_UP_STEPS = 3  # these use up two prefetched batches, and the one that is being made
+_WARM_UP_SHARE = .25  # how long a warm-up is at least, over the time of the measurement
 
 
 def show_memory(setup: Setup) -> None:
@@ -43,8 +44,9 @@ def show_memory(setup: Setup) -> None:
     """
     count_on_cpus()  # before the first session, so that memory on CPUs is measured, too
     with naming_failures():
-        towers.memory_report(_measured(setup), setup.batch_size, memory_limit(),
-                             FLAGS.memory_plot or None, session_config, _say)
+        towers.memory_report(
+            _build_function(setup), setup.batch_size, memory_limit(),
+            path=FLAGS.memory_plot or None, config=session_config, say=_say)
 
 
 def choose_batch_size(setup: Setup) -> int:
@@ -60,17 +62,21 @@ def choose_batch_size(setup: Setup) -> int:
       Examples a step on this machine, over all of its towers.
     """
     count_on_cpus()  # before the first session, so that memory on CPUs is measured, too
-    parts = parts_of_batch(len(towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)))
+    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
+    smallest_batch = parts_of_batch(len(devices))  # each batch is a multiple of it
     recorded = recorded_setting('batch_size')
-    if type(recorded) is int and 0 < recorded <= MOST_EXAMPLES and recorded % parts == 0:
+    is_size = type(recorded) is int and 0 < recorded <= MOST_EXAMPLES  # the file may be edited
+    if is_size and recorded % smallest_batch == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
         return recorded
     with naming_failures():
-        return towers.fit_batch_size(_measured(setup), parts, memory_limit(), _say, session_config,
-                                     setup.dataset.num_examples['train']).batch_size
+        fitted = towers.fit_batch_size(
+            _build_function(setup), smallest_batch, memory_limit(), say=_say,
+            config=session_config, most=setup.dataset.num_examples['train'])
+    return fitted.batch_size
 
 
-def _measured(setup: Setup) -> typing.Callable:
+def _build_function(setup: Setup) -> typing.Callable:
     """The function with which `memory_report` and `fit_batch_size` build a step to be measured."""
     def build(batch_size: int) -> typing.Tuple[towers.BuiltTowers, list]:
         """Builds a step; returns the towers, and what a session runs before the first step."""
@@ -108,11 +114,11 @@ class Diagnosis(typing.NamedTuple):
         `'both'`: each is fast enough by itself, but they slow each other down, since they share
         processors or take turns.
         """
-        if self.together >= _BEHIND * self.towers:
+        is_as_fast_as_towers = self.together >= _BEHIND * self.towers
+        if is_as_fast_as_towers:
             return 'towers'
-        if self.pipeline < _BEHIND * self.towers:
-            return 'input'
-        return 'both'
+        input_is_slower = self.pipeline < _BEHIND * self.towers
+        return 'input' if input_is_slower else 'both'
 
     @property
     def verdict(self) -> str:
@@ -165,9 +171,9 @@ def diagnose(setup: Setup) -> Diagnosis:
       NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
     """
     seconds = FLAGS.diagnose_seconds
-    # 3 speeds, each measured for `seconds` in all, after warm-ups of a quarter of that: 3.75.
+    seconds_with_warm_up = (1 + _WARM_UP_SHARE) * seconds
     _say('measuring      3 times %g s, with warm-ups about %.0f s, and the time to build the '
-         'towers twice' % (seconds, 3.75 * seconds))
+         'towers twice' % (seconds, 3 * seconds_with_warm_up))
     on_one_batch = setup._replace(dataset=_OneBatch(setup.dataset))
     pipeline = []  # a `_Speed` a round
     towers_alone = []
@@ -182,7 +188,10 @@ def diagnose(setup: Setup) -> Diagnosis:
                     towers_alone.append(measure_towers(seconds / _ROUNDS))
                     together.append(measure_together(seconds / _ROUNDS))
         except tf.errors.OpError as error:
-            raise explained(error) or error from None
+            nonfinite = explained(error)  # None for an error of another kind
+            if nonfinite is not None:
+                raise nonfinite from None
+            raise
     return Diagnosis(
         pipeline=_median_rate(pipeline), towers=_median_rate(towers_alone),
         together=_median_rate(together),
@@ -242,22 +251,24 @@ def _training(setup: Setup) -> _Steps:
     """The step of a training, without evaluation."""
     tf.set_random_seed(FLAGS.seed)
     job = build_job(setup, with_evaluation=False)
-    begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
-             tf.tables_initializer(), job.iterator.initializer]
-    sizes = [tf.cast(tower.size, tf.int64) for tower in job.built.towers]
-    return _Steps(job.train_op, tf.add_n(sizes), job.input_wait, begin, session_config(job.built))
+    initializers = [tf.global_variables_initializer(), tf.local_variables_initializer(),
+                    tf.tables_initializer(), job.iterator.initializer]
+    shard_sizes = [tf.cast(tower.size, tf.int64) for tower in job.built.towers]
+    return _Steps(job.train_op, examples=tf.add_n(shard_sizes), waited=job.input_wait,
+                  initializers=initializers, config=session_config(job.built))
 
 
 def _reading(setup: Setup) -> _Steps:
-    """A step that reads a batch of a training, and does nothing with it."""
+    """A step that reads a batch of a training, and does nothing with it.
+
+    All of its time is reading, so that no wait is measured.
+    """
     iterator = tf.data.make_initializable_iterator(setup.dataset.train_batches(
         batch_size=setup.batch_size, seed=FLAGS.seed, shift=FLAGS.augment_shift,
         remainder=FLAGS.remainder, **setup.model.image_format))
     leaves = tf.nest.flatten(iterator.get_next(), expand_composites=True)
-    counts = [tf.shape(leaf)[0] for leaf in leaves if leaf.shape.ndims]
-    examples = counts[0] if counts else setup.batch_size
-    return _Steps(tf.group(*leaves), examples, waited=0, initializers=[iterator.initializer],
-                  config=None)
+    return _Steps(tf.group(*leaves), examples=setup.batch_size, waited=0,
+                  initializers=[iterator.initializer], config=None)
 
 
 @contextlib.contextmanager
@@ -279,7 +290,7 @@ def _timed(build: typing.Callable[[], _Steps]) -> typing.Iterator[typing.Callabl
             session.run(initializer)
         step = session.make_callable(fetches + [steps.step])
 
-        def run(least_steps: int, seconds: float) -> _Speed:
+        def run(seconds: float, least_steps: int) -> _Speed:
             """Runs the step for so many seconds, and at least `least_steps` times."""
             begin = time.perf_counter()
             examples = 0
@@ -291,11 +302,12 @@ def _timed(build: typing.Callable[[], _Steps]) -> typing.Iterator[typing.Callabl
                 waited += waited_in_step
                 num_steps += 1
             passed = time.perf_counter() - begin
-            # As in `speed.share_waited`: by two clocks the share may be a little above 1.
+            # `waited` is by TensorFlow's clock, and `passed` by Python's: their quotient may be a
+            # little above 1.
             return _Speed(examples / passed, min(1., waited / passed))
 
         def measure(seconds: float) -> _Speed:
             """Measures after a warm-up, which uses up the batches that were prefetched."""
-            run(_WARM_UP_STEPS, seconds / 4)
-            return run(2, seconds)
+            run(_WARM_UP_SHARE * seconds, least_steps=_WARM_UP_STEPS)
+            return run(seconds, least_steps=2)
         yield measure

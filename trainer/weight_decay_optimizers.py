@@ -53,13 +53,18 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
             return super(AdamWOptimizer, self)._apply_sparse(grad, var)
 
     def _after_decay(self, variable: tf.Variable, gradient: tf.Tensor) -> typing.ContextManager:
-        """A context whose operations come after the decay of a variable.
+        """A context whose operations run after the decay of a variable.
 
-        The decay comes after the `gradient`, which is computed from the weights before the decay.
+        The decay itself runs after the gradient, which is that of the weights before the decay.
+
+        Args:
+          variable: the variable; it is decayed only if it has at least two dimensions.
+          gradient: its gradient; of a sparse one the values.
         """
         if not _is_decayed(variable):
-            return tf.control_dependencies([])
+            return tf.control_dependencies([])  # waits for nothing
         with tf.control_dependencies([gradient]):
+            # `_lr_t` is Adam's learning rate, a tensor; the read that `read_value` makes waits, too.
             factor = tf.cast(self._lr_t, gradient.dtype) * self._weight_decay
             decay = tf.assign_sub(variable, factor * variable.read_value())
         return tf.control_dependencies([decay])
@@ -111,7 +116,10 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
         self._trust_coefficient = trust_coefficient
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Operation:
-        """Makes the update of the class's formula, for a variable and its slot."""
+        """Makes the update of the class's formula, for a variable and its slot.
+
+        The norms of 16-bit numbers are float32, and so is the rate that they give the variable.
+        """
         step = tf.cast(self._learning_rate_tensor, gradient.dtype) * gradient
         if _is_decayed(variable):
             value = variable.read_value()
