@@ -97,8 +97,9 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     first += [hook for hook in own_hooks.hooks if hook not in listeners]
     first += _tracing_hooks(job, progress.write)
     first.append(evaluation)  # the last but for the hook that saves
-    return RunHooks(first, [progress.listener, SaveOnSignal(progress.write)], progress, evaluation,
-                    signals, minutes, tested)
+    return RunHooks(
+        first, save_listeners=[progress.listener, SaveOnSignal(progress.write)], progress=progress,
+        evaluation=evaluation, signals=signals, minutes=minutes, tested=tested)
 
 
 def _tracing_hooks(job: Job, say: typing.Callable[[str], None]

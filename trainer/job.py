@@ -240,6 +240,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     built = _build(setup, batch.batch, devices, learning_rate, cluster)
     built = _with_schedule_in_plan(built, schedule)
     averaged = _averaged(built, global_step)
+    # So initial weights depend on the seed and their names alone, not on other operations.
     make_initial_values_stateless(built.variables, FLAGS.seed)
     with tf.control_dependencies([averaged.train_op]), tf.device('/cpu:0'):
         # Workers of parameter servers share this variable. Only the one that makes the update, the
@@ -249,10 +250,11 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     evaluation = None
     if with_evaluation:
         with averaged.instead_of_weights:
-            evaluation = make_evaluation(setup, built)
-    counts = StepCounts(global_step, batch_of_all, epochs.length, end.step, examples_seen)
-    return Job(setup, built, train_op, evaluation, iterator, counts, end.example, learning_rate,
-               input_wait=batch.waited)
+            evaluation = make_evaluation(setup, trained=built)
+    counts = StepCounts(global_step, batch_of_all, examples_per_epoch=epochs.length,
+                        last_step=end.step, examples=examples_seen)
+    return Job(setup, built, train_op, evaluation, iterator, counts, last_example=end.example,
+               learning_rate=learning_rate, input_wait=batch.waited)
 
 
 def _training_iterator(setup: Setup, first_example: tf.Tensor,

@@ -249,8 +249,8 @@ def restored_session(built: towers.BuiltTowers,
 
 
 def newest_or_refuse() -> str:
-    """The prefix of the newest checkpoint of --train_dir; with the option recover, that of the newest
-    one that is not damaged.
+    """The prefix of the newest checkpoint of --train_dir. With the option recover damaged ones are
+    passed over.
 
     Raises:
       CheckpointError: there is no checkpoint; or it is damaged, and recover was not given.

@@ -85,15 +85,16 @@ def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
     newest: typing.Any = newest_prefix(train_dir())  # never None: the session has saved
     last_saved: typing.Any = step_of(newest)
     is_short = last_saved < job.counts.last_step
-    latest: typing.Any = hooks.evaluation.latest
     failure_of_test = hooks.tested.failure  # an evaluation could not read the test set; or None
     failure = end_of_data or failure_of_test
-    # At a signal, and where the test set cannot be read, there was no last evaluation to report.
-    if signal_number is None and failure_of_test is None:
+    has_last_evaluation = signal_number is None and failure_of_test is None
+    if has_last_evaluation:
+        latest: typing.Any = hooks.evaluation.latest
         report(hooks.progress.throughput, latest, job.setup)
     if cluster is not None:
         _say_stopped(hooks.signals)
-    if is_short and signal_number is None and failure is None:
+    is_stopped_by_setting = is_short and signal_number is None and failure is None
+    if is_stopped_by_setting:
         print('stopped: by %s' % _reason_to_stop(hooks))
     print('checkpoint     %s' % newest)
     if hooks.tested.text:

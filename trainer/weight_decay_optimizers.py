@@ -64,7 +64,7 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
         if not _is_decayed(variable):
             return tf.control_dependencies([])  # waits for nothing
         with tf.control_dependencies([gradient]):
-            # `_lr_t` is Adam's learning rate, a tensor; the read that `read_value` makes waits, too.
+            # `_lr_t` is Adam's learning rate as a tensor.
             factor = tf.cast(self._lr_t, gradient.dtype) * self._weight_decay
             decay = tf.assign_sub(variable, factor * variable.read_value())
         return tf.control_dependencies([decay])
