@@ -146,10 +146,10 @@ def clip(gradients: typing.List[tuple]) -> typing.List[tuple]:
     """Scales gradients down to the global norm --clip_norm, if theirs is larger.
 
     Args:
-      gradients: list of `(gradient, variable)`, as `transform_gradients` of `build_towers` gets it.
+      gradients: list of `(gradient, variable)`, as `transform_gradients` of `Objective` gets it.
 
     Returns:
-      List of `(gradient, variable)`, as that has to return it.
+      List of `(gradient, variable)`, as `transform_gradients` returns it.
     """
     variables = [variable for _, variable in gradients]
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)

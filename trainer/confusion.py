@@ -123,6 +123,7 @@ class ConfusionMatrix:
     def _draw(self, path: str) -> None:
         """Writes a PNG with the share of each label's examples by predicted class."""
         axes = new_axes('test examples by label and predicted class', (7, 6))
+        # At least 1: a label may have no examples, and then all its counts are 0, too.
         shares = self.counts / np.maximum(self.examples[:, None], 1)
         image = axes.imshow(shares, cmap='Blues', vmin=0, vmax=1)
         axes.figure.colorbar(image, label="share of the label's examples")
@@ -134,7 +135,7 @@ class ConfusionMatrix:
             axes.set_yticks(range(len(self._names)))
             axes.set_yticklabels(self._names)
             for label, predicted in zip(*np.nonzero(self.counts)):
-                is_dark = shares[label, predicted] > .5
+                is_dark = shares[label, predicted] > .5  # the cell, on which the number stands
                 axes.text(predicted, label, self.counts[label, predicted], fontsize=7,
                           ha='center', va='center', color='white' if is_dark else 'black')
         write_picture(axes, path)

@@ -244,7 +244,7 @@ def _problem_of_cluster(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     if FLAGS.job_name == 'evaluator':  # it joins no cluster
         return None
-    config = os.environ.get('TF_CONFIG', '')
+    config = os.environ.get('TF_CONFIG', '')  # horovodrun tells its processes in other ways
     if FLAGS.cluster and FLAGS.batch_size == 'auto':
         return '--batch_size=auto runs steps of one machine: give a number, with --cluster'
     if FLAGS.cluster and not FLAGS.synchronous and FLAGS.remainder != 'carry':

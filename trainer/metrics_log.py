@@ -158,7 +158,7 @@ class MetricsLog:
         for row in rows:
             names.update(dict.fromkeys(row))
         path = os.path.splitext(self.path)[0] + '.csv'
-        with written_whole(path, newline='') as table:  # the writer makes line breaks itself
+        with written_whole(path, newline='') as table:  # `csv` makes the line breaks itself
             writer = csv.DictWriter(table, list(names))
             writer.writeheader()
             writer.writerows(rows)

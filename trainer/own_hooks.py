@@ -73,7 +73,8 @@ def make_own_hooks(job: Job) -> OwnHooks:
     # `tf.summary.scalar` and the like add to this collection, in which the model's may be already.
     summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
     num_before = len(summaries)
-    with calling(name, name.partition(':')[2], 'hooks', OwnModelError):
+    _, _, function_name = name.partition(':')
+    with calling(name, function_name, 'hooks', OwnModelError):
         hooks = function(run)
     is_list = isinstance(hooks, (list, tuple))
     if not is_list or not all(isinstance(hook, tf.train.SessionRunHook) for hook in hooks):

@@ -238,7 +238,9 @@ def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     Returns:
       An `OwnModelError` with the line of the user's module; None if the model is not the reason.
     """
-    if not is_own_model() or is_of_input(error) or not isinstance(error, _OF_STEPS):
+    if not is_own_model():
+        return None
+    if is_of_input(error) or not isinstance(error, _OF_STEPS):  # the pipeline's, or the machine's
         return None
     failed_op = getattr(error, 'op', None)  # TensorFlow may not name it
     place = _place_in_own_module(failed_op)
@@ -259,8 +261,10 @@ def _place_in_own_module(op: typing.Optional[tf.Operation]) -> str:
     op = operation_named(op.graph, name_in_tower_0) or op
     module = FLAGS.model.partition(':')[0]
     path = sys.modules[module].__file__
+    if path is None:  # a module without a file
+        return ''
     # A frame is (path, line, …), the innermost one last.
     lines = [frame[1] for frame in op.traceback if frame[0] == path]
-    if path is None or not lines:
+    if not lines:
         return ''
     return ' at %s:%d' % (os.path.basename(path), lines[-1])

@@ -11,7 +11,7 @@ from towers.safe_files import written_whole
 
 
 def check_can_write(path: str) -> None:
-    """Checks, before some work begins, that its result can be written to a path.
+    """Checks, before some work begins, that matplotlib is there if its result is to be a picture.
 
     Args:
       path: the path of a picture, which ends in `.png`, or of a table; or ''.
@@ -20,7 +20,7 @@ def check_can_write(path: str) -> None:
       MissingPackageError: it is a picture, and matplotlib is not installed.
     """
     if path.endswith('.png'):
-        figure_class()
+        figure_class()  # imports matplotlib
 
 
 def new_axes(title: str, size: typing.Tuple[float, float]) -> typing.Any:

@@ -88,11 +88,12 @@ def _losses(job: Job, rate: tf.Tensor) -> typing.Iterator[Trial]:
             try:
                 loss, _ = session.run([job.built.loss, job.train_op], {rate: value})
             except tf.errors.OpError as error:
-                has_nonfinite_value = explained(error) is not None  # a loss or a gradient
-                if has_nonfinite_value:
+                # With check_numerics the step fails by itself at a NaN in a loss or a gradient.
+                is_nonfinite = explained(error) is not None
+                if is_nonfinite:
                     return
                 raise
-            if not math.isfinite(loss):
+            if not math.isfinite(loss):  # without check_numerics
                 return
             yield Trial(value, float(loss))
 

@@ -256,7 +256,10 @@ def check_classes(dataset: typing.Any) -> None:
     """
     recorded = recorded_setting(_CLASSES)
     classes = getattr(dataset, 'classes', None)
-    if classes is None or recorded is None or not newest_prefix(train_dir()):
+    if classes is None or recorded is None:  # a data set without names of classes
+        return
+    is_trained = newest_prefix(train_dir()) is not None
+    if not is_trained:
         return
     if not isinstance(recorded, str):
         raise BadFileError('%s/settings.json is not as train.py wrote it: %s is %.80r. Move it '

@@ -234,6 +234,7 @@ def _columns(rows: typing.List[dict]) -> typing.List[str]:
 
 def _show(rows: typing.List[dict]) -> None:
     """Prints the table, with columns as wide as their texts."""
+    # Without the number of test examples, which is the same for all runs.
     columns = [name for name in _columns(rows) if name != 'test_examples']
     table = [columns]
     for row in rows:
