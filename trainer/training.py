@@ -13,6 +13,7 @@ from towers.checkpoint.files import step_of
 from towers.checkpoint.newest import newest_prefix
 from towers.run.training_session import training_session
 from trainer.arguments import joined, memory_limit, session_config
+from trainer.best import SINCE_BEST
 from trainer.data import data_ended
 from trainer.evaluator import evaluate_run, say_ended, say_goes_on
 from trainer.flags import FLAGS, train_dir
@@ -115,11 +116,14 @@ def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
 
 def _reason_to_stop(hooks: RunHooks) -> str:
     """The setting that has stopped a run before its last step, as text."""
+    results: dict = hooks.evaluation.latest or {}
     if hooks.minutes.is_over:
         return '--max_minutes'
-    if FLAGS.stop_after:
+    if FLAGS.stop_after and results.get(SINCE_BEST, 0) >= FLAGS.stop_after:
         return '--stop_after'
-    return 'stop_at_accuracy of --config'
+    if FLAGS.stop_at_accuracy and results.get('accuracy', 0.) >= FLAGS.stop_at_accuracy:
+        return 'stop_at_accuracy of --config'
+    return 'a hook of --hooks'
 
 
 def _say_stopped(hook: towers.StopTogetherHook) -> None:

@@ -28,7 +28,13 @@ class Record(tf.train.SessionRunHook):
             json.dump([self.lines, step, self.run.last_step, self.run.settings['batch_size']], file)
 
 
+class Stop(tf.train.SessionRunHook):
+    def after_run(self, run_context, run_values):
+        run_context.request_stop()
+
+
 def hooks(run): return [Record(run)]
+def stops(run): return [Stop()]
 def none(run): return 3
 def broken(run): return run.nothing
 '''
@@ -60,6 +66,11 @@ def test_hooks_get_the_values_of_steps_and_evaluations(started):
         [line['loss'] for line in logged], rel=1e-6)
     assert [line for line in lines if 'step' in line] == [
         {'step': step, 'accuracy': logged[step - 1]['test_accuracy']} for step in (2, 4)]
+
+
+@pytest.mark.slow
+def test_a_hook_that_stops_the_run_is_named(started):
+    assert '\nstopped: by a hook of --hooks\n' in started('stops').stdout
 
 
 @pytest.mark.slow
