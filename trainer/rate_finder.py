@@ -108,7 +108,7 @@ def smoothed(trials: typing.Iterable[Trial]) -> typing.List[Trial]:
 
     Returns:
       List of trials with smoothed losses; it ends with the first loss that is more than four times
-      the smallest.
+      the smallest, or four times its absolute value where that is negative.
     """
     smoothed_trials: typing.List[Trial] = []
     average = 0.
@@ -118,7 +118,7 @@ def smoothed(trials: typing.Iterable[Trial]) -> typing.List[Trial]:
         loss = average / (1 - _SMOOTHING ** step)
         smoothed_trials.append(Trial(trial.rate, loss))
         least = min(least, loss)
-        if loss > _DIVERGED * least:
+        if loss > _DIVERGED * abs(least):
             break
     return smoothed_trials
 

@@ -24,6 +24,12 @@ def test_losses_are_smoothed_until_they_diverge():
     assert [trial.loss for trial in found] == pytest.approx([1., .29 / .19, 3.261 / .271])
 
 
+def test_a_negative_loss_that_falls_has_not_diverged():
+    rates_tried = [trial.rate for trial in smoothed([
+        Trial(.1, -1.), Trial(.2, -2.), Trial(.4, -2.), Trial(.8, 900.), Trial(1.6, 0.)])]
+    assert rates_tried == [.1, .2, .4, .8]
+
+
 def test_the_proposal_is_a_tenth_of_the_best_rate():
     trials = [Trial(.01, 3.), Trial(.1, 1.), Trial(1., 2.)]
     assert proposed_rate(trials) == pytest.approx(.01)
