@@ -154,7 +154,11 @@ def _checked_settings(command: typing.List[str]) -> typing.Dict[str, typing.Any]
     """
     FLAGS.unparse_flags()  # so that absl parses another command line
     parse_flags(command)
-    return {name: FLAGS[name].value for name, setting in SETTINGS.items() if setting.kind != ONCE}
+    settings = {name: FLAGS[name].value
+                for name, setting in SETTINGS.items() if setting.kind != ONCE}
+    if settings['batch_size'] == 'auto':  # the run records the number that it has chosen
+        del settings['batch_size']
+    return settings
 
 
 def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:

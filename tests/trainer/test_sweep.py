@@ -46,6 +46,8 @@ from trainer.flags import FLAGS, ONCE, SETTINGS, train_dir
 parse_flags(sys.argv)
 os.makedirs(train_dir(), exist_ok=True)
 values = {name: FLAGS[name].value for name, each in SETTINGS.items() if each.kind != ONCE}
+if values['batch_size'] == 'auto':
+    values['batch_size'] = 50
 with open(train_dir() + '/settings.json', 'w') as file:
     json.dump({'settings': values}, file)
 with open(train_dir() + '/metrics.jsonl', 'a') as file:
@@ -65,9 +67,9 @@ def swept(tmp_path, monkeypatch):
     (tmp_path / 'program.py').write_text(PROGRAM)
     monkeypatch.setenv('PYTHONPATH', os.path.dirname(TRAIN))
 
-    def run(steps):
+    def run(steps, *flags):
         argv = [str(tmp_path / 'program.py'), '--sweep=seed=1,2,3', '--train_dir=%s' % tmp_path,
-                '--train_steps=%d' % steps]
+                '--train_steps=%d' % steps] + list(flags)
         with flagsaver.flagsaver():
             FLAGS.unparse_flags()
             parse_flags(argv)
@@ -85,6 +87,12 @@ def test_it_stops_with_a_run_that_fails_and_goes_on(swept, tmp_path):
         assert [(row['seed'], row['step']) for row in csv.DictReader(table)] == [
             ('1', '4'), ('2', '4'), ('3', '4')]
     assert swept(8)[1][3:] == ['1:8', '2:8', '3:8']  # a longer run is another one
+
+
+@pytest.mark.slow
+def test_a_run_that_chose_its_batch_has_ended(swept):
+    assert swept(4, '--batch_size=auto') == (0, ['1:4', '2:4', '3:4'])
+    assert swept(4, '--batch_size=auto') == (0, ['1:4', '2:4', '3:4'])
 
 
 def test_all_flags_are_checked_before_the_first_run(swept, tmp_path, capsys):
