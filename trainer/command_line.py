@@ -179,6 +179,7 @@ def _options_of_file(path: str) -> dict:
     from towers.errors import BadFileError  # imports TensorFlow, so not at the top
     from towers.safe_files import SCALAR, read_json
     try:
+        # The form `{str: SCALAR}` is an object whose values are numbers, texts, true or false.
         values = read_json(path, {str: SCALAR}, 'write {"label_smoothing": 0.1}')
     except BadFileError as error:
         refuse(error)

@@ -172,6 +172,7 @@ def timed_batch(iterator: typing.Any, is_timed: bool = True) -> TimedBatch:
     begin = tf.timestamp(name='asked_for_input')
     with tf.control_dependencies([begin]):
         batch = iterator.get_next()
+    # `expand_composites` makes a leaf of each tensor of which a `SparseTensor` consists.
     leaves = tf.nest.flatten(batch, expand_composites=True)
     with tf.control_dependencies(leaves):
         end = tf.timestamp(name='input_is_there')

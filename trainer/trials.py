@@ -288,26 +288,33 @@ def _timed(build: typing.Callable[[], _Steps]) -> typing.Iterator[typing.Callabl
     with tf.Session(graph=graph, config=steps.config) as session:
         for initializer in steps.initializers:
             session.run(initializer)
-        step = session.make_callable(fetches + [steps.step])
-
-        def run(seconds: float, least_steps: int) -> _Speed:
-            """Runs the step for so many seconds, and at least `least_steps` times."""
-            begin = time.perf_counter()
-            examples = 0
-            waited = 0.
-            num_steps = 0
-            while num_steps < least_steps or time.perf_counter() - begin < seconds:
-                examples_of_step, waited_in_step, _ = step()
-                examples += examples_of_step
-                waited += waited_in_step
-                num_steps += 1
-            passed = time.perf_counter() - begin
-            # `waited` is by TensorFlow's clock, and `passed` by Python's: their quotient may be a
-            # little above 1.
-            return _Speed(examples / passed, min(1., waited / passed))
+        run_step = session.make_callable(fetches + [steps.step])
 
         def measure(seconds: float) -> _Speed:
             """Measures after a warm-up, which uses up the batches that were prefetched."""
-            run(_WARM_UP_SHARE * seconds, least_steps=_WARM_UP_STEPS)
-            return run(seconds, least_steps=2)
+            _run_for(_WARM_UP_SHARE * seconds, run_step, least_steps=_WARM_UP_STEPS)
+            return _run_for(seconds, run_step, least_steps=2)
         yield measure
+
+
+def _run_for(seconds: float, run_step: typing.Callable, least_steps: int) -> _Speed:
+    """Runs a step for so many seconds, and at least `least_steps` times; returns its speed.
+
+    Args:
+      seconds: how long to run it.
+      run_step: function that runs the step; returns `(examples, seconds that it waited, …)`.
+      least_steps: the least number of runs.
+    """
+    begin = time.perf_counter()
+    examples = 0
+    waited = 0.
+    num_steps = 0
+    while num_steps < least_steps or time.perf_counter() - begin < seconds:
+        examples_of_step, waited_in_step, _ = run_step()
+        examples += examples_of_step
+        waited += waited_in_step
+        num_steps += 1
+    passed = time.perf_counter() - begin
+    # `waited` is by TensorFlow's clock, and `passed` by Python's: their quotient may be a little
+    # above 1.
+    return _Speed(examples / passed, min(1., waited / passed))
