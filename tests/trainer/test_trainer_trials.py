@@ -41,10 +41,10 @@ def test_a_failure_of_the_users_own_data_is_named(monkeypatch, trial, module, st
             trial(SETUP._replace(batch_size=4))
 
 
-def fitted(*arguments):
+def fitted(build, first, memory_limit, say, config, most):
     """Stands for `fit_batch_size`: a batch of 14 parts."""
-    assert arguments[-1] == 1437
-    return types.SimpleNamespace(batch_size=14 * arguments[1])
+    assert most == 1437
+    return types.SimpleNamespace(batch_size=14 * first)
 
 
 def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypatch, capsys):
