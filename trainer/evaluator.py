@@ -84,8 +84,8 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                       flush=True)
                 continue
             step = step_of(prefix) or 0
-            # An earlier evaluator may have logged the first checkpoint, and later ones that are no
-            # longer there; and a run that began again, in the same folder, goes back.
+            # This cuts the lines of later steps: those of an earlier evaluator, at the first
+            # checkpoint; or those before the run began again, and so went back.
             if former_step is None or step < former_step:
                 _resume(log, step)
             former_step = step

@@ -80,10 +80,10 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     def stopped() -> bool:
         """Whether a signal has come."""
         return signals.stopping_signal is not None
-    tested = RunEvaluation(
-        job.evaluation, train_dir(), global_step, metric=FLAGS.keep_best,
-        # Several machines stop together, after a step: there a signal breaks no evaluation off.
-        stopped=stopped if cluster is None else None)
+    # On one machine a signal breaks an evaluation off. Several machines stop together, after a step.
+    breaks_off = stopped if cluster is None else None
+    tested = RunEvaluation(job.evaluation, train_dir(), global_step, metric=FLAGS.keep_best,
+                           stopped=breaks_off)
     evaluation = EvaluationHook(
         tested, global_step, every_steps=FLAGS.eval_steps or None, listeners=listeners,
         stop_at=_stop_at(), skip_end=stopped)

@@ -135,6 +135,8 @@ class RunSettings(tf.train.SessionRunHook):
     def _error(self, changes_of_state: typing.List[Difference], text: str) -> CheckpointError:
         """The error about variables that differ.
 
+            --optimizer=sgd, was adam: <text>. Nothing was changed. Go on with --optimizer=adam. Or …
+
         Args:
           changes_of_state: the differences of settings that are the reason; or [].
           text: what differs between graph and checkpoint.
@@ -143,8 +145,8 @@ class RunSettings(tf.train.SessionRunHook):
         advice = ''
         if changes_of_state:
             reasons = ', '.join(change.text for change in changes_of_state) + ': '
-            former = ' '.join(_given(change.name, change.was) for change in changes_of_state)
-            advice = 'Go on with %s. ' % former
+            former_settings = [_given(change.name, change.was) for change in changes_of_state]
+            advice = 'Go on with %s. ' % ' '.join(former_settings)
         return CheckpointError(
             '%s%s. Nothing was changed. %sOr begin another run in another --train_dir, which '
             '--init_from=%s starts with what fits of the weights.' % (

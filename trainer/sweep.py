@@ -192,13 +192,14 @@ def _run_process(command: typing.List[str]) -> int:
     def pass_on(number: int, unused_frame: typing.Any) -> None:
         """The handler of a signal, which sends it to the run."""
         process.send_signal(number)
-    former = {number: signal.signal(number, pass_on)
-              for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
-    former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    former_handlers = {}
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        former_handlers[number] = signal.signal(number, pass_on)
+    former_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         status = process.wait()
     finally:
-        for number, handler in former.items():
+        for number, handler in former_handlers.items():
             signal.signal(number, handler)
     if status < 0:  # how `subprocess` says that the signal -status has killed the process
         return 128 - status
