@@ -80,7 +80,7 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     def stopped() -> bool:
         """Whether a signal has come."""
         return signals.stopping_signal is not None
-    # On one machine a signal breaks an evaluation off. Several machines stop together, after a step.
+    # On one machine a signal breaks an evaluation off. Several stop together, and after a step.
     breaks_off = stopped if cluster is None else None
     tested = RunEvaluation(job.evaluation, train_dir(), global_step, metric=FLAGS.keep_best,
                            stopped=breaks_off)

@@ -206,8 +206,7 @@ def _items(nest: typing.Any) -> typing.Optional[dict]:
     is_sparse = hasattr(nest, 'dense_shape')  # a `SparseTensorValue` is a namedtuple, and a leaf
     if is_sparse or not isinstance(nest, (tuple, list)):
         return None
-    is_namedtuple = hasattr(nest, '_asdict')
-    if is_namedtuple:
+    if hasattr(nest, '_asdict'):  # a namedtuple
         return nest._asdict()
     return {str(index): member for index, member in enumerate(nest)}
 

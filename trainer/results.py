@@ -160,7 +160,7 @@ def predict(evaluation: Evaluation, setup: Setup) -> None:
                 writer.writerow(first_columns + list(columns))
             for values in zip(*columns.values()):
                 number = next(numbers)
-                row = [number]
+                row: list = [number]
                 if file_of is not None:
                     row.append(shown(file_of('test', number)))
                 writer.writerow(row + [_cell(value) for value in values])

@@ -135,7 +135,7 @@ class RunSettings(tf.train.SessionRunHook):
     def _error(self, changes_of_state: typing.List[Difference], text: str) -> CheckpointError:
         """The error about variables that differ.
 
-            --optimizer=sgd, was adam: <text>. Nothing was changed. Go on with --optimizer=adam. Or …
+            --optimizer=sgd, was adam: <text>. Nothing was changed. Go on with --optimizer=adam. …
 
         Args:
           changes_of_state: the differences of settings that are the reason; or [].
