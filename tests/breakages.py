@@ -158,7 +158,7 @@ BREAKAGES = [
      'run/test_learning_rate.py'),
     ('towers/run/learning_rate.py', 'examples / self._warmup_examples', 'examples',
      'run/test_learning_rate.py'),
-    ('towers/run/evaluation.py', 'float(value) * size', 'float(value)', 'run/test_evaluation.py'),
+    ('towers/run/evaluation.py', 'float(mean) * size', 'float(mean)', 'run/test_evaluation.py'),
     ('towers/run/checkpoint_hook.py', 'return step // self._save_steps > self._saved_step // '
      'self._save_steps', 'return step % self._save_steps == 0', 'run/test_checkpoint_hook.py'),
     ('towers/run/summaries.py', 'self._step += 1\n', 'self._step += 2\n',

@@ -132,6 +132,7 @@ class InitialValues:
         self._saver.restore(session, self.prefix)
 
     def __str__(self):
+        """The numbers of variables that were taken, by scope; then those that were left."""
         scopes = collections.Counter(name.split('/')[0] for name in self.taken)
         counts = ['%s: %d' % (scope, count) for scope, count in sorted(scopes.items())]
         lines = ['from %s: took %d of %d variables (%s)' % (
@@ -179,7 +180,9 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     if fault is not None:
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, fault))
     contents = _contents(prefix)
-    kind_of_state = {} if optimizer_state else _kinds_of_state(wanted)
+    kind_of_state: typing.Dict[str, str] = {}  # of the variables that are not to be taken
+    if not optimizer_state:
+        kind_of_state = _kinds_of_state(wanted)
     taken = collections.OrderedDict()
     left = []
     for name, entry in wanted.items():
@@ -200,20 +203,21 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
             'in the names differs, pass a dict from names there to variables.' % (
                 prefix, some(sorted(contents.shapes)), '; '.join(_by_kind(left))))
     only_there = contents.shapes.keys() - wanted.keys()
-    is_by_name = hasattr(variables, 'items')
-    return InitialValues(prefix, taken, left, only_there, _var_list(taken, is_by_name))
+    var_list = _var_list(taken, has_given_names=_has_names(variables))
+    return InitialValues(prefix, taken, left, only_there, var_list)
 
 
-def _var_list(taken: typing.Mapping[str, typing.List[tf.Variable]], is_by_name: bool) -> typing.Any:
-    """The variables to restore, as `tf.train.Saver` takes them.
+def _var_list(taken: typing.Mapping[str, typing.List[tf.Variable]], has_given_names: bool
+              ) -> typing.Any:
+    """The variables to restore, as the argument `var_list` of `tf.train.Saver`.
 
     Args:
-      taken: {name in the checkpoint: the variable, or its parts}.
-      is_by_name: whether the caller has given the names. Else they are the variables' own, and a
-        list is returned, in which `Saver` puts parts of a variable together, as it does in no dict.
+      taken: {name in the checkpoint: the variable, or the parts of a partitioned one}.
+      has_given_names: whether the caller has given the names. Else they are the variables' own.
     """
-    if is_by_name:
+    if has_given_names:
         return {name: parts[0] for name, parts in taken.items()}
+    # `Saver` puts the parts of a partitioned variable together in a list, and not in a dict.
     return list(itertools.chain.from_iterable(taken.values()))
 
 
@@ -234,40 +238,44 @@ def _wanted(variables: typing.Any) -> typing.Dict[str, _Wanted]:
     Args:
       variables: the argument of `check_fits`.
     """
+    if _has_names(variables):
+        return _wanted_by_given_names(variables)
+    if variables is None:
+        variables = tf.global_variables()
     wanted: typing.Dict[str, _Wanted] = collections.OrderedDict()
-    for name, variable in _named_variables(variables):
-        check_instance('a variable among variables', variable, compat.VARIABLE_TYPES,
-                       'a tf.Variable')
-        # A variable that was made eagerly has no graph.
-        if getattr(variable, 'graph', None) is not tf.get_default_graph():
-            raise InvalidArgumentError('variables holds %r, which belongs to another graph.'
-                                       % variable.name.partition(':')[0])
-        if name is None:
-            # A part of a partitioned variable is saved as a slice of the whole one.
-            name, shape = compat.saved_as(variable)
-        else:
-            shape = variable.shape
-        entry = wanted.setdefault(name, _Wanted(shape, variable.dtype.base_dtype, []))
+    for variable in _as_list(variables):
+        _check_is_of_graph(variable)
+        # A part of a partitioned variable is saved as a slice of the whole one: these are the name
+        # and the shape of the whole one.
+        name, shape = compat.saved_as(variable)
+        entry = wanted.setdefault(name, _Wanted(shape, variable.dtype.base_dtype, parts=[]))
         entry.parts.append(variable)
     return wanted
 
 
-def _named_variables(variables: typing.Any
-                     ) -> typing.List[typing.Tuple[typing.Optional[str], tf.Variable]]:
-    """List of `(name in the checkpoint, variable)`; the name is None for the variable's own.
+def _wanted_by_given_names(variables: typing.Mapping[str, tf.Variable]
+                           ) -> typing.Dict[str, _Wanted]:
+    """The `_Wanted` of variables for which the caller gives the names in the checkpoint."""
+    wanted: typing.Dict[str, _Wanted] = collections.OrderedDict()
+    for name, variable in variables.items():
+        check_instance('a name in variables', name, str, 'a string')
+        _check_is_of_graph(variable)
+        wanted[name] = _Wanted(variable.shape, variable.dtype.base_dtype, parts=[variable])
+    return wanted
 
-    Args:
-      variables: the argument of `check_fits`.
-    """
-    if hasattr(variables, 'items'):
-        for name in variables:
-            check_instance('a name in variables', name, str, 'a string')
-        return list(variables.items())
-    if variables is None:
-        listed = tf.global_variables()
-    else:
-        listed = _as_list(variables)
-    return [(None, variable) for variable in listed]
+
+def _has_names(variables: typing.Any) -> bool:
+    """Whether the argument `variables` is a dict from names in the checkpoint to variables."""
+    return hasattr(variables, 'items')
+
+
+def _check_is_of_graph(variable: typing.Any) -> None:
+    """Raises `InvalidArgumentError` unless this is a variable of the default graph."""
+    check_instance('a variable among variables', variable, compat.VARIABLE_TYPES, 'a tf.Variable')
+    # A variable that was made eagerly has no graph.
+    if getattr(variable, 'graph', None) is not tf.get_default_graph():
+        raise InvalidArgumentError('variables holds %r, which belongs to another graph.'
+                                   % variable.name.partition(':')[0])
 
 
 def _as_list(variables: typing.Any) -> typing.List[typing.Any]:

@@ -58,6 +58,8 @@ class Newest(typing.NamedTuple):
 class NewestNamed(typing.NamedTuple):
     """The newest checkpoint of a directory, according to its state file.
 
+    Both are None for a directory without a checkpoint; else one of them is.
+
     Attributes:
       prefix: the checkpoint's prefix; None where it is not known, or there is none.
       fault: what is wrong with the state file, in words; None where it is fine.
@@ -92,15 +94,17 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     check_flag('recover', recover)
     checkpoints = list_checkpoints(directory)
     named = newest_named(directory, checkpoints)
-    if named.prefix is None and named.fault is None:
-        return None
-    if named.prefix is not None:
-        candidates = with_older(named.prefix, checkpoints)
-        skipped = []
-    else:  # the state file is damaged or lost
-        candidates = checkpoints
+    skipped: typing.List[Damaged] = []
+    if named.fault is not None:
         state_file = os.path.join(directory, STATE_FILE)
-        skipped = [Damaged(state_file, step=None, reason=str(named.fault))]
+        skipped.append(Damaged(state_file, step=None, reason=named.fault))
+        candidates = checkpoints  # any of them may be the newest
+    elif named.prefix is not None:
+        # Not those of later steps: a killed process may have left them unfinished.
+        candidates = with_older(named.prefix, checkpoints)
+    else:
+        return None  # there is no checkpoint
+    # Without `recover` it is found, too: the error says that one could go on from it.
     whole = _last_whole(candidates, skipped)
     faults = '; '.join(map(str, skipped))
     if whole is None:
@@ -119,7 +123,7 @@ def _last_whole(candidates: typing.Sequence[str],
 
     Args:
       candidates: the prefixes of the checkpoints, by step.
-      skipped: list to which the damaged ones after it are added.
+      skipped: list to which the damaged checkpoints that come after the whole one are added.
     """
     for prefix in reversed(candidates):
         reason = damage(prefix)
@@ -173,14 +177,31 @@ def newest_prefix(directory: str) -> typing.Optional[str]:
     return newest_named(directory, list_checkpoints(directory)).prefix
 
 
+class Safe(typing.NamedTuple):
+    """What is safe in a directory that could not be written to.
+
+    Attributes:
+      is_found: whether the directory has a whole checkpoint.
+      text: a sentence that says which one, for errors about writing.
+    """
+    is_found: bool
+    text: str
+
+
 def describe_safe(directory: str) -> str:
     """The sentence for errors about writing that says which checkpoint of a directory is whole."""
+    return safe_checkpoint(directory).text
+
+
+def safe_checkpoint(directory: str) -> Safe:
+    """Finds the checkpoint of a directory that is whole, for an error about writing."""
     newest = None
     try:
         if tf.io.gfile.isdir(directory):
             newest = newest_checkpoint(directory, recover=True)
     except CheckpointError as error:
-        return 'No checkpoint there is safe: %s' % error
+        return Safe(is_found=False, text='No checkpoint there is safe: %s' % error)
     if newest is None:
-        return 'There is no checkpoint there.'
-    return 'Safe and whole is %s (step %s).' % (newest.prefix, newest.step)
+        return Safe(is_found=False, text='There is no checkpoint there.')
+    return Safe(is_found=True,
+                text='Safe and whole is %s (step %s).' % (newest.prefix, newest.step))

@@ -100,7 +100,7 @@ def remove_leftovers(directory: str) -> typing.List[str]:
     """
     names = names_in(directory)
     content = read_state(directory).content
-    known = None
+    known = None  # the names of the checkpoints in the state file
     if content is not None:
         known = {os.path.basename(path) for path in content.all_model_checkpoint_paths}
     removed = []
@@ -132,8 +132,11 @@ def _is_leftover_data(name: str, names: typing.Container[str],
                       known: typing.Optional[typing.Container[str]]) -> bool:
     """Whether a file is the data of a checkpoint that a killed process was writing or deleting.
 
-    That is data without an index: TF writes the data first and deletes it last. If the state file
-    names the checkpoint, or is missing and so may have named it, the index was lost in another way.
+    TensorFlow writes the data before the index, and deletes it after the index: such a checkpoint
+    has data and no index. It is not in the state file, which TensorFlow writes when the index is
+    there, and without a checkpoint that it is about to delete. The data of a checkpoint that is in
+    the state file stays: its index was lost in another way. So does all data where there is no
+    state file, which might have named any checkpoint.
 
     Args:
       name: the name of the file.

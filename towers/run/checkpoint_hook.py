@@ -22,7 +22,7 @@ from towers.checkpoint.files import (
     state_checkpoints,
     step_of,
 )
-from towers.checkpoint.newest import describe_safe, newest_named
+from towers.checkpoint.newest import newest_named, safe_checkpoint
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError
 
@@ -108,11 +108,14 @@ class CheckpointHook(tf.train.SessionRunHook):
         """Takes over the checkpoints of earlier runs; saves this step if it is not among them."""
         step = int(session.run(self._global_step))
         earlier = self._earlier_checkpoints(step)
-        # `Saver` deletes one old checkpoint per save, so it would never come down to `keep`.
-        kept = earlier[-self._keep:] if self._keep else earlier
-        self._surplus = earlier[:len(earlier) - len(kept)]
+        num_surplus = 0
+        if self._keep is not None:
+            num_surplus = max(0, len(earlier) - self._keep)
+        # The surplus is not left to `Saver`, which deletes one old checkpoint per save: it would
+        # never come down to `keep`. The others `Saver` deletes when they are too old.
+        self._surplus = earlier[:num_surplus]
+        self._saver.recover_last_checkpoints(earlier[num_surplus:])
         self._saver.saver_def.max_to_keep = self._keep or 0  # to `Saver` 0 means all
-        self._saver.recover_last_checkpoints(kept)
         self._saved_step = step
         is_on_disk = bool(earlier) and step_of(earlier[-1]) == step
         if not is_on_disk and self._save(session, step):
@@ -127,10 +130,12 @@ class CheckpointHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
         """Saves if the run has come to a step at which a checkpoint is due."""
-        # The fetched step may be the one before the update: then the run is at the next step. To
-        # know the exact step costs another `session.run`, so it is read only where either is due.
-        if not self._is_time(int(run_values.results) + 1):
+        # The fetched step may be the one before the update: then the run is at the next one. If a
+        # checkpoint is due at the true step, it is due at the next one, too.
+        latest_possible_step = int(run_values.results) + 1
+        if not self._is_time(latest_possible_step):
             return
+        # It is read only now, since that costs another `session.run`.
         step = int(run_context.session.run(self._global_step))
         if self._is_time(step) and self._save(run_context.session, step):
             run_context.request_stop()
@@ -149,6 +154,8 @@ class CheckpointHook(tf.train.SessionRunHook):
             return False
         if any(getattr(listener, 'wants_save', False) for listener in self._listeners):
             return True
+        # Whether a multiple of `save_steps` has come since the last save. The step itself may be
+        # none: one `session.run` may do several steps.
         return step // self._save_steps > self._saved_step // self._save_steps
 
     def _save(self, session: tf.Session, step: int) -> bool:
@@ -171,10 +178,12 @@ class CheckpointHook(tf.train.SessionRunHook):
         return any([listener.after_save(session, step) for listener in self._listeners])
 
     def _remove_surplus(self) -> None:
-        """Removes the checkpoints of earlier runs beyond `keep`, which the state file does not list
-        any more, once."""
+        """Removes the checkpoints of earlier runs beyond `keep`.
+
+        The first save does it, since the state file has listed them until then.
+        """
         surplus = self._surplus
-        self._surplus = []
+        self._surplus = []  # the saves that follow find nothing to remove
         for prefix in surplus:
             for name in files_of(prefix):
                 tf.io.gfile.remove(name)
@@ -188,12 +197,12 @@ class CheckpointHook(tf.train.SessionRunHook):
         text = 'step %d could not be saved in %s: %s.' % (step, self._directory, first_line(error))
         with contextlib.suppress(tf.errors.OpError):  # then half-written files stay
             remove_leftovers(self._directory)
-        safe = describe_safe(self._directory)
+        safe = safe_checkpoint(self._directory)
         advice = 'Make room or make the directory writable, and start again'
-        if safe.startswith('Safe'):
+        if safe.is_found:
             return '%s %s The steps since then are lost. %s: the run goes on from there.' % (
-                text, safe, advice)
-        return '%s %s %s.' % (text, safe, advice)
+                text, safe.text, advice)
+        return '%s %s %s.' % (text, safe.text, advice)
 
     def _earlier_checkpoints(self, step: int) -> typing.List[str]:
         """The prefixes of the checkpoints that the directory's state file lists, the newest last.
@@ -211,11 +220,12 @@ class CheckpointHook(tf.train.SessionRunHook):
                 % (os.path.join(self._directory, STATE_FILE), fault))
         if newest is None:
             return []
-        newest_step = step_of(newest) or 0
+        newest_step = step_of(newest) or 0  # 0 where it is not known
         if newest_step > step:
             raise CheckpointError(
                 'the newest checkpoint in %s is of step %d, but the session starts from step %d: '
                 'it was not restored. Nothing was written. Restore it (towers.newest_checkpoint '
                 'finds it), or give another directory.' % (self._directory, newest_step, step))
+        # The newest one may be in another place of the list; without a state file there is no list.
         listed = state_checkpoints(self._directory, on_disk)
         return [prefix for prefix in listed if prefix != newest] + [newest]

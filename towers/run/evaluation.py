@@ -84,6 +84,7 @@ class Evaluation:
             numerics=numerics, regularization=regularization, pipeline=pipeline, shares=shares)
         _check_model(model_fn, inputs, dataset)
         self._feed = feed
+        # Checked here, so that a bad argument leaves no operation of an iterator in the graph.
         check_build_arguments(model_fn, inputs=None, optimizer=None, devices=devices, **options)
         with tf.device('/cpu:0'):
             self._iterator = tf.data.make_initializable_iterator(dataset)
@@ -91,7 +92,7 @@ class Evaluation:
             batch = self._iterator.get_next()
         if inputs is not None:
             batch = _by_tensor(inputs, batch)
-        # The list itself, to which the model function adds its counters.
+        # The list of the graph itself, to which `tf.metrics` adds its counters.
         counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
         num_counters_before = len(counters)
         try:
@@ -99,10 +100,11 @@ class Evaluation:
         except SharedVariableError as error:
             raise SharedVariableError('%s (In an Evaluation reuse= is trained=, what build_towers '
                                       'returned.)' % error) from error
-        if is_finished(model_fn):  # its counters were made before the build
+        if is_finished(model_fn):
+            # Its counters were made before the build, as those of other metrics in the graph were.
             own_counters = _counters_of(self.built, counters)
         else:
-            own_counters = counters[num_counters_before:]
+            own_counters = counters[num_counters_before:]  # the build has called the model function
         metrics = _checked_metrics(self.built, own_counters)
         self._reset_counters = tf.variables_initializer(own_counters)
         # Pairs of tf.metrics count over all batches; the other metrics are means over a batch.
@@ -141,13 +143,13 @@ class Evaluation:
         totals: typing.Dict[str, float] = collections.defaultdict(float)
         examples = 0
         session.run(self._reset_counters)
-        for size, (values, _) in self._batches(session, (self._means, self._count_updates)):
+        for size, (means, _) in self._batches(session, (self._means, self._count_updates)):
             examples += size
-            for name, value in values.items():
-                totals[name] += float(value) * size
+            for name, mean in means.items():
+                totals[name] += float(mean) * size
             if stopped is not None and stopped():
                 return None
-        if not examples:
+        if not examples:  # `check_examples` finds that only where TensorFlow knows the length
             raise InputError(_NO_BATCH)
         results = {name: total / examples for name, total in totals.items()}
         for name, count in session.run(self._count_values).items():
@@ -174,8 +176,8 @@ class Evaluation:
 
         Args:
           session: a `tf.Session` with the variables initialized.
-          read: whether to read a batch where TensorFlow does not know the length of the data set;
-            without it, such a data set is not found to be empty.
+          read: whether to read a batch, to see that there is one, if TensorFlow does not know the
+            length of the data set. False: no error is raised for such a data set.
         """
         check_session(session, self._size.graph)
         num_batches = session.run(self._num_batches)
@@ -184,7 +186,7 @@ class Evaluation:
                              'through the examples once, without .repeat().')
         if num_batches == 0:
             raise InputError(_NO_BATCH)
-        is_unknown = num_batches < 0  # cardinality gives -2, as of a data set that is filtered
+        is_unknown = num_batches < 0  # -2 is UNKNOWN_CARDINALITY, as of a data set that is filtered
         if read and is_unknown:
             batches = self._batches(session, (self._means, self._count_updates))
             first_batch = next(batches, None)
@@ -291,22 +293,25 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
     if not metrics and built.predictions is None:
         raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
                                    'is nothing to evaluate.')
-    # The first tower has the metrics as the model function returned them, in their own types.
-    for metric, value in (built.towers[0].metrics or {}).items():
-        is_pair = isinstance(value, (tuple, list))
+    # Types are checked in tower 0, which has the metrics as the model function returned them: a
+    # mean over the towers is a number, whatever it is made of.
+    metrics_of_model = built.towers[0].metrics or {}
+    for name, metric in metrics_of_model.items():
+        is_pair = isinstance(metric, (tuple, list))
         if is_pair:
-            value_of_all, update = metrics[metric]
-            _check_counters(metric, value_of_all, update, counters)
-            _check_is_number(metric, value[0])
+            value, _ = metric
+            value_of_all, update_of_all = metrics[name]
+            _check_counters(name, value_of_all, update_of_all, counters)
+            _check_is_number(name, value)
         else:
-            _check_is_number(metric, value)
+            _check_is_number(name, metric)
     return metrics
 
 
 def _check_is_number(metric: str, value: tf.Tensor) -> None:
     """Raises `InvalidArgumentError` for the value of a metric, of this name, that is no scalar
     number."""
-    if value.shape.ndims:
+    if value.shape.ndims:  # None if the shape is not known: it may be a scalar
         raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
                                    'metric for each.' % (metric, value.shape))
     dtype = value.dtype.base_dtype
@@ -325,9 +330,11 @@ def _check_counters(metric: str, value: tf.Tensor, update: typing.Any,
       update: the operation or tensor that counts a batch.
       counters: the counters that begin at 0 in each evaluation.
     """
-    other_variables = _names_written([update]) - operation_names(counters)
+    names_of_others = _names_written([update]) - operation_names(counters)
+    # The value is computed from what the update counts. An operation that is a variable has the
+    # variable's name.
     for op in step_operations([value]):
-        if op.name in other_variables:
+        if op.name in names_of_others:
             raise InvalidArgumentError(
                 'metric %r counts in the variable %r, which is no counter of this evaluation alone '
                 'that begins at 0: make it by tf.Variable(..., collections=[LOCAL_VARIABLES, '

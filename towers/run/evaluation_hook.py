@@ -13,6 +13,12 @@ from towers.arguments import check_count, check_function, check_step_variable
 from towers.errors import InvalidArgumentError
 
 
+class _StopAt(typing.NamedTuple):
+    """The condition at which training stops: a metric is at least a value."""
+    metric: str
+    value: float
+
+
 class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
 
@@ -44,8 +50,9 @@ class EvaluationHook(tf.train.SessionRunHook):
           InvalidArgumentError: an argument of another kind; `stop_at` without `every_steps`, or
             with an unknown metric; `every_steps` below 1.
         """
-        is_evaluation = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
-        if isinstance(evaluation, type) or not is_evaluation:
+        has_both = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
+        is_class = isinstance(evaluation, type)
+        if is_class or not has_both:
             raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
         check_step_variable(global_step)
         if every_steps is not None:
@@ -64,7 +71,9 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._global_step = global_step
         self._every_steps: typing.Any = every_steps
         self._listeners = list(listeners)
-        self._stop_at = stop_at
+        self._stop_at: typing.Optional[_StopAt] = None
+        if stop_at is not None:
+            self._stop_at = _StopAt(*stop_at)
         self._skip_end = skip_end
         self._step = 0  # counts runs of the session, until the global step is read
         self._due_step = 0  # the last step at which an evaluation was due, or the restored step
@@ -79,10 +88,13 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._given_up = False
         if hasattr(self._evaluation, 'check_examples'):
             self._evaluation.check_examples(session)
-        if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
-            # The listeners had these results before the step was saved.
-            if self._evaluate(session, listeners=()):
-                coord.request_stop()
+        if self._stop_at is None:
+            return
+        # The run that saved this step evaluated it, and may have stopped at it.
+        was_evaluated = self._step > 0 and self._step % self._every_steps == 0
+        # The listeners had these results then, before the step was saved.
+        if was_evaluated and self._evaluate(session, listeners=()):
+            coord.request_stop()
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
@@ -91,7 +103,9 @@ class EvaluationHook(tf.train.SessionRunHook):
         if self._every_steps is None or self._step % self._every_steps:
             return
         self._step = int(run_context.session.run(self._global_step))
-        if self._step // self._every_steps <= self._due_step // self._every_steps:
+        num_due = self._step // self._every_steps
+        num_due_before = self._due_step // self._every_steps
+        if num_due <= num_due_before:
             return  # several runs make one step, so the counted step was ahead of the true one
         self._due_step = self._step
         if self._evaluate(run_context.session, self._listeners):
@@ -121,7 +135,9 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._evaluated_step = self._step
         for listener in listeners:
             listener.evaluated(self._step, results, time.perf_counter() - begin)
-        return self._stop_at is not None and results[self._stop_at[0]] >= self._stop_at[1]
+        if self._stop_at is None:
+            return False
+        return results[self._stop_at.metric] >= self._stop_at.value
 
 
 def _check_stop_at(stop_at: typing.Any, every_steps: typing.Optional[int],
@@ -133,8 +149,10 @@ def _check_stop_at(stop_at: typing.Any, every_steps: typing.Optional[int],
       every_steps: the argument of `EvaluationHook`; without it `stop_at` is refused.
       metrics: the metrics of the evaluation, by name.
     """
-    is_pair = isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
-    fits = is_pair and stop_at[0] in metrics and isinstance(stop_at[1], numbers.Real)
+    fits = False
+    if isinstance(stop_at, (tuple, list)) and len(stop_at) == 2:
+        metric, value = stop_at
+        fits = metric in metrics and isinstance(value, numbers.Real)
     if every_steps is None or not fits:
         raise InvalidArgumentError(
             "stop_at=%.80r: expected a metric's name (of %s) and a number, and every_steps, at "

@@ -104,7 +104,10 @@ class LearningRate(object):
         self.base = float(base)
         self.num_towers = int(num_towers)
         self.rule = rule
-        self._start = 0. if self.peak == self.base else self.base  # of the warm-up
+        # The rate at the beginning of the warm-up. From the base rate to itself there is no ramp.
+        self._start = self.base
+        if self.peak == self.base:
+            self._start = 0.
         check_count('warmup_examples', warmup_examples, 0)
         self._warmup_examples = int(warmup_examples)
         check_choice('decay', decay, DECAYS)
@@ -150,6 +153,7 @@ class LearningRate(object):
             return (1. - tf.minimum(periods, 1.)) ** self._decay_power
         if self._decay == 'cosine':
             return (1. + tf.cos(math.pi * tf.minimum(periods, 1.))) / 2.
+        # 'cosine_restarts'
         return (1. + tf.cos(math.pi * self._place_in_period(periods))) / 2.
 
     def _place_in_period(self, periods: tf.Tensor) -> tf.Tensor:
@@ -194,6 +198,7 @@ class LearningRate(object):
             return 'to 0 over %s, by the power %.6g' % (examples, self._decay_power)
         if self._decay == 'cosine':
             return 'cosine to 0 over %s' % examples
+        # 'cosine_restarts'
         return 'cosine to 0 over %s, then again, each period x%.6g as long' % (
             examples, self._restart_growth)
 
@@ -210,7 +215,7 @@ def _check_decay(decay: str, arguments: typing.Dict[str, typing.Any]) -> None:
     """
     wanted = _ARGUMENTS[decay]
     given = {name: value for name, value in arguments.items() if value is not None}
-    if list(given) != wanted:
+    if list(given) != wanted:  # both are in the order of `_ARGUMENTS`
         raise InvalidArgumentError('decay=%r takes %s, and was given %s.' % (
             decay, ' and '.join(wanted) or 'nothing', ' and '.join(given) or 'nothing'))
     if 'decay_examples' in given:

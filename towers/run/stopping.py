@@ -55,9 +55,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._former: typing.Dict[int, typing.Any] = {}
         self._coordinator: typing.Optional[tf.train.Coordinator] = None
         self._watcher: typing.Optional[threading.Thread] = None
-        # The end of a pipe to which Python writes signals, for the watcher; and where it wrote them
-        # before.
-        self._pipe_end: typing.Any = None
+        # The end of a pipe to which Python writes signals, for the watcher.
+        self._write_end: typing.Any = None
+        # The file descriptor to which Python wrote them before.
         self._former_fd: typing.Any = None
 
     @property
@@ -74,7 +74,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """
         self._coordinator = coord
         if self._former:
-            return
+            return  # installed already: `MonitoredSession` has lost a session, and made another
+        # The hook that handles SIGTERM, if it is one. The hooks of a session get one coordinator.
         other = getattr(signal.getsignal(signal.SIGTERM), '__self__', None)
         if isinstance(other, StopOnSignalHook) and other._coordinator is coord:
             raise InvalidArgumentError('the session has two StopOnSignalHooks, and each would put '
@@ -122,7 +123,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             signal.signal(number, former)
         if self._watcher is not None:
             signal.set_wakeup_fd(self._former_fd)
-            os.close(self._pipe_end)  # the watcher reads what is left in the pipe, and ends
+            os.close(self._write_end)  # the watcher reads what is left in the pipe, and ends
             self._watcher.join(5.)
             self._watcher = None
         self._former = {}
@@ -132,12 +133,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
         Python's C handler writes the number of a signal to the pipe, also in the middle of a step.
         """
-        read_end, self._pipe_end = os.pipe()
-        os.set_blocking(self._pipe_end, False)
+        read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)  # as `set_wakeup_fd` demands
         self._watcher = threading.Thread(target=self._wait_for_signals, args=(read_end,),
                                          daemon=True)
         self._watcher.start()
-        self._former_fd = signal.set_wakeup_fd(self._pipe_end)
+        self._former_fd = signal.set_wakeup_fd(self._write_end)
         # A forked process would write its signals to the same pipe.
         os.register_at_fork(after_in_child=self.restore)
 
@@ -149,15 +150,19 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         first = None
         first_time = 0.
         with open(read_end, 'rb', buffering=0) as pipe:
+            # `read` returns b'' when `restore` has closed the other end.
             for byte in iter(lambda: pipe.read(1), b''):
                 number = byte[0]
                 if number not in self._former:
-                    continue
+                    continue  # a signal that the program itself handles
                 if first is None:
                     first = number
                     first_time = time.monotonic()
                     self._say(number)
-                elif number != first or time.monotonic() - first_time >= self._ECHO_SECONDS:
+                    continue
+                seconds = time.monotonic() - first_time
+                is_echo = number == first and seconds < self._ECHO_SECONDS  # see the class
+                if not is_echo:
                     os._exit(128 + number)
 
     def _say(self, number: int) -> None:

@@ -82,27 +82,35 @@ def _checked_rate(learning_rate: typing.Any) -> typing.Any:
     return float(learning_rate)
 
 
-Sums = typing.List[typing.Tuple[list, tf.Variable]]
-"""Sums that are still to be computed: for each the tensors to be added, which are gradients or
-weights, and the variable on whose device they are added."""
+class _Sum(typing.NamedTuple):
+    """A sum that is still to be computed.
+
+    Attributes:
+      tensors: the tensors to be added: gradients of a variable, or the variable alone.
+      variable: the variable, on whose device they are added.
+    """
+    tensors: list
+    variable: tf.Variable
 
 
 def _norms(built: typing.Any) -> typing.Dict[str, tf.Tensor]:
     """The norms of gradients and weights of a build, and the noise scale if it is known, by name.
+
+    Each loss has a norm of its gradients, `gradient_norm` and the like.
     """
     trained: typing.Dict[str, tf.Variable] = {}
-    sums: typing.Dict[str, Sums] = {}
+    sums_by_norm: typing.Dict[str, typing.List[_Sum]] = {}
     for name, pairs in with_parts('gradient_norm', built.gradients):
-        sums[name] = []
+        sums_by_norm[name] = []
         for gradient, variable in pairs:
             if gradient is not None:
-                sums[name].append(([gradient], variable))
+                sums_by_norm[name].append(_Sum([gradient], variable))
                 trained[variable.op.name] = variable
-    sums['weight_norm'] = [([variable], variable) for variable in trained.values()]
+    sums_by_norm['weight_norm'] = [_Sum([variable], variable) for variable in trained.values()]
     norms = {}
     with only_device(built.placement.main):
-        for name, sums_of_norm in sums.items():
-            norms[name] = tf.sqrt(_sum_of_squares(sums_of_norm, built.placement))
+        for name, sums in sums_by_norm.items():
+            norms[name] = tf.sqrt(_sum_of_squares(sums, built.placement))
     noise_scale = _noise_scale(built)
     if noise_scale is not None:
         norms['noise_scale'] = noise_scale
@@ -156,7 +164,7 @@ class SummaryHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Opens an event file and writes its `SessionLog.START`."""
         self._step = int(session.run(self._global_step))
-        if self._writer is None:
+        if self._writer is None:  # else the session was lost, and this is another one
             # TF names an event file by the second and the host. Without the suffix, TF 1.15 would
             # overwrite the file of a run that ended within the same second.
             self._writer = tf.summary.FileWriter(
@@ -177,7 +185,7 @@ class SummaryHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
         """Writes the summaries that were fetched."""
-        if run_values.results is None:
+        if run_values.results is None:  # no summaries were due
             return
         self._step = int(run_context.session.run(self._global_step))
         for summary in run_values.results:
@@ -231,32 +239,35 @@ def _noise_scale(built: typing.Any) -> typing.Optional[tf.Tensor]:
     has_several_losses = isinstance(built.gradients, dict)
     if has_several_losses or not _are_equal_shards(towers):
         return None
-    sums_over_towers = _gradients_by_variable(towers)
+    sums_over_towers = _sums_over_towers(towers)
     num_towers = len(towers)
-    # A variable may have a gradient in some towers only; with replicas each tower has its own.
-    if any(len(gradients) != num_towers for gradients, _ in sums_over_towers):
-        return None
-    gradients_of_towers: Sums = []
+    for sum_of_variable in sums_over_towers:
+        # A variable may have a gradient in some towers only. With replicas each tower has variables
+        # of its own, with one gradient each.
+        if len(sum_of_variable.tensors) != num_towers:
+            return None
+    gradients_of_towers = []
     for gradients, variable in sums_over_towers:
-        gradients_of_towers += [([gradient], variable) for gradient in gradients]
-    if not gradients_of_towers:
+        gradients_of_towers += [_Sum([gradient], variable) for gradient in gradients]
+    if not gradients_of_towers:  # no variable has a gradient
         return None
-    # A tower's gradient is G_k / N times a factor c that all towers have in common: `small` and
-    # `big` are the formula's, times c^2, which cancels out.
+    # A tower's gradient is G_k / N, for the weight of its shard, times a factor c that all towers
+    # have in common, as N with the reduction 'sum'. So `small` and `big` are the formula's, times
+    # c^2, which cancels out.
     with only_device(built.placement.main):
         small = num_towers * _sum_of_squares(gradients_of_towers, built.placement)
         big = _sum_of_squares(sums_over_towers, built.placement)
         return num_towers * towers[0].size * (small - big) / (num_towers * big - small)
 
 
-def _gradients_by_variable(towers: typing.Sequence[typing.Any]) -> Sums:
-    """For each variable the gradients of all towers that have one, as the sum that they give."""
-    sums: typing.Dict[str, typing.Tuple[list, tf.Variable]] = {}
+def _sums_over_towers(towers: typing.Sequence[typing.Any]) -> typing.List[_Sum]:
+    """For each variable the sum of its gradients in all towers that have one."""
+    sums: typing.Dict[str, _Sum] = {}
     for tower in towers:
         for gradient, variable in tower.gradients:
             if gradient is not None:
-                gradients, _ = sums.setdefault(variable.op.name, ([], variable))
-                gradients.append(gradient)
+                sum_of_variable = sums.setdefault(variable.op.name, _Sum([], variable))
+                sum_of_variable.tensors.append(gradient)
     return list(sums.values())
 
 
@@ -268,7 +279,7 @@ def _are_equal_shards(towers: typing.Sequence[typing.Any]) -> bool:
     return len(towers) > 1 and is_one_known_size and not has_micro_batches
 
 
-def _sum_of_squares(sums: Sums, placement: Placement) -> tf.Tensor:
+def _sum_of_squares(sums: typing.Iterable[_Sum], placement: Placement) -> tf.Tensor:
     """The sum of the squares of all entries of some sums, a float64 scalar.
 
     Args:

@@ -122,21 +122,23 @@ def training_session(directory: str, global_step: tf.Variable,
                 say(line)
             return newest_now
         if member is None:
-            this_process = ''
-            creator = _NewestCheckpoint(newest, newest_again, scaffold, this_process, config)
+            # The master '' is this process.
+            creator = _NewestCheckpoint(newest, newest_again, scaffold, master='', config=config)
         else:
-            creator = member.session_creator(_NewestCheckpoint(
-                newest, newest_again, scaffold, member.target, member.config), scaffold)
+            creator_of_chief = _NewestCheckpoint(
+                newest, newest_again, scaffold, master=member.target, config=member.config)
+            creator = member.session_creator(creator_of_chief, scaffold)
             hooks_before = member.hooks + hooks_before
         all_hooks = [steps] + hooks_before + [checkpoints] + hooks_after
         try:
             with tf.train.MonitoredSession(creator, all_hooks) as session:
                 yield session
         except tf.errors.OpError as error:
-            reason = explained(error, steps.count + 1)  # the step after the last that succeeded
-            if reason is None:
+            failed_step = steps.count + 1  # the step after the last that succeeded
+            non_finite_error = explained(error, failed_step)
+            if non_finite_error is None:
                 raise
-            raise reason from None
+            raise non_finite_error from None
 
 
 def _check_optional(check: typing.Any, member: typing.Any, initial_values: typing.Any) -> None:
@@ -144,7 +146,8 @@ def _check_optional(check: typing.Any, member: typing.Any, initial_values: typin
     is of another kind."""
     if check is not None:
         check_function('check', check, 3, 'a function of a checkpoint and two texts, or None')
-    if member is not None and not hasattr(member, 'session_creator'):  # its room is above this one
+    # By its method: the class `Member` is in `cluster/`, from which this room must not import.
+    if member is not None and not hasattr(member, 'session_creator'):
         raise InvalidArgumentError('member=%.80r: expected what towers.join gives, or None.'
                                    % (member,))
     if initial_values is not None:
@@ -189,22 +192,39 @@ def _checked_newest(directory: str, recover: bool, check: typing.Optional[typing
     newest = newest_checkpoint(directory, recover)
     lines = []
     if newest is not None:
-        missing, not_in_graph = difference(newest.prefix)
-        dropped = None
-        if not_in_graph:
-            dropped = ('the checkpoint %s holds state that the checkpoints to come would be '
-                       'without: %s' % (newest.prefix, some(not_in_graph)))
-            lines.append(dropped)
-        if check is not None:
-            lines += check(newest, missing, dropped)
-        if missing is not None:  # `check` has not raised a better error
-            check_fits(newest.prefix)  # raises
+        lines = _compared_with_graph(newest, check)
         for damaged in newest.skipped:
             say('passed over %s' % (damaged,))  # `damaged` is a tuple
         say('going on from %s' % newest.prefix)
     for line in lines + tidy_directory(directory, newest):
         say(line)
     return newest
+
+
+def _compared_with_graph(newest: Newest, check: typing.Optional[typing.Callable]
+                         ) -> typing.List[str]:
+    """Compares a checkpoint with the variables of the graph, and returns lines to show about it.
+
+    Args:
+      newest: the checkpoint.
+      check: function that compares more than the variables, see `training_session`; or None.
+
+    Raises:
+      CheckpointError: a variable of the graph is not in the checkpoint.
+    """
+    comparison = difference(newest.prefix)
+    lines = []
+    dropped = None
+    if comparison.only_there:
+        dropped = ('the checkpoint %s holds state that the checkpoints to come would be without: %s'
+                   % (newest.prefix, some(comparison.only_there)))
+        lines.append(dropped)
+    # `check` comes first: it may know why a variable is missing, and raise an error that says it.
+    if check is not None:
+        lines += check(newest, comparison.text, dropped)
+    if comparison.text is not None:
+        check_fits(newest.prefix)  # raises the error
+    return lines
 
 
 class _NewestCheckpoint(tf.train.SessionCreator):
@@ -231,7 +251,9 @@ class _NewestCheckpoint(tf.train.SessionCreator):
 
     def create_session(self) -> tf.Session:
         """A `tf.Session` whose variables are restored, or without a checkpoint initialized."""
-        newest = self._newest if self._is_first else self._newest_again()
+        newest = self._newest
+        if not self._is_first:
+            newest = self._newest_again()
         self._is_first = False
         prefix = None if newest is None else newest.prefix
         creator = tf.train.ChiefSessionCreator(
@@ -295,7 +317,8 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
             why_not_locked: typing.Optional[str] = 'there are no file locks for it'
             is_local = '://' not in directory
             if fcntl is not None and is_local:
-                # Unbuffered, so that a full disk is an error of the write.
+                # It is locked as long as it is open, until the stack closes it. Unbuffered, so that
+                # a full disk is an error of the write.
                 lock_file = stack.enter_context(open(
                     os.path.join(directory, 'run.lock'), 'a+b', buffering=0, opener=regular))
                 why_not_locked = _lock(directory, lock_file)

@@ -112,6 +112,7 @@ class WeightAverages:
             op = getattr(variable, 'op', None)  # a partitioned variable has none
             return variable if op is None else self._by_name.get(op.name, variable)
 
+        # The same scope once more, for the sake of the getter: no name changes.
         with graph_walk.Recording(tf.get_default_graph()) as made, tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=average_or_variable,
                 auxiliary_name_scope=False):
@@ -130,9 +131,9 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
     """The names in a checkpoint from which to restore variables: those of their moving averages,
     where the checkpoint has these.
 
-    It is for a graph without `WeightAverages` that evaluates or exports. In a graph that makes
-    averages, a weight and its average would both be restored from the average, and a name stands
-    for one variable: the later one of the two, in `tf.global_variables()` the average.
+    It is for a graph that evaluates or exports, and makes no averages itself. In a graph with
+    `WeightAverages` a weight and its average both have the average's name in the checkpoint, and
+    the dict has only the later of the two: in `tf.global_variables()` that is the average.
 
     Args:
       checkpoint: the prefix of the checkpoint.
@@ -150,7 +151,7 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
         name_of_average = name + _AVERAGE
         if name_of_average in names_saved:
             name = name_of_average
-        # The name also ends so if the variable itself is an average, which keeps its own name.
+        # A variable that is an average itself keeps its own name, and that ends so, too.
         if name.endswith(_AVERAGE):
             num_averages += 1
         names[name] = variable
@@ -190,9 +191,9 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
     except READ_ERRORS as error:
         raise CheckpointError('%s cannot be exported: %s. Expected the prefix of a checkpoint with '
                               'a global_step, such as model.ckpt-500.' % (
-                                  checkpoint, first_line(error).rstrip('.'))) from error
+                                  checkpoint, first_line(error))) from error
     target = os.path.join(directory, str(step))
-    if tf.io.gfile.exists(target) or os.path.lexists(target):
+    if tf.io.gfile.exists(target) or os.path.lexists(target):  # also a link to nothing
         raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
                                    'elsewhere.' % (target, step))
     with tf.Graph().as_default():
@@ -206,20 +207,30 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
         with tf.Session() as session:
             saver.restore(session, checkpoint)
             try:
-                # A server loads a folder with a number as soon as it sees it.
-                with folder_written_whole(target) as unfinished:
-                    builder = tf.saved_model.Builder(unfinished)
-                    builder.add_meta_graph_and_variables(
-                        session, [tf.saved_model.tag_constants.SERVING], {
-                            tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY:
-                            signature},
-                        main_op=tf.tables_initializer(), strip_default_attrs=True)
-                    builder.save()
+                _write_saved_model(session, signature, target)
             except (OSError, tf.errors.OpError) as error:
                 raise InvalidArgumentError(
                     '%s cannot be written: %s. Export to a directory that can be made and written '
                     'to.' % (target, first_line(error))) from error
     return target
+
+
+def _write_saved_model(session: tf.Session, signature: typing.Any, target: str) -> None:
+    """Writes the graph and the variables of a session as a SavedModel for a server.
+
+    Args:
+      session: the session, with the variables restored.
+      signature: the `SignatureDef` of the model.
+      target: the folder to be made.
+    """
+    signature_key = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+    # A server loads a folder with a number as soon as it sees it.
+    with folder_written_whole(target) as unfinished:
+        builder = tf.saved_model.Builder(unfinished)
+        builder.add_meta_graph_and_variables(
+            session, [tf.saved_model.tag_constants.SERVING], {signature_key: signature},
+            main_op=tf.tables_initializer(), strip_default_attrs=True)
+        builder.save()
 
 
 def _checked_signature(built: typing.Any) -> typing.Tuple[dict, dict]:
@@ -240,5 +251,8 @@ def _is_dict_of_tensors(given: typing.Any) -> bool:
     graph = tf.get_default_graph()
     if not isinstance(given, dict) or not given:
         return False
-    return all(isinstance(value, _TENSORS) and getattr(value, 'graph', graph) is graph
-               for value in given.values())
+    for value in given.values():
+        # A ragged tensor has no attribute `graph`.
+        if not isinstance(value, _TENSORS) or getattr(value, 'graph', graph) is not graph:
+            return False
+    return True
