@@ -44,14 +44,16 @@ def longest_chain(trace: Trace, parts: StepParts) -> typing.List[Link]:
     Returns:
       list of `Link`.
     """
+    chain = _from_the_end(trace, parts)
+    chain.reverse()
     busy = {row: _Spans(operations) for row, operations in trace.by_row().items()}
     links = []
-    end = 0
-    for operation in reversed(_from_the_end(trace, parts)):
-        gap = max(0, operation.begin - end)
-        busy_in_gap = busy[operation.row].between(operation.begin - gap, operation.begin)
+    end_before = 0
+    for operation in chain:
+        gap = operation.begin - end_before
+        busy_in_gap = busy[operation.row].between(end_before, operation.begin)
         links.append(Link(operation, gap, idle=gap - busy_in_gap))
-        end = operation.end
+        end_before = operation.end
     return links
 
 
@@ -65,6 +67,7 @@ def _from_the_end(trace: Trace, parts: StepParts) -> typing.List[Traced]:
         candidates = []
         for name in _names_before(current.name, parts, runs):
             run = runs.last_before(name, current.begin)
+            # In a loop, two operations without a length may each have ended before the other began.
             if run is not None and run not in seen:
                 candidates.append(run)
         if not candidates:
@@ -135,12 +138,15 @@ def _names_before(name: str, parts: StepParts, runs: _Runs) -> typing.List[str]:
     return found
 
 
+GAP = ''  # the part of the gaps between the operations of a chain
+
+
 class ChainPart(typing.NamedTuple):
     """The operations of the longest chain that belong to one part and ran on one device; or gaps
     between its operations.
 
     Attributes:
-      part: one of the `PARTS`; '' for the gaps.
+      part: one of the `PARTS`; `GAP` for the gaps.
       device: the short name of the device. For gaps, the device that ran something else during
         them; '' for the time in which the next operation's device ran nothing.
       micros: the sum of their microseconds.
@@ -157,18 +163,19 @@ class ChainPart(typing.NamedTuple):
 
 def parts_of_chain(chain: typing.Sequence[Link]) -> typing.List[ChainPart]:
     """The chain by part and device, and its gaps, the longest first."""
-    # {(part, device): [(microseconds, name)]}; gaps have the part ''
-    groups = collections.defaultdict(list)
+    groups = collections.defaultdict(list)  # {(part, device): [(microseconds, name)]}
     for link in chain:
         operation = link.operation
-        key = (operation.place.part, operation.row)
-        groups[key].append((operation.micros, operation.name))
+        part = operation.place.part
+        device = operation.row
+        groups[part, device].append((operation.micros, operation.name))
+        # The gap before it: the time in which its device ran nothing, and the rest.
         name_of_gap = 'before ' + operation.name
         if link.idle > 0:
-            groups['', ''].append((link.idle, name_of_gap))
+            groups[GAP, ''].append((link.idle, name_of_gap))
         busy_in_gap = link.gap - link.idle
         if busy_in_gap > 0:
-            groups['', operation.row].append((busy_in_gap, name_of_gap))
+            groups[GAP, device].append((busy_in_gap, name_of_gap))
     chain_parts = []
     for (part, device), entries in groups.items():
         micros = sum(entry_micros for entry_micros, _ in entries)

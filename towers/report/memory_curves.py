@@ -8,10 +8,11 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError
 from towers.memory.account import account_of_run
+from towers.memory.buffers import Buffer
 from towers.memory.measure import peaks_of, uses_of
 from towers.memory.simulation import Run
 from towers.memory.tower_step import shard_sizes, step_of
-from towers.placement.devices import is_gpu, short_name
+from towers.placement.devices import short_name
 from towers.report.trace import Trace
 
 _MOST_POINTS = 400  # of a curve
@@ -51,9 +52,10 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
     """The memory of a traced step, measured and predicted.
 
     The measured curve has the bytes in use at the end of each operation, as the allocators report
-    them. The predicted curve simulates the step, in which operations run in another order, see
-    `simulation`: the memory after the k-th simulated operation that allocates some is drawn at the
-    time at which the k-th such operation of the trace began.
+    them. The predicted curve simulates the step. A simulation has no times, and its operations run
+    in another order than those of the step. So the memory after the first operation that takes
+    some is drawn at the time at which the first such operation of the trace began, the memory after
+    the second one at the time of the second, and so on.
 
     Args:
       built: the result of `build_towers`.
@@ -122,14 +124,15 @@ def _predicted(built: BuiltTowers, trace: Trace,
     begins = _begins_of(trace)
     predicted = {}
     for pool in account.pools():
-        device = pool.device or None
-        simulated_peak = run.peaks[device].bytes if device in run.peaks else 0
+        device = pool.device or None  # the simulation has None for '', all CPUs together
+        simulated_peak = 0
+        if device in run.peaks:
+            simulated_peak = run.peaks[device].bytes
         always_held = pool.peak - simulated_peak  # constants, and what the allocator itself needs
         curve = []
         for time, in_use in _simulated(run, device, begins):
             curve.append((min(time, trace.micros), in_use + always_held))
-        key = pool.device if is_gpu(pool.device) else ''
-        predicted[key] = _Prediction(curve, pool.peak)
+        predicted[pool.device] = _Prediction(curve, pool.peak)
     return predicted
 
 
@@ -145,36 +148,57 @@ def _simulated(run: Run, device: typing.Optional[str], begins: typing.Dict[str, 
                ) -> typing.Iterator[Point]:
     """Yields the `Point`s of a simulated step, at times of the traced one.
 
-    A simulated step is a sequence of events, at which memory is taken or given back. It has no
-    times: an event gets the time of the last event before it at which an operation of the trace
-    takes memory; the k-th such event gets the k-th of these operations' times.
+    A simulated step is a sequence of numbered events, at which memory is taken or given back. It
+    has no times. If in the simulation the operations a, c and b take memory, one after the other,
+    and in the trace a, b and c began after 10, 20 and 30 microseconds, then the events at which
+    a, c and b take memory get the times 10, 20 and 30. All other events get the time of the last of
+    these before them, or 0.
 
     Args:
       run: the simulated step.
       device: the device whose memory it is; None for the memory of all devices.
       begins: {name of an operation: the time at which it began in the trace}.
     """
-    changes: typing.Dict[int, int] = collections.defaultdict(int)  # {event: change in bytes}
-    allocating: typing.Dict[int, str] = {}  # {event: name of the traced operation that takes some}
-    for buffer in run.buffers:
-        if device not in (None, buffer.device):
-            continue
-        changes[buffer.since] += buffer.size
-        name = buffer.owner(buffer.since)[0].name
-        is_variable = buffer.variable is not None  # it is there before the step
-        if not is_variable and name in begins:
-            allocating[buffer.since] = name
-        if buffer.until is not None:  # else it is held at the end of the step
-            changes[buffer.until] -= buffer.size
+    buffers = [buffer for buffer in run.buffers if device in (None, buffer.device)]
+    changes = _changes_of_memory(buffers)
+    allocating = _allocating_operations(buffers, begins)
     times = sorted(begins[name] for name in set(allocating.values()))
     in_use = 0
     begun: typing.Set[str] = set()
+    time = 0
     for event in sorted(changes):
         in_use += changes[event]
         if event in allocating:
             begun.add(allocating[event])
-        time = times[len(begun) - 1] if begun else 0
+            time = times[len(begun) - 1]
         yield time, in_use
+
+
+def _changes_of_memory(buffers: typing.Iterable[Buffer]) -> typing.Dict[int, int]:
+    """{event of a simulated step: by how many bytes the memory in use grows there}."""
+    changes: typing.Dict[int, int] = collections.defaultdict(int)
+    for buffer in buffers:
+        changes[buffer.since] += buffer.size
+        if buffer.until is not None:  # else it is held at the end of the step
+            changes[buffer.until] -= buffer.size
+    return changes
+
+
+def _allocating_operations(buffers: typing.Iterable[Buffer], begins: typing.Dict[str, int]
+                           ) -> typing.Dict[int, str]:
+    """{event of a simulated step: name of the operation of the trace that takes memory there}.
+
+    Args:
+      buffers: the memory that the step takes.
+      begins: {name of an operation: the time at which it began in the trace}.
+    """
+    allocating = {}
+    for buffer in buffers:
+        is_variable = buffer.variable is not None  # it is there before the step
+        node, _ = buffer.owner(buffer.since)
+        if not is_variable and node.name in begins:
+            allocating[buffer.since] = node.name
+    return allocating
 
 
 def _thinned(points: typing.List[Point]) -> typing.List[Point]:

@@ -44,6 +44,8 @@ from towers.report.trace import Trace, Traced
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _MOST_LANES = 10  # of a device; what else runs at the same time is drawn on the last one
+_LONGEST_WAIT = 0.02  # of the step: a longer wait is drawn as a gap in a pass
+_LEAST_LENGTH = 0.02  # of the longest operation of a pass: shorter ones are not drawn in it
 _DATA = re.compile(r'<script type="application/json">(.*?)</script>', re.DOTALL)
 
 
@@ -101,7 +103,7 @@ def packed_trace(trace: Trace) -> dict:
       module's docstring describes them.
     """
     operations_by_row = _by_row(trace)
-    rows = []
+    rows = []  # those of the page's data: name, kind, number of lanes
     with_lanes: typing.List[_WithLane] = []
     for row, operations in operations_by_row.items():
         lanes = _lanes(operations)
@@ -114,15 +116,17 @@ def packed_trace(trace: Trace) -> dict:
         rows=_Numbered(operations_by_row), parts=_Numbered(PARTS), groups=_Numbered(['']),
         types=_Numbered(['']))
     packed_operations = _packed_operations(with_lanes, indices)
-    passes = []
+    packed_passes = []
     for (row, place), spans in sorted(_passes(trace).items()):
-        pass_key = [indices.rows.index(row), indices.parts.index(place.part),
-                    indices.groups.index(_group(place))]
-        passes += [pass_key + [begin, end] for begin, end in spans]
+        row_index = indices.rows.index(row)
+        part_index = indices.parts.index(place.part)
+        group_index = indices.groups.index(_group(place))
+        for begin, end in spans:
+            packed_passes.append([row_index, part_index, group_index, begin, end])
     return {
         'micros': trace.micros, 'parts': list(PARTS.items()), 'rows': rows,
         'groups': indices.groups.values, 'types': indices.types.values,
-        'operations': packed_operations, 'passes': passes}
+        'operations': packed_operations, 'passes': packed_passes}
 
 
 class _WithLane(typing.NamedTuple):
@@ -229,17 +233,18 @@ def _passes(trace: Trace) -> typing.Dict[typing.Tuple[str, Place], typing.List[S
 
     A pass that waits for more than 2 % of the step has a span before and one after the wait.
     Operations that take less than 2 % of the time of the pass's longest operation are left out:
-    constants and the like run at the beginning of the step.
+    constants and the like run at the beginning of the step, long before the pass.
     """
     operations_of_passes: typing.Dict[typing.Tuple[str, Place], typing.List[Traced]] = {}
     for operation in trace.operations:
-        if operation.place.part in OF_TOWERS:
+        is_in_pass = operation.place.part in OF_TOWERS  # forward or backward
+        if is_in_pass:
             key = (operation.row, operation.place)
             operations_of_passes.setdefault(key, []).append(operation)
-    longest_wait = 0.02 * trace.micros
+    longest_wait = _LONGEST_WAIT * trace.micros
     passes: typing.Dict[typing.Tuple[str, Place], typing.List[Span]] = {}
     for key, operations in operations_of_passes.items():
-        least_micros = 0.02 * max(operation.micros for operation in operations)
+        least_micros = _LEAST_LENGTH * max(operation.micros for operation in operations)
         spans = union(operation.span for operation in operations
                       if operation.micros >= least_micros)
         passes[key] = _joined_over_waits(spans, longest_wait)

@@ -44,7 +44,7 @@ PARTS = {
     COPIES: 'copies between devices',
     OTHER: 'other',
 }
-OF_TOWERS = (FORWARD, BACKWARD)
+OF_TOWERS = (FORWARD, BACKWARD)  # the parts in which towers compute
 
 
 class Place(typing.NamedTuple):
@@ -82,16 +82,20 @@ class StepParts:
         self.places: typing.Dict[str, Place] = {}
         # The order counts: an operation stays in the first part into which it is put.
         self._put_towers(built)
-        self._put_others(INPUT, names_of(step_operations(shard_operations(built))))
+        needed_by_shards = names_of(step_operations(shard_operations(built)))
+        self._put_others(INPUT, needed_by_shards)
         after_towers = self._after_towers()
         before_towers = self._before_towers()
+        # What one tower makes, and another one takes.
         self._put_others(EXCHANGE, after_towers & before_towers)
-        self._put_others(COMBINATION, after_towers & ancestors(_combined_gradients(built)))
+        needed_by_gradients = ancestors(_combined_gradients(built))
+        self._put_others(COMBINATION, after_towers & needed_by_gradients)
         output_tensors = [output for output in outputs if isinstance(output, tf.Tensor)]
-        self._put_others(OUTPUTS, after_towers & ancestors(output_tensors))
-        needed_by_update = names_of(step_operations(train_ops))
+        needed_by_outputs = ancestors(output_tensors)
+        self._put_others(OUTPUTS, after_towers & needed_by_outputs)
         # What an operation of a tower depends on, such as a weight read outside of the towers, is
         # no part of the update, though the update needs it.
+        needed_by_update = names_of(step_operations(train_ops))
         self._put_others(UPDATE, needed_by_update - before_towers)
         self._put_others(OTHER, names_of(self.operations))
 
@@ -188,12 +192,13 @@ def _takers_by_name(
 
 def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]],
                       parts: StepParts) -> typing.Set[Place]:
-    """The `Place`s of the operations of the built graph that use the result of an added one.
+    """The `Place`s of the operations of the built graph that use the result of an operation which
+    the runtime has added.
 
     They use it themselves, or by way of other operations that the runtime has added.
 
     Args:
-      name: the name of the added operation.
+      name: the name of the operation that the runtime has added.
       takers: {name of an operation: names of the operations that use its result}.
       parts: the operations of the graph as it was built.
     """
@@ -205,7 +210,7 @@ def _places_of_takers(name: str, takers: typing.Dict[str, typing.Set[str]],
             place = parts.place_of(taker)
             if place is not None:
                 places.add(place)
-            elif taker not in seen:
+            elif taker not in seen:  # the runtime has added this one, too
                 seen.add(taker)
                 stack.append(taker)
     return places

@@ -10,7 +10,7 @@ from towers.arguments import check_count, check_instance, directory_name
 from towers.errors import counted
 from towers.inspect.audit import Audit, Transfers, audit
 from towers.placement.devices import short_name
-from towers.report.chain import Link, longest_chain, parts_of_chain
+from towers.report.chain import GAP, Link, longest_chain, parts_of_chain
 from towers.report.memory_curves import MemoryCurves, memory_curves
 from towers.report.page import packed_trace, report_in, written_page
 from towers.report.parts import COMBINATION, OTHER, PARTS, StepParts
@@ -19,6 +19,8 @@ from towers.report.trace import Trace, read_trace
 from towers.report.variable_rows import variable_rows
 from towers.report.verdict import verdict
 from towers.safe_files import written_whole
+
+_WIDTH_OF_PAGE = 2000  # points: a shorter piece of the step is not seen
 
 
 class StepReport(typing.NamedTuple):
@@ -110,10 +112,16 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
         variables=[list(row) for row in variable_rows(built, parts)])
     with written_whole(path, encoding='utf-8') as opened:
         opened.write(written_page([data] + reports_beside))
+    return StepReport(path, verdict=[str(finding) for finding in findings],
+                      milliseconds=trace.micros / 1e3, shares=_shares_of_step(use))
+
+
+def _shares_of_step(use: TimeUse) -> typing.Dict[str, typing.Dict[str, float]]:
+    """{device: {part: share of the step}}: the shares of the time use, over the step's length."""
     shares = {}
     for device, micros_of_parts in use.shares.items():
         shares[device] = {part: micros / use.micros for part, micros in micros_of_parts.items()}
-    return StepReport(path, [str(finding) for finding in findings], trace.micros / 1e3, shares)
+    return shares
 
 
 def _title(built: BuiltTowers) -> str:
@@ -175,11 +183,13 @@ def _chain(links: typing.Sequence[Link], rows: typing.Sequence[list], micros: in
     keys = list(PARTS)
     table = []
     for chain_part in parts_of_chain(links):
-        is_gap = chain_part.part == ''
-        part = -1 if is_gap else keys.index(chain_part.part)
+        part = -1
+        if chain_part.part != GAP:
+            part = keys.index(chain_part.part)
         table.append([part, chain_part.device, chain_part.micros, chain_part.num_entries,
                       chain_part.longest])
-    return {'table': table, 'spans': _spans_of_chain(links, rows, closest=micros // 2000)}
+    return {'table': table,
+            'spans': _spans_of_chain(links, rows, closest=micros // _WIDTH_OF_PAGE)}
 
 
 def _spans_of_chain(links: typing.Sequence[Link], rows: typing.Sequence[list],

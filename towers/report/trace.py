@@ -168,7 +168,8 @@ def _received(records: typing.Iterable[_Record],
     """A copy for each receive of the step.
 
     A receive begins when its device is ready for it, and waits for the tensor. So the copy begins
-    when the tensor is sent, where the trace has the send, too.
+    when the tensor is sent, where the trace has the send, too. It never begins after its end: the
+    send may be of another run of a loop.
 
     Args:
       records: the records of the trace.
@@ -214,7 +215,7 @@ def _records(metadata: tf.RunMetadata, parts: StepParts) -> typing.Iterator[_Rec
     for stats in stats_of_devices:
         device = _short(stats.device)
         is_device = device != ''
-        if not is_device or _is_left_out(stats.device, has_kernels=device in with_kernels):
+        if not is_device or not _is_kept(stats.device, has_kernels=device in with_kernels):
             continue
         is_copy = stats.device.endswith(_COPIES_OF_GPU)
         for node in stats.node_stats:
@@ -230,17 +231,21 @@ def _is_all_streams(device: str) -> bool:
     return device.endswith('stream:all')
 
 
-def _is_left_out(device: str, has_kernels: bool) -> bool:
-    """Whether the records of a traced device repeat others, or are copies inside of a device.
+def _is_kept(device: str, has_kernels: bool) -> bool:
+    """Whether the records of a traced device are read, and not left out as a repetition of others.
 
     Args:
       device: the name of the device in the trace.
-      has_kernels: whether the trace has the kernels of the device.
+      has_kernels: whether the trace has the kernels of all streams of the device.
     """
     if _is_all_streams(device) or device.endswith(_COPIES_OF_GPU):
-        return False
+        return True
+    # The kernels of one stream are in `stream:all`, too; `sync` has copies inside of a device.
     is_single_stream = 'stream:' in device or device.endswith('/sync')
-    return is_single_stream or has_kernels
+    if is_single_stream:
+        return False
+    # The device itself: the operations of a CPU; of a GPU the times at which kernels were started.
+    return not has_kernels
 
 
 def _short(device: str) -> str:

@@ -55,11 +55,19 @@ def _by_role(built: BuiltTowers
     replicas: typing.List[tf.Variable] = []
     if built.replicas is not None:
         replicas = list(built.replicas.variables) + list(built.replicas.slots)
-    global_step = [] if built.global_step is None else [built.global_step]
+    global_step = []
+    if built.global_step is not None:
+        global_step.append(built.global_step)
+    variables_by_role = {
+        'trained': trained,
+        'slot': built.slots,
+        'replica': replicas,
+        'state of a tower': built.own_state,
+        'global step': global_step,
+        'shared': built.variables,
+    }
     seen: typing.Set[str] = set()
-    for role, variables in (('trained', trained), ('slot', built.slots), ('replica', replicas),
-                            ('state of a tower', built.own_state), ('global step', global_step),
-                            ('shared', built.variables)):
+    for role, variables in variables_by_role.items():
         new_variables = []
         for variable in variables:
             if variable.op.name not in seen:

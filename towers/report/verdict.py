@@ -56,34 +56,46 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
       share come last.
     """
     found = _exposed_parts(built, use) + _long_stage(built, use) + _long_tower(built, use)
+    found.append(_nothing_runs(use))
     waits = _waits_of_chain(built, use, chain)
-    has_gpus = _has_gpus(built)
-    if has_gpus:
+    if _has_gpus(built):
         found.append(waits)
-    found.append(Finding(
-        use.nothing / use.micros,
-        'During %s of the step nothing runs on any device: the time goes into the beginning of '
-        'operations and into copies' % _percent(use.nothing, use.micros),
-        'larger shards, so that the same number of operations does more'))
-    found.sort(key=lambda finding: -finding.share)
-    if not has_gpus:
-        # Such a wait is for the threads that CPU devices share: of the machine, not of the step.
+        found.sort(key=lambda finding: -finding.share)
+    else:
+        # Devices of CPUs wait for the threads that they share: the machine costs that time, and not
+        # the step, whatever its share is.
+        found.sort(key=lambda finding: -finding.share)
         found.append(waits)
     worth_saying = [finding for finding in found if finding.share >= _LEAST_SHARE]
     if worth_saying:
         return worth_saying
+    return [_only_computes(use)]
+
+
+def _nothing_runs(use: TimeUse) -> Finding:
+    """The `Finding` about the time in which nothing runs on any device."""
+    return Finding(
+        use.nothing / use.micros,
+        'During %s of the step nothing runs on any device: the time goes into the beginning of '
+        'operations and into copies' % _percent(use.nothing, use.micros),
+        'larger shards, so that the same number of operations does more')
+
+
+def _only_computes(use: TimeUse) -> Finding:
+    """The `Finding` about a step in which nothing else is worth a finding."""
     computing = max(use.computing.values())
-    return [Finding(
+    return Finding(
         0., 'Towers compute during %s of the step, and nothing else takes 5 %% of it' % _percent(
             computing, use.micros),
-        'only faster kernels, a lower precision (Numerics) or fewer computations make it shorter')]
+        'only faster kernels, a lower precision (Numerics) or fewer computations make it shorter')
 
 
 def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> Finding:
     """The `Finding` about the time in which the next operation of the longest chain waits, its
     device runs nothing, and another device runs something."""
     idle = sum(link.idle for link in chain)
-    # The time in which no device runs anything is a finding of its own.
+    # A part of that time is `use.nothing`, in which no other device runs anything either: it has a
+    # finding of its own. Not all of it need be before operations of the chain.
     micros = max(0, idle - use.nothing)
     if _has_gpus(built):
         text = 'for a copy from another device, or for a thread'
@@ -106,6 +118,22 @@ def _has_gpus(built: BuiltTowers) -> bool:
 
 def _exposed_parts(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
     """A `Finding` for each part that ran while no tower computed; see `_parts_to_name`."""
+    advice = _advice_by_part(built, use)
+    found = []
+    for parts in _parts_to_name(use):
+        micros = sum(use.exposed[part] for part in parts)
+        subject = ' and '.join(_SUBJECTS[part] for part in parts)
+        verb = 'takes' if len(parts) == 1 else 'take'
+        # `use.longest` has all devices: the longest operation may be on any of them.
+        text = '%s %s %s of the step%s, while %s; the longest operation is %s' % (
+            subject[0].upper() + subject[1:], verb, _percent(micros, use.micros),
+            _where(parts, use), _who_waits(built), _longest_operation(use, use.longest, parts))
+        found.append(Finding(micros / use.micros, text, advice[parts[0]]))
+    return found
+
+
+def _advice_by_part(built: BuiltTowers, use: TimeUse) -> typing.Dict[str, str]:
+    """{part: what to change where it costs time}, for all parts but the towers' own."""
     advice = {
         INPUT: 'make batches while a step runs, with dataset.map(…, num_parallel_calls=…) and, '
                'last, dataset.prefetch(…), or with towers.staged, which also brings the shards to '
@@ -117,22 +145,13 @@ def _exposed_parts(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
         OUTPUTS: 'fetch predictions and metrics in fewer steps',
         OTHER: 'see the operations of this part in the timeline',
     }
-    found = []
     if INPUT in use.exposed:
         # With prefetching the input and the rest of the step run at the same time.
         rest = use.micros - use.exposed[INPUT]
+        longer_one = max(rest, use.exposed[INPUT])
         advice[INPUT] += '. Prefetching alone brings the step to %.1f ms at best' % (
-            max(rest, use.exposed[INPUT]) / 1e3)
-    for parts in _parts_to_name(use):
-        micros = sum(use.exposed[part] for part in parts)
-        subject = ' and '.join(_SUBJECTS[part] for part in parts)
-        verb = 'takes' if len(parts) == 1 else 'take'
-        # `use.longest` has all devices: the longest operation may be on any of them.
-        text = '%s %s %s of the step%s, while %s; the longest operation is %s' % (
-            subject[0].upper() + subject[1:], verb, _percent(micros, use.micros),
-            _where(parts, use), _who_waits(built), _longest_operation(use, use.longest, parts))
-        found.append(Finding(micros / use.micros, text, advice[parts[0]]))
-    return found
+            longer_one / 1e3)
+    return advice
 
 
 def _parts_to_name(use: TimeUse) -> typing.List[typing.Tuple[str, ...]]:
@@ -200,12 +219,14 @@ def _advice_on_variables(built: BuiltTowers) -> str:
     """
     if len(built.devices) == 1:
         return 'an optimizer with fewer slots, or fewer and larger variables'
-    devices = {short_name(variable.device) for variable in built.variables}
-    if built.replicas is not None or built.machines is not None:
+    has_replicas = built.replicas is not None
+    has_cluster = built.machines is not None
+    if has_replicas or has_cluster:  # no other placement makes the update shorter
         return 'larger shards, or Memory(accumulate=…), so that fewer updates are made'
     has_stages = len(stages_of(built.devices[0])) > 1  # towers with stages have no replicas
     if has_stages:
         return "try variables=towers.VariablePlacement('stage')"
+    devices = {short_name(variable.device) for variable in built.variables}
     if len(devices) > 1:
         return "try variables=towers.VariablePlacement('replicated')"
     return ("all variables are on %s: spread them, and the update, over the towers' devices with "
@@ -260,8 +281,8 @@ def _long_stage_in_words(tower: int, devices: typing.Sequence[str],
 
 
 def _on_shared_processors(built: BuiltTowers, use: TimeUse) -> str:
-    """The condition of advice that is good for devices of their own, but not for CPU devices that
-    share fewer processors; '' where it always holds."""
+    """The end of an advice that shortens a step only if the devices compute at the same time: where
+    CPU devices share fewer processors, the condition under which it helps; else ''."""
     num_devices = len(set(all_devices(built.devices)))
     if _has_gpus(built) or use.most_at_once >= num_devices:
         return ''
@@ -275,8 +296,10 @@ def _long_tower(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
     Returns:
       A list of one; [] for one tower, and for towers that share devices.
     """
+    if len(use.tower_micros) < 2:
+        return []
     share_devices = len(set(built.devices)) < len(built.devices)
-    if len(use.tower_micros) < 2 or share_devices:
+    if share_devices:  # then an operation of one tower may be long since another tower computes
         return []
     slowest = max(use.tower_micros, key=lambda tower: use.tower_micros[tower])
     micros = use.tower_micros[slowest]
