@@ -230,7 +230,7 @@ def _off_device(operations: typing.Iterable[tf.Operation], tower: Tower, first_t
       first_tower: tower 0, whose operations tell what the model itself has placed.
       variables: names of all variables.
     """
-    found = _OffDevice([], [], [])
+    found = _OffDevice(at_variables=[], chosen_by_model=[], unexplained=[])
     for op in operations:
         if not tower.has(op.name) or not _is_off_device(op, tower):
             continue
@@ -267,7 +267,9 @@ def _touches_variable(op: tf.Operation, variables: typing.Set[str], depth: int =
         operations may be colocated with each other.
     """
     for tensor in op.inputs:
-        if tensor.dtype == tf.resource or tensor.op.name in variables:
+        is_handle = tensor.dtype == tf.resource
+        is_reference_variable = tensor.op.name in variables
+        if is_handle or is_reference_variable:
             return True
     for other in colocated_operations(op):
         if other.name in variables:
@@ -283,17 +285,23 @@ def _follows_input(op: tf.Operation, tower: Tower) -> bool:
     A `Switch` of `tf.cond` (v1) is with its input; a TensorArray (v1), and the constant of its
     size, is with the first value that is written to it.
     """
-    source = op
-    while source.type in ('Switch', 'RefSwitch'):  # a branch in a branch has several in a row
+    if op.type in _SWITCHES:
+        return _is_with_value_from_outside(op, tower)
+    if op.type == 'Const':  # the size
+        return any(taker.type == 'TensorArrayV3' for taker in op.outputs[0].consumers())
+    return op.type == 'TensorArrayV3'
+
+
+_SWITCHES = ('Switch', 'RefSwitch')
+
+
+def _is_with_value_from_outside(switch: tf.Operation, tower: Tower) -> bool:
+    """Whether a `Switch` takes a value from outside of the tower, and is on that value's device."""
+    source = switch
+    while source.type in _SWITCHES:  # a branch in a branch has several in a row
         source = source.inputs[0].op
-    is_switch = source is not op
-    if is_switch and not tower.has(source.name):
-        return operation_device(op) == operation_device(source)
-    if op.type == 'TensorArrayV3':
-        return True
-    if op.type != 'Const':
-        return False
-    return any(reader.type == 'TensorArrayV3' for reader in op.outputs[0].consumers())
+    is_from_outside = not tower.has(source.name)
+    return is_from_outside and operation_device(switch) == operation_device(source)
 
 
 def _devices_of(operations: typing.Iterable[tf.Operation]) -> str:
@@ -318,9 +326,12 @@ def _findings_of_gpu_kernels(built: BuiltTowers, operations: typing.Iterable[tf.
 
 
 def _findings_of_moved(moved: MovedOperations) -> Findings:
-    """Yields the findings about operations that soft placement takes from one GPU to the CPU: those
-    without a kernel on floats, those without a kernel on other types, and those with a kernel that
-    are colocated with one without."""
+    """Yields the findings about operations that soft placement takes from one GPU to the CPU.
+
+    There is one for each of the three kinds that has operations: those on floats without a kernel,
+    those on other types without a kernel, and those with a kernel that are colocated with one of
+    these.
+    """
     owner = 'no tower' if moved.owner is None else 'tower %d' % moved.owner
     cross = '%s a step cross' % bytes_text(moved.bytes)
     if moved.unknown:

@@ -40,8 +40,13 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
     used = built._replace(
         variables=[variable for variable in built.variables if variable.op.name in device_of],
         slots=[slot for slot in built.slots if slot.op.name in device_of])
-    yield from findings_of_variables(
-        used, lambda variable: device_of.get(variable.op.name, without_localhost(variable.device)))
+
+    def device_of_variable(variable: tf.Variable) -> str:
+        """Where a variable was placed; of a replica that the step does not use, where it should be.
+        """
+        return device_of.get(variable.op.name, without_localhost(variable.device))
+
+    yield from findings_of_variables(used, device_of_variable)
     graph = leaves_of(built.towers[0].inputs)[0].graph
     for tower in built.towers:
         yield from _findings_of_moves(tower, graph, device_of)
@@ -74,9 +79,11 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph,
     without_kernel = []
     for op in _moved_operations(tower, graph, device_of):
         place = '%s to %s' % (op.name, named(device_of[op.name]))
-        # Integers and strings have few kernels on a GPU; operations on floats have one.
+        # On a GPU, integers and strings have few kernels; operations on floats have one. On a CPU
+        # all operations have one.
         has_floats = any(output.dtype.is_floating for output in op.outputs)
-        if has_floats or not is_gpu(tower.device):
+        should_have_kernel = has_floats or not is_gpu(tower.device)
+        if should_have_kernel:
             moved_away.append(place)
         else:
             without_kernel.append(place)
@@ -112,11 +119,12 @@ def _may_not_move(op: tf.Operation, tower: Tower) -> bool:
     """Whether an operation asks for a device of its tower, and the runtime has to keep it there.
 
     The audit of the graph has checked operations that ask for another device. An operation that
-    takes a variable or a TensorArray runs where that is.
+    takes a variable or a TensorArray runs where that is; so does an `Enter`, which takes these into
+    a loop.
     """
-    if operation_device(op) not in stages_of(tower.device) or op.type == 'Enter':
-        return False
-    return all(tensor.dtype != tf.resource for tensor in op.inputs)
+    asks_for_tower = operation_device(op) in stages_of(tower.device)
+    takes_resource = any(tensor.dtype == tf.resource for tensor in op.inputs)
+    return asks_for_tower and op.type != 'Enter' and not takes_resource
 
 
 def _findings_of_precision(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:

@@ -111,36 +111,79 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
         check_number('tolerance', tolerance, 0, expected='None or a number of at least 0')
     check_flag('same_shards', same_shards)
     options = _checked_options(options)
-    machines = _checked_machines(cluster, shares, num_towers, options)
-    devices: typing.Sequence[str] = []  # of the towers on one machine
-    if machines is None:
-        devices = _checked_devices(num_towers, options)
-        shares = checked_shares(shares, len(devices), 'towers')
-        options['shares'] = shares
-        if not same_shards:
-            _check_divides(inputs, shares, options)
-        num_workers = 1
-        all_towers = len(devices)
+    if cluster is None:
+        checked = _towers_of_one_machine(num_towers, shares, options)
     else:
-        shares = machines.shares
-        num_workers = len(shares)
-        all_towers = num_workers * num_towers
+        checked = _towers_of_workers(cluster, shares, num_towers, options)
     micro_batches_of_tower = options['memory'].accumulate * options['pipeline'].micro_batches
-    num_parts = all_towers * micro_batches_of_tower
+    num_parts = checked.num_towers * micro_batches_of_tower
     if same_shards:
-        _check_equal(shares, 'towers' if machines is None else 'workers')
+        _check_equal(checked)
         inputs = _first_shard_repeated(inputs, num_parts)
+    elif checked.machines is None:
+        _check_divides(inputs, checked.shares, options)
+    sizes: typing.List[int] = []  # of the workers' batches
+    if checked.machines is not None:
+        sizes = _sizes_of_workers(inputs, checked.shares)
 
-    sizes = [] if machines is None else _sizes_of_workers(inputs, shares)
     program = Program(model_fn, inputs, make_optimizer, steps, reduction, options)
-    one = run_one_device(program, seed, factor=all_towers if reduction == 'sum' else 1)
-    if machines is None:
-        numbers, proof = run_towers(program, devices, one.initial, same_shards)
+    factor = 1
+    if reduction == 'sum':
+        factor = checked.num_towers
+    one = run_one_device(program, seed, factor)
+    if checked.machines is None:
+        numbers, proof = run_towers(program, checked.devices, one.initial, same_shards)
     else:
-        numbers = run_machines(program, machines, sizes, one.initial)
+        numbers = run_machines(program, checked.machines, sizes, one.initial)
         proof = None
-    ran = CheckedRuns(all_towers, num_workers, steps, reduction, num_parts, same_shards)
+    ran = CheckedRuns(
+        towers=checked.num_towers, workers=checked.num_workers, steps=steps, reduction=reduction,
+        parts=num_parts, same_shards=same_shards)
     return report_on(one.numbers, numbers, one.traits, ran, tolerance, proof)
+
+
+class _CheckedTowers(typing.NamedTuple):
+    """The towers that are compared with one device.
+
+    Attributes:
+      devices: the device of each tower on one machine; none with a cluster.
+      machines: the workers of a cluster; None for one machine.
+      shares: the proportions of the batch: of the towers, or of the workers.
+      num_workers: the number of workers; 1 for one machine.
+      num_towers: the number of towers of all workers.
+    """
+    devices: typing.Sequence[str]
+    machines: typing.Optional[Machines]
+    shares: typing.Tuple[int, ...]
+    num_workers: int
+    num_towers: int
+
+
+def _towers_of_one_machine(num_towers: int, shares: typing.Any,
+                           options: typing.Dict[str, typing.Any]) -> _CheckedTowers:
+    """The towers of a check without a cluster.
+
+    Args:
+      num_towers: how many virtual CPUs, where the devices are not given.
+      shares: the proportions of the towers' shards; None for equal ones.
+      options: the further arguments of `build_towers`; of these `devices` is taken away, and
+        `shares` is added.
+    """
+    devices = _devices_of_towers(num_towers, options)
+    _check_is_not_one_device(devices, options)
+    checked = checked_shares(shares, len(devices), 'towers')
+    options['shares'] = checked
+    return _CheckedTowers(devices, machines=None, shares=checked, num_workers=1,
+                          num_towers=len(devices))
+
+
+def _towers_of_workers(cluster: str, shares: typing.Any, num_towers: int,
+                       options: typing.Dict[str, typing.Any]) -> _CheckedTowers:
+    """The towers of a check with a cluster; the arguments are those of `_checked_machines`."""
+    machines = _checked_machines(cluster, shares, num_towers, options)
+    num_workers = len(machines.shares)
+    return _CheckedTowers([], machines, machines.shares, num_workers,
+                          num_towers=num_workers * num_towers)
 
 
 def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[dict],
@@ -171,9 +214,10 @@ def _as_output(model: typing.Any) -> ModelOutput:
     """The `ModelOutput` of a finished model: of a loss, a `ModelOutput`, its fields in a dict, or a
     dict of losses by name."""
     names = None
-    has_fields = isinstance(model, dict) and set(model) <= set(ModelOutput._fields)
-    if isinstance(model, dict) and not has_fields:
-        names = list(model)
+    if isinstance(model, dict):
+        has_fields = set(model) <= set(ModelOutput._fields)  # {'loss': …, 'predictions': …}
+        if not has_fields:
+            names = list(model)  # of losses
     return output_of_finished(model, needs_loss=True, names=names)
 
 
@@ -186,39 +230,44 @@ def _check_make_optimizer(make_optimizer: typing.Any) -> None:
                    'lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
 
 
-def _checked_devices(num_towers: int,
-                     options: typing.Dict[str, typing.Any]) -> typing.Sequence[str]:
+def _devices_of_towers(num_towers: int,
+                       options: typing.Dict[str, typing.Any]) -> typing.Sequence[str]:
     """The device of each tower on one machine.
 
     Args:
       num_towers: how many virtual CPUs, where the devices are not given.
       options: the further arguments of `build_towers`, of which `devices` is taken away.
-
-    Raises:
-      InvalidArgumentError: one tower that does nothing else than one device does.
     """
-    devices: typing.Sequence[str]
     if 'devices' in options:
-        devices = resolve_devices(options.pop('devices'))
-    else:
-        devices = ['/device:CPU:%d' % index for index in range(num_towers)]
+        return resolve_devices(options.pop('devices'))
+    return ['/device:CPU:%d' % index for index in range(num_towers)]
+
+
+def _check_is_not_one_device(devices: typing.Sequence[str],
+                             options: typing.Dict[str, typing.Any]) -> None:
+    """Raises `InvalidArgumentError` for one tower that does nothing else than one device does.
+
+    Args:
+      devices: the device of each tower.
+      options: the further arguments of `build_towers`.
+    """
     memory = options['memory']
-    has_several_devices = len(all_devices(devices)) > 1 or len(devices) > 1
+    has_several_towers = len(devices) > 1
+    has_stages = len(all_devices(devices)) > 1
     has_micro_batches = memory.accumulate > 1 or options['pipeline'].micro_batches > 1
     has_recomputation = memory.recompute is not None
-    if not (has_several_devices or has_micro_batches or has_recomputation):
+    if not (has_several_towers or has_stages or has_micro_batches or has_recomputation):
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
                                    'device; or memory=, or several devices for '
                                    'the one.' % (devices,))
-    return devices
 
 
-def _check_equal(shares: typing.Sequence[int], owners: str) -> None:
-    """Raises `InvalidArgumentError` for shares that differ, with `same_shards`; `owners` is what
-    has them, for the error."""
-    if len(set(shares)) > 1:
+def _check_equal(checked: _CheckedTowers) -> None:
+    """Raises `InvalidArgumentError` for shares that differ, with `same_shards`."""
+    owners = 'towers' if checked.machines is None else 'workers'
+    if len(set(checked.shares)) > 1:
         raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
-                                   'that the %s have equal parts.' % (tuple(shares), owners))
+                                   'that the %s have equal parts.' % (checked.shares, owners))
 
 
 def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
@@ -230,20 +279,24 @@ def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
     sizes = [size for size in _numbers_of_examples(inputs) if size is not None]
     if not sizes:
         return  # sparse inputs alone: the build checks these
+    some_batch = np.empty(sizes[0])  # of that many examples
+    # `checked_size` refuses eager execution, in which `check_towers` itself may be called.
     with tf.Graph().as_default():
-        checked_size(np.empty(sizes[0]), shares, options.get('remainder', 'error'), 'towers')
+        checked_size(some_batch, shares, options.get('remainder', 'error'), 'towers')
 
 
 def _numbers_of_examples(inputs: typing.Any) -> typing.List[typing.Optional[int]]:
     """For each leaf of the inputs its number of examples; None for scalars and sparse leaves."""
-    sizes: typing.List[typing.Optional[int]] = []
+    leaves: typing.List[typing.Any] = []
+    map_leaves(leaves.append, inputs)
+    return list(map(_number_of_examples, leaves))
 
-    def note_size(leaf: typing.Any) -> None:
-        """Adds the number of examples of a leaf to `sizes`."""
-        has_examples = not isinstance(leaf, tf.SparseTensorValue) and np.ndim(leaf) > 0
-        sizes.append(np.shape(leaf)[0] if has_examples else None)
-    map_leaves(note_size, inputs)
-    return sizes
+
+def _number_of_examples(leaf: typing.Any) -> typing.Optional[int]:
+    """The first dimension of an array; None for a scalar and for a sparse one."""
+    if isinstance(leaf, tf.SparseTensorValue) or np.ndim(leaf) == 0:
+        return None
+    return np.shape(leaf)[0]
 
 
 def _check_inputs(inputs: typing.Any) -> None:
@@ -266,7 +319,7 @@ def _first_shard_repeated(inputs: typing.Any, num_parts: int) -> typing.Any:
         if isinstance(leaf, tf.SparseTensorValue):
             raise InputError('same_shards takes arrays here, not sparse tensors.')
         leaf = np.asarray(leaf)
-        if len(leaf) < num_parts:
+        if len(leaf) < num_parts:  # a part has no example
             raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
         return np.concatenate([leaf[:len(leaf) // num_parts]] * num_parts)
     return map_leaves(repeated, inputs)
@@ -310,17 +363,15 @@ def _sizes_of_workers(inputs: typing.Any, shares: typing.Sequence[int]) -> typin
 
 
 def _checked_machines(cluster: typing.Any, shares: typing.Any, num_towers: int,
-                      options: typing.Dict[str, typing.Any]) -> typing.Optional[Machines]:
-    """The workers that `check_towers` is asked for; None for one machine.
+                      options: typing.Dict[str, typing.Any]) -> Machines:
+    """The workers that `check_towers` is asked for.
 
     Args:
-      cluster: `'ring'`, `'ps'` or `'horovod'`; None for one machine.
+      cluster: `'ring'`, `'ps'` or `'horovod'`.
       shares: the workers' proportions of the batch; None for two halves.
       num_towers: how many towers each worker has.
       options: the further arguments of `build_towers`.
     """
-    if cluster is None:
-        return None
     check_choice('cluster', cluster, KINDS)
     if 'devices' in options:
         raise InvalidArgumentError('devices= and cluster=: each worker has num_towers towers on '

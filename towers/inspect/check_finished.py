@@ -27,7 +27,7 @@ _COLLECTIONS = (
     tf.GraphKeys.WHILE_CONTEXT)
 
 
-# Numbers for the names of imported functions: TF 2 keeps one library of functions for a process.
+# Numbers for the names of imported functions.
 _NUMBERS = itertools.count(1)
 
 
@@ -105,7 +105,8 @@ class FinishedProgram:
         self._import({})
         graph = tf.get_default_graph()
         entries = [graph.get_tensor_by_name(name) for name in self._names]
-        # With the static shapes of the program's placeholders, by which the plan's line is proven.
+        # Not the constants, whose static shape is that of the sample batch: the plan has to prove
+        # equality for the static shapes of the program's own placeholders.
         fed = map(tf.placeholder_with_default, constants, [entry.shape for entry in entries])
         return MadeProgram(self._output_in_default_graph(), dict(zip(entries, fed)))
 
@@ -126,18 +127,7 @@ class FinishedProgram:
                 replaced[name] = tf.constant(value, dtype)
         definition = type(self._definition)()
         definition.CopyFrom(self._definition)
-        # The functions get other names, so that this import does not replace the program's own; the
-        # nodes in them stay as they are.
-        library = definition.graph_def.library
-        functions = {function.signature.name: function for function in library.function}
-        copies, names = copied_functions(functions, 'check_%d' % next(_NUMBERS), lambda *_: None)
-        del library.function[:]
-        library.function.extend(copies)
-        for gradient in library.gradient:
-            gradient.function_name = names[gradient.function_name]
-            gradient.gradient_func = names[gradient.gradient_func]
-        for node in definition.graph_def.node:
-            rename_functions(node, names)
+        _give_functions_new_names(definition.graph_def)
         tf.train.import_meta_graph(definition, input_map=replaced)
 
     def _output_in_default_graph(self) -> ModelOutput:
@@ -149,3 +139,22 @@ class FinishedProgram:
             return graph.as_graph_element(leaf.name)
 
         return ModelOutput(*map_leaves(by_its_name, tuple(self._output)))
+
+
+def _give_functions_new_names(graph_def: tf.GraphDef) -> None:
+    """Renames the functions of a graph, so that their import does not replace those of the program:
+    TF 2 keeps one library of functions for a process."""
+    library = graph_def.library
+    functions = {function.signature.name: function for function in library.function}
+
+    def leave_as_it_is(unused_node: typing.Any, unused_is_beside_resource: bool) -> None:
+        """Changes nothing of a node in a function."""
+
+    copies, names = copied_functions(functions, 'check_%d' % next(_NUMBERS), leave_as_it_is)
+    del library.function[:]
+    library.function.extend(copies)
+    for gradient in library.gradient:
+        gradient.function_name = names[gradient.function_name]
+        gradient.gradient_func = names[gradient.gradient_func]
+    for node in graph_def.node:
+        rename_functions(node, names)

@@ -26,7 +26,7 @@ from towers.inspect.check_runs import (
     map_leaves,
     train,
 )
-from towers.inspect.comparison import Numbers
+from towers.inspect.comparison import FIRST_STEP, Numbers
 from towers.placement.session_config import session_config
 
 _PATIENCE = 120.  # seconds that the other workers wait for the chief to begin
@@ -71,14 +71,16 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
         return _train(cluster, program._replace(inputs=batch), machines.num_towers, dict(initial),
                       begun)
 
-    run = _by_horovod if machines.kind == 'horovod' else _on_servers
     are_uneven = len(set(sizes)) > 1
-    losses, numbers = run(machines, work, are_uneven)
+    if machines.kind == 'horovod':
+        losses, numbers = _by_horovod(machines, work, are_uneven)
+    else:
+        losses, numbers = _on_servers(machines, work, are_uneven)
     mean_losses = {}
     for step in numbers.losses:
         weighted = [size * losses_of_worker[step] for size, losses_of_worker in zip(sizes, losses)]
         mean_losses[step] = sum(weighted) / sum(sizes)
-    sum_of_losses = sum(float(losses_of_worker['of step 1']) for losses_of_worker in losses)
+    sum_of_losses = sum(float(losses_of_worker[FIRST_STEP]) for losses_of_worker in losses)
     return numbers._replace(losses=mean_losses, sum_of_losses=sum_of_losses)
 
 
@@ -113,19 +115,19 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
     ports = free_ports(num_workers + num_servers)
     addresses = ['127.0.0.1:%d' % port for port in ports]
 
-    def member(job: str, rank: int) -> Cluster:
-        """The cluster, as a member of it sees it."""
+    def cluster_of(job: str, rank: int) -> Cluster:
+        """The cluster, as this member of it sees it."""
         return Cluster(machines.kind, addresses[:num_workers], addresses[num_workers:], job, rank,
                        uneven=uneven)
 
     def rank_and_numbers(rank: int) -> typing.Tuple[int, Numbers]:
-        """Trains the worker of a rank."""
-        return rank, work(member('worker', rank))
+        """Trains the worker of a rank, which starts its own server."""
+        return rank, work(cluster_of('worker', rank))
 
-    servers = []  # kept until the workers are done
+    servers = []  # the parameter servers, kept until the workers are done
     for rank in range(num_servers):
-        server = member('ps', rank)
-        servers.append(start_server(server, server.session_config(tf.ConfigProto())))
+        cluster = cluster_of('ps', rank)
+        servers.append(start_server(cluster, cluster.session_config(tf.ConfigProto())))
     with multiprocessing.pool.ThreadPool(num_workers) as threads:
         # `imap_unordered` waits for no other thread after an error.
         numbers = dict(threads.imap_unordered(rank_and_numbers, range(num_workers)))
@@ -153,7 +155,8 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
                                num_workers, cluster.num_workers, num_workers))
     numbers = work(cluster)
     own_losses = {step: float(loss) for step, loss in numbers.losses.items()}
-    return [json.loads(text) for text in gathered_lines(json.dumps(own_losses))], numbers
+    lines_of_workers = gathered_lines(json.dumps(own_losses))  # each worker gets those of all
+    return list(map(json.loads, lines_of_workers)), numbers
 
 
 def _train(cluster: Cluster, program: Program, num_towers: int,
@@ -176,14 +179,17 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
             **program.options)
         pairs = [(tf.convert_to_tensor(gradient), variable)
                  for gradient, variable in built.gradients]
-        assignments, fed = assigned(initial, {})
-        refresh = [] if built.replicas is None else [built.replicas.refresh()]
         # Each variable has the same name on one device.
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
+        assignments, fed = assigned(initial, names)
+        refresh = []  # of the replicas, by which each tower has the new values
+        if built.replicas is not None:
+            refresh.append(built.replicas.refresh())
 
         def begin(step_context: typing.Any) -> None:
             """Gives the variables their initial values, before the first step."""
-            if cluster.is_served and not cluster.is_chief:
+            chief_does_it = cluster.is_served and not cluster.is_chief  # on the parameter servers
+            if chief_does_it:
                 begun.wait(_PATIENCE)
                 return
             # `step_context.session` is the session without hooks: this is no step.

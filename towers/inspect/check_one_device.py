@@ -57,17 +57,15 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
     """
     with tf.Graph().as_default():
         tf.set_random_seed(seed)
-        if isinstance(program.model_fn, FinishedProgram):
-            batch = [program.model_fn.on_one_device(program.inputs)]
-            program = program._replace(model_fn=output_of)
-        else:
-            batch = constants(program.inputs)
+        model_fn, batch = _model_and_batch(program)
         objectives = _objectives(program)
         global_step = tf.train.get_global_step()
-        loss, updates = _loss_on_one_device(program, batch, objectives)
-        pairs = objectives.shaped([
-            _pairs_on_one_device(objective, objectives.of(objective, loss), factor)
-            for objective in objectives])
+        loss, updates = _loss_on_one_device(model_fn, batch, objectives, program.options)
+        pairs_of_losses = []
+        for objective in objectives:
+            loss_of_objective = objectives.of(objective, loss)
+            pairs_of_losses.append(_pairs_on_one_device(objective, loss_of_objective, factor))
+        pairs = objectives.shaped(pairs_of_losses)  # a dict by loss, if the loss is one
         train_op = _step_on_one_device(objectives, loss, pairs, updates, global_step, factor)
         if global_step is not None:
             train_op = _with_counted_step(train_op, global_step)
@@ -77,8 +75,21 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
             variables = tf.global_variables()
             names = [variable.op.name for variable in variables]
             initial = list(zip(names, session.run(variables)))
-            numbers = train(session, loss, pairs, train_op, program.steps, dict(zip(names, names)))
+            names_on_one_device = dict(zip(names, names))  # this is the one device
+            numbers = train(session, loss, pairs, train_op, program.steps, names_on_one_device)
             return RunOfOneDevice(numbers, initial, traits)
+
+
+def _model_and_batch(program: Program) -> typing.Tuple[typing.Callable, typing.Any]:
+    """The model function of a program, and the tensors to call it with, in the default graph.
+
+    A finished model is imported here, with the batch in the place of its inputs. Its model function
+    only returns it.
+    """
+    if isinstance(program.model_fn, FinishedProgram):
+        output = program.model_fn.on_one_device(program.inputs)
+        return output_of, [output]
+    return program.model_fn, constants(program.inputs)
 
 
 def output_of(output: ModelOutput) -> ModelOutput:
@@ -100,30 +111,32 @@ def _objectives(program: Program) -> Objectives:
     return objectives
 
 
-def _loss_on_one_device(program: Program, batch: typing.Any, objectives: Objectives
-                        ) -> typing.Tuple[typing.Any, list]:
+def _loss_on_one_device(model_fn: typing.Callable, batch: typing.Any, objectives: Objectives,
+                        options: typing.Dict[str, typing.Any]) -> typing.Tuple[typing.Any, list]:
     """Calls the model function on the whole batch.
 
     Args:
-      program: what is trained.
-      batch: tensors, the argument of its model function.
+      model_fn: the model function.
+      batch: tensors, its argument.
       objectives: for each loss its optimizer, and what it trains.
+      options: the further arguments of `build_towers`.
 
     Returns:
       `(the loss, the updates that run with a step)`; the loss is a dict where there are several.
     """
+    # The same scope once more, for the sake of the getter: no name changes.
     with record_keras_calls() as keras, tf.variable_scope(
             tf.get_variable_scope(), auxiliary_name_scope=False,
             custom_getter=_registering_tensors):
-        output = to_model_output(call_model_fn(program.model_fn, batch), needs_loss=True,
+        output = to_model_output(call_model_fn(model_fn, batch), needs_loss=True,
                                  names=objectives.names)
     loss = output.loss
-    if program.options.get('regularization') == 'add':
+    if options.get('regularization') == 'add':
         if objectives.names is not None:
             raise InvalidArgumentError("regularization='add', and there are several losses.")
         loss = _with_registered_losses(loss, keras)
     updates: list = []
-    if program.options.get('update_ops') != 'none':
+    if options.get('update_ops') != 'none':
         updates += tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
         updates += output.updates or ()
     return loss, updates
@@ -137,12 +150,15 @@ def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
       keras: what `record_keras_calls` has recorded, with the losses of Keras' layers.
     """
     registered = tf.losses.get_regularization_losses()
+    # Keras makes the loss of a weight anew at each call: one of equal value may be in the loss, or
+    # may be registered.
     weight_losses = [term for term in keras.weight_losses()
                      if not is_computed_from(registered + [loss], term)]
-    upstream = graph_walk.ancestors([loss])
+    upstream_of_loss = graph_walk.ancestors([loss])
     terms = [loss]
     for term in registered + weight_losses + keras.activity_losses():
-        if term.op.name not in upstream:
+        is_in_loss = term.op.name in upstream_of_loss
+        if not is_in_loss:
             terms.append(tf.cast(term, loss.dtype))
     return tf.add_n(terms)
 
@@ -156,23 +172,18 @@ def _registering_tensors(getter: typing.Callable, *args: typing.Any, **kwargs: t
     from what it has registered. The variable is that of `getter(*args, **kwargs)`.
     """
     variable = getter(*args, **kwargs)
-    registered_losses()
+    registered_losses()  # puts a tensor in the place of each registered function
     return variable
 
 
 def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> Pairs:
     """The gradients of one loss times the factor, with their variables, transformed as the
     objective says."""
-    trainable = tf.trainable_variables()
-    if objective.var_list is not None:
-        trainable = checked_variables(objective.var_list(trainable), 'var_list')
-    if not trainable:
-        raise GradientError('the model function makes no trainable variable, or var_list leaves '
-                            'none: there is no training to compare.')
+    trainable = _trained_on_one_device(objective)
     optimizer = objective.optimizer
     if has_own_minimize(optimizer):
-        # Its `minimize` calls its own `compute_gradients`; these pairs are only compared, and any
-        # optimizer of TensorFlow's, with any rate, takes them.
+        # Its `minimize` takes gradients for itself. These here are for the comparison: they are the
+        # same for each optimizer of TensorFlow's, whatever its rate is.
         optimizer = tf.train.GradientDescentOptimizer(1.)
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
     if all(gradient is None for gradient, _ in pairs):
@@ -183,6 +194,17 @@ def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> 
     if factor != 1:
         pairs = _multiplied(pairs, factor)
     return call_transform(objective.transform_gradients, pairs, name_of_loss=objective.name)
+
+
+def _trained_on_one_device(objective: Objective) -> typing.List[tf.Variable]:
+    """The variables that a loss trains; raises `GradientError` if there are none."""
+    trainable = tf.trainable_variables()
+    if objective.var_list is not None:
+        trainable = checked_variables(objective.var_list(trainable), 'var_list')
+    if not trainable:
+        raise GradientError('the model function makes no trainable variable, or var_list leaves '
+                            'none: there is no training to compare.')
+    return trainable
 
 
 def _multiplied(pairs: Pairs, factor: int) -> Pairs:
@@ -209,13 +231,15 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
     """
     predecessors = flat(loss) + updates
     has_several_losses = objectives.names is not None
-    any_takes_gradients = any(has_own_minimize(objective.optimizer) for objective in objectives)
-    if has_several_losses or any_takes_gradients:
+    any_has_own_minimize = any(has_own_minimize(objective.optimizer) for objective in objectives)
+    if has_several_losses or any_has_own_minimize:
         # With several losses, every gradient is taken at the weights before the step. An optimizer
         # with its own `minimize` takes gradients itself; the compared ones are taken before it.
         predecessors = predecessors + tensors_of(all_pairs(pairs))
     for objective in objectives:
-        counter = global_step if objective is objectives[-1] else None
+        counter = None
+        if objective is objectives[-1]:
+            counter = global_step
         loss_of_objective = objectives.of(objective, loss)
         pairs_of_objective = objectives.of(objective, pairs)
         with _after(predecessors):
@@ -227,8 +251,11 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
 
 @contextlib.contextmanager
 def _after(predecessors: list) -> typing.Iterator[None]:
-    """The context of operations that wait for `predecessors`, without the initial values of slots
-    which are made in it: these must not wait for a batch."""
+    """A context in which new operations wait for `predecessors`.
+
+    The initial values of variables that are made in it, an optimizer's slots, do not wait: when
+    variables are initialized, there is no batch yet.
+    """
     names_before = operation_names(tf.global_variables())
     with tf.control_dependencies(predecessors), \
             graph_walk.Recording(tf.get_default_graph()) as made:
@@ -266,6 +293,7 @@ def _applied_on_one_device(objective: Objective, loss: tf.Tensor, pairs: Pairs,
     if objective.transform_gradients is not None or factor != 1:
         # The optimizer's `minimize` has to get the changed gradients in the place of its own.
         return OwnMinimize(optimizer, loss).apply_gradients(pairs, global_step)
+    # It takes its own gradients, which are unchanged.
     return minimized(optimizer, loss, global_step, [variable for _, variable in pairs])
 
 
@@ -278,20 +306,22 @@ def _traits(loss: typing.Any, updates: list) -> Traits:
     for op in graph_walk.step_operations(updates):
         updated.update(finder.written_by(op))
     random_types = {op.type for op in filter(graph_walk.is_random, forward)}
-    return Traits(_coarsest_float(forward), sorted(random_types),
+    return Traits(coarsest=_coarsest_float(forward), random=sorted(random_types),
                   batch_norm=_has_batch_norm(forward, bool(updates)), updated=updated)
 
 
 def _coarsest_float(operations: typing.Iterable[tf.Operation]) -> str:
-    """The name of the floating type with the fewest digits among the results of operations: some
-    functions, such as those of tf.losses, compute in float32 whatever they get."""
-    coarsest = FLOATS[0]
+    """The name of the floating type with the fewest digits among the results of operations.
+
+    It may have fewer digits than the weights: some functions, such as those of `tf.losses`, compute
+    in float32 whatever they get.
+    """
+    names = {FLOATS[0]}
     for op in operations:
         for output in op.outputs:
-            name = output.dtype.base_dtype.name
-            if name in FLOATS:
-                coarsest = max(coarsest, name, key=FLOATS.index)
-    return coarsest
+            names.add(output.dtype.base_dtype.name)
+    floats_found = [name for name in FLOATS if name in names]
+    return floats_found[-1]
 
 
 def _has_batch_norm(forward: typing.Iterable[tf.Operation], has_updates: bool) -> bool:

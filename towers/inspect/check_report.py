@@ -156,22 +156,21 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
     rounding = _ROUNDING[traits.coarsest]
     if tolerance is None:
         tolerance = rounding.tolerance
-    # A bias in front of a batch norm has the gradient zero, computed as the remainder of a sum: it
-    # is noise, for which Adam's step is as large as for any other gradient.
-    largest = max([largest_value(gradient) for gradient in one.gradients.values()], default=0.)
-    noise = rounding.noise * largest
+    largest_gradient = max([largest_value(gradient) for gradient in one.gradients.values()],
+                           default=0.)
+    # The gradient of a bias in front of a batch norm is 0, but it is computed as the remainder of a
+    # sum, which is rounding. Adam's step by it is as large as by any other gradient.
+    noise = rounding.noise * largest_gradient
     left_out = not_compared(one, many, noise, ran.same_shards)
+    # In the order in which a step computes the values, so that a cause comes before its effects.
     differences = compare(one, many, noise, [variable.name for variable in left_out])
     not_finite = _first_not_finite(differences, one, many)
-    beyond = [difference for difference in differences
-              if not difference.relative <= tolerance]  # so that NaN is beyond it, too
-    first = beyond[0] if beyond else None
+    first = _first_beyond(differences, tolerance)
+    cause: typing.Optional[str] = None
     if not_finite is not None:
-        cause: typing.Optional[str] = _cause_of_not_finite(one, many, not_finite)
+        cause = _cause_of_not_finite(one, many, not_finite)
     elif first is not None:
         cause = _cause_of_difference(first, one, many, traits, ran, proof)
-    else:
-        cause = None
     return TowersReport(
         equal=first is None and not_finite is None,
         worst=max(differences, key=lambda difference: difference.relative),
@@ -190,6 +189,16 @@ def _first_not_finite(differences: typing.Iterable[Difference], one: Numbers,
     return None
 
 
+def _first_beyond(differences: typing.Iterable[Difference],
+                  tolerance: float) -> typing.Optional[Difference]:
+    """The first difference that is larger than the tolerance; None if none is."""
+    for difference in differences:
+        is_within = difference.relative <= tolerance  # false for NaN
+        if not is_within:
+            return difference
+    return None
+
+
 def is_certain(proof: typing.Optional[str]) -> bool:
     """Whether the plan's line `one device` says that equality is proven, without a condition."""
     return proof is not None and proof.startswith('proven: ')
@@ -199,7 +208,9 @@ def is_certain(proof: typing.Optional[str]) -> bool:
 
 def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits: Traits,
                          ran: CheckedRuns, proof: typing.Optional[str]) -> str:
-    """The text about the likely cause of a difference, with a request if the plan excludes it.
+    """The text about the likely cause of a difference.
+
+    If the plan says that there can be none, the text asks the user to report it as an error.
 
     Args:
       first: the first difference beyond the tolerance.
@@ -210,7 +221,7 @@ def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits:
       proof: the plan's line `one device`; or None.
     """
     cause = _likely_cause(first, one, many, traits, ran.parts)
-    # The proof is of a loss without random numbers, and of steps, not of initial values.
+    # The plan proves steps, not initial values; and random numbers differ in each run.
     is_covered_by_proof = not traits.random and first.what != INITIAL_VALUE
     if is_certain(proof) and is_covered_by_proof:
         cause += (' The plan says that equality is proven: this is an error of towers itself, '
@@ -269,8 +280,15 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
 def _sums_over_batch(loss: float, sum_of_losses: float, num_parts: int) -> bool:
     """Whether the model's loss seems to be a sum over the examples, and not their mean.
 
-    Then the loss of the batch on one device is less than half as far from the sum of the losses of
-    the parts as from their mean. A loss of 0 tells nothing.
+    Where two parts have the losses 3 and 5, the loss of the batch is 8 if it is a sum, and 4 if it
+    is a mean. It counts as a sum if it is less than half as far from the sum as from the mean. A
+    loss of 0 tells nothing.
+
+    Args:
+      loss: the loss of the batch, on one device.
+      sum_of_losses: the sum of the losses of the parts.
+      num_parts: the number of parts that a batch is cut into.
     """
-    from_mean = abs(sum_of_losses / num_parts - loss)
-    return loss != 0 and abs(sum_of_losses - loss) < 0.5 * from_mean
+    distance_from_sum = abs(sum_of_losses - loss)
+    distance_from_mean = abs(sum_of_losses / num_parts - loss)
+    return loss != 0 and distance_from_sum < 0.5 * distance_from_mean

@@ -78,8 +78,9 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
                 session.run(built.replicas.refresh())
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
                             names, sum_of_losses)
-        # A variable that begins with a value of tower 0's shard begins with another value on one
-        # device, unless the shards are equal: the comparison names it as a difference.
+        # A variable whose initial value is computed from the batch begins with one of tower 0's
+        # shard, and on one device with another, unless all shards are the same. It was set to the
+        # value of one device; the comparison names it as a difference.
         if not same_shards:
             from_shard = [names[name] for name in built.plan.initial_of_first]
             numbers = numbers._replace(initial_values=dict.fromkeys(from_shard))
@@ -92,7 +93,7 @@ def assigned(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]
 
     Args:
       values: the values by the variables' names on one device.
-      names: {name of a variable: its name on one device}, where they differ.
+      names: {name of a variable: its name on one device}.
 
     Returns:
       `(operations, what to feed to them)`.
@@ -100,7 +101,7 @@ def assigned(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]
     operations = []
     fed = {}
     for variable in tf.global_variables():
-        name = names.get(variable.op.name, variable.op.name)
+        name = names[variable.op.name]
         if name in values:
             value = tf.placeholder(variable.dtype.base_dtype)
             # A variable without a static shape may get a value of another shape than it has now.
@@ -169,23 +170,36 @@ def train(session: tf.Session, loss: typing.Any, pairs: typing.Any, train_op: tf
       names: {name of a variable: its name on one device}.
       sum_of_losses: the sum of the towers' losses; None for one device.
     """
+    fetches: typing.Dict[str, typing.Any] = {'losses': dict(_labelled(loss)), 'train_op': train_op}
     # Fetched with the first step: a pass of its own would update counters and averages once more.
-    fetches_of_first_step = {'gradients': _gradients_by_name(pairs, names)}
+    fetches_of_first_step = dict(fetches, gradients=_gradients_by_name(pairs, names))
     if sum_of_losses is not None:
-        fetches_of_first_step['sum'] = sum_of_losses
-    losses = {}
-    for step in range(1, steps + 1):
-        further_fetches = fetches_of_first_step if step == 1 else []
-        values, _, fetched = session.run([dict(_labelled(loss)), train_op, further_fetches])
-        if step == 1:
-            first_step = fetched
-        for label, value in values.items():
-            of_loss = label.rstrip(': ')  # 'of generator'; '' where there is one loss
-            losses[('of step %d %s' % (step, of_loss)).rstrip()] = value
+        fetches_of_first_step['sum_of_losses'] = sum_of_losses
+    first_step = session.run(fetches_of_first_step)
+    losses = _named_losses(1, first_step['losses'])
+    for step in range(2, steps + 1):
+        losses.update(_named_losses(step, session.run(fetches)['losses']))
     variables = tf.global_variables()
     numbers = Numbers(losses, first_step['gradients'], variables={}, slots={},
-                      sum_of_losses=first_step.get('sum', 0.))
+                      sum_of_losses=first_step.get('sum_of_losses', 0.))
     return _with_variables(numbers, variables, session.run(variables), names)
+
+
+def _named_losses(step: int, losses: typing.Dict[str, typing.Any]
+                  ) -> typing.Dict[str, typing.Any]:
+    """The losses of a step by their names in `Numbers`: `'of step 2'`, `'of step 2 of generator'`.
+
+    Args:
+      step: the number of the step.
+      losses: its losses by their labels, see `_labelled`.
+    """
+    named = {}
+    for label, value in losses.items():
+        name = 'of step %d' % step
+        if label:
+            name += ' ' + label
+        named[name] = value
+    return named
 
 
 def _gradients_by_name(pairs: typing.Any, names: typing.Dict[str, str]) -> dict:
@@ -193,9 +207,11 @@ def _gradients_by_name(pairs: typing.Any, names: typing.Dict[str, str]) -> dict:
     loss comes before. The arguments are those of `train`."""
     gradients = {}
     for label, pairs_of_loss in _labelled(pairs):
+        prefix = label + ': ' if label else ''
         for gradient, variable in pairs_of_loss:
             if gradient is not None:
-                gradients[label + names[variable.op.name]] = tf.convert_to_tensor(gradient)
+                name = prefix + names[variable.op.name]
+                gradients[name] = tf.convert_to_tensor(gradient)
     return gradients
 
 
@@ -237,11 +253,11 @@ def _is_slot(name: str, trainable: typing.Iterable[str]) -> bool:
 def _labelled(shaped: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
     """The value of each loss with a label: `[(label, value)]`.
 
-    The label is `'of generator: '` and the like where there are several losses, else `''`.
+    The label is `'of generator'` and the like where there are several losses, else `''`.
     """
     if not isinstance(shaped, dict):
         return [('', shaped)]
-    return [('of %s: ' % name, value) for name, value in shaped.items()]
+    return [('of %s' % name, value) for name, value in shaped.items()]
 
 
 def map_leaves(function: typing.Callable, inputs: typing.Any) -> typing.Any:

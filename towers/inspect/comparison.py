@@ -18,6 +18,9 @@ KINDS = (INITIAL_VALUE, LOSS, GRADIENT, VARIABLE, SLOT)
 """What is compared, in the order in which a step computes it."""
 
 
+FIRST_STEP = 'of step 1'
+"""The name of the loss of the first step, where there is one loss."""
+
 Arrays = typing.Dict[str, np.ndarray]
 """Arrays by the name of their variable on one device."""
 
@@ -53,7 +56,7 @@ class Numbers(typing.NamedTuple):
         """The loss of the first step; where there are several losses, their sum."""
         total = 0.
         for name, value in self.losses.items():
-            if name == 'of step 1' or name.startswith('of step 1 '):
+            if name == FIRST_STEP or name.startswith(FIRST_STEP + ' '):
                 total += float(value)
         return total
 
@@ -90,7 +93,7 @@ SHARD_VARIANCE = 'a moving variance, under same_shards'
 
 
 def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
-                  ) -> typing.List[LeftOut]:
+                 ) -> typing.List[LeftOut]:
     """The variables that are not compared: those whose gradient is noise, and the moving variances
     if the batch repeats one shard.
 
@@ -101,12 +104,14 @@ def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
       same_shards: whether the batch repeats one shard.
     """
     reason_of = {}
-    if noise:  # 0 where all gradients are 0: then none of them is compared with rounding
+    # The noise is 0 where all gradients are 0, as at a minimum: that is no rounding.
+    if noise > 0:
         for name in one.gradients.keys() & many.gradients.keys():
             largest_gradient = max(largest_value(one.gradients[name]),
                                    largest_value(many.gradients[name]))
             if largest_gradient <= noise:
                 reason_of[name] = NO_GRADIENT
+    # Fused batch norm estimates a variance by the number of examples, which is smaller in a shard.
     if same_shards:
         for name in one.variables.keys() | many.variables.keys():
             if name.endswith('moving_variance'):
@@ -157,39 +162,45 @@ def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, nois
     values = [one.of_kind(what)[name], many.of_kind(what)[name]]
     if what == GRADIENT:
         return _relative(values[0], values[1], noise)
-    owner = None  # name of the variable by whose gradient the value changes
-    if what == VARIABLE:
-        owner = name
-    elif what == SLOT:  # w/Momentum
-        owner = name.rsplit('/', 1)[0]
-    if owner is not None:
+    if what in (VARIABLE, SLOT):
+        owner = name if what == VARIABLE else _owner_of_slot(name)
         gradients = [one.gradients.get(owner), many.gradients.get(owner)]
         values = _without_noise(values, gradients, noise)
     return _relative(values[0], values[1], noise=0.)
 
 
+def _owner_of_slot(name: str) -> str:
+    """The name of the variable that a slot of this name belongs to: `'w'` for `'w/Momentum'`."""
+    return name.rsplit('/', 1)[0]
+
+
 def _without_noise(values: list, gradients: list, noise: float) -> list:
     """Both runs' values of a variable, with 0 for the elements whose gradient is only rounding.
 
-    The loss does not depend on such elements (as on the keys' part of the bias in front of a
-    softmax over products), and yet an optimizer changes them, by the rounding.
+    The loss does not depend on such elements, and yet an optimizer changes them, by the rounding.
+    An example is the bias of the keys in an attention: it adds the same number to all scores of a
+    query, which their softmax takes out again.
 
     Args:
-      values: the value on one device, and on the towers.
+      values: the value of the variable, or of a slot of it, on one device and on the towers.
       gradients: the gradient of the variable on one device, and on the towers; None where a side
         has none.
       noise: the largest gradient that may come from rounding only.
+
+    Returns:
+      List of the two values. They are unchanged where the elements of the gradients are not those
+      of the value: a gradient is missing, a slot has another shape than its variable, or the
+      numbers are complex.
     """
     shape = np.shape(values[0])
-    for gradient in gradients:
-        # A slot may have another shape than its variable, and so than the gradient.
-        if gradient is None or np.shape(gradient) != shape:
-            return values
+    if any(gradient is None for gradient in gradients):
+        return values
     on_one, on_many = map(_as_numbers, gradients)
+    if on_one.shape != shape or on_many.shape != shape:
+        return values
     sizes = np.maximum(np.abs(on_one), np.abs(on_many))
-    is_noise = (sizes > 0) & (sizes <= noise)
-    has_same_shape = sizes.shape == shape  # complex numbers have two parts
-    if not has_same_shape or not is_noise.any():
+    is_noise = (sizes > 0) & (sizes <= noise)  # 0 on both sides is no rounding
+    if not is_noise.any():
         return values
     return [np.where(is_noise, 0, _as_numbers(value)) for value in values]
 

@@ -78,7 +78,8 @@ def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
         device = device_of(variable)
         if device in allowed:
             continue
-        if name in built.made:
+        was_made_by_build = name in built.made  # then the build has placed it
+        if was_made_by_build:
             yield broken('variable %s is on %s, not on %s' % (
                 name, named(device), ' or '.join(map(short_name, allowed))))
         elif device:
@@ -98,7 +99,8 @@ def _findings_of_replicas(built: BuiltTowers, replicas: Replicas, device_of: Dev
     for variable in built.variables:
         for tower in built.towers[1:]:
             replica = replicas.replica_of(variable, tower.index)
-            if replica is not variable and device_of(replica) != tower.device:
+            has_replica = replica is not variable
+            if has_replica and device_of(replica) != tower.device:
                 yield broken("tower %d's replica of %s is on %s, not on %s" % (
                     tower.index, variable.op.name, named(device_of(replica)),
                     short_name(tower.device)))
@@ -117,8 +119,10 @@ def _findings_of_slots(slots: typing.Iterable[tf.Variable], owners: typing.Itera
     owners_by_name = {owner.op.name: owner for owner in owners}
     for slot in slots:
         owner = owner_by_name(slot.op.name, owners_by_name)
-        if owner is None or not device_of(owner):
-            continue  # without a device the runtime chooses one, which a step's metadata tells
+        if owner is None:
+            continue  # it belongs to all variables, as Adam's beta1_power
+        if not device_of(owner):
+            continue  # the runtime chooses the device; the metadata of a step tells which
         if device_of(slot) != device_of(owner):
             yield broken('slot %s is on %s, %s on %s' % (
                 slot.op.name, named(device_of(slot)), owner_text, named(device_of(owner))))

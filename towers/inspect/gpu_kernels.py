@@ -205,17 +205,9 @@ def _crossing(group: typing.Iterable[tf.Operation], moved: typing.Container[str]
       group: operations that would be on the CPU, of one tower and GPU.
       moved: names of all operations that would be on the CPU.
     """
-    tensors = {}
-    for op in group:
-        for tensor in op.inputs:
-            if _stays_on_gpu(tensor.op, moved):
-                tensors[tensor.name] = tensor
-        for tensor in op.outputs:
-            if any(_stays_on_gpu(taker, moved) for taker in tensor.consumers()):
-                tensors[tensor.name] = tensor
     total = 0
     unknown = 0
-    for tensor in tensors.values():
+    for tensor in _crossing_tensors(group, moved):
         if tensor.dtype in (tf.resource, tf.variant):  # a handle of what stays where it is
             continue
         elements = tensor.shape.num_elements()
@@ -224,6 +216,22 @@ def _crossing(group: typing.Iterable[tf.Operation], moved: typing.Container[str]
         else:
             total += elements * tensor.dtype.base_dtype.size
     return _Crossing(total, unknown)
+
+
+def _crossing_tensors(group: typing.Iterable[tf.Operation], moved: typing.Container[str]
+                      ) -> typing.Iterable[tf.Tensor]:
+    """The tensors that would cross, each once; the arguments are those of `_crossing`."""
+    tensors = {}
+    for op in group:
+        for tensor in op.inputs:
+            comes_from_gpu = _stays_on_gpu(tensor.op, moved)
+            if comes_from_gpu:
+                tensors[tensor.name] = tensor
+        for tensor in op.outputs:
+            goes_to_gpu = any(_stays_on_gpu(taker, moved) for taker in tensor.consumers())
+            if goes_to_gpu:
+                tensors[tensor.name] = tensor
+    return tensors.values()
 
 
 def _stays_on_gpu(op: tf.Operation, moved: typing.Container[str]) -> bool:
