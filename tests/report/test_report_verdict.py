@@ -65,6 +65,14 @@ def test_findings_come_by_what_they_cost():
                              'is 40 %')
 
 
+def test_a_long_stage_is_named_with_its_tower_where_other_towers_share_devices():
+    stages = [['/cpu:0', '/cpu:1'], ['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
+    devices = towers.resolve_devices(stages, allow_repeated=True)
+    use = time_use(trace_of(ran('/cpu:2', FORWARD, 0, 90), ran('/cpu:3', FORWARD, 90, 100)))
+    said, = verdict(build()._replace(devices=devices), use, [])
+    assert said.text.startswith('Stage 0 of tower 2, on /cpu:2, computes 90 % of the step')
+
+
 def test_waits_of_the_longest_chain():
     use = time_use(trace_of(ran('/cpu:0', FORWARD, 0, 100), ran('/cpu:1', FORWARD, 0, 100)))
     waiting = ran('/cpu:0', FORWARD, 60, 100)

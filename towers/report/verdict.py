@@ -244,10 +244,11 @@ def _long_stage(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
     """
     found = []
     # Towers on the same devices count once: their time on a device is measured together.
-    for tower, tower_device in enumerate(dict.fromkeys(built.devices)):
+    for tower_device in dict.fromkeys(built.devices):
+        tower = built.devices.index(tower_device)
         devices = list(map(short_name, stages_of(tower_device)))
         micros_of_stages = [use.computing.get(device, 0) for device in devices]
-        if len(devices) == 1 or not any(micros_of_stages):
+        if len(devices) == 1 or not any(micros_of_stages):  # without stages, or nothing ran there
             continue
         mean = sum(micros_of_stages) / float(len(devices))
         found.append(Finding(
