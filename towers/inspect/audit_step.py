@@ -107,7 +107,8 @@ def _moved_operations(tower: Tower, graph: tf.Graph,
     """
     moved = []
     for name, device in device_of.items():
-        if not tower.has(name) or device in stages_of(tower.device):
+        ran_on_tower = device in stages_of(tower.device)
+        if not tower.has(name) or ran_on_tower:
             continue
         op = operation_named(graph, name)  # None: the runtime has made it, as a transfer
         if op is not None and _may_not_move(op, tower):

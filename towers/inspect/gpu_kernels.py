@@ -169,19 +169,20 @@ def _pulled_along(without_kernel: typing.Set[str], on_gpus: typing.Dict[str, tf.
     Returns:
       The names of the operations.
     """
-    together: typing.Dict[str, typing.Dict[str, tf.Operation]] = collections.defaultdict(dict)
+    # {name of an operation: {name of one that is kept with it: that operation}}, both ways
+    neighbours: typing.Dict[str, typing.Dict[str, tf.Operation]] = collections.defaultdict(dict)
     for op in on_gpus.values():
         for other in colocated_operations(op) + resources_taken(op):
-            together[op.name][other.name] = other
-            together[other.name][op.name] = op
+            neighbours[op.name][other.name] = other
+            neighbours[other.name][op.name] = op
 
-    def kept_together_with(op: tf.Operation) -> typing.Iterable[tf.Operation]:
-        """The operations that the placer keeps directly together with one."""
-        return together[op.name].values()
+    def kept_with(op: tf.Operation) -> typing.Iterable[tf.Operation]:
+        """The operations that the placer keeps with one."""
+        return neighbours[op.name].values()
 
     starts = [on_gpus[name] for name in without_kernel]
-    kept_together = reached(starts, kept_together_with)
-    return (kept_together.keys() & on_gpus.keys()) - without_kernel
+    all_kept_together = reached(starts, kept_with)  # {name: operation}, with those on the CPU
+    return (all_kept_together.keys() & on_gpus.keys()) - without_kernel
 
 
 def _owner(name: str, towers: typing.Sequence[Tower]) -> typing.Optional[int]:

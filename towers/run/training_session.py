@@ -113,7 +113,7 @@ def training_session(directory: str, global_step: tf.Variable,
         newest = _checked_newest(directory, recover, check, say)
         init_fn = _init_fn(initial_values, newest, say)
         scaffold = tf.train.Scaffold(saver=saver, init_fn=init_fn)
-        steps = _StepsDone(global_step)
+        steps_done = _StepsDone(global_step)
 
         def newest_again() -> typing.Optional[Newest]:
             """Finds the newest checkpoint once more, after a session was lost."""
@@ -129,12 +129,12 @@ def training_session(directory: str, global_step: tf.Variable,
                 newest, newest_again, scaffold, master=member.target, config=member.config)
             creator = member.session_creator(creator_of_chief, scaffold)
             hooks_before = member.hooks + hooks_before
-        all_hooks = [steps] + hooks_before + [checkpoints] + hooks_after
+        all_hooks = [steps_done] + hooks_before + [checkpoints] + hooks_after
         try:
             with tf.train.MonitoredSession(creator, all_hooks) as session:
                 yield session
         except tf.errors.OpError as error:
-            failed_step = steps.count + 1  # the step after the last that succeeded
+            failed_step = steps_done.count + 1
             non_finite_error = explained(error, failed_step)
             if non_finite_error is None:
                 raise

@@ -85,6 +85,7 @@ class WeightAverages:
         if self._by_name:
             raise InvalidArgumentError('update_after was called before, for %s: pass all in one '
                                        'call.' % counted(len(self._by_name), 'variable'))
+        # Beside the train op, whatever device is chosen around this call.
         with tf.control_dependencies([train_op]), only_device(train_op.device or None):
             updated = self._averages.apply(variables)
         self._by_name = {variable.op.name: self._averages.average(variable)
