@@ -108,26 +108,27 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     Raises:
       SharedVariableError: a write that cannot be left to the first tower.
     """
-    update_ops = request.training.update_ops
-    is_served = request.served_rank is not None
     if not writes or _writes_stay(request):
         return InlineUpdates()
+    update_ops = request.training.update_ops
     used = _used_writes(writes, fetches)
-    # With 'none' no tower writes, unless the new value is used.
-    remaining_writes = writes_by(writes, used) if update_ops == 'none' else writes
-    _check_replicated(remaining_writes, replicated)
+    if update_ops == 'none':  # no tower writes, unless the new value is used
+        _check_replicated(writes_by(writes, used), replicated)
+    else:
+        _check_replicated(writes, replicated)
     if update_ops == 'all':  # every tower has its writes: there is nothing to leave out
         return InlineUpdates()
     finder = Writes(tf.get_default_graph())
-    # Of a write in a function the copies get the function without it.
-    in_functions = {}
-    if update_ops == 'first' and not is_served:
+    is_on_parameter_servers = request.served_rank is not None
+    in_functions: typing.Dict[str, typing.List[int]] = {}
+    if update_ops == 'first' and not is_on_parameter_servers:
+        # The copies call the functions without these writes; tower 0 calls them as they are.
         in_functions = _removable_in_functions(writes, finder)
-    whole_writes = [write for write in writes if write.op.name not in in_functions]
-    _check_can_be_left(whole_writes, used, finder)
-    if is_served and update_ops != 'none':  # with 'none' no worker writes
-        _check_served(whole_writes, fetches)
-    write_ops = by_name(write.op for write in whole_writes)
+    other_writes = [write for write in writes if write.op.name not in in_functions]
+    _check_can_be_left(other_writes, used, finder)
+    if update_ops == 'first' and is_on_parameter_servers:
+        _check_served(other_writes, fetches)
+    write_ops = by_name(write.op for write in other_writes)
     unused = [op for name, op in write_ops.items() if name not in used]
     updates = _take_out(unused, operations, request)
     return InlineUpdates(left_out=names_of(unused), shared=write_ops.keys() & used,
@@ -143,8 +144,11 @@ def _writes_stay(request: Request) -> bool:
 
 def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence[tf.Operation],
               request: Request) -> typing.List[tf.Operation]:
-    """Takes writes out of the forward pass of the first tower, if the forward pass is not to run
-    them.
+    """Takes writes whose values are not used out of the forward pass of the first tower.
+
+    Where nobody writes, or the chief of parameter servers does so in its own process, nothing runs
+    these writes any more. With accumulation the tower runs them as updates, for the reason in the
+    module's docstring. In other builds they stay where they are.
 
     Args:
       unused: the writes whose values are not used.
@@ -154,17 +158,17 @@ def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence
     Returns:
       List of the operations that the tower is to run as updates instead.
     """
-    is_after_chief = request.served_rank is not None and request.served_rank > 0
-    if request.training.update_ops == 'none' or is_after_chief:
-        # Nobody writes, or the chief does in its own process: nothing runs these writes.
+    has_chief_elsewhere = request.served_rank is not None and request.served_rank > 0
+    if request.training.update_ops == 'none' or has_chief_elsewhere:
         _unhook(operations, unused)
         return []
-    if request.split.accumulate == 1:  # no later micro-batch: the forward pass may wait for them
+    if request.split.accumulate == 1:
         return []
     # TensorFlow lets no operation outside of a loop wait for one inside: writes in loops stay.
-    movable = list(filter(compat.in_branches_alone, unused))
-    updates = list(map(end_of_branches, movable))
-    _unhook(operations, movable)
+    outside_of_loops = list(filter(compat.in_branches_alone, unused))
+    # An update that is in a branch would not run if the branch is not taken; this always runs.
+    updates = list(map(end_of_branches, outside_of_loops))
+    _unhook(operations, outside_of_loops)
     return updates
 
 
@@ -174,36 +178,45 @@ def _removable_in_functions(writes: typing.Iterable[Write],
     made without, as `InlineUpdates.in_functions`."""
     in_functions = {}
     for write in writes:
-        positions = _removable_writes(write, finder)
-        if positions:
+        is_loop = 'While' in write.op.type  # whose next turn may read what this one has written
+        if not finder.calls_functions(write.op) or is_loop:
+            continue
+        positions = _positions_of_variables(write)
+        copies = [without_writes(function, positions) for function in finder.functions(write.op)]
+        if all(copy is not None for copy in copies):
             in_functions[write.op.name] = positions
     return in_functions
 
 
-def _removable_writes(write: Write, finder: Writes) -> typing.List[int]:
-    """List of the positions, from the last (-1), at which an operation takes the variables that its
-    functions write; [] if it calls no function, or if a function cannot do without these writes.
+def _positions_of_variables(write: Write) -> typing.List[int]:
+    """List of the positions at which a write takes its variables, counted from its last input, -1.
 
-    A position counts from the last input, since an `If` takes its condition before the arguments of
-    its functions.
+    So they are the positions among the arguments of the functions that it calls, too: an `If` has a
+    condition before these.
     """
     op = write.op
-    if not finder.calls_functions(op):
-        return []
-    if 'While' in op.type:  # the next turn of the loop may read what this one has written
-        return []
     positions = []
     for index, tensor in enumerate(op.inputs):
         variable = variable_taken(tensor)
         if variable is not None and variable.name in write.variables:
             positions.append(index - len(op.inputs))
-    for function in finder.functions(op):
-        if without_writes(function, positions) is None:
-            return []
     return positions
 
 
 # ---- what is refused -----------------------------------------------------------------------------
+
+class _Place(typing.NamedTuple):
+    """Where a write is that cannot be left to the first tower, for the text of the error."""
+    where: str
+    or_else: str = ''  # what else a program can do there
+
+
+_CONTROL_FLOW_V2_PLACE = _Place('within a branch or a loop of control flow v2',
+                                ', or call tf.disable_control_flow_v2()')
+_FUNCTION_PLACE = _Place('within a function (tf.function, Defun)')
+_USED_IN_CONTROL_FLOW_PLACE = _Place(
+    'within a branch or a loop, and uses what it has written there')
+
 
 def _check_can_be_left(writes: typing.Iterable[Write], used: typing.Container[str],
                        finder: Writes) -> None:
@@ -215,24 +228,31 @@ def _check_can_be_left(writes: typing.Iterable[Write], used: typing.Container[st
       finder: finds the functions that operations call.
     """
     for write in writes:
-        op = write.op
-        if finder.calls_functions(op) and op.type in CONTROL_FLOW_V2:
-            where = 'within a branch or a loop of control flow v2'
-            or_else = ', or call tf.disable_control_flow_v2()'
-        elif finder.calls_functions(op):
-            where = 'within a function (tf.function, Defun)'
-            or_else = ''
-        elif op.name in used and compat.in_control_flow(op):
-            where = 'within a branch or a loop, and uses what it has written there'
-            or_else = ''
-        else:
+        place = _refused_place(write.op, used, finder)
+        if place is None:
             continue
         raise SharedVariableError(
             'the forward pass of every tower writes variable %s (operation %s) %s, where it cannot '
             'be left to the first tower: put the update into the collection UPDATE_OPS '
             "(slim's updates_collections, by default) or return it in 'updates', and let the loss "
             "not wait for it by tf.control_dependencies; or pass update_ops='all' to have every "
-            'tower write%s.' % (write.variables[0], op.name, where, or_else))
+            'tower write%s.' % (write.variables[0], write.op.name, place.where, place.or_else))
+
+
+def _refused_place(op: tf.Operation, used: typing.Container[str],
+                   finder: Writes) -> typing.Optional[_Place]:
+    """Where an operation writes, if a write there cannot be left to the first tower; else None.
+
+    Args:
+      op: the operation that writes.
+      used: names of the writes whose new value is used.
+      finder: finds the functions that operations call.
+    """
+    if finder.calls_functions(op):
+        return _CONTROL_FLOW_V2_PLACE if op.type in CONTROL_FLOW_V2 else _FUNCTION_PLACE
+    if op.name in used and compat.in_control_flow(op):
+        return _USED_IN_CONTROL_FLOW_PLACE
+    return None
 
 
 def _check_replicated(writes: typing.Iterable[Write],
@@ -250,8 +270,8 @@ def _check_replicated(writes: typing.Iterable[Write],
 
 
 def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
-    """Refuses variables on parameter servers that the forward pass writes and reads: each worker
-    would write them, and read them before or after the chief has written.
+    """Refuses variables on parameter servers that the forward pass writes and uses: all workers
+    share them, so that each would write them, or read them before or after the chief has written.
 
     Args:
       writes: the writes of the forward pass.
@@ -279,25 +299,25 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
     """
     write_ops = by_name(write.op for write in writes)
     values = _WrittenValues(writes)
-    stack = list(map(operation_of, fetches))
-    used = names_of(stack) & write_ops.keys()
+    to_visit = list(map(operation_of, fetches))
+    used = names_of(to_visit) & write_ops.keys()
     seen = set()
-    while stack:
-        op = stack.pop()
+    while to_visit:
+        op = to_visit.pop()
         if op.name in seen:
             continue
         seen.add(op.name)
-        used_here = values.used_by(op)
-        used |= used_here
-        stack += producers_of(op)
-        stack += [write_ops[name] for name in used_here]
-        # A write that is only waited for is not used: what the write itself waits for is, perhaps.
-        stack += awaited_instead(op.control_inputs, write_ops.keys() - used)
+        used_by_op = values.used_by(op)
+        used |= used_by_op
+        to_visit += producers_of(op)
+        to_visit += [write_ops[name] for name in used_by_op]
+        # The walk does not visit a write that is only waited for, but what that write waits for.
+        to_visit += awaited_instead(op.control_inputs, write_ops.keys() - used)
     return used
 
 
 class _WrittenValues:
-    """Tells which writes an operation takes the new value of."""
+    """Tells the new values of which writes an operation takes."""
 
     def __init__(self, writes: typing.Sequence[Write]):
         """`writes` are all writes of the forward pass."""
@@ -325,8 +345,10 @@ def _writes_by_reader(
     for write in writes:
         for name in write.variables:
             variable = graph.get_operation_by_name(name)
-            # The readers of a reference variable take its memory, even from an `Identity`.
-            for reader in finder.takers(variable) + finder.readers(variable, write.op):
+            takers = finder.takers(variable)
+            # Of a reference variable, what takes its memory from an `Identity` reads it, too.
+            readers_of_memory = finder.readers(variable, write.op)
+            for reader in takers + readers_of_memory:
                 found[reader.name].add(write.op.name)
     return found
 

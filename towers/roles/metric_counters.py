@@ -52,7 +52,8 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
                   roles: Roles) -> typing.List[Wait]:
     """Makes the counters of metrics, and other counts, count the whole batch over all towers.
 
-    From then on a tower counts when the tower before it has counted.
+    From then on a tower updates the counters of metrics when the tower before it has updated them;
+    `write_after_reads` orders the other counts, those of the role `EVERY`.
 
     Args:
       towers: all towers.
@@ -64,15 +65,16 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
     """
     finder = Writes(tf.get_default_graph())
     counters = set(roles.names(METRIC))
-    # Towers of equal weight may count their calls: the quotient of two counters is the same.
+    # A metric that counts calls is a quotient of two counters. N towers of equal weight make both N
+    # times as large, and so need no weights.
     if counters and not _are_certainly_equal(weights):
         _weigh_metrics([tower.metrics or {} for tower in towers], weights, counters, finder)
-    variables = counters.union(roles.names(EVERY))
+    all_counts = counters.union(roles.names(EVERY))
     # A shard without examples holds a copy of one, which must not count.
-    if variables and not _are_certainly_positive(weights):
-        _leave_out_padding(towers, weights, variables, finder)
+    if all_counts and not _are_certainly_positive(weights):
+        _leave_out_padding(towers, weights, all_counts, finder)
     counting_towers = _towers_that_count(towers, weights)
-    if not counters or len(counting_towers) < 2:
+    if not counters or len(counting_towers) < 2:  # no tower has to wait for another one
         return []
     return _count_in_turn(counting_towers, counters, finder)
 
@@ -149,7 +151,9 @@ class _CounterWrites(typing.NamedTuple):
 
 def _weigh_metrics(metrics: typing.Sequence[dict], weights: typing.Sequence[Weight],
                    counters: typing.Set[str], finder: Writes) -> None:
-    """Weighs the towers' additions to the counters of the metrics that count calls, not examples.
+    """Makes the metrics of towers of different weights right: weighs what is added to the counters
+    of a metric that counts calls, not examples; makes an update that writes counters in another way
+    than adding to them fail in a tower without an example.
 
     Args:
       metrics: the metrics of each tower, {name: metric}.
@@ -163,13 +167,14 @@ def _weigh_metrics(metrics: typing.Sequence[dict], weights: typing.Sequence[Weig
         if not is_pair:  # a scalar, which counts nothing
             continue
         value, _ = metric_of_first
-        own_counters = counters & _names_upstream(value)
+        counters_of_metric = counters & _names_upstream(value)
         updates = [tower_metrics[name][1] for tower_metrics in metrics]
-        writes_of_towers = [_counter_writes(update, own_counters, finder) for update in updates]
+        writes_of_towers = [_counter_writes(update, counters_of_metric, finder)
+                            for update in updates]
+        counts_calls = _counts_calls(writes_of_towers)
         for update, writes, weight in zip(updates, writes_of_towers, weights):
             _make_fail_without_example(update, writes.others, weight)
-        if _counts_calls(writes_of_towers):
-            for writes, weight in zip(writes_of_towers, weights):
+            if counts_calls:
                 _weigh_additions(writes, weight, weighed)
 
 
@@ -225,7 +230,8 @@ def _counter_writes(update: typing.Any, counters: typing.Set[str],
 
 
 def _counts_calls(writes_of_towers: typing.Sequence[_CounterWrites]) -> bool:
-    """Whether a metric counts calls: every tower adds the same constant to one of its counters."""
+    """Whether a metric counts calls: every tower adds the same constant to one of its counters, as
+    `tf.metrics.mean` of a scalar adds 1."""
     for counter in writes_of_towers[0].additions:
         additions_of_towers = [writes.additions[counter] for writes in writes_of_towers]
         if _add_one_constant(additions_of_towers):
@@ -241,7 +247,7 @@ def _add_one_constant(additions_of_towers: typing.Sequence[typing.List[_Addition
     """
     constants = []
     for additions in additions_of_towers:
-        if len(additions) != 1:
+        if len(additions) != 1:  # no count of calls adds to its counter twice, or not at all
             return False
         constant = tf.get_static_value(additions[0].value)
         if constant is None:
@@ -284,12 +290,12 @@ def _assert_has_example(update: typing.Any, op: tf.Operation, weight: tf.Tensor)
 def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
     """The index of the input that an operation adds to a variable; None for an operation that does
     not add, or is in a branch or a loop (v1)."""
-    if compat.in_control_flow(op):  # what is made here to multiply the input would be outside of it
-        return None
+    if compat.in_control_flow(op):
+        return None  # the product with a weight, made here, would be outside of the branch or loop
     if op.type in ADDS:
-        return 1
+        return 1  # its inputs are the variable and the addition
     if op.type in ADDS_ROWS:
-        return 2
+        return 2  # its inputs are the variable, the indices of the rows, and the addition
     return None
 
 
@@ -315,26 +321,40 @@ def _turns(tower: Tower, counters: Variables, finder: Writes) -> typing.List[Tur
     turns = []
     for fetch in fetches:
         # What comes before all takes neither takes nor writes a counter: the search ends there.
-        counting = step_operations([fetch], ends=before_takes)
-        ends: typing.Dict[str, tf.Operation] = {}
-        for op in tower.own(counting):
-            if finder.writes_any(op, counters):
-                ends.update(by_name(frames.ends(op)))
-        counting_names = names_of(counting)
-        takes_of_fetch = [take for take in takes if take.op.name in counting_names]
-        turns.append(Turn(tower.name_scope, takes_of_fetch, in_order_of_names(ends)))
+        counting = by_name(step_operations([fetch], ends=before_takes))
+        takes_of_fetch = [take for take in takes if take.op.name in counting]
+        ends = _ends_of_writes(tower.own(counting.values()), counters, frames, finder)
+        turns.append(Turn(tower.name_scope, takes_of_fetch, ends))
     return turns
+
+
+def _ends_of_writes(operations: typing.Iterable[tf.Operation], counters: Variables, frames: Frames,
+                    finder: Writes) -> typing.List[tf.Operation]:
+    """List of operations after which all writes of counters have been done: the writes themselves;
+    of a write in a loop or a branch, what comes after it outside.
+
+    Args:
+      operations: the operations among which the writes are.
+      counters: the counters.
+      frames: the loops and branches around the operations.
+      finder: finds the writes of the graph.
+    """
+    ends: typing.Dict[str, tf.Operation] = {}
+    for op in operations:
+        if finder.writes_any(op, counters):
+            ends.update(by_name(frames.ends(op)))
+    return in_order_of_names(ends)
 
 
 def _counting_fetches(tower: Tower, counters: Variables, finder: Writes) -> list:
     """List of what a tower computes that may update counters: the update_ops of its metrics, its
-    losses, and its updates of counters. It is as long for each tower, in the same order."""
+    losses, and its updates of counters. It is as long for each tower, in the same order, since
+    `take_turns` goes by the position in it."""
     _, pairs = metrics_by_kind(tower.metrics)
     fetches = [update for _, update in pairs]
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
-    # Other updates may be the first tower's alone.
-    for update in tower.updates:
+    for update in tower.updates:  # those that write no counter may be the first tower's alone
         if any(finder.writes_any(op, counters) for op in step_operations([update])):
             fetches.append(update)
     return fetches

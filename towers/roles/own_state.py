@@ -25,7 +25,8 @@ StateWrites = typing.Dict[str, typing.List[tf.Operation]]
 
 def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
                    step: typing.Set[str], counted: typing.Set[str]) -> StateWrites:
-    """Finds the variables that are each tower's own state: local variables that a step writes.
+    """Finds the variables that are each tower's own state: those of `_candidates` that a step
+    writes.
 
     A write that depends on the shard counts even if no step runs it, so that `make_own_state` can
     refuse it: the program would run it by itself, in tower 0 alone. A write that only an update_op
@@ -41,8 +42,9 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
     state_writes: StateWrites = collections.OrderedDict()
     for write in writes:
         name = write.op.name
-        is_from_shard = name in recorded.from_shard and name not in counted
-        if name not in step and not is_from_shard:
+        is_in_step = name in step
+        is_of_program = name in recorded.from_shard and name not in counted
+        if not is_in_step and not is_of_program:
             continue
         for variable in write.variables:
             if variable in candidates:
@@ -66,7 +68,7 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
     Raises:
       SharedVariableError: state that a step does not write, or that is trained.
     """
-    if num_towers > 1:
+    if num_towers > 1:  # one tower does what the program does
         _check_state(state_writes, step, num_towers)
     candidates = _candidates(recorded)
     local = variables_by_name(tf.local_variables())
@@ -80,8 +82,9 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
 
 
 def _candidates(recorded: Recorded) -> typing.Dict[str, tf.Variable]:
-    """{name: variable} of the variables that may be state: local variables without counters of
-    metrics, and the state of Keras layers."""
+    """{name: variable} of the variables that may be state: local variables, and the state of Keras
+    layers. Not local variables that are global, too, or are counters of metrics: all towers share
+    these."""
     shared = tf.global_variables() + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
     candidates = variables_by_name(without(tf.local_variables(), shared))
     # Keras makes the state of a stateful RNN as global variables: only the layer tells them.

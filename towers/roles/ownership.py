@@ -223,6 +223,8 @@ def ownership(recorded: Recorded, request: Request,
       SharedVariableError: a write that is no tower's.
       GradientError: the model function trains by itself.
     """
+    # Metrics that are scalars a step runs; of `(value, update_op)` pairs only an evaluation runs
+    # the update_op.
     scalars, _ = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(optimizer_fetches)
     runs = _find_runs(recorded, fetches, is_trained=bool(request.training.objectives))
@@ -283,11 +285,14 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
     proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
     if is_shared_by_calls:
         _check_not_written(_to_any_of(writes, proven.every_tower), 'an update by the examples')
-    # With copies='reuse' all calls share one variable, so that nothing is a tower's own.
-    has_own_state = request.parts_a_call == len(request.split.parts)
-    role_of = _first_roles(writes_by(writes, runs.step | runs.counted),
-                           {OWN: state_writes.keys() if has_own_state else (),
-                            METRIC: counters, EVERY: proven.every_tower})
+    names_by_role: typing.Dict[str, typing.Container[str]] = collections.OrderedDict()
+    # With copies='reuse' a call makes one part of the batch, and shares all variables with others.
+    makes_all_parts = request.parts_a_call == len(request.split.parts)
+    if makes_all_parts:
+        names_by_role[OWN] = state_writes.keys()
+    names_by_role[METRIC] = counters
+    names_by_role[EVERY] = proven.every_tower
+    role_of = _first_roles(writes_by(writes, runs.step | runs.counted), names_by_role)
     reason_of = _reasons(role_of, proven.reasons, request)
     first_writes = writes_by(_without(shared_writes, proven.every_tower), runs.forward)
     return _FoundRoles(role_of, reason_of, state_writes, first_writes)
@@ -305,7 +310,8 @@ def _find_runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
     forward = names_of(step_operations(fetches))
     step = names_of(step_operations(fetches + recorded.updates))
     counted = names_of(step_operations([update for _, update in pairs]))
-    return _Runs(forward, step, counted, in_build=step if is_trained else forward)
+    in_build = step if is_trained else forward
+    return _Runs(forward, step, counted, in_build)
 
 
 def _counters(writes_of_metrics: typing.Iterable[Write]) -> typing.Set[str]:
@@ -358,6 +364,12 @@ def _first_roles(writes: typing.Iterable[Write],
     return role_of
 
 
+_REASON_OF_ROLE = {
+    OWN: 'it is state that the forward pass writes from its own examples',
+    METRIC: 'it is a counter that only update_ops of metrics write'}
+"""{role: why a variable has it, in words}; the reason for another role is proven."""
+
+
 def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, str],
              request: Request) -> typing.Dict[str, str]:
     """{name of a variable: why it has its role, in words}, for `built.plan.explain()`.
@@ -375,10 +387,8 @@ def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, st
         unproven_reason = 'update_ops=%r says so' % update_ops
     reason_of = {}
     for name, role in role_of.items():
-        if role == OWN:
-            reason_of[name] = 'it is state that the forward pass writes from its own examples'
-        elif role == METRIC:
-            reason_of[name] = 'it is a counter that only update_ops of metrics write'
+        if role in _REASON_OF_ROLE:
+            reason_of[name] = _REASON_OF_ROLE[role]
         else:
             reason_of[name] = proven_reasons.get(name, unproven_reason)
     return reason_of
@@ -401,8 +411,8 @@ GRADIENTS_SCOPE = re.compile(r'(^|/)gradients(_\d+)?/')
 
 
 def _check_trains_nothing(writes: typing.Iterable[Write]) -> None:
-    """Refuses writes by which the model function trains a variable itself: by an operation of
-    TensorFlow's optimizers, or by a value computed from `tf.gradients`."""
+    """Refuses writes by which the model function trains a variable itself, as the `train_op` of an
+    optimizer within it does."""
     trainable = operation_names(tf.trainable_variables())
     for op, names in writes:
         for name in trainable.intersection(names):

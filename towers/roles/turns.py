@@ -55,19 +55,22 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
                        variables: Variables) -> typing.List[Take]:
     """Lists the takes of a tower: where its operations get any of the variables.
 
+    Of `Identity(a + 1)`, in a tower, the addition takes the variable a, and the identity does not.
+
     Args:
       tower: the tower.
       operations: operations, of which only the tower's own count.
-      variables: the variables.
+      variables: the variables. Tower 0 has made their operations, but these are of all towers, and
+        so from outside.
     """
     inside = by_name(op for op in tower.own(operations) if op.name not in variables)
     takes = []
     for op in inside.values():
         for position, tensor in enumerate(op.inputs):
-            if tensor.op.name in inside:  # the operation before it has taken the variable
-                continue
-            names = names_of(read_from(tensor)) & variables.keys()
-            takes += [Take(op, position, variables[name]) for name in sorted(names)]
+            is_from_outside = tensor.op.name not in inside
+            if is_from_outside:
+                names = names_of(read_from(tensor)) & variables.keys()
+                takes += [Take(op, position, variables[name]) for name in sorted(names)]
     return takes
 
 
@@ -76,17 +79,17 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]],
     """Makes towers take their variables one after the other; returns what waits for what.
 
     Args:
-      turns_of_towers: the turns of each tower. Turns at the same position in these lists, such as
-        the turns for one update, come after each other. As a turn waits for that of the tower
-        before, a step that runs it in one tower runs it in all towers before.
+      turns_of_towers: the turns of each tower. A turn comes after the turn at the same position in
+        the list of the tower before, such as the turn for the same update. A step that runs a turn
+        of one tower so runs those of all towers before it, too.
       finder: finds the writes of the graph.
     """
     taking = []
     for turn in itertools.chain.from_iterable(turns_of_towers):
         taking += [take.op for take in turn.takes]
     waits = Waits(taking)  # only what takes a variable gets a new wait
-    for turns_before, turns_after in zip(turns_of_towers, turns_of_towers[1:]):  # of neighbours
-        for former, later in zip(turns_before, turns_after):
+    for turns_of_former, turns_of_later in zip(turns_of_towers, turns_of_towers[1:]):
+        for former, later in zip(turns_of_former, turns_of_later):
             _make_turn_after(later, former.ends, waits, finder)
     return waits.put_into_graph(finder)
 
@@ -125,7 +128,8 @@ def _wait_for_ends(take: Take, ends: typing.Sequence[tf.Operation], waits: Waits
 
 def _give_own_read(take: Take, ends: typing.Sequence[tf.Operation], scope: str,
                    finder: Writes) -> None:
-    """Makes an operation take the value that its variable has after the turn before.
+    """Makes a read of a variable that waits for the turn before; an operation then takes what it
+    gives, in the place of an earlier read.
 
     Args:
       take: the operation, and what it takes.
@@ -136,6 +140,7 @@ def _give_own_read(take: Take, ends: typing.Sequence[tf.Operation], scope: str,
     awaited = []
     for end in ends:
         awaited += operations_to_await(end, finder)
-    device = take.variable.device or None
-    with tf.control_dependencies(awaited), tf.name_scope(scope), only_device(device):
-        compat.replace_input(take.op, take.position, take.variable.read_value())
+    variable = take.variable
+    with tf.control_dependencies(awaited), tf.name_scope(scope), \
+            only_device(variable.device or None):
+        compat.replace_input(take.op, take.position, variable.read_value())

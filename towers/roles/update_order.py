@@ -40,12 +40,13 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
                 fetchable: typing.Sequence, conditions: typing.Sequence) -> typing.List[Wait]:
     """Makes the writes of an update wait until all that reads their variables has been computed.
 
-    There are four kinds of waits, each of a write:
-    for all gradients, unless it comes after the gradients that read its variable already;
-    for all that a step fetches, if its variable is a reference variable, whose memory may be read
-    late;
-    for the `conditions` of a cluster;
-    for the reads of its variable that only predictions need.
+    A write waits
+
+    - for all gradients, unless it comes after the gradients that read its variable already;
+    - for all that a step fetches, if its variable is a reference variable, whose memory may be read
+      late;
+    - for the `conditions` of a cluster;
+    - for the reads of its variable that only predictions need.
 
     Args:
       train_op: the operation that updates the variables.
@@ -64,7 +65,8 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     """
     pairs = [pair for pair in gradients if pair[0] is not None]
     sums = list(map(operation_of, tensors_of(pairs)))
-    # The update is what comes after the gradients, and after what the optimizer waits for.
+    # The update is what comes after the gradients, and after what the optimizer waits for: the
+    # search for its operations ends at these.
     names_before_update = operation_names(sums + list(awaited))
     operations = step_operations([train_op], ends=names_before_update)
     writes = _writes_among(operations, names_before_update)
@@ -76,10 +78,7 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     _hold_for_fetched(writes, reads, fetched, holder)
     if conditions:
         holder.make_wait(writes, conditions, _CONDITION)
-    for variable, predicting_reads in _reads_beside_step(fetchable, train_op).items():
-        writes_of_variable = [write for write in writes if variable in write.variables]
-        holder.make_wait(writes_of_variable, predicting_reads,
-                         'predictions read variable %s before this write')
+    _hold_for_predictions(writes, _reads_beside_step(fetchable, train_op), holder)
     return holder.waits
 
 
@@ -115,6 +114,22 @@ def _hold_for_fetched(writes: typing.Iterable[Write], reads: '_GradientReads', f
         all_fetched = _group(fetched, 'all_fetched')
         holder.make_wait(reference_writes, [all_fetched],
                          'what a step fetches reads the memory of variable %s before this write')
+
+
+def _hold_for_predictions(writes: typing.Iterable[Write],
+                          reads_by_variable: typing.Dict[str, typing.List[tf.Operation]],
+                          holder: '_Holder') -> None:
+    """Makes the writes of variables wait for the reads that only predictions need.
+
+    Args:
+      writes: the writes of the update.
+      reads_by_variable: {name of a variable: such reads of it}.
+      holder: makes writes wait.
+    """
+    for variable, reads in reads_by_variable.items():
+        writes_of_variable = [write for write in writes if variable in write.variables]
+        holder.make_wait(writes_of_variable, reads,
+                         'predictions read variable %s before this write')
 
 
 _CONDITION = 'the other workers of the cluster are done with variable %s before this write'
@@ -164,9 +179,10 @@ class _GradientReads:
         return any(map(self._is_memory_read, write.variables))
 
     def _is_after_reads(self, op: tf.Operation, variable: str) -> bool:
-        """Whether an operation comes after all gradients that read the variable of that name."""
+        """Whether an operation certainly comes after all gradients that read the variable of that
+        name."""
         if self._is_memory_read(variable):
-            return False  # what reads the memory may do so late
+            return False  # its memory may be read at any time
         if variable in self._gradient_of:
             return self._order.waits_for(op, self._gradient_of[variable])
         waits_for_gradients = [self._order.waits_for(op, each) for each in self._gradients]
@@ -208,8 +224,8 @@ def _reads_beside_step(fetchable: typing.Sequence,
         variable = variable_op(op.inputs[0])
         if variable is None:  # a handle that a function or a loop gives
             continue
-        costs_nothing_else = names_of(inputs_of(op)) <= step | {variable.name}
-        if costs_nothing_else:
+        are_inputs_in_step = names_of(inputs_of(op)) <= step | {variable.name}
+        if are_inputs_in_step:
             reads_by_variable[variable.name].append(op)
     return reads_by_variable
 
@@ -217,7 +233,7 @@ def _reads_beside_step(fetchable: typing.Sequence,
 # ---- updates beside the gradients ----------------------------------------------------------------
 
 class HeldBack(typing.NamedTuple):
-    """Update ops that wait for the other workers, and may be skipped: the result of `hold_back`.
+    """Update ops that wait for the other workers, and may be skipped: what `hold_back` returns.
 
     Attributes:
       updates: what the optimizer has to wait for in the place of the update ops.
@@ -237,17 +253,17 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     """Makes update ops wait until the other workers of a cluster have read what they write; in a
     worker whose data have ended, they are skipped.
 
-    They are skipped by a branch of control flow v1, since an operation that waits for the output of
-    a `Switch` which is not taken does not run. The optimizer waits for the `Merge`, which always
-    runs:
+    An operation is skipped if it waits for an output of a `Switch` that has no value in this step.
+    A `Merge` gives the first of its inputs that has a value, so that it always runs, and what waits
+    for it, the optimizer, runs too:
 
-        active -> Switch -> taken   -> updates -> done -> Merge
+        active -> Switch -> taken   -> updates -> done -> Merge -> optimizer
                          -> skipped --------------------> Merge
 
     Args:
       updates: list of the update ops, operations or tensors.
       conditions: operations of the cluster, after which a step may write; see `EngineGradients`.
-      active: float scalar, 0 in a worker whose own data have ended; None if no data end.
+      active: float scalar, 0 in a worker whose own data have ended and else 1; None if no data end.
       fetchable: tensors that a program can have without a step: what they need is left as it is,
         also a write of the forward pass.
     """
@@ -260,21 +276,34 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     if active is None:  # update ops are never skipped
         holder.make_wait(writes, conditions, _CONDITION)
         return HeldBack(updates, redirect=None, waits=holder.waits)
-    with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
-        has_batch = tf.identity(active >= .5)
-        outputs = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
-        skipped = tf.identity(outputs.output_false)
-        taken = tf.identity(outputs.output_true)
-    held = holder.make_wait(writes, [taken.op], _CONDITION)
+    branches = _branches_after(conditions, active)
+    held = holder.make_wait(writes, [branches.taken.op], _CONDITION)
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
-            done = tf.identity(taken)
-        merged = tf.raw_ops.Merge(inputs=[done, skipped]).output
+            done = tf.identity(branches.taken)
+        merged = tf.raw_ops.Merge(inputs=[done, branches.skipped]).output
     # By control edges, too: TensorFlow also skips what only waits for a skipped operation.
     skippable = reachable_from(held, operations, control=True)
     update_names = names_of(operations) | {done.op.name}
     redirect = functools.partial(_redirect_waits, skippable, update_names, merged.op)
     return HeldBack([merged], redirect, holder.waits)
+
+
+class _Branches(typing.NamedTuple):
+    """The outputs of a `Switch`, of which one has a value in a step."""
+    taken: tf.Tensor  # has a value in a worker that has data
+    skipped: tf.Tensor  # has a value in a worker whose data have ended
+
+
+def _branches_after(conditions: typing.Sequence, active: tf.Tensor) -> _Branches:
+    """Makes the `Switch` of `hold_back`, which waits for its `conditions`."""
+    with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
+        has_batch = tf.identity(active >= .5)
+        outputs = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
+        # What waits for an identity waits for this output; what waits for the `Switch`, for none.
+        skipped = tf.identity(outputs.output_false)
+        taken = tf.identity(outputs.output_true)
+    return _Branches(taken, skipped)
 
 
 def _updates_and_writes(updates: list,
@@ -321,8 +350,8 @@ def _redirect_waits(skippable: typing.Container[str], update_names: typing.Conta
 # ---- waits ---------------------------------------------------------------------------------------
 
 class _Holder:
-    """Makes writes of an update wait, but no write that a program can run without a step: that
-    program would have to run the step, too.
+    """Makes writes of an update wait; but not a write that a program can run without a step, since
+    the program would then run the whole step.
 
     Attributes:
       waits: what waits for what, of all calls.
@@ -372,13 +401,14 @@ class _Holder:
           reason: why, with `%s` in the place of the variables' names.
         """
         frames = Frames(self._operations)
-        names_without_step = names_of(step_operations(self._fetchable))
+        run_without_step = names_of(step_operations(self._fetchable))
         reasons: typing.Dict[str, str] = collections.OrderedDict()
         for write in writes:
-            if write.op.name in names_without_step:
+            if write.op.name in run_without_step:
                 continue
-            # The write itself; or operations before the loop around it, which others may need.
+            # The write itself; of a write in a loop, what leads its variables into the loop. This
+            # may be run without a step, too: by a loop that only reads.
             for op in operations_to_hold(write.op, write.variables, frames):
-                if op.name not in names_without_step:
+                if op.name not in run_without_step:
                     reasons.setdefault(op.name, reason % ', '.join(write.variables))
         return reasons

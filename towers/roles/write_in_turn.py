@@ -33,20 +33,17 @@ from towers.roles.ownership import FIRST, Roles
 from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
 from towers.roles.write_order import (
     Operations,
-    Takers,
     TowerWrite,
     add_waits,
     fetches_without_updates,
     find_holds,
     held_by,
+    takers_of,
 )
 
 
 def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[Wait]:
     """Makes the writes of shared variables by all towers come one tower after the other.
-
-    It makes three kinds of waits: the turns of the forward passes; update ops wait for what the
-    forward passes read; the turns of the update ops.
 
     Args:
       towers: all towers.
@@ -67,17 +64,13 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
     for tower in towers:
         forward.update(by_name(step_operations(fetches_without_updates(tower))))
     waits = _take_turns_in_forward_pass(towers, variables, forward, finder)
+    writes: typing.List[TowerWrite] = []
     turns_of_towers = []
-    writes = []
     for index, tower in enumerate(towers):
         turns: typing.List[Turn] = []
         for operations in _operations_by_update(tower, towers, forward):
+            writes += _checked_writes(operations, variables, forward, tower, index, finder)
             turns += _turns(tower, operations, variables, finder)
-            for op in operations:
-                own_variables = _written_by(op, variables, finder)
-                _check_reads_anew(op, own_variables, tower, forward)
-                # `take_turns` orders them already, so that none counts as every tower's here.
-                writes += [TowerWrite(index, op, name, is_every=False) for name in own_variables]
         turns_of_towers.append(turns)
     waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
     waits += take_turns(turns_of_towers, finder)
@@ -98,7 +91,7 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Varia
     written_in_forward_pass = {}
     for name, variable in variables.items():
         writers = names_of(finder.writers_of(variable))
-        if not writers.isdisjoint(forward):
+        if writers & forward.keys():
             written_in_forward_pass[name] = variable
     if not written_in_forward_pass:
         return []
@@ -107,9 +100,28 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Varia
     return take_turns(turns_of_towers, finder)
 
 
-def _written_by(op: tf.Operation, variables: Variables, finder: Writes) -> Variables:
-    """{name: variable} of the variables, among the given ones, that an operation writes."""
-    return {name: variables[name] for name in finder.written_by(op) if name in variables}
+def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variables,
+                    forward: Operations, tower: Tower, index: int,
+                    finder: Writes) -> typing.List[TowerWrite]:
+    """Finds the writes of an update of a tower; refuses one that the towers cannot do in turn.
+
+    Args:
+      operations: the operations of the update.
+      variables: the variables whose writes are found.
+      forward: the operations of the forward passes.
+      tower: the tower.
+      index: the index of the tower in the order of the turns.
+      finder: finds the writes of the graph.
+    """
+    writes = []
+    for op in operations:
+        written = {name: variables[name] for name in finder.written_by(op) if name in variables}
+        if not written:
+            continue
+        _check_reads_anew(op, written, tower, forward)
+        # `is_every` would ask for the order of the towers once more, which `take_turns` makes.
+        writes += [TowerWrite(index, op, name, is_every=False) for name in written]
+    return writes
 
 
 def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],
@@ -119,16 +131,11 @@ def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing
 
     Args:
       towers: the towers, in the order of their turns.
-      writes: the writes of the towers.
+      writes: the writes by updates of the towers.
       forward: the operations of the forward passes.
       finder: finds the writes of the graph.
     """
-    takers: Takers = {}
-    for write in writes:
-        variable = write.op.graph.get_operation_by_name(write.variable)
-        # memory=True: the write also has to wait for operations that read the memory of a reference
-        # variable after an `Identity` has handed it on. `_turns` finds them by `Writes.readers`.
-        takers[write.variable] = finder.takers(variable, memory=True)
+    takers = takers_of({write.variable: None for write in writes}, finder)
     frames = Frames(list(forward.values()) + [write.op for write in writes])
     holds = find_holds(towers, forward, writes, takers, frames)
     waits = Waits(held_by(holds))
@@ -140,8 +147,9 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
                           forward: Operations) -> typing.Iterator[typing.List[tf.Operation]]:
     """Yields for each update of a tower the operations that it runs beside the forward passes.
 
-    `take_turns` puts an update after the update at the same position in the tower before. So where
-    the towers have different numbers of updates, all updates of a tower count as one.
+    `take_turns` puts an update after the update at the same position in the tower before. Where the
+    towers have different numbers of updates, the positions do not tell which updates are the same:
+    then all updates of a tower count as one.
 
     Args:
       tower: the tower.
@@ -161,20 +169,21 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
 def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
                       forward: Operations) -> None:
     """Refuses an update whose new value is computed from a value of its variable that the forward
-    pass has read: the updates of all towers would start from that value.
+    pass has read.
+
+    The forward passes of all towers read before the first update, and so the same value: with
+    `assign(v, 0.9 * v_read + 0.1 * mean)` each tower would discard the update of the tower before.
 
     Args:
       op: the operation of the update.
-      variables: the variables that it writes; none for an operation that does not write.
+      variables: the variables that it writes.
       tower: the tower that it belongs to.
       forward: the operations of the forward passes.
     """
-    if not variables:
-        return
     new_values = [tensor for tensor in op.inputs if not is_variable(tensor)]
     upstream = ancestors(new_values)
-    in_forward_pass = [forward[name] for name in forward if name in upstream]
-    for take in takes_from_outside(tower, in_forward_pass, variables):
+    upstream_in_forward_pass = [op for name, op in forward.items() if name in upstream]
+    for take in takes_from_outside(tower, upstream_in_forward_pass, variables):
         if _is_value_used(take.op, upstream):
             raise SharedVariableError(
                 "update_ops='all', and the update of variable %s (operation %s) starts from a "
@@ -184,15 +193,17 @@ def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
 
 
 def _is_value_used(read: tf.Operation, upstream: typing.Container[str]) -> bool:
-    """Whether a new value depends on the value that an operation takes from a variable.
+    """Whether the new value of a variable depends on the value that it had when an operation took
+    it.
 
     A fused batch norm in training takes the moving averages of its layer and does not use them.
 
     Args:
-      read: the operation that takes it: a read, or the batch norm itself.
+      read: the operation that takes the variable: a read; of a reference variable, perhaps the
+        batch norm itself.
       upstream: names of the operations that the new value is computed from.
     """
-    if _ignores_averages(read):
+    if _ignores_averages(read):  # the batch norm takes the reference variable itself
         return False
     takers: typing.List[tf.Operation] = []
     for output in read.outputs:
@@ -202,13 +213,15 @@ def _is_value_used(read: tf.Operation, upstream: typing.Container[str]) -> bool:
 
 def _ignores_averages(op: tf.Operation) -> bool:
     """Whether an operation is a fused batch norm in training that does not use the averages which
-    it takes."""
+    it takes.
+
+    Its kernel gives factor * (statistic of the batch) + (1 - factor) * (old average): with the
+    factor 1, the statistic.
+    """
     if not is_fused_batch_norm(op.type) or not op.get_attr('is_training'):
         return False
-    # The kernel gives factor * (statistic of the batch) + (1 - factor) * (old average). Without the
-    # attribute, as in TensorFlow 1, it gives the statistic, as with the factor 1.
     attributes = op.node_def.attr
-    if 'exponential_avg_factor' not in attributes:
+    if 'exponential_avg_factor' not in attributes:  # TensorFlow 1 has no factor, which is as 1
         return True
     return attributes['exponential_avg_factor'].f == 1.
 
@@ -217,7 +230,8 @@ def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: V
            finder: Writes) -> typing.List[Turn]:
     """List of the turns of a tower: one for each variable, in the order of their names.
 
-    A turn ends when all of the tower's operations that read or write the variable have run.
+    A turn ends when all of the tower's operations that use the variable (read it, write it, or
+    compute with its memory) have run.
 
     Args:
       tower: the tower.
@@ -232,18 +246,22 @@ def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: V
         takes_by_variable[take.variable.op.name].append(take)
     turns = []
     for name, variable in sorted(variables.items()):
-        uses = names_of(finder.readers(variable.op) + finder.takers(variable.op))
+        names_of_uses = names_of(finder.readers(variable.op) + finder.takers(variable.op))
         ends = {}
-        for use in uses & own.keys():
-            ends.update(by_name(_early_end(own[use], frames, tower)))
+        for name_of_use in names_of_uses & own.keys():
+            ends.update(by_name(_early_end(own[name_of_use], frames, tower)))
         turns.append(Turn(tower.name_scope, takes_by_variable[name], in_order_of_names(ends)))
     return turns
 
 
 def _early_end(op: tf.Operation, frames: Frames, tower: Tower) -> typing.List[tf.Operation]:
-    """An operation that always runs, and comes after `op`: one of the forward pass, if there is
-    any, since the backward pass comes late. [] if nothing outside of the loop or branch around `op`
-    depends on it."""
+    """An operation by which others can wait for `op`: itself; or, of an operation in a loop or a
+    branch, one that comes after it outside.
+
+    Returns:
+      A list of this operation, one of the forward pass if there is any, since the backward pass
+      comes late; [] if nothing outside of the loop or branch depends on `op`.
+    """
     ends = frames.ends(op)
-    ends.sort(key=lambda end: end.name in tower.backward)
-    return ends[:1]
+    in_forward_pass = [end for end in ends if end.name not in tower.backward]
+    return (in_forward_pass or ends)[:1]

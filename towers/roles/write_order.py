@@ -73,28 +73,30 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     """Makes each write of the first tower, or of every tower, wait for all towers' reads; returns
     what waits for what.
 
-    A read that already waits for the write of tower 0, in any tower, is left as it is; where every
-    tower writes, outside of control flow, it is refused.
+    The model may want to read the new value: then a read waits for a write by the model's own
+    control dependencies. Where tower 0 writes for all, such a read is left as it is. Where every
+    tower writes, it is refused: it would see the writes of some towers, and not of the others.
 
-    No wait closes a circle. Copies have tower 0's order, and a read that waits for a write does so
-    in all towers. So what would be a circle over several towers is one within tower 0, which
-    `Waits` leaves out; and the turns of the towers only go up.
+    No wait closes a circle: `Waits` leaves out one that would. This is so for a read in all towers
+    or in none, since copies have the order of tower 0's operations.
     """
     finder = Writes(tf.get_default_graph())
-    takers = _takers_of_written(roles, finder)
-    if not takers:
+    # The roles are those of the variables that a step writes before the update.
+    names = [name for name, role in roles.role_of.items() if role != METRIC]
+    if not names:
         return []
-    # Without a variable that every tower writes, tower 0 alone writes.
-    has_writes_of_every_tower = bool(roles.names(EVERY))
-    writing_towers = towers if has_writes_of_every_tower else towers[:1]
+    takers = takers_of(names, finder)
     reads = _forward_reads(towers)
-    step = _with_writes(writing_towers, reads)
-    writes = _find_writes(writing_towers, takers, roles, step, finder)
     reads_of_updates: Operations = {}
-    if has_writes_of_every_tower:
+    if roles.names(EVERY):
+        writing_towers = towers
         reads_of_updates = by_name(step_operations(_updates_of(towers)))
-    holds = find_holds(towers, reads, writes, takers, Frames(list(step.values())),
-                       reads_of_updates)
+    else:  # tower 0 writes all variables
+        writing_towers = towers[:1]
+    step = _operations_of_step(writing_towers, reads)
+    writes = _find_writes(towers, takers, roles, step, finder)
+    frames = Frames(list(step.values()))
+    holds = find_holds(towers, reads, writes, takers, frames, reads_of_updates)
     writes_of_every_tower = [write for write in writes if write.is_every]
     waits = Waits(held_by(holds) + [write.op for write in writes_of_every_tower])
     _write_in_order_of_towers(writes_of_every_tower, waits)
@@ -102,17 +104,15 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     return waits.put_into_graph(finder)
 
 
-def _takers_of_written(roles: Roles, finder: Writes) -> Takers:
-    """The operations that take the variables which a step writes before the update, without the
-    counters of metrics."""
+def takers_of(names: typing.Iterable[str], finder: Writes) -> Takers:
+    """{name of a variable: the operations that a write of it may have to wait for}, for the
+    variables of these names.
+
+    These operations take the variable itself, or the memory of a reference variable: an operation
+    may read this memory late, after an `Identity` has handed it on.
+    """
     graph = tf.get_default_graph()
-    takers = {}
-    for name, role in roles.role_of.items():
-        if role != METRIC:
-            # memory=True: what reads the memory of a reference variable after an `Identity` has
-            # handed it on has to come before the write, too.
-            takers[name] = finder.takers(graph.get_operation_by_name(name), memory=True)
-    return takers
+    return {name: finder.takers(graph.get_operation_by_name(name), memory=True) for name in names}
 
 
 def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
@@ -128,11 +128,12 @@ def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
     return by_name(step_operations(fetches))
 
 
-def _with_writes(writing_towers: typing.Sequence[Tower], reads: Operations) -> Operations:
+def _operations_of_step(writing_towers: typing.Sequence[Tower], reads: Operations) -> Operations:
     """The operations of a step: the `reads`, and what the towers that write run besides."""
     fetches = []
     for tower in writing_towers:
         fetches += fetches_without_updates(tower) + list(tower.updates)
+    # The search ends at the reads: all that these need is among them, and so is known.
     operations = by_name(step_operations(fetches, ends=reads))
     operations.update(reads)
     return operations
@@ -188,10 +189,11 @@ def fetches_without_updates(tower: Tower) -> list:
 
 def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: Operations,
                  finder: Writes) -> typing.List[TowerWrite]:
-    """Finds the writes in a step that are to wait.
+    """Finds the writes in a step that are to wait: of some variables those of tower 0, of the
+    others those of every tower.
 
     Args:
-      towers: the towers that write.
+      towers: all towers.
       takers: {name of a variable: the operations that take it}.
       roles: the roles of the variables.
       step: the operations of the step.
@@ -214,9 +216,10 @@ def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, s
 def _write_in_order_of_towers(writes: typing.List[TowerWrite], waits: Waits) -> None:
     """Makes each tower's writes of a variable come after the writes of the tower before; adds this
     to the waits."""
-    for former, later in itertools.permutations(writes, 2):
-        is_next_tower = former.tower + 1 == later.tower
-        if former.variable != later.variable or not is_next_tower:
+    for former, later in itertools.permutations(writes, 2):  # all pairs, in both orders
+        are_of_same_variable = former.variable == later.variable
+        are_of_neighbours = former.tower + 1 == later.tower
+        if not are_of_same_variable or not are_of_neighbours:
             continue
         reason = 'tower %d writes variable %s before it' % (former.tower, former.variable)
         if not waits.add(later.op, former.op, reason):
@@ -234,11 +237,16 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     Raises:
       SharedVariableError: a read that waits for a write which every tower does.
     """
-    # Reads that follow a write come last, since waits for them rule out more others.
-    holds = sorted(holds, key=lambda hold: all(map(waits.follows_any, hold.ends)))
-    for hold in holds:
-        is_refused_if_late = hold.write.is_every and hold.is_certain
-        if not _add_wait(hold, waits) and is_refused_if_late:
+    def comes_after_a_write(hold: Hold) -> bool:
+        """Whether the read of a hold waits for some write already."""
+        return all(map(waits.follows_any, hold.ends))
+
+    # These holds come last. With such a wait a write waits for another write, and for all that this
+    # one waits for: later waits that would close a circle with any of these could not be added.
+    for hold in sorted(holds, key=comes_after_a_write):
+        is_added = _add_wait(hold, waits)
+        is_read_of_new_value = hold.is_certain and not is_added
+        if is_read_of_new_value and hold.write.is_every:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
@@ -265,7 +273,7 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
 
     Args:
       towers: all towers.
-      reads: the operations that the towers' fetches need.
+      reads: the operations among which the reads are: those of the forward and backward passes.
       writes: the writes.
       takers: {name of a variable: the operations that take it}.
       frames: the loops and branches around all these operations.
@@ -301,7 +309,7 @@ class _ReadsBefore:
         Args:
           writes: the writes of the towers.
           takers: {name of a variable: the operations that take it}.
-          reads: the operations that the towers' fetches need.
+          reads: the operations of the forward and backward passes.
           reads_of_updates: names of the operations that the towers' updates need.
           steps_of_losses: for each loss with a name, the names of the operations that its step
             runs, see `_steps_of_losses`.
@@ -320,7 +328,7 @@ class _ReadsBefore:
             is_run = taker.name in self._reads
             if write.is_every:
                 is_run = is_run or taker.name in self._reads_of_updates
-            if is_run and not self._is_write_that_need_not_be_first(taker, write):
+            if is_run and not self._may_come_later(taker, write):
                 readers.append(taker)
         return readers
 
@@ -330,20 +338,18 @@ class _ReadsBefore:
         variable = write.op.graph.get_operation_by_name(write.variable)
         return names_of(self._finder.readers(variable)) & self._reads.keys()
 
-    def _is_write_that_need_not_be_first(self, taker: tf.Operation, write: TowerWrite) -> bool:
-        """Whether a taker is a write, too, and one that `write` need not wait for.
-
-        There are three reasons: it is `write` itself; every tower writes the variable, and such
-        writes are in the order of the towers already; or some loss has a step that runs `write` but
-        not the taker, and a wait would make it run the taker, too.
-        """
+    def _may_come_later(self, taker: tf.Operation, write: TowerWrite) -> bool:
+        """Whether an operation that takes the variable of a write is a write, too, and one that
+        this write need not wait for."""
         other = self._writes.get(taker.name)
-        if other is None:
+        if other is None:  # it reads
             return False
-        is_itself = taker is write.op
-        are_in_order_of_towers = other.is_every and write.is_every
-        if is_itself or are_in_order_of_towers:
+        if taker is write.op:
             return True
+        if other.is_every and write.is_every:  # `_write_in_order_of_towers` orders these
+            return True
+        # Each loss of several has a step of its own. A step that runs the write, but not the other
+        # one, would have to run the other one, too, if the write waited for it.
         return any(write.op.name in step and taker.name not in step
                    for step in self._steps_of_losses)
 
@@ -362,10 +368,16 @@ class _ReadEnds:
         self._in_training: typing.Optional[typing.Set[str]] = None  # found when it is needed
 
     def of(self, reader: tf.Operation) -> typing.List[tf.Operation]:
-        """List of operations each of which comes after a read, those of the forward pass first: a
-        write that waits for the forward pass alone can come early."""
+        """The operations of a `Hold` for a read: to wait for any of them is to wait for the read.
+
+        Returns:
+          The read itself; of a read in a loop or a branch, the operations that come after it
+          outside, those of the forward pass first: a write that waits for the forward pass alone
+          can come early.
+        """
         ends = self._frames.ends(reader)
-        if ends == [reader]:  # it is in no loop or branch: others can wait for the read itself
+        is_outside_of_loops_and_branches = ends == [reader]
+        if is_outside_of_loops_and_branches:
             return ends
         # Not operations that only predictions need: a training step does not run them.
         in_training = self._names_in_training()
@@ -388,14 +400,15 @@ class _ReadEnds:
 
 
 def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
-    """For each loss with a name, the set of the names of the operations that its step runs; [] for
-    a single loss."""
-    if not isinstance(tower.loss, dict):  # a dict by name in a build with several losses
+    """In a build with several losses, each of which may have a step of its own: for each loss, the
+    names of the operations that its step runs. [] for a build with one loss, and so one step."""
+    has_several_losses = isinstance(tower.loss, dict)
+    if not has_several_losses:
         return []
     steps = []
     for name in tower.loss:
-        gradients = gradients_of(tower.gradients.get(name, ()))
-        fetches = fetches_in([tower.data_loss[name], gradients])
+        pairs = tower.gradients.get(name, ())  # none for a loss that no optimizer minimizes
+        fetches = fetches_in([tower.data_loss[name], gradients_of(pairs)])
         steps.append(names_of(step_operations(fetches)))
     return steps
 
@@ -404,8 +417,8 @@ def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
 
 def updates_that_write(towers: typing.Sequence[Tower],
                        names: typing.Iterable[str]) -> typing.List[tf.Operation]:
-    """Finds the updates of counters in the towers after the first, which all towers run; updates of
-    batch norm and the like come from the first tower only.
+    """Finds the update ops of the towers after the first that a step has to run: those that write
+    variables which every tower writes. All others, as of batch norm, the first tower runs alone.
 
     Args:
       towers: all towers.
@@ -426,6 +439,6 @@ def updates_that_write(towers: typing.Sequence[Tower],
             continue
         frames = Frames(operations)
         for op in writing:
-            # A program cannot run an operation in a loop or a branch, but what comes after it.
+            # A step cannot fetch an operation in a loop or a branch, but what comes after it.
             found.update(by_name(frames.ends(op) or [op]))
     return in_order_of_names(found)

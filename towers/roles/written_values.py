@@ -56,13 +56,7 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
         return proven
     judge = _Judge(recorded)
     for write in writes:
-        # A call of a function may write several variables, each several times.
-        values = judge.analysis.writes.get(write.op.name, [])
-        if not values:  # the proof knows nothing of what the operation writes
-            judge.check_unknown_write(write)
-        for written in values:
-            if written.variable not in write.variables:
-                continue  # it has another role: a counter of a metric, or a tower's own state
+        for written in judge.values_of(write):
             verdict = judge.verdict(written, write.op)
             if verdict.writer is _Writer.NONE:
                 raise SharedVariableError(verdict.reason)
@@ -76,6 +70,9 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
 def _needs_proof(request: Request) -> bool:
     """Whether it depends on the written values who is to write, in the build of a `Request`: the
     batch has several parts, and `update_ops` does not say already that all or none of them write.
+
+    On parameter servers the batch has a part for each worker, and `request.split.parts` are this
+    worker's.
     """
     is_on_parameter_servers = request.served_rank is not None
     is_divided = len(request.split.parts) > 1 or is_on_parameter_servers
@@ -112,6 +109,19 @@ class _Judge:
         self._from_shard = recorded.from_shard
         self._batch_norm_statistics = recorded.proven.batch_norms.statistics()
 
+    def values_of(self, write: Write) -> typing.List[Written]:
+        """List of the values that an operation writes to the variables of a `Write`. A call of a
+        function may write several variables, each several times; the list leaves out variables of
+        another role, such as counters of metrics, which are no variables of the `Write`.
+
+        Raises:
+          SharedVariableError: an operation without a rule in the proof writes by the examples.
+        """
+        values = self.analysis.writes.get(write.op.name, [])
+        if not values:
+            self._check_unknown_write(write)
+        return [written for written in values if written.variable in write.variables]
+
     def verdict(self, written: Written, op: tf.Operation) -> _Verdict:
         """Who has to write a value.
 
@@ -119,9 +129,10 @@ class _Judge:
           written: what is written.
           op: the operation of the program that writes it.
         """
-        is_from_shard = op.name in self._from_shard
-        if not is_from_shard:
-            # Even so it may count the examples: a static batch has their number as a constant.
+        is_computed_from_shard = op.name in self._from_shard
+        if not is_computed_from_shard:
+            # Even so it may count the examples: in a batch of static size their number is a
+            # constant, which the proof may have taken for what it is (`is_count`), or not.
             refused = self._refused_count(written, op)
             if refused is not None:
                 return refused
@@ -139,18 +150,20 @@ class _Judge:
           op: the operation of the program that writes it.
         """
         value = written.value
+        is_added = not written.sets
         if value.reason is not None:  # nothing is proven of the value
             return _refused(written, op, _in_words(value.reason))
         if _is_same_on_towers(value):
             # A constant that is computed from the shard may still be its static size.
             return self._refused_count(written, op) or _SAME_ON_TOWERS
-        # The towers' sums, and means, give the batch's if each term is of one example alone.
-        is_exact = not self._shard_statistics(value)
-        if is_exact and _is_sum(value) and not written.sets:
+        # Of a sum or a mean whether each term is of one example, as in mean(x ** 2), and not in
+        # mean((x - mean(x)) ** 2): then the sums, and the means, of the towers give the batch's.
+        has_terms_of_one_example = not self._shard_statistics(value)
+        if is_added and _is_sum(value) and has_terms_of_one_example:
             return _SUM
         if _is_moving_average(written):
             return _AVERAGE
-        if is_exact and _is_mean_alone(written):
+        if _is_mean_alone(written) and has_terms_of_one_example:
             return _MEAN
         return _refused(written, op, self._why(value))
 
@@ -170,28 +183,29 @@ class _Judge:
                 return _refused(written, op, 'the rows are computed across the examples: '
                                 + self._why(state))
         has_same_values = _is_same_on_towers(value)
-        has_same_indices = _is_same_on_towers(indices)
-        if has_same_values and has_same_indices:
+        if has_same_values and _is_same_on_towers(indices):
             return _SAME_ON_TOWERS
-        has_value_for_each_row = indices.kind is Kind.PER_EXAMPLE and not written.is_scalar
-        if has_same_values and has_value_for_each_row and self._static_size is not None:
-            # As many values as examples, but alike on all towers: constants of that number.
+        has_value_for_each_index = indices.kind is Kind.PER_EXAMPLE and not written.is_scalar
+        if has_same_values and has_value_for_each_index and self._static_size is not None:
+            # As many constant rows as a shard has examples are in the graph.
             return _Verdict(_Writer.NONE, _holds_size(written.variable, op, self._static_size))
+        # The same value for all examples is one for each of them, too: `scatter_add(v, ids, 1)`.
         has_values_of_examples = value.is_by_example or has_same_values
         if has_values_of_examples and indices.is_by_example:
             return _ROWS
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
 
-    def check_unknown_write(self, write: Write) -> None:
+    def _check_unknown_write(self, write: Write) -> None:
         """Raises `SharedVariableError` for a write by an operation that the proof has no rule for
         (no assign, add or scatter), if what it writes depends on the examples."""
         op = write.op
         if op.name not in self._from_shard:  # each tower would write the same: tower 0 may
             return
         is_analysed = op.name in self.analysis.analysed
-        if self._static_size and not is_analysed:
-            # The size of the shard is in the graph's constants, where the proof has stopped.
+        if self._static_size is not None and not is_analysed:
+            # A scratch graph with another number of examples did not get as far as this operation:
+            # the size of the shard is in the constants before it.
             raise SharedVariableError(_holds_size(write.variables[0], op, self._static_size))
         for tensor in op.inputs:
             state = self.analysis.state(tensor)
@@ -220,7 +234,7 @@ class _Judge:
         other value.
 
         In a batch of static size `tf.shape(x)[0]` is a constant, which does not show where it comes
-        from. If a constant equals the size of the shard, it may be this number or any other one.
+        from. So in a build with shards of 32 examples, an addition of 32 is refused.
         """
         size = self._static_size
         is_added = not written.sets and written.indices is None
@@ -250,14 +264,21 @@ def _is_mean_alone(written: Written) -> bool:
 
 
 def _is_moving_average(written: Written) -> bool:
-    """Whether a variable becomes a moving average of a statistic (`v * 0.9 + mean * 0.1`), or a
-    mean is added to it."""
-    # INDEPENDENT is what a statistic of the shard has, such as a variance, as a mark on it.
-    if written.value.kind not in (Kind.MEAN, Kind.INDEPENDENT):
+    """Whether a variable v becomes a moving average of a statistic. Examples:
+
+        assign(v, 0.9 * v + 0.1 * mean)      LINEAR: what is written is linear in v
+        assign_sub(v, 0.1 * (v - mean))      LINEAR
+        assign_sub(v, v - mean)              RUNNING_SUM: v is in what is written as it is
+        assign(v, v + mean)                  RUNNING_SUM, but no average, since it sets v
+    """
+    # Of other statistics of the shard than means, such as a variance, the kind is INDEPENDENT, and
+    # a mark names the statistic.
+    is_statistic = written.value.kind in (Kind.MEAN, Kind.INDEPENDENT)
+    if not is_statistic:
         return False
-    if written.dependence is Dependence.LINEAR:
-        return True
-    return written.dependence is Dependence.RUNNING_SUM and not written.sets
+    if written.dependence is Dependence.RUNNING_SUM:
+        return not written.sets
+    return written.dependence is Dependence.LINEAR
 
 
 def _is_same_on_towers(value: State) -> bool:
@@ -289,7 +310,8 @@ def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
 
 
 def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
-    """The text of the error for a write whose operation takes no batch of another size.
+    """The text of the error for a write in a graph that has the static size of a shard in its
+    constants, and so takes no batch of another size.
 
     Args:
       variable: name of the variable.
@@ -310,9 +332,10 @@ def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None
       request: `Request` of the build.
     """
     is_on_parameter_servers = request.served_rank is not None
-    # With copies on the machines (ring, Horovod) a count is each worker's own; rows are not.
+    # In a ring and with Horovod each worker has a copy of the variable. It may have a count of its
+    # own examples, but rows have to be in all copies.
     is_of_rows_on_copies = request.has_copies and written.indices is not None
-    is_in_function = op.name != written.operation
+    is_in_function = op.name != written.operation  # the operation calls it
     if is_on_parameter_servers or is_of_rows_on_copies:
         reason = 'other machines would not get the rows: train on one machine'
     elif is_in_function or compat.in_control_flow(op):
