@@ -60,7 +60,7 @@ _VALUE_OF_READER = {
 def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
     """Makes a tensor that has the value of a variable, if the variable is initialized when the
     tensor is computed; else the variable's initial value."""
-    initializer = compat.initializer_of(variable)
+    initializer = compat.initializer_of(variable)  # the operation that sets the initial value
     if initializer.type in SETS:
         # `tf.train.init_from_checkpoint` changes the initializer, but not `initial_value`.
         initial_value = initializer.inputs[1]
@@ -94,7 +94,8 @@ def after_other_variables(initial_value: typing.Any, dtype: typing.Any = None) -
     if isinstance(initial_value, compat.VARIABLE_TYPES):
         return value_or_initial_value(initial_value)
     if not isinstance(initial_value, tf.Tensor):
-        if not graph_walk.fetches_in(initial_value):  # numbers
+        has_tensors = bool(graph_walk.fetches_in(initial_value))
+        if not has_tensors:  # numbers
             return initial_value
         initial_value = tf.convert_to_tensor(initial_value, dtype=dtype)
     return _Computation(initial_value).in_any_order()
@@ -110,7 +111,8 @@ class _Computation:
     def __init__(self, tensor: tf.Tensor):
         """`tensor` is the initial value."""
         self._tensor = tensor
-        # TensorFlow's objects for the branches around the tensor. A loop around it cannot be left.
+        # TensorFlow's objects for the branches (v1) around the tensor, which its copy is outside
+        # of. None if a loop is around it, too: there it has another value in each turn.
         self._branches_to_leave: list = []
         if compat.in_branches_alone(tensor.op):
             self._branches_to_leave = compat.contexts_around(tensor.op)
@@ -120,25 +122,23 @@ class _Computation:
 
     def _find_readers(self) -> typing.Dict[str, tf.Variable]:
         """{name of an operation: the variable that it reads}, of variables with an initializer."""
-        taken = []  # (name of an operation, name of a variable that it takes)
-        for op in self._operations.values():
-            taken += [(op.name, variable.name) for variable in _variables_taken(op)]
-        if not taken:
+        # {name of an operation: the operations of the variables that it reads}
+        variables_read = {name: _variables_read(op) for name, op in self._operations.items()}
+        if not any(variables_read.values()):
             return {}  # as for most variables; what follows takes long if there are many
         variables = graph_walk.variables_by_name(tf.global_variables() + tf.local_variables())
         readers = {}
-        for name, variable_name in taken:
-            variable = variables.get(variable_name)
-            if variable is not None and variable.initializer is not None:
-                readers[name] = variable
+        for name, operations_of_variables in variables_read.items():
+            for variable_op in operations_of_variables:
+                variable = variables.get(variable_op.name)
+                if variable is not None and variable.initializer is not None:
+                    readers[name] = variable
         return readers
 
     def in_any_order(self) -> tf.Tensor:
         """The initial value as a tensor that initializers may compute in any order.
 
-        That is the tensor itself, if it needs no other variable; else a copy. Only operations
-        between a read and the tensor are copied; the others, such as random numbers, are shared
-        with the program's own computation.
+        That is the tensor itself, if it needs no other variable; else a copy.
 
         Raises:
           SharedVariableError: a variable is read within a loop, a branch or a function.
@@ -150,15 +150,22 @@ class _Computation:
         substitutes = self._values_for_readers()
         if self._tensor.name in substitutes:
             return substitutes[self._tensor.name]  # the initial value is what was read
-        reading = [self._operations[name] for name in self._readers]
-        from_readers = graph_walk.reachable_from(reading, self._operations.values())
+        return self._copy(self._operations_to_copy(), substitutes)
+
+    def _operations_to_copy(self) -> typing.List[tf.Operation]:
+        """List of the operations between the reads of variables and the tensor, without the reads.
+
+        All operations of loops and branches are among them, since these are copied as a whole. All
+        others, such as random numbers, are shared with the program's own computation.
+        """
+        reads = [self._operations[name] for name in self._readers]
+        after_reads = graph_walk.reachable_from(reads, self._operations.values())
         to_copy = []
         for name, op in self._operations.items():
-            # Loops and branches are copied as a whole.
-            is_needed = name in from_readers or graph_walk.is_control_flow(op)
+            is_needed = name in after_reads or graph_walk.is_control_flow(op)
             if is_needed and name not in self._readers:
                 to_copy.append(op)
-        return self._copy(to_copy, substitutes)
+        return to_copy
 
     def _values_for_readers(self) -> typing.Dict[str, tf.Tensor]:
         """{name of a tensor that was read from a variable: the tensor that a copy takes in its
@@ -174,12 +181,13 @@ class _Computation:
         return substitutes
 
     def _computed_from(self, op: tf.Operation) -> typing.List[tf.Operation]:
-        """List of the operations whose values an operation takes; in loops and branches (v1) also
-        of the operations that it waits for, which tell it whether it is to run."""
+        """List of the operations that an operation needs: those whose values it takes; in a loop or
+        a branch (v1) that is copied also those that it waits for. A constant in a branch waits for
+        the branch to be taken, say."""
         if op.type in VARIABLE_OPS:
             return []
         sources = [tensor.op for tensor in self._inputs(op)]
-        if compat.in_control_flow(op) and not self._is_in_branch_to_leave(op):
+        if self._is_within(op):
             sources += op.control_inputs
         return sources
 
@@ -201,11 +209,14 @@ class _Computation:
         """Whether an operation is in a branch that the copy is outside of."""
         return compat.control_flow_context(op) in self._branches_to_leave
 
+    def _is_within(self, op: tf.Operation) -> bool:
+        """Whether an operation is in a loop or a branch (v1) that is copied with it."""
+        return compat.in_control_flow(op) and not self._is_in_branch_to_leave(op)
+
     def _check_is_known_read(self, op: tf.Operation) -> None:
         """Raises `SharedVariableError` for a read that has no entry in `_VALUE_OF_READER`, or is
         within a loop or a branch."""
-        is_within = compat.in_control_flow(op) and not self._is_in_branch_to_leave(op)
-        if is_within or op.type not in _VALUE_OF_READER:
+        if self._is_within(op) or op.type not in _VALUE_OF_READER:
             raise SharedVariableError(
                 'the initial value of a variable is computed from another variable, which '
                 'operation %s (%s) reads within a loop, a branch or a function, so that it may '
@@ -214,7 +225,7 @@ class _Computation:
 
     def _copy(self, operations: typing.Sequence[tf.Operation],
               substitutes: typing.Dict[str, tf.Tensor]) -> tf.Tensor:
-        """Copies the tensor and operations that compute it.
+        """Copies the tensor and operations that compute it, by an import into the graph.
 
         Args:
           operations: the operations to copy. What their copies take from other operations is the
@@ -226,6 +237,7 @@ class _Computation:
         """
         tensor = self._tensor
         graph = tensor.graph
+        # {name of an operation: name of its copy}, which the number makes unique
         names = {op.name: '%s_%d' % (op.name.split('/')[-1], number)
                  for number, op in enumerate(operations)}
         with tf.name_scope('from_initialized') as root:
@@ -247,6 +259,10 @@ class _Computation:
                   outside: typing.Dict[str, tf.Tensor],
                   substitutes: typing.Dict[str, tf.Tensor]) -> None:
         """Makes a node the copy of an operation.
+
+        The inputs of a node are texts: `'a:0'` for the output 0 of the operation a; `'^a'` to wait
+        for a. Waits for operations that are not copied are left out: an initial value is computed
+        before any step.
 
         Args:
           node: a new `NodeDef`.
@@ -272,27 +288,32 @@ class _Computation:
                 node.input.append('^' + names[other.name])
 
 
-def _variables_taken(op: tf.Operation) -> typing.List[tf.Operation]:
+def _variables_read(op: tf.Operation) -> typing.List[tf.Operation]:
     """List of the operations of the variables that an operation reads, which have to be initialized
     before. A read that the program does only if the variable is initialized does not count."""
     if _asks_whether_initialized(op):
         return []
-    only_hands_on = op.type in HAND_ON and is_variable(op.outputs[0])
-    if only_hands_on:
+    hands_variable_on = op.type in HAND_ON and is_variable(op.outputs[0])
+    if hands_variable_on:  # an operation that takes it from here reads it, if any does
         return []
     variables = map(variable_taken, op.inputs)
     return [variable for variable in variables if variable is not None]
 
 
 def _asks_whether_initialized(op: tf.Operation) -> bool:
-    """Whether an operation asks if a variable is initialized, or runs by the answer: it is in a
-    branch (v1), or calls the functions of a branch (v2), whose condition asks that."""
+    """Whether an operation asks if a variable is initialized, or runs by the answer, as the read in
+    `tf.cond(tf.is_variable_initialized(v), v.read_value, lambda: v.initial_value)` does."""
     if op.type in _IS_INITIALIZED:
         return True
+    # LEAD_IN: a condition may have been handed on, into a branch within the branch.
+    sources = [graph_walk.source_through(condition, LEAD_IN) for condition in _conditions_of(op)]
+    return any(source.op.type in _IS_INITIALIZED for source in sources)
+
+
+def _conditions_of(op: tf.Operation) -> typing.List[tf.Tensor]:
+    """List of the conditions of the branches (v1) that an operation is in; and of the branches (v2)
+    that it is."""
     conditions = [condition for condition, _, _ in compat.branches_around(op)]
     if op.type in BRANCHES_V2:
         conditions.append(op.inputs[0])
-    for condition in conditions:
-        if graph_walk.source_through(condition, LEAD_IN).op.type in _IS_INITIALIZED:
-            return True
-    return False
+    return conditions

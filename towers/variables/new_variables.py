@@ -63,17 +63,14 @@ class NewVariables:
         self._graph = tf.get_default_graph()
         self._placement = placement
         self._shares_variables = earlier is not None
-        # The variables of the earlier build that this one finds by the order of creation.
-        self._earlier: typing.List[DirectVariable] = []
         if earlier is None:
             self.opened_scopes = compat.opened_scopes(self._graph)
         else:
             self.opened_scopes = earlier.opened_scopes
-            # Counters of tf.metrics are the earlier build's own: a new build counts anew.
-            local = graph_walk.operation_names(tf.local_variables())
-            self._earlier = [direct for direct in earlier.direct_variables
-                             if direct.variable.op.name not in local]
-        self._pending = list(self._earlier)  # which this build has not asked for yet
+        # The variables of the earlier build that this one finds by the order of creation; and those
+        # of them that this build has not asked for yet.
+        self._earlier = _shared_direct_variables(earlier)
+        self._pending = list(self._earlier)
         self._open_get_variables = 0  # calls of `get_variable` that have not returned
         self._is_recording = False
 
@@ -103,7 +100,8 @@ class NewVariables:
 
     @contextlib.contextmanager
     def outside(self) -> typing.Iterator[None]:
-        """The context of variables that are not recorded as the model's: an optimizer's slots."""
+        """A context within that of `recorded`: of variables that are not recorded as the model's,
+        such as the slots of an optimizer that the model function calls."""
         self._is_recording = False
         try:
             with graph_walk.Recording(self._graph) as made:
@@ -112,27 +110,42 @@ class NewVariables:
             self._is_recording = True
         self.owned.update(graph_walk.names_of(made.operations))
 
+    def _scope(self, scope: typing.Any, reuse: typing.Any) -> typing.ContextManager[None]:
+        """The context of the variable scope of the call, in which `_getter` is the custom getter.
+
+        Args:
+          scope, reuse: the arguments of `recorded`.
+        """
+        if scope is None and reuse is None:
+            return self._scope_of_caller()
+        if scope is None:
+            scope = tf.get_variable_scope()
+        return self._entered_scope(scope, reuse)
+
     @contextlib.contextmanager
-    def _scope(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
-        """The variable scope of the call, in which `_getter` is the custom getter.
+    def _entered_scope(self, scope: typing.Any, reuse: typing.Any) -> typing.Iterator[None]:
+        """The context of a variable scope that is entered for the call.
 
         Unnamed layers are numbered (`dense`, `dense_1`) by what was opened in the scope before: a
         call that shares the variables of an earlier build has to begin with the same counts.
 
         Args:
-          scope, reuse: the arguments of `recorded`.
+          scope: a name or a `tf.VariableScope`.
+          reuse: the argument of `tf.variable_scope`.
         """
+        is_name = isinstance(scope, str)
+        with tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
+                               auxiliary_name_scope=is_name):
+            # To enter a scope by its name begins the counts anew, as the earlier build's did.
+            if self._shares_variables and not is_name:
+                compat.set_opened_scopes(self._graph, self.opened_scopes)
+            yield
+
+    @contextlib.contextmanager
+    def _scope_of_caller(self) -> typing.Iterator[None]:
+        """The context of the caller's variable scope, as it is. It is not entered again, since that
+        would count unnamed layers anew."""
         current = tf.get_variable_scope()
-        if scope is not None or reuse is not None:
-            is_name = isinstance(scope, str)
-            with tf.variable_scope(current if scope is None else scope, reuse=reuse,
-                                   custom_getter=self._getter, auxiliary_name_scope=is_name):
-                # To enter a scope by its name begins the counts anew, as the earlier build's did.
-                if self._shares_variables and not is_name:
-                    compat.set_opened_scopes(self._graph, self.opened_scopes)
-                yield
-            return
-        # The caller's scope is not entered again: that would count unnamed layers anew.
         getter_of_caller = current.custom_getter
         reuse_of_caller = current.reuse
         current.set_custom_getter(self._getter_within(getter_of_caller))
@@ -144,7 +157,8 @@ class NewVariables:
             compat.set_reuse(current, reuse_of_caller)
 
     def _getter_within(self, outer: typing.Optional[typing.Callable]) -> typing.Callable:
-        """The custom getter that calls the caller's own one, if there is one, around `_getter`.
+        """The custom getter of the caller's scope during the call: the caller's own one, which in
+        turn calls `_getter`, and this calls TensorFlow's; `_getter`, if the caller has none.
 
         Args:
           outer: the caller's custom getter; or None.
@@ -185,19 +199,38 @@ class NewVariables:
         It makes a resource variable on the device of its placement. In the place of a variable that
         an earlier build has made without `get_variable`, it returns that one.
         """
-        if not self._is_recording:
+        if not self._is_recording:  # in the context of `outside`
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
-            with tf.init_scope():  # out of the body of a loop, which is a function
-                if tf.get_default_graph() is self._graph:
-                    return self._create(next_creator, **kwargs)
-            return next_creator(**kwargs)  # the program has opened a graph of its own
+            return self._create_from_other_graph(next_creator, kwargs)
         # 'Variable' is what TensorFlow calls a variable without a name.
         requested = self._requested_name(kwargs.get('name') or 'Variable')
         is_by_name = self._open_get_variables > 0
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
         if self._earlier and not is_by_name and not is_local:
             return self._variable_of_earlier_build(requested, kwargs)
+        variable = self._make(next_creator, kwargs)
+        if not is_by_name:
+            self.direct.append(DirectVariable(requested, variable))
+        return variable
+
+    def _create_from_other_graph(self, next_creator: typing.Callable,
+                                 kwargs: dict) -> tf.Variable:
+        """What `_create` returns where the current graph is not the build's: the body of a loop,
+        which is a function, whose variables are made outside of it, in the build's graph; or a
+        graph that the program has opened itself."""
+        with tf.init_scope():  # leaves functions
+            if tf.get_default_graph() is self._graph:
+                return self._create(next_creator, **kwargs)
+        return next_creator(**kwargs)
+
+    def _make(self, next_creator: typing.Callable, kwargs: dict) -> tf.Variable:
+        """Makes a resource variable on the device of its placement, and records it.
+
+        Args:
+          next_creator: makes the variable.
+          kwargs: the arguments of the creator.
+        """
         kwargs['use_resource'] = True
         with graph_walk.Recording(self._graph) as made, _away_from_operations(), \
                 self._placement.scope(trainable=_is_trainable(kwargs)):
@@ -205,8 +238,6 @@ class NewVariables:
         self.owned.update(graph_walk.names_of(made.operations))
         self._placement.note(variable)
         self.created.append(variable)
-        if not is_by_name:
-            self.direct.append(DirectVariable(requested, variable))
         return variable
 
     def _requested_name(self, name: str) -> str:
@@ -215,7 +246,8 @@ class NewVariables:
         return '%s/%s' % (scope, name) if scope else name
 
     def _variable_of_earlier_build(self, requested: str, kwargs: dict) -> tf.Variable:
-        """The variable that an earlier build has made in the place of one that is asked for now.
+        """The variable of an earlier build that the model function gets for one that it asks for
+        now, without `get_variable`.
 
         Args:
           requested: the name that is asked for.
@@ -236,12 +268,12 @@ class NewVariables:
             variable = candidates[0].variable
             made_there = '%r of shape %s and dtype %s' % (
                 candidates[0].requested_name, variable.shape, variable.dtype.base_dtype.name)
-        number = len(self._earlier) - len(self._pending) + 1
+        number_found = len(self._earlier) - len(self._pending)
         raise SharedVariableError(
             'the model function asks for %r of shape %s and dtype %s as its variable number %d '
             'made without get_variable; the earlier build made %s there. Make the same variables '
             'in the same order as the earlier build did, or make them with tf.get_variable.' % (
-                requested, shape, dtype.name, number, made_there))
+                requested, shape, dtype.name, number_found + 1, made_there))
 
     def _pending_alike(self, requested: str) -> typing.List[DirectVariable]:
         """List of the variables of the earlier build that were not asked for yet and have this
@@ -254,17 +286,29 @@ class NewVariables:
                 if without_numbers(direct.requested_name) == bare_name]
 
 
+def _shared_direct_variables(earlier: typing.Any) -> typing.List[DirectVariable]:
+    """List of the variables that an earlier build has made without `get_variable`, and that a new
+    build shares: not local ones, such as counters of `tf.metrics`, since a new build counts anew.
+
+    `earlier` is the `BuiltTowers`; or None, which gives [].
+    """
+    if earlier is None:
+        return []
+    local = graph_walk.operation_names(tf.local_variables())
+    return [direct for direct in earlier.direct_variables if direct.variable.op.name not in local]
+
+
 def _advice(error: ValueError) -> typing.Optional[str]:
     """The text that says what to do about an error of `tf.get_variable`; None for any other error.
     """
     text = str(error)
-    found = re.match('(?:Variable|Trying to share variable) ([^ ,]+)', text)
-    if found is None:
+    named = re.match('(?:Variable|Trying to share variable) ([^ ,]+)', text)
+    if named is None:
         return None
-    first_line = text.split('\n', 1)[0]
+    first_line = text.split('\n', 1)[0]  # the traceback of the first creation may follow
     for words, advice in _ADVICE.items():
         if words in first_line:
-            return advice % found.group(1)
+            return advice % named.group(1)
     return None
 
 

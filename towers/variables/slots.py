@@ -52,7 +52,8 @@ def owner_by_name(name: str,
     """Finds the variable that a slot belongs to: its name is in the slot's name.
 
     `dense/kernel` is in `dense/kernel/Adam`, and in `scope/dense/kernel/Adam`, where a scope was
-    open around `apply_gradients`. The longest name counts.
+    open around `apply_gradients`. There the order of search is: scope/dense/kernel, scope/dense,
+    scope, dense/kernel, dense, kernel.
 
     Args:
       name: the name of the slot.
@@ -61,9 +62,9 @@ def owner_by_name(name: str,
     Returns:
       The variable; None if there is none.
     """
-    parts = name.split('/')
-    for start in range(len(parts) - 1):
-        for end in range(len(parts) - 1, start, -1):  # without the last part, the slot's own name
+    parts = name.split('/')[:-1]  # without the slot's own name, such as `Adam`
+    for start in range(len(parts)):
+        for end in range(len(parts), start, -1):
             owner = by_name.get('/'.join(parts[start:end]))
             if owner is not None:
                 return owner

@@ -35,7 +35,9 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
 
     def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
         """A creator that makes a resource variable with the methods of `_Tf1Variable`."""
-        with tf.init_scope():  # out of the body of a loop or a branch, which may be a function
+        # The body of a loop or a branch (v2) is a function, a graph of its own: `init_scope` goes
+        # out of it, to the graph that gets the variable.
+        with tf.init_scope():
             is_of_graph = tf.get_default_graph() is graph
         if not is_of_graph:
             return next_creator(**kwargs)

@@ -44,8 +44,10 @@ def like_current_scope(name: str, reuse: typing.Any) -> tf.VariableScope:
     scope = tf.get_variable_scope()
     if name == scope.name:
         name_scope = scope.original_name_scope
+    elif name:
+        name_scope = name + '/'  # with the slash TensorFlow takes it as a full name
     else:
-        name_scope = name + '/' if name else ''
+        name_scope = ''
     return tf.VariableScope(
         reuse, name, scope.initializer, scope.regularizer, scope.caching_device,
         scope.partitioner, scope.custom_getter, name_scope, scope.dtype, scope.use_resource,
