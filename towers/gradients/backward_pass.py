@@ -18,7 +18,6 @@ from towers.gradients.stateless_random import (
 from towers.gradients.tower import Tower
 from towers.graph.graph_walk import Recording, names_of
 from towers.model.losses import Losses
-from towers.model.objectives import all_pairs
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.nonfinite import checked_gradients
@@ -125,41 +124,51 @@ class TowerGradients:
         """
         request = self._request
         device = request.split.parts[index].device
-        objectives = request.training.objectives
         graph = tf.get_default_graph()
         scope = graph.get_name_scope()
         root = scope + '/' if scope else ''
         forward = recorded.operations
         with Recording(graph) as made:
-            with tf.device(TowerDevice(device)):
-                by_objective = [
-                    self._differentiate_objective(index, objective, losses.data_loss, scale)
-                    for objective in objectives]
-            pairs = objectives.shaped(each.pairs for each in by_objective)
-            of_shard = objectives.shaped(each.of_shard for each in by_objective)
+            by_objective = self._differentiate_objectives(losses, index, device, scale)
             backward: typing.List[tf.Operation] = []
             for each in by_objective:
                 backward += each.operations
             if recorded.imported is not None:
                 # The forward pass is an import; gradient functions may take the original's tensors.
                 recorded.imported.redirect(backward)
-            tower_names = names_of(forward + backward) - recorded.owned
-            keep_with_tower(backward, tower_names, device)
+            keep_with_tower(backward, names_of(forward + backward) - recorded.owned, device)
             # After the backward pass is made, since what it draws again has to get the same seeds;
-            # and before it is rewritten.
+            # and before it is rewritten, since recomputation copies random operations, too.
             fetches = fetches_of(recorded.output) + list(other_fetches) + recorded.updates
-            fetches += tensors_of(all_pairs(pairs))
+            for each in by_objective:
+                fetches += tensors_of(each.pairs)
             keys = _give_seeds(request, forward, backward, fetches, index)
             with Recording(graph) as recomputation, tf.device(TowerDevice(device)):
                 recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                               for each in by_objective]
         operations = [op for op in forward if op.name not in recorded.owned]
         operations += losses.operations + made.operations
-        backward_names = names_of(backward + recomputation.operations)
+        backward_names = frozenset(names_of(backward + recomputation.operations))
+        objectives = request.training.objectives
         tower = self._tower(recorded, losses, index, root, _TowerResults(
-            pairs, of_shard, frozenset(names_of(operations) - backward_names),
-            frozenset(backward_names)))
+            pairs=objectives.shaped(each.pairs for each in by_objective),
+            of_shard=objectives.shaped(each.of_shard for each in by_objective),
+            forward=frozenset(names_of(operations)) - backward_names, backward=backward_names))
         return Differentiated(tower, operations, recomputed, keys)
+
+    def _differentiate_objectives(self, losses: Losses, index: int, device: str,
+                                  scale: typing.Any) -> typing.List[_ObjectiveGradients]:
+        """List of the gradients of each loss, in the order of the objectives.
+
+        Args:
+          losses: the losses to differentiate.
+          index: the index of the part of the batch among those of this machine.
+          device: the device of the part.
+          scale: what the losses are multiplied by: a float, or a scalar tensor.
+        """
+        with tf.device(TowerDevice(device)):
+            return [self._differentiate_objective(index, objective, losses.data_loss, scale)
+                    for objective in self._request.training.objectives]
 
     def _tower(self, recorded: Recorded, losses: Losses, index: int, root: str,
                results: _TowerResults) -> Tower:
@@ -204,8 +213,8 @@ class TowerGradients:
         for variable in self._trained[objective.name]:
             pair_without_gradient = (None, variable)
             pairs.append(pairs_left.pop(variable.op.name, pair_without_gradient))
-        # Left are variables that a model function chose which calls its optimizers itself
-        # (`GradientsOfModel`).
+        # An Estimator's model function that calls its optimizers itself (`GradientsOfModel`) may
+        # choose variables which the loss does not train: these are left.
         return pairs + list(pairs_left.values())
 
     def _differentiate_objective(self, index: int, objective: typing.Any, data_losses: typing.Any,
@@ -220,12 +229,13 @@ class TowerGradients:
         """
         request = self._request
         data_loss = request.training.objectives.of(objective, data_losses)
+        # The tensors of the shard that trained variables are upstream of.
         inputs_from_variables = self.upstream.shard_tensors(self._batch.inputs[index])
         of_shard: typing.List[tuple] = []
         with Recording(tf.get_default_graph()) as made:
             loss = self._scaled(data_loss, objective, scale)
             optimizer = objective.optimizer
-            # An optimizer's own method is called once, for the combined gradients.
+            # An optimizer's own method is called later, once, for the combined gradients.
             if objective.name in self._own_methods or has_own_minimize(optimizer):
                 optimizer = _PLAIN
             pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
@@ -243,12 +253,14 @@ class TowerGradients:
         return _ObjectiveGradients(pairs, gradients_of(of_shard), made.operations)
 
     def _scaled(self, loss: tf.Tensor, objective: typing.Any, scale: typing.Any) -> tf.Tensor:
-        """A loss times all factors that its gradients are to have.
+        """A loss times all factors that its gradients are to have: the weight of the part; with
+        micro-batches, a 1 that is computed from the loss; the loss scale, for half precision; and
+        the factor of an optimizer's own `compute_gradients`.
 
         Args:
           loss: the loss of a part of the batch.
           objective: the loss's name, optimizer and variables.
-          scale: the factor by which the part counts: a float, or a scalar tensor.
+          scale: the weight of the part: a float, or a scalar tensor.
         """
         data_loss = loss
         if isinstance(scale, tf.Tensor):
@@ -292,8 +304,8 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
     """
     step = request.random_step  # None without `stateless_random`
     has_copies = request.parts_a_call > 1
-    has_machine_before = request.split.parts_before > 0
-    if step is None and not has_copies and not has_machine_before:
+    is_of_first_machine = request.split.parts_before == 0
+    if step is None and not has_copies and is_of_first_machine:
         return {}  # the program's seeds stay, as in a loop that calls the model for each tower
     graph_seed = tf.get_default_graph().seed
     part = request.split.parts_before + index  # among the parts of all machines
@@ -302,6 +314,8 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
         check_draws_nothing(backward)
         keys = make_stateless(forward, fetches, step, graph_seed, part)
     keys.update(give_own_seeds(forward + backward, part, graph_seed, step))
-    if part and not has_copies:  # copies would be made from the seeds as they are
+    # Part 0 draws as the program does. Where there are copies, they compute their seeds from those
+    # of this tower, which keeps its own until all copies are made.
+    if part and not has_copies:
         give_seeds_of_tower(forward + backward, fetches, part)
     return keys

@@ -125,12 +125,12 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     these lookups. They are split again only where some lookup has no row twice.
     """
     indices = slices.indices
-    indices_by_lookup = [indices]
-    if indices.op.type == 'ConcatV2':
-        indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
+    if indices.op.type != 'ConcatV2':
+        return [Lookup(slices, _is_unique(indices))]
+    indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
     are_unique = list(map(_is_unique, indices_by_lookup))
-    if len(indices_by_lookup) == 1 or not any(are_unique):
-        return [Lookup(slices, is_unique=any(are_unique))]
+    if not any(are_unique):
+        return [Lookup(slices, is_unique=False)]
     lengths = [tf.shape(each)[0] for each in indices_by_lookup]
     values_by_lookup = tf.split(slices.values, lengths)
     lookups = []
@@ -143,7 +143,7 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
 def _is_unique(indices: tf.Tensor) -> bool:
     """Whether the operations that compute indices show that no two of the indices are equal."""
     tensor = source_through(indices, SAME_NUMBERS)
-    if tensor.op.type == 'DynamicPartition':  # of a variable in several pieces
+    if tensor.op.type == 'DynamicPartition':  # the rows in one piece of a partitioned variable
         return _follows_from_unique(tensor.op.inputs[0])
     if tensor.op.type == 'Const':  # such as the places of words in a text
         numbers = tf.get_static_value(tensor)

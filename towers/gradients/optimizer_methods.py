@@ -6,10 +6,11 @@ towers take plain gradients, and the method gets a loss S:
 
     value of S: the mean loss;  dS/dv: the combined gradient of v
 
-A `compute_gradients` may change the loss before it takes gradients (by a loss scale, for half
-precision): this is a factor dL/dS, by which the towers multiply their losses, before their backward
-passes. There is one backward pass, and so one factor. A `minimize` gets the gradients when they are
-combined and transformed, and multiplies them itself; its operation is the update.
+A `compute_gradients` may take the gradients of another loss L that it computes from S, such as 1024
+S for half precision. By the chain rule, dL/dv = dL/dS dS/dv, these have a factor dL/dS (here 1024),
+by which the towers multiply their losses, before their backward passes. There is one backward pass,
+and so one factor. A `minimize` gets the gradients when they are combined and transformed, and
+multiplies them itself; its operation is the update.
 
 Its tests are `tests/gradients/test_optimizer_gradients.py` and `test_optimizer_minimize.py`.
 """
@@ -61,26 +62,28 @@ class OwnComputeGradients:
         self._variables = variables
         self._request = request
         self._called = 'compute_gradients of ' + type(optimizer).__name__
-        # The towers' losses depend on the factor, so that it may wait for nothing else.
+        # The towers' losses are computed from it: it waits for nothing that the caller's scopes
+        # name. It is float64, which holds a factor of any other type.
         with tf.control_dependencies(None), only_device(request.placement.main):
-            # float64 holds a factor of any other type.
             self.factor = tf.constant(1., tf.float64, name='loss_factor')
 
     def pairs(self, loss: tf.Tensor, combined: list) -> list:
         """Calls the method, and returns the `(gradient, variable)` pairs that it makes.
 
+        With `reduction='sum'`, N towers' combined gradients are N times those of the mean loss. The
+        method gets gradients of the mean loss, to which it may add a decay of the weights: the
+        towers' losses are divided by N, and the pairs that it makes are multiplied by N.
+
         Args:
           loss: the mean loss over this machine's batch.
           combined: the combined gradients, as pairs.
         """
-        # 1 for a mean, the number of towers for a sum. The combined gradients have this factor, so
-        # that `self.factor` divides the towers' losses by it: the method gets gradients of the mean
-        # loss, to which it may add a decay of the weights. Its pairs are multiplied at the end.
-        reduction = self._request.factor
+        times_mean = self._request.factor  # N; 1 with `reduction='mean'`
 
-        def combined_gradients(d_surrogate: tf.Tensor, earlier: list) -> list:
-            """The gradients of S. They are not multiplied by dS, as the towers' losses are."""
-            self._check_single(d_surrogate, earlier, loss.graph)
+        def combined_gradients(dl_ds: tf.Tensor, earlier: list) -> list:
+            """The combined gradients, for the pairs. They have the factor dL/dS already, by which
+            the towers multiply their losses."""
+            self._check_single(dl_ds, earlier, loss.graph)
             return gradients_of(combined)
 
         with only_device(self._request.placement.main):
@@ -88,30 +91,32 @@ class OwnComputeGradients:
                 surrogate = _Surrogate(loss, combined, combined_gradients)
             with graph_walk.Recording(loss.graph) as made:
                 pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)
-                d_surrogate = surrogate.first_gradient(self._called)
-                factor = tf.cast(d_surrogate, tf.float64) / reduction
+                dl_ds = surrogate.first_gradient(self._called)
+                factor = tf.cast(dl_ds, tf.float64) / times_mean
             _remove_waits_for_gradients(factor, graph_walk.names_of(made.operations))
-            pairs = _multiplied(pairs, reduction)
+            pairs = _multiplied(pairs, times_mean)
         self._check_known(factor, surrogate.loss, combined)
+        # The gradients are taken: from here on S is the loss itself, and the factor the method's.
         compat.replace_tensor(surrogate.loss, loss)
         compat.replace_tensor(self.factor, factor)
         return pairs
 
-    def _check_single(self, d_surrogate: tf.Tensor, earlier: list, graph: tf.Graph) -> None:
+    def _check_single(self, dl_ds: tf.Tensor, earlier: list, graph: tf.Graph) -> None:
         """Refuses a method that takes the gradient of its loss in a branch, or with several
         factors.
 
         Args:
-          d_surrogate: the gradient dS that is taken now.
-          earlier: the gradients dS that the method has taken before.
+          dl_ds: the factor dL/dS of the gradients that are taken now.
+          earlier: the factors of those that the method has taken before.
           graph: the graph of the loss.
         """
-        if d_surrogate.graph is not graph or compat.in_control_flow(d_surrogate.op):
+        # A branch of control flow v2 has a graph of its own.
+        if dl_ds.graph is not graph or compat.in_control_flow(dl_ds.op):
             raise GradientError(self._called + ' takes the gradient of its loss within a branch or '
                                 'a loop: take it outside.')
         if not earlier:
             return
-        factors = [tf.get_static_value(each) for each in [d_surrogate] + earlier]
+        factors = [tf.get_static_value(each) for each in [dl_ds] + earlier]
         is_proven_equal = None not in factors and len(set(map(float, factors))) == 1
         if not is_proven_equal:
             raise GradientError(
@@ -120,8 +125,9 @@ class OwnComputeGradients:
                 'and multiply the gradients.')
 
     def _check_known(self, factor: tf.Tensor, surrogate: tf.Tensor, combined: list) -> None:
-        """Refuses a factor that is computed from the value of the loss, on several machines, where
-        the value is one worker's, and with micro-batches, where it is known too late.
+        """Refuses a factor that is computed from the value of the loss: on several machines, where
+        this is the value of one worker; and with micro-batches, since the first one's loss is
+        multiplied by the factor, and would have to wait for the last one's.
 
         Args:
           factor: the factor by which the towers multiply their losses.
@@ -130,6 +136,7 @@ class OwnComputeGradients:
         """
         text = self._called + (' multiplies its loss by a factor that depends on the value of the '
                                'loss, which ')
+        # The combined gradients are of all machines, and so may be in the factor.
         is_on_several_machines = not self._request.has_whole_batch
         if is_on_several_machines and computes_with([factor], surrogate, tensors_of(combined)):
             raise GradientError(
@@ -233,14 +240,15 @@ class OwnMinimize:
         """
         present = [pair for pair in pairs if pair[0] is not None]
 
-        def given_gradients(d_surrogate: tf.Tensor, unused_earlier: list) -> list:
-            """The gradients of S times dS, by the chain rule."""
-            return [times(gradient, d_surrogate) for gradient, _ in present]
+        def given_gradients(dl_ds: tf.Tensor, unused_earlier: list) -> list:
+            """The gradients of L, by the chain rule: those of S, which are given, times dL/dS."""
+            return [times(gradient, dl_ds) for gradient, _ in present]
 
         surrogate = _Surrogate(self._loss, present, given_gradients)
         applied = minimized(self._optimizer, surrogate.loss, global_step, variables_of(pairs))
+        # Raises an error if `minimize` has taken no gradient.
         surrogate.first_gradient('minimize of ' + type(self._optimizer).__name__)
-        compat.replace_tensor(surrogate.loss, self._loss)
+        compat.replace_tensor(surrogate.loss, self._loss)  # S had only other gradients
         return applied
 
 
@@ -256,7 +264,7 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
     known_names = graph_walk.operation_names(known)
 
     def computed_from(op: tf.Operation) -> list:
-        """The operations whose values get into the results of `op`."""
+        """The operations whose values get into the results of `op`, where the search goes on."""
         if op.name in known_names or op.type in _OF_SHAPE:
             return []
         producers = graph_walk.producers_of(op)
@@ -270,6 +278,10 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
 class _Surrogate:
     """The loss S that an optimizer's own method gets: the value of a loss, with other gradients.
 
+    S is the first output of an identity of the loss and of the variables. So it is computed from
+    all of these, and `tf.gradients` of a loss L by a variable calls the gradient function of the
+    identity, with dL/dS.
+
     Attributes:
       loss: S, a tensor.
     """
@@ -279,20 +291,19 @@ class _Surrogate:
         Args:
           loss: the tensor whose value S has.
           pairs: the variables v that S has gradients to, as `(gradient, variable)` pairs.
-          gradients: function `(dS, earlier) -> [dv]`, where `earlier` lists the dS of former calls.
+          gradients: function `(dL/dS, earlier)` that returns the list of dL/dv; `earlier` lists the
+            dL/dS of former calls.
         """
-        self._d_surrogates: typing.List[tf.Tensor] = []  # dS of each call so far
+        self._dl_ds: typing.List[tf.Tensor] = []  # dL/dS of each call so far
         gradient_type = 'TowersWholeLoss%d' % next(_numbers)
 
-        def backward(unused_op: tf.Operation, d_surrogate: tf.Tensor, *unused_rest: typing.Any):
+        def backward(unused_op: tf.Operation, dl_ds: tf.Tensor, *unused_rest: typing.Any):
             """The gradients of the identity below: none of the loss, `gradients` of the variables.
             """
-            d_variables = gradients(d_surrogate, list(self._d_surrogates))
-            self._d_surrogates.append(d_surrogate)
-            return [None] + d_variables
+            dl_dv = gradients(dl_ds, list(self._dl_ds))
+            self._dl_ds.append(dl_ds)
+            return [None] + dl_dv
 
-        # An identity of the loss and the variables is computed from all of these, so that
-        # `tf.gradients` of its first output by a variable calls `backward`.
         tf.RegisterGradient(gradient_type)(backward)
         with tf.name_scope('whole_loss'):
             values = [variable.read_value() for _, variable in pairs]
@@ -300,7 +311,7 @@ class _Surrogate:
                 self.loss = tf.identity_n([loss] + values)[0]
 
     def first_gradient(self, called: str) -> tf.Tensor:
-        """The first dS that a method has taken.
+        """The dL/dS of the first gradients that a method has taken.
 
         Args:
           called: names the method, for the error.
@@ -308,19 +319,19 @@ class _Surrogate:
         Raises:
           GradientError: the method has taken no gradient.
         """
-        if not self._d_surrogates:
+        if not self._dl_ds:
             raise GradientError(called + ' takes no gradient of the loss that it is given.')
-        return self._d_surrogates[0]
+        return self._dl_ds[0]
 
 
 def _remove_waits_for_gradients(factor: tf.Tensor, made: typing.Set[str]) -> None:
     """Makes a factor wait for nothing but its inputs.
 
-    As optimizers call it, `tf.gradients` makes each gradient of an operation wait for the
-    operation's other gradients. Of a scaled loss, c S, these are dS = c d and dc = S d, where d is
-    the gradient of the product: dS, and so the factor, would wait for the value of S, which is that
-    of the loss of all towers. With micro-batches that closes a circle: the last one's loss waits
-    for the backward pass of the one before, whose loss is multiplied by the factor.
+    As optimizers call it (`gate_gradients`), `tf.gradients` makes each gradient of an operation
+    wait for the operation's other gradients. Of a product c S, with dL/d(c S) = d, these are c d
+    for S and S d for c: the former, the factor, would wait for the value of S, which is that of the
+    loss of all towers. With micro-batches that closes a circle: the last one's loss waits for the
+    backward pass of the one before, whose loss is multiplied by the factor.
 
     Args:
       factor: the factor.

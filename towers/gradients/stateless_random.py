@@ -133,11 +133,11 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
     dropout mask. In the tower
 
         seed = [key, step]                with a step, as for the twins of `make_stateless`
-        seed = state XOR [key, 0]         without; key = 0 in part 0, which draws as Keras does
+        seed = state XOR [key, 0]         without, where `state` is the seed that Keras computes;
+                                          key = 0 in part 0, which draws as Keras does
 
     Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed have
-    one key; without a step, the whole tower has one key. A seed that no variable counts up is the
-    model's own, the same in each tower, and stays.
+    one key; without a step, the whole tower has one key.
 
     Args:
       operations: the operations of a tower.
@@ -152,29 +152,44 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
     if not counted_up:
         return {}
     keys = {}
-    # {name of a seed, or, without a step, None for all seeds: name of the first op that takes it}
-    first_names: typing.Dict[typing.Optional[str], str] = {}
+    first_names: typing.Dict[str, str] = {}  # {ops with one key: name of the first of them}
     for op in operations:
-        position = graph_walk.seed_position(op)
-        if position is None or compat.in_control_flow(op):
+        seed = _counted_seed(op, counted_up)
+        if seed is None:
             continue
-        seed = op.inputs[position]
-        is_counted_up = not counted_up.isdisjoint(graph_walk.ancestors([seed]))
-        if not is_counted_up:
-            continue
-        seed_name = None
+        ops_with_one_key = 'of the tower'
         if step is not None:
-            seed_name = graph_walk.source_through(seed, ('Identity',)).name
-        name = first_names.setdefault(seed_name, op.name)
+            ops_with_one_key = graph_walk.source_through(seed, ('Identity',)).name
+        name = first_names.setdefault(ops_with_one_key, op.name)
         number = key_of(name, graph_seed, part)
         if step is None and part == 0:
             number = 0
         with _beside(op, '_tower/'):
             key = tf.constant(number, tf.int64)
             new_seed = _seed_of_part(key, seed, step)
-            compat.replace_input(op, position, new_seed)
+            compat.replace_input(op, graph_walk.seed_position(op), new_seed)
         keys[key.op.name] = name
     return keys
+
+
+def _counted_seed(op: tf.Operation,
+                  counted_up: typing.Set[str]) -> typing.Optional[tf.Tensor]:
+    """The seed of a stateless random op that is computed from a variable which is counted up.
+
+    Args:
+      op: any operation.
+      counted_up: names of the variables that are counted up.
+
+    Returns:
+      The seed. None for another operation; for a seed of the model's own, which is the same in each
+      tower; and in a loop or a branch (v1), since a new seed would be computed outside of it.
+    """
+    position = graph_walk.seed_position(op)
+    if position is None or compat.in_control_flow(op):
+        return None
+    seed = op.inputs[position]
+    is_counted_up = not counted_up.isdisjoint(graph_walk.ancestors([seed]))
+    return seed if is_counted_up else None
 
 
 def _seed_of_part(key: tf.Tensor, state: tf.Tensor,
@@ -183,7 +198,7 @@ def _seed_of_part(key: tf.Tensor, state: tf.Tensor,
 
     Args:
       key: int64 scalar, the key of the op in this part.
-      state: the seed that the op has taken so far, [2].
+      state: the seed that the op has taken so far, two integers.
       step: integer scalar that counts the steps; or None.
     """
     if step is not None:
@@ -232,9 +247,13 @@ def key_of(name: str, graph_seed: typing.Optional[int], part: int) -> int:
       graph_seed: the graph's seed; None counts as 0.
       part: the index of the part of the batch.
     """
-    text = '%s part %d' % (name, part) if part else name  # part 0 draws as without towers
-    unsigned = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
-    return unsigned - 2 ** 64 if unsigned >= 2 ** 63 else unsigned
+    text = name  # part 0 draws as without towers
+    if part:
+        text = '%s part %d' % (name, part)
+    number = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
+    if number >= 2 ** 63:  # more than int64 holds: the negative number with the same bits
+        number -= 2 ** 64
+    return number
 
 
 def _twin_of_shape(stateless: typing.Callable) -> typing.Callable:
@@ -282,24 +301,41 @@ def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list
       fetches: what a step fetches of it.
       part: the index of its part of the batch among those of all machines.
     """
-    def change(node: tf.NodeDef, unused_is_beside_resource: bool) -> None:
-        """Gives a node in the body of a function the seed of the part."""
-        give_seed_of_tower(node, part)
-
     needed = names_of(step_operations(fetches))
     nodes = {op: op.node_def for op in operations if op.name in needed}
     library = Library(tf.get_default_graph())
-    functions = library.reached_from(nodes.values())
-    new_names: typing.Dict[str, str] = {}  # {name of a function: name of its copy}
-    if any(map(_draws_by_seed, functions.values())):
-        copies, new_names = copied_functions(functions, 'part_%d' % part, change)
-        library.add(copies)
+    names_of_copies = _add_functions_with_seeds(library, nodes.values(), part)
     for op, node in nodes.items():
         if has_seed(node):
             give_seed_of_tower(node, part)
             compat.set_attribute(op, 'seed2', node.attr['seed2'])
-        if new_names and library.called_by(node):
-            call_others(op, new_names)
+        if names_of_copies and library.called_by(node):
+            call_others(op, names_of_copies)
+
+
+def _add_functions_with_seeds(library: Library, nodes: typing.Iterable[tf.NodeDef],
+                              part: int) -> typing.Dict[str, str]:
+    """Adds copies of the functions that nodes call, with the seeds of a part of the batch, to the
+    graph.
+
+    Args:
+      library: the functions of the graph.
+      nodes: the nodes.
+      part: the index of the part among those of all machines.
+
+    Returns:
+      {name of a function: name of its copy}; {} if no function draws by a seed.
+    """
+    def change(node: tf.NodeDef, unused_is_beside_resource: bool) -> None:
+        """Gives a node in the body of a function the seed of the part."""
+        give_seed_of_tower(node, part)
+
+    functions = library.reached_from(nodes)
+    if not any(map(_draws_by_seed, functions.values())):
+        return {}
+    copies, names_of_copies = copied_functions(functions, 'part_%d' % part, change)
+    library.add(copies)
+    return names_of_copies
 
 
 def _draws_by_seed(function: typing.Any) -> bool:
