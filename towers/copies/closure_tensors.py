@@ -23,6 +23,12 @@ from towers.model.outputs import weighted_sum
 from towers.placement.variable_device import only_device
 
 
+class _Taken(typing.NamedTuple):
+    """What an operation of the update takes from the model function, or waits for in it."""
+    op: tf.Operation  # of the update
+    source: typing.Union[tf.Tensor, tf.Operation]  # of the model function
+
+
 class ClosureTensors:
     """The tensors that the operations of an update take from the model function."""
 
@@ -68,16 +74,22 @@ class ClosureTensors:
         if has_one_part:
             return  # whose loss is the batch's
         if self._request.training.objectives.optimizer_calls is not None:
-            return  # the model function of an Estimator has called its optimizers itself
+            return  # the update is the model function's own: an Estimator's calls its optimizers
+        self._take_means_of_losses()
+        # The updates of tower 0, such as batch norm's, are those of the batch.
+        allowed = self._gradients + list(after) + list(self._towers[0].updates)
+        self._check_takes_nothing_of_tower(fetches, allowed)
+        if not self._request.has_whole_batch:
+            self._check_takes_nothing_of_worker(fetches)
+
+    def _take_means_of_losses(self) -> None:
+        """Gives the operations of the update the mean over the batch in the place of a tower's
+        loss."""
         for op in self._made:
             for position, tensor in enumerate(op.inputs):
                 if tensor.name in self._names_of_losses:
                     name = self._names_of_losses[tensor.name]
                     compat.replace_input(op, position, self._mean(name))
-        allowed = self._gradients + list(after) + list(self._towers[0].updates)
-        self._check_of_no_tower(fetches, allowed)
-        if not self._request.has_whole_batch:
-            self._check_of_no_worker(fetches)
 
     def _mean(self, name: typing.Optional[str]) -> tf.Tensor:
         """The mean over the batch of the loss of this name; None for the only loss. It is made when
@@ -92,7 +104,7 @@ class ClosureTensors:
 
     # ---- what is of one tower --------------------------------------------------------------------
 
-    def _check_of_no_tower(self, fetches: list, allowed: list) -> None:
+    def _check_takes_nothing_of_tower(self, fetches: list, allowed: list) -> None:
         """Refuses operations of the update that take what depends on one tower's examples.
 
         Args:
@@ -105,36 +117,34 @@ class ClosureTensors:
         of_one_tower = self._names_of_one_tower()
         step = graph_walk.names_of(graph_walk.step_operations(fetches))
         for op, source in taken:
-            if op.name in step and graph_walk.operation_of(source).name in of_one_tower:
+            source_name = graph_walk.operation_of(source).name
+            if op.name in step and source_name in of_one_tower:
                 raise GradientError(
                     'transform_gradients, or the optimizer, takes %s of the model function, which '
                     "depends on the examples of one tower: take the loss, which is the batch's, or "
                     'let UPDATE_OPS write it to a variable, and read the variable. Gradients of '
                     'gradients take such tensors, too.' % source.name)
 
-    def _taken_from_model(self, allowed: list) -> typing.List[tuple]:
-        """Finds what the update takes from the model function.
+    def _taken_from_model(self, allowed: list) -> typing.List[_Taken]:
+        """Lists what the update takes from the model function, or waits for.
 
-        Variables do not count, but for the state of a tower; nor does waiting for a tower's loss.
+        Shared variables do not count; nor does waiting for a tower's loss.
 
         Args:
           allowed: tensors and operations that do not count either.
-
-        Returns:
-          List of `(operation of the update, tensor or operation that it takes or waits for)`.
         """
-        names_of_model = operation_names(self._own_state)
-        names_of_model |= graph_walk.names_of(
+        # Names of the operations of the model function: results that count, and waits that count.
+        results = operation_names(self._own_state)
+        results |= graph_walk.names_of(
             op for op in self._recorded.operations if op.type not in VARIABLE_OPS)
-        names_of_model -= operation_names(allowed)
-        names_of_awaited = set(names_of_model)
+        results -= operation_names(allowed)
+        awaited = set(results)
         for tower in self._towers:
-            names_of_awaited -= operation_names(flat(tower.loss))
-        taken: typing.List[tuple] = []
+            awaited -= operation_names(flat(tower.loss))
+        taken: typing.List[_Taken] = []
         for op in self._made:
-            taken += [(op, tensor) for tensor in op.inputs if tensor.op.name in names_of_model]
-            taken += [(op, awaited) for awaited in op.control_inputs
-                      if awaited.name in names_of_awaited]
+            taken += [_Taken(op, tensor) for tensor in op.inputs if tensor.op.name in results]
+            taken += [_Taken(op, other) for other in op.control_inputs if other.name in awaited]
         return taken
 
     def _names_of_one_tower(self) -> typing.Set[str]:
@@ -153,25 +163,31 @@ class ClosureTensors:
 
     # ---- what is of one machine ------------------------------------------------------------------
 
-    def _check_of_no_worker(self, fetches: list) -> None:
+    def _check_takes_nothing_of_worker(self, fetches: list) -> None:
         """Refuses an update that computes with the loss over this machine's batch, which is another
         one on each machine.
 
         Args:
-          fetches: what a step runs; looked at are its tensors, and what its operations write to
-            trained variables.
+          fetches: what a step runs.
         """
-        finder = Writes(tf.get_default_graph())
-        trained = operation_names(tf.trainable_variables())
         values = [fetch for fetch in fetches if isinstance(fetch, tf.Tensor)]
         updates = [fetch for fetch in fetches if not isinstance(fetch, tf.Tensor)]
-        names_made = graph_walk.names_of(self._made)
-        for op in graph_walk.step_operations(updates):
-            if op.name in names_made and trained.intersection(finder.written_by(op)):
-                values += op.inputs
-        # What a value has from the gradients alone is added up over the workers, and may stay.
+        values += self._written_to_trained(updates)
+        # The gradients are computed from the losses, too, but they are the sums over all workers.
         for loss in self._losses + list(self._means.values()):
-            if computes_with(values, loss, self._gradients):
+            if computes_with(values, loss, known=self._gradients):
                 raise GradientError(
                     "transform_gradients, or the optimizer, computes with the loss of one worker's "
                     'examples: let UPDATE_OPS write it to a variable, and read the variable.')
+
+    def _written_to_trained(self, updates: list) -> typing.List[tf.Tensor]:
+        """List of the tensors that operations of the update take which write trainable variables,
+        among the operations that `updates` run."""
+        finder = Writes(tf.get_default_graph())
+        trainable = operation_names(tf.trainable_variables())
+        names_made = graph_walk.names_of(self._made)
+        written: typing.List[tf.Tensor] = []
+        for op in graph_walk.step_operations(updates):
+            if op.name in names_made and trainable.intersection(finder.written_by(op)):
+                written += op.inputs
+        return written

@@ -97,6 +97,7 @@ class Copies:
           {name of a function: `FunctionDef`}.
         """
         functions = self._library.reached_from(self._template.graph_def.node)
+        # Each name of an operation of tower 0, with its node in the template.
         for name, node in zip(self._template.names, self._template.graph_def.node):
             if name not in in_functions:
                 continue
@@ -147,7 +148,7 @@ class Copies:
             if node.op == 'CheckNumerics':
                 message = node.attr['message'].s.decode()
                 node.attr['message'].s = message_of_tower(message, index).encode()
-            if name in self._random_keys:
+            if name in self._random_keys:  # a constant, the first number of a seed
                 key = key_of(self._random_keys[name], self._graph.seed, part)
                 node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
         return graph_def
@@ -187,6 +188,7 @@ class Copies:
         functions, new_names = copied_functions(
             self._functions, root.strip('/').replace('/', '_'), change)
         library.function.extend(functions)
+        # A function may have another function as its gradient: the copy has that one's copy.
         for each in self._library.gradients():
             if each.function_name in new_names:
                 library.gradient.add(function_name=new_names[each.function_name],

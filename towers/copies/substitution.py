@@ -31,6 +31,8 @@ class Substitution:
         self.number = number
         self._tensors = tensors
         self._variables = variables
+        # {name of an operation from outside: its substitute}, for copies that wait for it or are
+        # colocated with it.
         self._operations = {}
         for name, tensor in tensors.items():
             self._operations[producer_name(name)] = tensor.op
@@ -50,14 +52,17 @@ class Substitution:
         """
         if tensor.name in self._tensors:
             return self._tensors[tensor.name]
+        # Of the variables that the tensor has the value of, those that have a substitute.
         replaced_names = [op.name for op in read_from(tensor) if op.name in self._variables]
         if not replaced_names:
             return tensor
         substitute = self._variables[replaced_names[0]]
-        if variable_op(tensor) is not None:  # a handle or a reference
+        is_variable_itself = variable_op(tensor) is not None  # its handle or reference
+        if is_variable_itself:
             return substitute.op.outputs[0]
-        # The value of one variable; joined values of several have another shape.
-        if len(replaced_names) == 1 and tensor.shape.is_compatible_with(substitute.shape):
+        # Not values of several variables that are joined; nor of one, joined with others.
+        is_value_of_one = tensor.shape.is_compatible_with(substitute.shape)
+        if len(replaced_names) == 1 and is_value_of_one:
             with tf.device(substitute.device):
                 return substitute.value()
         raise SharedVariableError(

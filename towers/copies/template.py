@@ -120,6 +120,7 @@ class _Selection:
             op = self._made[name]
             node = op.node_def
             if self._is_shared(op):
+                # With what it is colocated with, such as the other operations of an iterator.
                 self._shared.update([name], colocation_group_of_node(node))
                 continue
             needed[name] = node
@@ -151,17 +152,14 @@ class _Selection:
         Raises:
           CloneError: the operation can be neither copied nor shared.
         """
-        if op.type.startswith(_MEETS_OTHERS):
-            raise CloneError('operation %s (%s), which the model function makes, communicates with '
-                             "operations by a name: pass copies='reuse', which calls the model "
-                             'function for every tower.' % (op.name, op.type))
-        if is_batch_value(op):
-            return False  # a placeholder by its type, of which each tower has its own
-        if op.type not in PLACEHOLDERS and not keeps_state(op):
+        _check_meets_no_others(op)
+        # What `batch_sum` and its like make is a placeholder by its type; each tower has its own.
+        is_placeholder = op.type in PLACEHOLDERS and not is_batch_value(op)
+        if not is_placeholder and not keeps_state(op):
             return False
         is_from_shard = op.name in self._from_shard
-        if op.type == 'PlaceholderWithDefault' and is_from_shard:
-            return False  # its default is the tower's, if it is not fed
+        if is_from_shard and op.type == 'PlaceholderWithDefault':
+            return False  # if it is not fed, it has its default, which is another in each tower
         if is_from_shard:
             self._raise_keeps_state(op, 'is made from the shard')
         if compat.in_control_flow(op):
@@ -175,6 +173,14 @@ class _Selection:
         raise CloneError(
             'operation %s (%s), which the model function makes, keeps state of its own, and %s: '
             "make it before build_towers, or pass copies='reuse'." % (op.name, op.type, why))
+
+
+def _check_meets_no_others(op: tf.Operation) -> None:
+    """Raises `CloneError` for an operation that communicates with others by a name."""
+    if op.type.startswith(_MEETS_OTHERS):
+        raise CloneError('operation %s (%s), which the model function makes, communicates with '
+                         "operations by a name: pass copies='reuse', which calls the model "
+                         'function for every tower.' % (op.name, op.type))
 
 
 def _name_of_operation(fetch: typing.Any) -> str:
@@ -286,8 +292,8 @@ def _add_data_inputs(copy: tf.NodeDef, template: Template,
 def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing.Dict[str, str]:
     """Finds, for each copied operation, the operation on whose device it has to be.
 
-    An operation that TensorFlow has put on the device of another one, which is itself put on the
-    device of a third, has the third as its leader.
+    TensorFlow puts a look-up of rows beside the variable w, and what is colocated with the look-up
+    there, too: both have w as their leader.
 
     Args:
       nodes: the nodes of the copied operations.
@@ -296,7 +302,7 @@ def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing
     Returns:
       {name of an operation: name of its leader}; an operation that is put with none leads itself.
     """
-    put_with = {}
+    put_with = {}  # {name of an operation: name of the one that it is put with, or None}
     for name, node in nodes.items():
         if node.device:  # else TensorFlow chooses: the operation leads itself
             put_with[name] = _put_with(node, operations[name])
@@ -322,7 +328,8 @@ def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
     others = [name for name in colocation_group_of_node(node) if name != op.name]
     if others:
         return others[0]
-    hands_resource_on = op.type in CONTROL_FLOW or functions_of(node)  # to what reads it
+    # These only hand a resource on, into a loop, a branch or a function, to what reads it there.
+    hands_resource_on = op.type in CONTROL_FLOW or functions_of(node)
     if hands_resource_on:
         return None
     for tensor in op.inputs:
