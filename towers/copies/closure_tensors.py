@@ -159,6 +159,7 @@ class ClosureTensors:
             is_write = op.name not in recorded.owned and finder.written_by(op)
             if is_write or graph_walk.is_random(op):
                 sources.append(op)
+        # By control edges, too: a read that waits for a write gives what has been written.
         return graph_walk.reachable_from(sources, recorded.operations, control=True)
 
     # ---- what is of one machine ------------------------------------------------------------------

@@ -121,6 +121,7 @@ class Copies:
         for name_in_template, tensor in self._template.inputs.items():
             inputs[name_in_template] = substitution.tensor(tensor)
         graph_def = self._adapted(substitution.number, root, part.device)
+        # `_put_on_devices` gives the operations their devices.
         with tf.device(None), Recording(self._graph) as made:
             tf.import_graph_def(graph_def, inputs, name=root)
         imported = by_name(made.operations)
@@ -207,9 +208,10 @@ class Copies:
             if old_device:
                 new_devices[old_device] = self._device_in_tower(old_device, device)
         for name, leader in self._template.leaders.items():
-            if leader in self._template.devices:
+            is_leader_copied = leader in self._template.devices
+            if is_leader_copied:
                 device_of_copy = new_devices[self._template.devices[leader]]
-            else:  # a variable, say, or its substitute
+            else:  # a variable, say: its device, or its substitute's
                 device_of_copy = copied.operation(leader).device
             if device_of_copy:
                 compat.set_device(copied.operation(name), device_of_copy)

@@ -269,33 +269,42 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
       GradientError: the model function trains by itself.
     """
     writes = writes_of(recorded)
-    # Each call of copies='reuse' writes into the one variable that all calls share.
-    is_shared_by_calls = request.call.copies == 'reuse'
-    if is_shared_by_calls:
+    _check_writes(writes, runs, request)
+    state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
+    # What a step runs, too, is no write of a metric alone.
+    counters = _counters(writes_by(writes, runs.counted - runs.step))
+    shared_writes = _without(writes, state_writes.keys() | counters)
+    proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
+    if request.call.copies == 'reuse':
+        _check_not_written(_to_any_of(writes, proven.every_tower), 'an update by the examples')
+    own_names = set(state_writes)
+    # With copies='reuse' a call makes one part of the batch, and shares all variables with others.
+    makes_all_parts = request.parts_a_call == len(request.split.parts)
+    if not makes_all_parts:
+        own_names = set()
+    role_of = _first_roles(writes_by(writes, runs.step | runs.counted),
+                           {OWN: own_names, METRIC: counters, EVERY: proven.every_tower})
+    reason_of = _reasons(role_of, proven.reasons, request)
+    first_writes = writes_by(_without(shared_writes, proven.every_tower), runs.forward)
+    return _FoundRoles(role_of, reason_of, state_writes, first_writes)
+
+
+def _check_writes(writes: typing.Sequence[Write], runs: _Runs, request: Request) -> None:
+    """Refuses writes by the operations that they are done by, whatever they write.
+
+    Args:
+      writes: the writes of the model function.
+      runs: the operations that are run.
+      request: `Request` of the build.
+    """
+    if request.call.copies == 'reuse':
+        # Each call of the model function would write into the one variable that all calls share.
         _check_not_written(writes_by(writes, runs.forward | runs.counted), 'the forward pass')
     # An Estimator's model function calls its optimizers itself: `fronts` makes one update of these
     # calls, with the gradients of all towers.
     is_trained_by_own_calls = request.training.objectives.optimizer_calls is not None
     if not is_trained_by_own_calls:
         _check_trains_nothing(writes_by(writes, runs.in_build))
-    state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
-    # What a step runs, too, is no write of a metric alone.
-    counters = _counters(writes_by(writes, runs.counted - runs.step))
-    shared_writes = _without(writes, state_writes.keys() | counters)
-    proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
-    if is_shared_by_calls:
-        _check_not_written(_to_any_of(writes, proven.every_tower), 'an update by the examples')
-    names_by_role: typing.Dict[str, typing.Container[str]] = collections.OrderedDict()
-    # With copies='reuse' a call makes one part of the batch, and shares all variables with others.
-    makes_all_parts = request.parts_a_call == len(request.split.parts)
-    if makes_all_parts:
-        names_by_role[OWN] = state_writes.keys()
-    names_by_role[METRIC] = counters
-    names_by_role[EVERY] = proven.every_tower
-    role_of = _first_roles(writes_by(writes, runs.step | runs.counted), names_by_role)
-    reason_of = _reasons(role_of, proven.reasons, request)
-    first_writes = writes_by(_without(shared_writes, proven.every_tower), runs.forward)
-    return _FoundRoles(role_of, reason_of, state_writes, first_writes)
 
 
 def _find_runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:

@@ -135,7 +135,7 @@ def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing
       forward: the operations of the forward passes.
       finder: finds the writes of the graph.
     """
-    takers = takers_of({write.variable: None for write in writes}, finder)
+    takers = takers_of({write.variable for write in writes}, finder)
     frames = Frames(list(forward.values()) + [write.op for write in writes])
     holds = find_holds(towers, forward, writes, takers, frames)
     waits = Waits(held_by(holds))

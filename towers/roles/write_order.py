@@ -241,8 +241,8 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
         """Whether the read of a hold waits for some write already."""
         return all(map(waits.follows_any, hold.ends))
 
-    # These holds come last. With such a wait a write waits for another write, and for all that this
-    # one waits for: later waits that would close a circle with any of these could not be added.
+    # These holds come last: a wait for such a read makes a write wait for another write, too, and
+    # for all that this one waits for, so that more of the other waits would close a circle.
     for hold in sorted(holds, key=comes_after_a_write):
         is_added = _add_wait(hold, waits)
         is_read_of_new_value = hold.is_certain and not is_added

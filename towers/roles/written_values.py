@@ -131,8 +131,9 @@ class _Judge:
         """
         is_computed_from_shard = op.name in self._from_shard
         if not is_computed_from_shard:
-            # Even so it may count the examples: in a batch of static size their number is a
-            # constant, which the proof may have taken for what it is (`is_count`), or not.
+            # Even so it may count the examples, since in a batch of static size their number is a
+            # constant: one that equals it is refused, and one that the proof has taken for a
+            # multiple of it is judged as what it is.
             refused = self._refused_count(written, op)
             if refused is not None:
                 return refused
