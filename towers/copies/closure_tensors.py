@@ -47,7 +47,7 @@ class ClosureTensors:
         self._gradients = gradients
         self._made: typing.List[tf.Operation] = []  # the operations of the update
         trained = operation_names(tower_set.roles.trainable)
-        # Variables of which each tower has its own.
+        # Variables of which each tower has its own. An update may take those that are trained, too.
         self._own_state = [variable for variable in tower_set.roles.own_variables()
                            if variable.op.name not in trained]
         # {name of the tensor of a tower's loss: name of the loss, None where there is only one}

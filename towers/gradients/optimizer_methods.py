@@ -78,7 +78,7 @@ class OwnComputeGradients:
           loss: the mean loss over this machine's batch.
           combined: the combined gradients, as pairs.
         """
-        times_mean = self._request.factor  # N; 1 with `reduction='mean'`
+        factor_of_mean = self._request.factor  # N; 1 with `reduction='mean'`
 
         def combined_gradients(dl_ds: tf.Tensor, earlier: list) -> list:
             """The combined gradients, for the pairs. They have the factor dL/dS already, by which
@@ -92,9 +92,9 @@ class OwnComputeGradients:
             with graph_walk.Recording(loss.graph) as made:
                 pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)
                 dl_ds = surrogate.first_gradient(self._called)
-                factor = tf.cast(dl_ds, tf.float64) / times_mean
+                factor = tf.cast(dl_ds, tf.float64) / factor_of_mean
             _remove_waits_for_gradients(factor, graph_walk.names_of(made.operations))
-            pairs = _multiplied(pairs, times_mean)
+            pairs = _multiplied(pairs, factor_of_mean)
         self._check_known(factor, surrogate.loss, combined)
         # The gradients are taken: from here on S is the loss itself, and the factor the method's.
         compat.replace_tensor(surrogate.loss, loss)

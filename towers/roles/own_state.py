@@ -43,8 +43,8 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
     for write in writes:
         name = write.op.name
         is_in_step = name in step
-        is_of_program = name in recorded.from_shard and name not in counted
-        if not is_in_step and not is_of_program:
+        is_run_by_program = name in recorded.from_shard and name not in counted
+        if not is_in_step and not is_run_by_program:
             continue
         for variable in write.variables:
             if variable in candidates:

@@ -183,7 +183,7 @@ class _GradientReads:
         name."""
         if self._is_memory_read(variable):
             return False  # its memory may be read at any time
-        if variable in self._gradient_of:
+        if variable in self._gradient_of:  # which is computed from all reads of the variable
             return self._order.waits_for(op, self._gradient_of[variable])
         waits_for_gradients = [self._order.waits_for(op, each) for each in self._gradients]
         is_read_by_gradients = variable in self._operations

@@ -182,7 +182,7 @@ def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
     """
     new_values = [tensor for tensor in op.inputs if not is_variable(tensor)]
     upstream = ancestors(new_values)
-    upstream_in_forward_pass = [op for name, op in forward.items() if name in upstream]
+    upstream_in_forward_pass = [forward[name] for name in forward if name in upstream]
     for take in takes_from_outside(tower, upstream_in_forward_pass, variables):
         if _is_value_used(take.op, upstream):
             raise SharedVariableError(

@@ -205,11 +205,9 @@ def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, s
         writing_towers = towers if is_every else towers[:1]
         for op in operations:
             is_write = op.name in step and variable in finder.written_by(op)
-            if not is_write:
-                continue
-            for index, tower in enumerate(writing_towers):
-                if tower.has(op.name):
-                    writes.append(TowerWrite(index, op, variable, is_every))
+            if is_write:
+                writes += [TowerWrite(index, op, variable, is_every)
+                           for index, tower in enumerate(writing_towers) if tower.has(op.name)]
     return writes
 
 
