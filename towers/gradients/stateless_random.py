@@ -154,9 +154,10 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
     keys = {}
     first_names: typing.Dict[str, str] = {}  # {ops with one key: name of the first of them}
     for op in operations:
-        seed = _counted_seed(op, counted_up)
-        if seed is None:
+        position = _position_of_counted_seed(op, counted_up)
+        if position is None:
             continue
+        seed = op.inputs[position]
         ops_with_one_key = 'of the tower'
         if step is not None:
             ops_with_one_key = graph_walk.source_through(seed, ('Identity',)).name
@@ -167,29 +168,28 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
         with _beside(op, '_tower/'):
             key = tf.constant(number, tf.int64)
             new_seed = _seed_of_part(key, seed, step)
-            compat.replace_input(op, graph_walk.seed_position(op), new_seed)
+            compat.replace_input(op, position, new_seed)
         keys[key.op.name] = name
     return keys
 
 
-def _counted_seed(op: tf.Operation,
-                  counted_up: typing.Set[str]) -> typing.Optional[tf.Tensor]:
-    """The seed of a stateless random op that is computed from a variable which is counted up.
+def _position_of_counted_seed(op: tf.Operation,
+                              counted_up: typing.Set[str]) -> typing.Optional[int]:
+    """The index of the input of a stateless random op that is a seed which is counted up.
 
     Args:
       op: any operation.
       counted_up: names of the variables that are counted up.
 
     Returns:
-      The seed. None for another operation; for a seed of the model's own, which is the same in each
-      tower; and in a loop or a branch (v1), since a new seed would be computed outside of it.
+      The index. None for another operation; for a seed of the model's own, which is the same in
+      each tower; and in a loop or a branch (v1), since a new seed would be computed outside of it.
     """
     position = graph_walk.seed_position(op)
     if position is None or compat.in_control_flow(op):
         return None
-    seed = op.inputs[position]
-    is_counted_up = not counted_up.isdisjoint(graph_walk.ancestors([seed]))
-    return seed if is_counted_up else None
+    is_counted_up = not counted_up.isdisjoint(graph_walk.ancestors([op.inputs[position]]))
+    return position if is_counted_up else None
 
 
 def _seed_of_part(key: tf.Tensor, state: tf.Tensor,

@@ -66,6 +66,8 @@ def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
         initial_value = initializer.inputs[1]
     else:
         initial_value = variable.initial_value
+    # Control flow v1, since an `If` takes the value of a reference variable as its input, and that
+    # is an error as long as the variable is not initialized.
     with tf.control_dependencies(None), only_device(variable.device), compat.control_flow_v1():
         value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
                         lambda: initial_value)
