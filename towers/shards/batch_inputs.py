@@ -61,9 +61,9 @@ def checked_inputs(inputs: typing.Any) -> Inputs:
         else:
             static_sizes[path] = size
     if len(set(static_sizes.values())) > 1:
-        found = ['%s has %d' % item for item in static_sizes.items()]
+        found = ', '.join('%s has %d' % item for item in static_sizes.items())
         raise InputError('the first dimensions of the inputs differ: %s. Every tensor needs the '
-                         'same number of examples.' % ', '.join(found))
+                         'same number of examples.' % found)
     static_size = next(iter(static_sizes.values()), None)
     return Inputs(leaves, static_size, unknown)
 
@@ -112,7 +112,7 @@ def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, l
     for tensor, (path, _) in zip(tensors, inputs.leaves):
         if path in inputs.unknown:
             sizes_in_step.append((path, _size_of(tensor)))
-    if inputs.size is None:
+    if inputs.size is None:  # all others are compared with the first
         compared_path, size = sizes_in_step.pop(0)
     else:
         compared_path = 'the others'
@@ -145,8 +145,9 @@ def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
     except RecursionError:
         raise InputError('inputs contain themselves, or are nested too deeply: expected the '
                          'tensors of one batch, [batch, ...] each.') from None
-    if len(leaves) == 1 and not isinstance(inputs, dict):
-        paths = ['']
+    is_single = len(leaves) == 1 and not isinstance(inputs, dict)
+    if is_single:
+        paths = ['']  # errors call it `inputs`, not `inputs[0]`
     elif len(paths) != len(leaves):  # a nest of a kind that `tf.nest` knows, and `_paths` does not
         paths = ['[%d]' % position for position in range(len(leaves))]
     paths = ['inputs' + path for path in paths]
@@ -168,7 +169,8 @@ def _check_leaf(path: str, leaf: typing.Any) -> None:
                          '.get_next().' % (path, type(leaf).__name__))
     graph = getattr(leaf, 'graph', None)
     if graph is not None and graph is not tf.get_default_graph():
-        name = getattr(getattr(leaf, 'values', leaf), 'name', type(leaf).__name__)
+        named = leaf.values if isinstance(leaf, tf.SparseTensor) else leaf
+        name = getattr(named, 'name', type(leaf).__name__)
         raise InputError('%s (%s) belongs to another graph than the default one: make the '
                          'inputs and the towers under the same tf.Graph().' % (path, name))
 
@@ -212,7 +214,7 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
     array = np.asarray(leaf)
-    if array.dtype == object and not array.shape:  # numpy takes any object for a scalar
+    if array.dtype == object and not array.shape:  # numpy makes a scalar of what it does not know
         raise _no_tensor(path, leaf, 'no tensor and no array')
     return tf.TensorShape(array.shape)
 
@@ -220,8 +222,8 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
 # ---- trained variables upstream of the batch -----------------------------------------------------
 
 def _trained_upstream(leaf: typing.Any) -> typing.List[str]:
-    """Sorted list of the names of the trainable variables to which a leaf of a nest has a gradient.
-    """
+    """Sorted list of the names of the trainable variables that a leaf of a nest is computed from,
+    and has a gradient to."""
     is_tensor = isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES)
     if not is_tensor or not leaf.dtype.is_floating:  # TensorFlow differentiates floats alone
         return []
@@ -230,8 +232,10 @@ def _trained_upstream(leaf: typing.Any) -> typing.List[str]:
 
 
 def check_nothing_is_trained_upstream(leaves: typing.Any) -> None:
-    """Raises `InputError` if a tensor in a nest has a gradient to a trainable variable, which the
-    build could not train."""
+    """Raises `InputError` if a tensor in a nest is computed from a trainable variable.
+
+    It is for inputs whose `UpstreamVariables` the build cannot train: sparse ones, and `Shards`.
+    """
     for leaf in tf.nest.flatten(leaves, expand_composites=True):
         for name in _trained_upstream(leaf):
             raise InputError(
@@ -264,7 +268,10 @@ class UpstreamVariables(typing.NamedTuple):
 
     def gradients(self, gradients_of_shards: typing.Sequence[list], sizes: list,
                   trained: typing.Iterable[tf.Variable]) -> typing.List[list]:
-        """Takes the gradients of those variables that are trained.
+        """Takes the gradients of those variables that are trained, once for all towers.
+
+        The towers' gradients end at their shards. Joined, they are the gradient with respect to an
+        input, and from there `tf.gradients` goes on to the variables.
 
         Args:
           gradients_of_shards: for each shard the gradients with respect to its `shard_tensors`;
@@ -273,22 +280,25 @@ class UpstreamVariables(typing.NamedTuple):
           trained: the trained variables.
 
         Returns:
-          A list of `[(gradient, variable)]`, to be combined with those of the towers: one, or none.
+          A list of `[(gradient, variable)]`, to be combined with those of the towers: it has one
+          such list of pairs, or none where nothing is trained here.
         """
         names = graph_walk.operation_names(trained)
         variables = [variable for variable in self.variables if variable.op.name in names]
         if not variables:
             return []
         leaves = [leaf for leaf in self.leaves if leaf is not None]
+        gradients_by_leaf = zip(*gradients_of_shards)  # for each leaf, the gradients of all shards
         examples = []  # of each leaf that the loss depends on
         gradients_of_examples = []
         with tf.name_scope('behind_batch'):
-            for leaf, by_shard in zip(leaves, zip(*gradients_of_shards)):
-                if by_shard[0] is None:
-                    continue
-                with only_device(leaf.device or None):
-                    gradients_of_examples.append(_joined_examples(by_shard, sizes))
-                    examples.append(leaf[:sum(sizes)])  # a remainder may have been dropped
+            for leaf, gradients_of_leaf in zip(leaves, gradients_by_leaf):
+                # All towers compute the same model: the loss of the first tells of all.
+                loss_depends_on_leaf = gradients_of_leaf[0] is not None
+                if loss_depends_on_leaf:
+                    with only_device(leaf.device or None):
+                        gradients_of_examples.append(_joined_examples(gradients_of_leaf, sizes))
+                        examples.append(leaf[:sum(sizes)])  # a remainder may have been dropped
             if not examples:
                 return []
             gradients = tf.gradients(examples, variables, gradients_of_examples)
@@ -309,27 +319,29 @@ def _joined_examples(gradients: typing.Sequence, sizes: list) -> tf.Tensor:
 
 
 def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
-    """Finds the trainable variables upstream of a nest of inputs, and ends gradients at the inputs.
+    """Finds the trainable variables upstream of a nest of inputs.
+
+    An input that is computed from some is replaced by its `tf.stop_gradient`, so that no tower
+    takes their gradients for itself: `UpstreamVariables.gradients` takes them once.
 
     Raises `InputError` if one is upstream of a sparse tensor.
     """
     leaves = tf.nest.flatten(inputs)
     sparse_leaves = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)]
     check_nothing_is_trained_upstream(sparse_leaves)
-    with_upstream: typing.List[typing.Optional[tf.Tensor]] = []  # see `UpstreamVariables.leaves`
-    ended = []  # the leaves, at which gradients end
+    leaves_with_upstream: typing.List[typing.Optional[tf.Tensor]] = []
+    new_leaves = []
     names: typing.Set[str] = set()
     for leaf in leaves:
+        tensor = None  # the leaf, if trainable variables are upstream of it
         names_of_leaf = _trained_upstream(leaf)
-        if not names_of_leaf:
-            with_upstream.append(None)
-            ended.append(leaf)
-            continue
-        names.update(names_of_leaf)
-        tensor = tf.convert_to_tensor(leaf)
-        with_upstream.append(tensor)
-        ended.append(tf.stop_gradient(tensor))
+        if names_of_leaf:
+            names.update(names_of_leaf)
+            tensor = tf.convert_to_tensor(leaf)
+            leaf = tf.stop_gradient(tensor)
+        leaves_with_upstream.append(tensor)
+        new_leaves.append(leaf)
     if names:
-        inputs = tf.nest.pack_sequence_as(inputs, ended)
+        inputs = tf.nest.pack_sequence_as(inputs, new_leaves)
     variables = [variable for variable in tf.trainable_variables() if variable.op.name in names]
-    return UpstreamVariables(inputs, with_upstream, variables)
+    return UpstreamVariables(inputs, leaves_with_upstream, variables)

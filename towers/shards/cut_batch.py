@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_choice, check_count
 from towers.errors import InputError, InvalidArgumentError
 from towers.placement.devices import MOST_TOWERS
+from towers.placement.variable_device import only_device
 from towers.shards.batch_inputs import (
     Inputs,
     checked_inputs,
@@ -86,42 +87,41 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
       word_for_parts: what errors call the parts: `'towers'` or `'micro-batches'`.
     """
     checked = checked_size(inputs, shares, remainder, word_for_parts)
-    with tf.name_scope('shards'), tf.device(None), tf.device('/cpu:0'):
+    with tf.name_scope('shards'), only_device('/cpu:0'):
         tensors = tensors_of_leaves(checked.leaves)
         size, guards = size_and_guards(checked, tensors)
         if checked.size is None:
             guards += _size_assertions(size, shares, remainder, word_for_parts)
         sizes, used_size = sizes_of_shards(size, shares, remainder)
-        pieces_of_leaves = []
+        pieces_of_leaves = []  # for each leaf, its piece in each shard
         with tf.control_dependencies(guards):
             for tensor in tensors:
-                if tensor is None:
-                    pieces_of_leaves.append([None] * len(sizes))
-                    continue
-                if remainder == 'drop' and not isinstance(tensor, tf.SparseTensor):
-                    tensor = tensor[:used_size]  # slices of a sparse one leave the rest out
+                if remainder == 'drop' and isinstance(tensor, tf.Tensor):
+                    # `_dense_pieces` may split the whole tensor; of a sparse one each shard is a
+                    # slice, so that nothing has to be cut off first.
+                    tensor = tensor[:used_size]
                 pieces_of_leaves.append(_pieces(tensor, sizes))
         shards = [tf.nest.pack_sequence_as(inputs, pieces) for pieces in zip(*pieces_of_leaves)]
-        spreads_remainder = remainder == 'weight'
-        return cut_batch(
-            shards, sizes, used_size,
-            is_even=_are_certainly_equal(sizes, shares, spreads_remainder),
-            shares=None if spreads_remainder else shares,
-            pads=spreads_remainder)
+        is_even = _are_certainly_equal(sizes, shares, remainder)
+        if remainder == 'weight':
+            # The first shards may have an example more than their share. The last ones are empty,
+            # and hold padding, in a batch with fewer examples than shards.
+            return cut_batch(shards, sizes, used_size, is_even, shares=None, pads=True)
+        return cut_batch(shards, sizes, used_size, is_even, shares)
 
 
-def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...],
-                         spreads_remainder: bool) -> bool:
+def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], remainder: str) -> bool:
     """Whether all shards have the same size, whatever the size of the batch.
 
     Args:
       sizes: the sizes of the shards.
       shares: the proportions of the sizes.
-      spreads_remainder: whether a remainder is spread over the shards.
+      remainder: one of `REMAINDERS`.
     """
     if len(sizes) == 1:
         return True
-    if len(set(shares)) == 1 and not spreads_remainder:
+    have_equal_shares = len(set(shares)) == 1
+    if have_equal_shares and remainder != 'weight':  # which may give the first ones one more
         return True
     are_static = all(isinstance(size, int) for size in sizes)
     return are_static and len(set(sizes)) == 1
@@ -132,18 +132,19 @@ def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
               pads: bool = False) -> CutBatch:
     """Makes a `CutBatch` from shards, with their weights.
 
+    A weight is the shard's size over the batch's. Where the proportions of the sizes are known, it
+    is a float even if the sizes are not static: 1/4 each of 4 equal shards.
+
     Args:
       inputs, sizes, batch_size, is_even, pads: the attributes of `CutBatch`.
-      shares: the proportions of the sizes; None where a remainder may change them.
+      shares: the proportions of the sizes; None where they are not known before the step.
     """
     if is_even:
         shares = (1,) * len(sizes)
     if shares is None:
         weights = [_quotient(size, batch_size) for size in sizes]
     else:
-        # Equal weights are one object, by which they are known to be equal.
-        weight_of_share = {share: share / sum(shares) for share in shares}
-        weights = [weight_of_share[share] for share in shares]
+        weights = [share / sum(shares) for share in shares]
     return CutBatch(inputs, sizes, weights, batch_size, is_even, pads)
 
 
@@ -284,20 +285,32 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
     Returns:
       `(sizes of the shards, number of examples in all of them)`.
     """
-    unit = sum(shares)
-    sizes: typing.List[Size] = []
+    unit = sum(shares)  # each multiple of it divides among the shards
     may_have_remainder = not isinstance(size, int) or size % unit != 0
     if remainder == 'weight' and may_have_remainder:
-        floors = [size * share // unit for share in shares]
-        num_left = size - sum(floors)
-        for index, floor in enumerate(floors):
-            sizes.append(floor + _one_if_below(index, num_left))
-        return sizes, size
+        return _sizes_with_remainder(size, shares), size
     size_per_share = size // unit
+    sizes: typing.List[Size] = []
     for share in shares:
-        # With shares of 1 all sizes are one object, by which they are known to be equal.
+        # Equal shards get one and the same tensor, by which `_dense_pieces` knows that they are.
         sizes.append(size_per_share if share == 1 else size_per_share * share)
     return sizes, size_per_share * unit
+
+
+def _sizes_with_remainder(size: Size, shares: typing.Tuple[int, ...]) -> list:
+    """The sizes of shards that all examples of a batch are in: each one's share rounded down, and
+    of the examples that this leaves over one more in each of the first shards.
+
+    Args:
+      size: the number of examples.
+      shares: the proportions of the shards.
+    """
+    floors = [size * share // sum(shares) for share in shares]
+    num_left = size - sum(floors)
+    sizes = []
+    for index, floor in enumerate(floors):
+        sizes.append(floor + _one_if_below(index, num_left))
+    return sizes
 
 
 def _one_if_below(number: int, limit: Size) -> Size:
@@ -307,15 +320,19 @@ def _one_if_below(number: int, limit: Size) -> Size:
     return tf.cast(tf.less(number, limit), tf.int32)
 
 
-def _pieces(tensor: typing.Union[tf.Tensor, tf.SparseTensor], sizes: list) -> list:
-    """List of the shards of a tensor, of these sizes, each of which can be fed."""
-    starts = list(itertools.accumulate([0] + sizes[:-1]))
+def _pieces(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor], sizes: list) -> list:
+    """List of the pieces of one leaf of the inputs, a piece of each of these sizes, which can be
+    fed; Nones for None."""
+    if tensor is None:
+        return [None] * len(sizes)
+    starts = list(itertools.accumulate([0] + sizes[:-1]))  # the number of each first example
     if isinstance(tensor, tf.SparseTensor):
         return [sparse_shard(tensor, start, size) for start, size in zip(starts, sizes)]
     pieces = _dense_pieces(tensor, starts, sizes)
-    # Copies of one graph take the shards, so its static shapes have to fit all of them.
+    # The other towers are copies of tower 0's graph with its static shapes: tower 0's shard may
+    # have a static size only if that is the size of all shards.
     have_one_shape = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
-    return [dense_shard(piece, have_one_shape) for piece in pieces]
+    return [dense_shard(piece, has_static_size=have_one_shape) for piece in pieces]
 
 
 def _dense_pieces(tensor: tf.Tensor, starts: list, sizes: list) -> typing.List[tf.Tensor]:
@@ -332,36 +349,40 @@ def _dense_pieces(tensor: tf.Tensor, starts: list, sizes: list) -> typing.List[t
     are_static = all(isinstance(size, int) for size in sizes)
     if are_static and min(sizes) > 0:
         return tf.split(tensor, sizes)
-    are_equal = all(size is sizes[0] for size in sizes)  # one object, see `sizes_of_shards`
+    are_equal = all(size is sizes[0] for size in sizes)  # one tensor, see `sizes_of_shards`
     if are_equal:
         return tf.split(tensor, len(sizes))
     pieces = []
-    for start, size in map(_first_example_if_empty, starts, sizes):
-        pieces.append(tensor[start:start + size])
+    for start, size in zip(starts, sizes):
+        held = _held_examples(start, size)
+        pieces.append(tensor[held.start:held.start + held.size])
     return pieces
 
 
-def dense_shard(piece: tf.Tensor, is_even: bool) -> tf.Tensor:
-    """Makes a shard that can be fed.
+def dense_shard(piece: tf.Tensor, has_static_size: bool) -> tf.Tensor:
+    """Makes a shard that can be fed, a `placeholder_with_default`, of the examples in it.
 
     Args:
       piece: the examples of the shard.
-      is_even: whether all shards have the same size for certain; the shard's static shape has a
-        size only then.
+      has_static_size: whether the shard's static shape has the number of its examples; else that is
+        None.
     """
     shape = piece.shape
-    if not is_even:
+    if not has_static_size:
         shape = tf.TensorShape([None]).concatenate(piece.shape[1:])
     return tf.placeholder_with_default(piece, shape)
 
 
 def sparse_shard(tensor: tf.SparseTensor, start: Size, size: Size) -> tf.SparseTensor:
-    """Makes a shard of a sparse tensor that can be fed: `size` examples, from number `start` on."""
-    start, size = _first_example_if_empty(start, size)
+    """Makes a shard of a sparse tensor: `size` examples, from number `start` on.
+
+    It can be fed: its indices, values and shape are each a `placeholder_with_default`.
+    """
+    held = _held_examples(start, size)
     dense_shape = tensor.dense_shape
-    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(dense_shape[1:])], 0)
-    shape_of_slice = tf.concat([[tf.cast(size, tf.int64)], dense_shape[1:]], 0)
-    shard = tf.sparse.slice(tensor, begin, shape_of_slice)
+    first_entry = tf.concat([[tf.cast(held.start, tf.int64)], tf.zeros_like(dense_shape[1:])], 0)
+    shape_of_slice = tf.concat([[tf.cast(held.size, tf.int64)], dense_shape[1:]], 0)
+    shard = tf.sparse.slice(tensor, first_entry, shape_of_slice)
     rank = tensor.shape.ndims
     fed_shape = tf.placeholder_with_default(shard.dense_shape, [rank])
     if rank is not None:
@@ -372,8 +393,10 @@ def sparse_shard(tensor: tf.SparseTensor, start: Size, size: Size) -> tf.SparseT
 
 
 def _with_static_dimensions(shape: tf.Tensor, static_sizes: list) -> tf.Tensor:
-    """The same dense shape of a sparse tensor, with constants for its static dimensions, so that
-    TensorFlow knows them.
+    """The same dense shape of a sparse tensor, with constants for its static dimensions.
+
+    A sparse tensor has the static shape that its dense shape has as a constant, and a placeholder
+    is none.
 
     Args:
       shape: the dense shape, an int64 vector.
@@ -391,10 +414,20 @@ def _with_static_dimensions(shape: tf.Tensor, static_sizes: list) -> tf.Tensor:
     return tf.concat(dimensions, 0)
 
 
-def _first_example_if_empty(start: Size, size: Size) -> typing.Tuple[Size, Size]:
-    """`(start, size)` of a shard; for a shard without an example `(0, 1)`, the batch's first
-    example as padding."""
+class _HeldExamples(typing.NamedTuple):
+    """The examples of the batch that a shard holds: `size` of them, from number `start` on."""
+    start: Size
+    size: Size
+
+
+def _held_examples(start: Size, size: Size) -> _HeldExamples:
+    """What a shard holds: its own examples; without any the batch's first example, as padding.
+
+    Args:
+      start: the number of the first example of the shard.
+      size: how many examples the shard has; perhaps 0.
+    """
     if isinstance(size, int):
-        return (start, size) if size else (0, 1)
+        return _HeldExamples(start, size) if size else _HeldExamples(0, 1)
     is_empty = tf.equal(size, 0)
-    return tf.where(is_empty, tf.zeros_like(start), start), tf.maximum(size, 1)
+    return _HeldExamples(tf.where(is_empty, tf.zeros_like(start), start), tf.maximum(size, 1))

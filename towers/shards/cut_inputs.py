@@ -72,7 +72,7 @@ class Shards:
                 shard, size = _fed_shard(index, batch, inputs_of_shards[index], is_even)
                 shards.append(shard)
                 sizes.append(size)
-            with tf.device(None), tf.device('/cpu:0'):
+            with only_device('/cpu:0'):  # for the batch's size and the weights
                 return cut_batch(shards, sizes, sum(sizes), is_even)
 
     def _checked(self) -> typing.List[Inputs]:
@@ -132,11 +132,13 @@ def _fed_shard(index: int, batch: typing.Any, inputs: Inputs,
       index: the index of the shard.
       batch: the nest of the caller's tensors.
       inputs: the `Inputs` of this nest.
-      is_even: whether all shards have the same size for certain.
+      is_even: whether all shards have the same size for certain: then it may be static.
 
     Returns:
       `(nest of the tensors, number of examples)`.
     """
+    # `tf.device` with a function asks it for the device of each operation that is made; with None
+    # it ends the device scopes of the caller.
     with tf.device(None), tf.device(_device_of_input):
         tensors = tensors_of_leaves(inputs.leaves)
         size, guards = size_and_guards(inputs, tensors)
@@ -160,8 +162,9 @@ def _fed(tensor: typing.Any, size: typing.Any, is_even: bool) -> typing.Any:
         return None
     if isinstance(tensor, tf.SparseTensor):
         return sparse_shard(tensor, start=0, size=size)
-    # The identity is on the tensor's device, and waits for the assertions.
-    return dense_shard(tf.identity(tensor), is_even)
+    # The identity is on the tensor's device, and waits for the assertions. A static size would be
+    # that of the copies of tower 0, too.
+    return dense_shard(tf.identity(tensor), has_static_size=is_even)
 
 
 class StagedInputs(Shards):
@@ -228,6 +231,7 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
         iterator = compat.multi_device_iterator(
             dataset.flat_map(shards_of_batch), names, int(buffer_size))
         shards = iterator.get_next()
+    # The sessions of `tf.train` run these initializers by themselves.
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return StagedInputs(shards, names, iterator.initializer)
 
