@@ -59,7 +59,8 @@ def call_of_model_fn(graph: tf.Graph, variables: typing.Any, num_parts: int,
       variables: `NewVariables`, which records the variables that the call makes.
       num_parts, has_equal_parts, no_batch_values: see `Call`.
     """
-    _CALLS[graph] = Call(variables, num_parts, has_equal_parts, no_batch_values, itertools.count(1))
+    _CALLS[graph] = Call(variables, num_parts, has_equal_parts, no_batch_values,
+                         numbers=itertools.count(1))
     try:
         yield
     finally:
@@ -120,7 +121,8 @@ class BuildCollections:
     """
 
     def __init__(self, graph: tf.Graph, updates_of_model: typing.Iterable = ()):
-        """
+        """Notes what the collections hold.
+
         Args:
           graph: the graph, before the build.
           updates_of_model: the `UPDATE_OPS` of a finished model.
@@ -138,8 +140,8 @@ class BuildCollections:
     def of_build(self) -> typing.Iterator[None]:
         """The context of the build.
 
-        At its end, the new `UPDATE_OPS` are noted in the graph as made by a build. After an error,
-        every collection has its former entries again.
+        At its end, the new `UPDATE_OPS` are noted in the graph as made by a build, so that no other
+        build runs them. After an error, every collection has its former entries again.
         """
         num_before = len(self._graph.get_operations())
         try:
@@ -178,7 +180,8 @@ def _snapshot(graph: tf.Graph) -> typing.Dict[str, list]:
     """{key: list of the entries} of a graph's collections."""
     entries = {}
     for key in graph.get_all_collection_keys():
-        # Keys that are no strings, or private ones, hold TF's own stores, not entries.
+        # Under keys that are no strings, or private ones, TensorFlow keeps objects of its own, such
+        # as its store of variable scopes: a failed build leaves these as they are.
         if isinstance(key, str) and not key.startswith('_'):
             entries[key] = list(graph.get_collection_ref(key))
     return entries

@@ -96,8 +96,9 @@ class KerasCalls:
         """
         layers = []
         for call in self._calls:
-            operations = operation_names(call.tensors)
-            if operations.isdisjoint(self._waiting_for_keras_input()):
+            arguments = operation_names(call.tensors)
+            defines_model = not arguments.isdisjoint(self._waiting_for_keras_input())
+            if not defines_model:
                 layers.append(call.layer)
         return unique(layers)
 
@@ -140,8 +141,9 @@ class KerasCalls:
         regularizers and `add_loss`.
 
         Args:
-          on_keras_input: whether losses downstream of a `keras.Input` count; losses within branches
-            and loops do not.
+          on_keras_input: whether losses downstream of a `keras.Input` count. They do where the
+            block is itself a part of a functional model, as for `KerasTowers`. Losses within
+            branches and loops never count.
 
         Raises:
           ModelFunctionError: a loss that is no scalar.
@@ -199,8 +201,10 @@ class KerasCalls:
         if not compat.is_keras_3(layer):
             # On TF 1.15 a cell keeps the mask of its first call, which has that call's batch size.
             compat.forget_dropout_masks(layer)
-        # Keras 3 defines a model by calling it on symbols, and its parts on scratch tensors.
-        if any(map(compat.is_keras_3_symbol, leaves)):
+        # Keras 3 defines a model by a call on symbols. The operations that this makes, in a graph
+        # of its own, are not the step's.
+        defines_model = any(map(compat.is_keras_3_symbol, leaves))
+        if defines_model:
             return contextlib.nullcontext()
         tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
         call = _Call(layer, tensors, Recording(self._graph))
@@ -246,7 +250,11 @@ class KerasCalls:
         return reachable_from(inputs, operations, control=True)
 
     def _keras_3_updates(self) -> typing.List[tf.Operation]:
-        """List of the operations, made in the calls of Keras 3 layers, that write a variable."""
+        """List of the operations, made in the calls of Keras 3 layers, that write a variable.
+
+        Keras 3 registers them nowhere. Left out are those that give a variable its first value: as
+        updates they would reset it in each step.
+        """
         calls = [call for call in self._calls if compat.is_keras_3(call.layer)]
         if not calls:
             return []
@@ -255,8 +263,10 @@ class KerasCalls:
         for call in calls:
             made = set(call.made.operations)
             for op in call.made.operations:
-                is_initialization = op.name in names_of_initializers or _is_initialization(op, made)
-                if _is_write(op) and self._can_run(op) and not is_initialization:
+                if not _is_write(op) or not self._can_run(op):
+                    continue
+                is_initializer = op.name in names_of_initializers
+                if not is_initializer and not _sets_ready_made_value(op, made):
                     updates.append(op)
         return updates
 
@@ -266,26 +276,28 @@ def _is_write(op: tf.Operation) -> bool:
     return op.type.startswith(_WRITES)
 
 
-def _is_initialization(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
-    """Whether a write sets a variable to a value that depends on nothing from before the call: a
-    layer that is built late assigns ready-made weights so.
+def _sets_ready_made_value(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
+    """Whether a write in a call sets a variable to a value that the call makes of nothing else.
+
+    So a layer assigns ready-made weights when it is built, in its first call. An update is computed
+    from the call's input or from variables.
 
     Args:
       op: the operation that writes.
       made: the operations of the call.
     """
-    if op.type not in SETS:
+    if op.type not in SETS:  # it adds to the variable
         return False
 
     def inputs_in_call(source: tf.Operation) -> list:
         """The operations that one of the call waits for; [] for one from before the call."""
         return inputs_of(source) if source in made else []
 
-    value = op.inputs[1].op
+    value = op.inputs[1].op  # input 0 is the variable
     for source in reached([value], inputs_in_call).values():
-        if source not in made:
-            return False
-        if any(tensor.dtype == tf.resource for tensor in source.inputs):  # reads a variable
+        is_from_before_call = source not in made
+        reads_variable = any(tensor.dtype == tf.resource for tensor in source.inputs)
+        if is_from_before_call or reads_variable:
             return False
     return True
 
@@ -308,29 +320,29 @@ def _wrap(base: type, record: KerasCalls, undo: contextlib.ExitStack) -> None:
       record: the record of the calls.
       undo: gets the functions by which the methods are restored.
     """
-    observers = {'__call__': _call, 'add_loss': _add_loss, 'add_update': _add_update}
-    for name, observed in observers.items():
+    recorders = {'__call__': _call, 'add_loss': _add_loss, 'add_update': _add_update}
+    for name, recorder in recorders.items():
         original = vars(base).get(name)
         if original is not None:
-            setattr(base, name, _wrapped(original, observed, record))
+            setattr(base, name, _wrapped(original, recorder, record))
             undo.callback(setattr, base, name, original)
 
 
-def _wrapped(original: typing.Callable, observed: typing.Callable,
+def _wrapped(original: typing.Callable, recorder: typing.Callable,
              record: KerasCalls) -> typing.Callable:
     """Makes the method that stands in the place of an original one, and records its calls.
 
     Args:
       original: the method of a Keras class.
-      observed: the function that records a call of it, one of those below.
+      recorder: the function that calls and records it, one of those below.
       record: the record of the calls.
     """
     @functools.wraps(original)
     def method(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """Calls the original method, if it is to be recorded by way of `observed`."""
+        """Calls the recorder; for a layer that is not recorded, the original method."""
         if not record.listens_to(self):
             return original(self, *args, **kwargs)
-        return observed(record, self, functools.partial(original, self), args, kwargs)
+        return recorder(record, self, functools.partial(original, self), args, kwargs)
     return method
 
 
@@ -368,9 +380,10 @@ def _add_update(record: KerasCalls, layer: typing.Any, original: typing.Callable
 
 
 def _watched(update: typing.Any, layer: typing.Any, record: KerasCalls) -> typing.Any:
-    """Records an update of a layer, and returns it.
+    """Records an update of a layer, and returns what Keras is to get in its place.
 
-    A function that makes the update is wrapped: its result is recorded when Keras calls it.
+    That is the update itself. In the place of a function that makes the update Keras gets one that
+    also records it: Keras may call the function later, or never.
 
     Args:
       update: an operation, a tensor, a variable, or a function that makes one.

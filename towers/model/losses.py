@@ -55,14 +55,14 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
         return Losses(data_loss=None, description=None, operations=[], added=[])
     _check_depends_on_shard(recorded)
     adds = request.training.regularization == 'add'
+    if adds and isinstance(loss, dict):
+        raise ModelFunctionError(
+            "regularization='add', and the model function returned several losses (%s): which "
+            'of them it belongs to is not known here.' % ', '.join(loss))
     added: typing.List[tf.Tensor] = []
     with graph_walk.Recording(tf.get_default_graph()) as made, \
             only_device(_device_of_loss(loss, request.split.parts[index].device)):
         registered = _registered(recorded)
-        if adds and isinstance(loss, dict):
-            raise ModelFunctionError(
-                "regularization='add', and the model function returned several losses (%s): which "
-                'of them it belongs to is not known here.' % ', '.join(loss))
         if adds and registered.outside:
             # Every tower computes them; they count once, since the towers' weights add up.
             added = registered.outside
@@ -74,9 +74,13 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
 
 
 def _check_depends_on_shard(recorded: typing.Any) -> None:
-    """Raises `ModelFunctionError` if no loss of a model is computed from the shard, or waits for
-    what is: every tower would compute the same, or a whole batch."""
-    from_shard = graph_walk.reachable_from(recorded.sources, recorded.operations, control=True)
+    """Raises `ModelFunctionError` for a model none of whose losses depends on its shard.
+
+    Every tower would compute the same loss, be it of no example or of the whole batch. A loss also
+    depends on the shard if it waits, by a control edge, for an operation that does.
+    """
+    operations_of_shard = recorded.sources
+    from_shard = graph_walk.reachable_from(operations_of_shard, recorded.operations, control=True)
     losses = flat(recorded.output.loss)
     if any(loss.op.name in from_shard for loss in losses):
         return
@@ -131,50 +135,55 @@ class _Registered(typing.NamedTuple):
 
 
 def _registered(recorded: typing.Any) -> _Registered:
-    """Finds the registered losses of a model.
+    """Finds the registered losses of a model, and which of them its loss is computed from.
 
-    These are the losses that its call has registered, those of its Keras layers, and those from
-    before the build that regularize its variables.
+    There are four kinds: the losses that its call has registered; those of the weights, and those
+    of the activations, of its Keras layers; and those from before the build that regularize its
+    variables.
+
+    Whether the model's loss is computed from one is told by the name of its tensor. That misses a
+    loss that was made twice: Keras makes the loss of a weight anew whenever it is asked for it, so
+    the model's loss has another tensor of the same formula. Then the formula is what tells.
 
     Args:
       recorded: `Recorded`, the call of the model function.
     """
-    # A loss that the model's loss may be computed from is told by its name, or, where the model's
-    # loss may have computed it once more, by its formula.
-    by_name = list(recorded.registered)
-    by_formula, losses_of_activations = recorded.keras_losses
-    # With copies='reuse' each call may, or may not, register the same losses anew.
-    losses_before = _not_computed_in(by_name, _losses_before_build(recorded))
-    if recorded.imported is None:
-        by_name += losses_before
-    else:  # the loss of a finished model is computed from imports of them
-        by_formula = by_formula + losses_before
+    told_by_name = list(recorded.registered)
+    told_by_formula = recorded.keras_losses.of_weights
+    # With copies='reuse' each call may, or may not, register the losses from before the build anew.
+    losses_before = _without_counted(_losses_before_build(recorded), counted=told_by_name)
+    is_finished_model = recorded.imported is not None
+    if is_finished_model:  # its loss is computed from imports of them, tensors of the same formula
+        told_by_formula = told_by_formula + losses_before
+    else:
+        told_by_name += losses_before
     # A loss that Keras layers hold, and that the program itself has registered, counts once.
-    by_formula = _not_computed_in(by_name, by_formula)
+    told_by_formula = _without_counted(told_by_formula, counted=told_by_name)
     # Two losses of activations may have the same formula and still both count: by their names they
     # are different.
-    by_name += losses_of_activations
+    told_by_name += recorded.keras_losses.of_activations
     losses = flat(recorded.output.loss)
     upstream = graph_walk.ancestors(losses)
-    inside = [loss for loss in by_name if loss.op.name in upstream]
-    inside += [loss for loss in by_formula if is_computed_from(losses, loss)]
-    outside = without(by_name + by_formula, inside)
+    inside = [loss for loss in told_by_name if loss.op.name in upstream]
+    inside += [loss for loss in told_by_formula if is_computed_from(losses, loss)]
+    outside = without(told_by_name + told_by_formula, inside)
     return _Registered(inside, outside)
 
 
-def _not_computed_in(tensors: list, losses: list) -> list:
-    """The losses from which no tensor is computed, by name or by formula.
-
-    Args:
-      tensors: list of the tensors.
-      losses: list of the losses.
-    """
-    return [loss for loss in losses if not is_computed_from(tensors, loss)]
+def _without_counted(losses: list, counted: list) -> list:
+    """The losses that no counted loss is, or is computed from, by its name or its formula."""
+    return [loss for loss in losses if not is_computed_from(counted, loss)]
 
 
 def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
-    """List of the losses from before the build that regularize variables of the model in
-    `recorded`, without losses of an earlier build's activations."""
+    """List of the losses that were registered before the build, and are of the model's variables.
+
+    An earlier build of the same variables may have registered losses of its activations: these
+    depend on that build's batch, and are left out.
+
+    Args:
+      recorded: `Recorded`, the call of the model function.
+    """
     variables = graph_walk.operation_names(recorded.variables)
     losses = []
     for loss in recorded.registered_before:
@@ -185,8 +194,8 @@ def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
 
 
 def _depends_on_a_batch(loss: tf.Tensor) -> bool:
-    """Whether a loss is computed from a tensor that is fed or iterated over, and may hold a batch;
-    a scalar, such as an L2 factor, may not."""
+    """Whether a loss is computed from a tensor that is fed, or that an iterator gives, and that may
+    hold a batch: it is no scalar, as an L2 factor would be."""
     for name in graph_walk.ancestors([loss]):
         op = loss.graph.get_operation_by_name(name)
         is_input = op.type in PLACEHOLDERS or op.type == 'IteratorGetNext'
@@ -196,11 +205,13 @@ def _depends_on_a_batch(loss: tf.Tensor) -> bool:
 
 
 def _device_of_loss(loss: typing.Any, device: str) -> TowerDevice:
-    """The device for operations on the loss of a tower.
+    """The device for operations on the loss of a tower: the stage that has computed the loss.
+
+    It is the whole tower's device if no stage of it has, as for a loss without a device.
 
     Args:
-      loss: the loss, or a dict of losses by name.
-      device: the device of the tower. With several stages, the stage that has the loss is meant.
+      loss: the loss; or a dict of losses by name, of which the first one counts.
+      device: the device of the tower; with stages, all of their devices.
     """
     stages = stages_of(device)
     device_of_loss = flat(loss)[0].op.device

@@ -52,6 +52,11 @@ class Objectives(tuple):
 def map_shaped(function: typing.Callable, *shaped: typing.Any) -> typing.Any:
     """Calls a function for each objective.
 
+    >>> map_shaped(add, {'critic': 1, 'generator': 2}, {'critic': 10, 'generator': 20})
+    {'critic': 11, 'generator': 22}
+    >>> map_shaped(add, 1, 10)  # of one loss without a name
+    11
+
     Args:
       function: takes the objective's entry of each of the shaped values.
       *shaped: the shaped values, see `Objectives`.
@@ -124,6 +129,7 @@ def trained_variables(objectives: Objectives) -> typing.Dict[typing.Optional[str
     trained = {}
     candidates = tf.trainable_variables()
     for objective in objectives:
+        # What errors say beside: for which of several losses.
         for_objective = '' if objective.name is None else ' for %r' % objective.name
         var_list = objective.var_list
         if var_list is None:

@@ -56,25 +56,32 @@ def call_model_fn(model_fn: typing.Callable, inputs: typing.Any) -> typing.Any:
       ModelFunctionError: it does not take so many arguments.
       MissingPackageError: it needs `tf.layers`, and the package that has these is not installed.
     """
-    arguments = inputs if type(inputs) in (tuple, list) else [inputs]
+    is_plain = type(inputs) in (tuple, list)  # a named tuple is one argument
+    arguments = inputs if is_plain else [inputs]
+    _check_takes(model_fn, arguments)
+    try:
+        return model_fn(*arguments)
+    except (AttributeError, ImportError, RecursionError) as error:
+        what_to_install = compat.missing_layers(error)
+        if what_to_install is None:  # an error of the model function itself
+            raise
+        raise MissingPackageError(what_to_install) from error
+
+
+def _check_takes(model_fn: typing.Callable, arguments: typing.Sequence) -> None:
+    """Raises `ModelFunctionError` for a model function that does not take so many arguments."""
     try:
         signature = inspect.signature(model_fn)
-        signature.bind(*arguments)
     except ValueError:
-        pass  # some callables of C have no signature; Python raises an error of its own then
+        return  # some callables of C have no signature; Python raises an error of its own then
+    try:
+        signature.bind(*arguments)
     except TypeError as error:
         raise ModelFunctionError(
             'the model function %s%s cannot take the inputs: %s. Inputs that are a tuple or a list '
             'become one argument each (%d here), everything else is one argument.' % (
                 getattr(model_fn, '__name__', 'model_fn'), signature, error,
                 len(arguments))) from None
-    try:
-        return model_fn(*arguments)
-    except (AttributeError, ImportError, RecursionError) as error:
-        missing = compat.missing_layers(error)
-        if missing is None:
-            raise
-        raise MissingPackageError(missing) from error
 
 
 def to_model_output(returned: typing.Any, needs_loss: bool,
@@ -325,8 +332,10 @@ def _merged_metric(name: str, values: list, weights: typing.Sequence,
 
 
 def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
-    """Refuses a pair of `tf.metrics` whose value is computed from a shard directly, and not from
-    counters.
+    """Refuses a pair of `tf.metrics` whose value is computed from a shard directly.
+
+    The value of a pair has to be computed from counters alone, which all towers share: then that of
+    tower 0 is the one of the whole batch.
 
     Args:
       name: the name of the metric.
@@ -335,9 +344,11 @@ def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
     """
     if not isinstance(value, tf.Tensor):
         return
-    # The way from a shard to a counter ends at the operation that writes the counter.
-    computed_directly = ancestors([value], ends=SETS | ADDS | ADDS_ROWS)
-    if not computed_directly.isdisjoint(operation_names(leaves_of(inputs))):
+    # The search ends at writes of variables: what a counter is written from does not matter.
+    writes_of_counters = SETS | ADDS | ADDS_ROWS
+    computed_from = ancestors([value], ends=writes_of_counters)
+    is_from_shard = not computed_from.isdisjoint(operation_names(leaves_of(inputs)))
+    if is_from_shard:
         raise ModelFunctionError(
             'metric %r is a pair with the value %r, which is computed from one shard of the batch '
             'and not from counters, so that it is none of the whole batch. Pass '
@@ -377,7 +388,7 @@ def _is_scalar_number(value: typing.Any) -> bool:
 def weighted_sum(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:
     """`sum_k weight_k * value_k`, a scalar; a value of weight 0 counts nothing, even if it is
     NaN."""
-    if len(values) == 1:  # of weight 1
+    if len(values) == 1:  # its weight is 1
         return tf.identity(values[0])
     terms = []
     for value, weight in zip(values, weights):
