@@ -17,7 +17,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.api.make_towers import begin_step, exchange_values, order_writes, shares_of_loss
+from towers.api.make_towers import begin_step, exchange_values, factors_of_losses, order_writes
 from towers.capture.record import Recorded, put_on_devices, record
 from towers.copies.tower_set import TowerSet
 from towers.errors import ModelFunctionError, SharedVariableError
@@ -32,6 +32,22 @@ from towers.reduce.loss_scale import ScaledLosses
 from towers.roles.ownership import Roles, ownership
 from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
+
+
+class _Common(typing.NamedTuple):
+    """What the towers have in common; it is made after the first call, which makes the variables.
+
+    Attributes:
+      trained: {name of an objective: list of the variables that its loss trains}.
+      gradients: what differentiates the losses of all towers.
+      step: the step of the workers of the cluster; None for this machine alone.
+      loss_factors: for each part of the batch, what its loss is multiplied with.
+    """
+
+    trained: typing.Dict[typing.Optional[str], list]
+    gradients: TowerGradients
+    step: typing.Any
+    loss_factors: list
 
 
 class _Call(typing.NamedTuple):
@@ -57,32 +73,30 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
     The arguments are those of `make_towers.call_once_and_copy`.
     """
     calls: typing.List[_Call] = []
-    gradients: typing.Any = None  # made after the first call, which makes the variables
-    step: typing.Any = None
-    loss_factors: list = []
+    common: typing.Any = None
     for index, part in enumerate(request.split.parts):
-        # Entered anew, as in a hand-written loop: layers without a name then find their variables.
+        # The variable scope is entered anew, as in a hand-written loop: layers without a name then
+        # find their variables. The name scope is the tower's alone.
         with tf.name_scope(part.scope), _no_new_variables(index), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
             recorded = record(request, batch, index)
             _check_made_by_name(recorded)
             put_on_devices(recorded, request, part.device)
-            if gradients is None:
-                trained = trained_variables(request.training.objectives)
-                gradients = TowerGradients(request, batch, upstream, scaled_losses, trained)
-                step = begin_step(request, batch)
-                loss_factors = shares_of_loss(request, batch, batch.weights, step)
-            roles = ownership(recorded, request, trained)
+            if common is None:
+                common = _common(request, batch, upstream, scaled_losses)
+            roles = ownership(recorded, request, common.trained)
             losses = make_losses(recorded, request, index)
             _check_shard(index, recorded, batch)
-            differentiated = gradients.differentiate(recorded, losses, index, loss_factors[index])
+            differentiated = common.gradients.differentiate(
+                recorded, losses, index, scale=common.loss_factors[index])
             calls.append(_Call(recorded, roles, losses, differentiated))
     towers = [call.differentiated.tower for call in calls]
-    exchanged = exchange_values(towers, request, batch, step)
+    exchanged = exchange_values(towers, request, batch, common.step)
     # All calls use the same variables: update and plan go by the first one's roles and losses.
     first = calls[0]
     waits = order_writes(request, towers, first.roles)
-    # The update may use a tensor of any call, so the record lists the operations of all calls.
+    # The update may use a tensor of any call, so the record lists the operations of all calls, and
+    # those that give the shards (`sources`).
     operations: list = []
     sources: list = []
     for call in calls:
@@ -91,9 +105,19 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
     return TowerSet(
         request=request, batch=batch, towers=towers,
         recorded=first.recorded._replace(operations=operations, sources=sources),
-        losses=first.losses, gradients=gradients, roles=first.roles, waits=waits,
-        recomputed=first.differentiated.recomputed, step=step, exchanged=exchanged,
+        losses=first.losses, gradients=common.gradients, roles=first.roles, waits=waits,
+        recomputed=first.differentiated.recomputed, step=common.step, exchanged=exchanged,
         how_built='%d calls of the model function' % len(towers))
+
+
+def _common(request: Request, batch: CutBatch, upstream: UpstreamVariables,
+            scaled_losses: typing.Optional[ScaledLosses]) -> _Common:
+    """Makes what the towers have in common; the arguments are those of `call_for_each_tower`."""
+    trained = trained_variables(request.training.objectives)
+    gradients = TowerGradients(request, batch, upstream, scaled_losses, trained)
+    step = begin_step(request, batch)
+    loss_factors = factors_of_losses(request, batch, batch.weights, step)
+    return _Common(trained, gradients, step, loss_factors)
 
 
 @contextlib.contextmanager
@@ -118,9 +142,10 @@ def _check_made_by_name(recorded: Recorded) -> None:
 
     Their names begin with the name scope of the tower, so no other call would find them.
     """
-    if not recorded.direct:
+    made_without_get_variable = recorded.direct
+    if not made_without_get_variable:
         return
-    name = recorded.direct[0].variable.op.name
+    name = made_without_get_variable[0].variable.op.name
     if name in metric_variables():
         raise SharedVariableError(
             "copies='reuse', and the model function calls a function of tf.metrics, whose "

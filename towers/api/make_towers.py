@@ -5,6 +5,7 @@ of it. `call_for_each` makes the towers of `copies='reuse'`. Its test is tests/a
 """
 
 import contextlib
+import functools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -26,7 +27,6 @@ from towers.model.losses import Losses, make_losses
 from towers.model.objectives import trained_variables
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
-from towers.optimizers import GradientsOfModel
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.replicas import make_replicas
 from towers.roles.ownership import EVERY, Roles, ownership
@@ -46,7 +46,7 @@ class _ShardValues(typing.NamedTuple):
       loss_factors: for each part, what its loss is multiplied with, so that the plain sum of all
         parts' gradients, of those on other machines, too, is the batch's.
       call_weights: for each part, what the losses are multiplied with that the model function's own
-        optimizers minimize; [None] where it calls none.
+        optimizers minimize; None for each part where it calls none, or multiplies with nothing.
     """
 
     weights: list
@@ -55,15 +55,33 @@ class _ShardValues(typing.NamedTuple):
 
     def substitutes(self, index: int) -> typing.Dict[str, tf.Tensor]:
         """{name of a tensor of the first part: what part `index` has in its place}."""
-        return {values[0].name: values[index] for values in self
-                if isinstance(values[0], tf.Tensor)}
+        tensors = {}
+        for values in self:
+            if isinstance(values[0], tf.Tensor):  # else it is a number, or None, for all parts
+                tensors[values[0].name] = values[index]
+        return tensors
+
+
+class _FirstCall(typing.NamedTuple):
+    """The call of the model function for tower 0, or the import of the finished model.
+
+    Attributes:
+      recorded: the call.
+      optimizer_fetches: what a step runs of the calls of optimizers in the model function; [] where
+        it calls none.
+      slots: the variables that these optimizers have made.
+    """
+
+    recorded: Recorded
+    optimizer_fetches: list
+    slots: list
 
 
 class _FirstTower(typing.NamedTuple):
     """Tower 0, and what was found out about it.
 
     Attributes:
-      recorded: the call of the model function, or the import of the finished model.
+      call: the call of the model function, or the import of the finished model.
       cuts: where the model was cut into stages; None where it was not.
       roles: the roles of its variables.
       losses: the losses that it differentiates.
@@ -71,12 +89,9 @@ class _FirstTower(typing.NamedTuple):
       differentiated: the tower itself, with forward and backward pass.
       values: the weights and factors of the parts.
       step: the step of the workers of the cluster; None for this machine alone.
-      optimizer_fetches: what a step runs of the calls of optimizers in the model function; [] where
-        it calls none.
-      slots: the variables that these optimizers have made.
     """
 
-    recorded: Recorded
+    call: _FirstCall
     cuts: typing.Optional[StageCuts]
     roles: Roles
     losses: Losses
@@ -84,15 +99,13 @@ class _FirstTower(typing.NamedTuple):
     differentiated: Differentiated
     values: _ShardValues
     step: typing.Any
-    optimizer_fetches: list
-    slots: list
 
     @property
     def fetches(self) -> list:
         """All tensors and operations that a step needs of the tower."""
-        recorded = self.recorded
+        recorded = self.call.recorded
         gradients = tensors_of(self.differentiated.tower.pairs)
-        return (fetches_of(recorded.output) + self.optimizer_fetches
+        return (fetches_of(recorded.output) + self.call.optimizer_fetches
                 + self.roles.inline_updates.updates + recorded.updates + gradients)
 
 
@@ -106,10 +119,11 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
       upstream: the trained variables upstream of the inputs.
       scaled_losses: the loss scale and its variables; None for a build without one.
     """
-    scope_of_import: typing.ContextManager = contextlib.nullcontext()
+    # A model function is called in the name scope of the caller, as on one device.
+    scope_of_first: typing.ContextManager = contextlib.nullcontext()
     if request.call.is_finished:
-        scope_of_import = tf.name_scope(request.split.parts[0].scope)
-    with scope_of_import:
+        scope_of_first = tf.name_scope(request.split.parts[0].scope)
+    with scope_of_first:
         first = _make_first(request, batch, upstream, scaled_losses)
     roles = first.roles
     copies = _copies_of(first, request, batch)
@@ -118,16 +132,18 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
     towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.updates)]
     towers += [copy.tower for copy in copies]
     exchanged = exchange_values(towers, request, batch, first.step)
-    parts_before = request.split.parts_before
-    if parts_before and copies:
-        # Each copy computes its seeds from tower 0's, so tower 0 gets its own after all copies.
-        give_seeds_of_tower(first.differentiated.operations, first.fetches, parts_before)
+    # Machines call the same model function, with the same seeds in the first tower of each: those
+    # after the first machine give it others. Copies compute their seeds from the program's, so the
+    # first tower gets its own after them; a tower without copies has got them with its gradients.
+    number_among_machines = request.split.parts_before
+    if number_among_machines > 0 and copies:
+        give_seeds_of_tower(first.differentiated.operations, first.fetches, number_among_machines)
     waits = order_writes(request, towers, roles)
     return TowerSet(
-        request=request, batch=batch, towers=towers, recorded=first.recorded, losses=first.losses,
-        gradients=first.gradients, roles=roles, waits=waits,
+        request=request, batch=batch, towers=towers, recorded=first.call.recorded,
+        losses=first.losses, gradients=first.gradients, roles=roles, waits=waits,
         recomputed=first.differentiated.recomputed, step=first.step, exchanged=exchanged,
-        cuts=first.cuts, slots=first.slots, copies=[copy.copy_of for copy in copies],
+        cuts=first.cuts, slots=first.call.slots, copies=[copy.copy_of for copy in copies],
         how_built=_how_built(request, len(copies)))
 
 
@@ -152,8 +168,11 @@ def begin_step(request: Request, batch: CutBatch) -> typing.Any:
         return request.cluster.begin_step(batch.batch_size, request.training.reduction)
 
 
-def shares_of_loss(request: Request, batch: CutBatch, weights: list, step: typing.Any) -> list:
-    """The factors of the parts' losses, see `_ShardValues`.
+def factors_of_losses(request: Request, batch: CutBatch, weights: list, step: typing.Any) -> list:
+    """For each part of the batch, what its loss is multiplied with.
+
+    The sum of the parts' gradients is then that of the batch's mean loss over all machines; with
+    `reduction='sum'` it is that times the number of towers.
 
     Args:
       request: the checked arguments of the build.
@@ -161,21 +180,24 @@ def shares_of_loss(request: Request, batch: CutBatch, weights: list, step: typin
       weights: for each part, its examples over those of this machine's batch.
       step: what `begin_step` returned; its `loss_weight` is this machine's part of all batches.
     """
-    factor = request.factor
+    factor_of_batch = request.factor  # 1, or with 'sum' the number of towers
     if step is not None:
-        factor = factor * step.loss_weight
+        factor_of_batch = factor_of_batch * step.loss_weight
     if batch.is_even:
+        # Not times 1 / N: with 'sum' the quotient is exactly 1, and 49 * (1 / 49) is not.
         num_parts = len(request.split.parts)
-        return [factor / num_parts] * num_parts
-    return [weight * factor for weight in weights]
+        return [factor_of_batch / num_parts] * num_parts
+    return [weight * factor_of_batch for weight in weights]
 
 
 def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatch,
                     step: typing.Any) -> typing.List[tf.Tensor]:
-    """Exchanges the towers' values of the whole batch, such as those of `batch_sum`.
+    """Gives the towers the values of the whole batch, such as those of `batch_sum`.
+
+    Until then each tower computes with its shard's value in that place.
 
     Args:
-      towers: the towers, which begin with the shards' values and end with the batch's.
+      towers: the towers.
       request: the checked arguments of the build.
       batch: the parts of the batch.
       step: what `begin_step` returned.
@@ -183,22 +205,19 @@ def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatc
     Returns:
       The exchanged values, see `exchange`.
     """
-    workers = None if step is None else step.workers
-    return exchange(towers, batch.weights, request.placement.main, workers)
+    other_workers = None  # whose towers take part
+    if step is not None:
+        other_workers = step.workers
+    return exchange(towers, batch.weights, request.placement.main, other_workers)
 
 
-def _as_tensors(weights: typing.Optional[list], is_even: bool) -> list:
+def _as_tensors(weights: list, is_even: bool) -> list:
     """The weights as tensors where they differ, so that a copy can substitute its own.
 
     Args:
-      weights: the weight of each shard; None or [] without weights.
-      is_even: whether all shards have the same size.
-
-    Returns:
-      One weight for each shard, or [None].
+      weights: the weight of each shard.
+      is_even: whether all shards have the same size, and so one weight, which may stay a number.
     """
-    if not weights:
-        return [None]
     if is_even:
         return weights
     tensors = []
@@ -214,54 +233,63 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
                 scaled_losses: typing.Optional[ScaledLosses]) -> _FirstTower:
     """Builds tower 0; the arguments are those of `call_once_and_copy`."""
     weights = _as_tensors(batch.weights, batch.is_even)
-    call_weights: list = [None]
-    optimizer_calls = request.training.objectives.optimizer_calls
-    if optimizer_calls is None:
-        recorded = record(request, batch, 0)
-        optimizer_fetches: list = []
-        slots: list = []
-    else:
-        call_weights = _as_tensors(optimizer_calls.weights(batch), batch.is_even)
-        recorded, optimizer_fetches, slots = _recorded_with_optimizer_calls(
-            request, batch, optimizer_calls, call_weights[0])
+    call_weights = _call_weights(request, batch)
+    call = _first_call(request, batch, call_weights[0])
+    recorded = call.recorded
     step = begin_step(request, batch)
-    values = _ShardValues(weights, shares_of_loss(request, batch, weights, step), call_weights)
+    values = _ShardValues(weights, factors_of_losses(request, batch, weights, step), call_weights)
     # `ownership` makes the towers' own state on the device of its stage, so stages come first. It
     # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
     trained = trained_variables(request.training.objectives)
-    roles = ownership(recorded, request, trained, optimizer_fetches,
-                      make_replicas if request.placement.has_replicas else None)
-    losses = make_losses(recorded, request, 0)
+    replicas_maker: typing.Optional[typing.Callable] = None
+    if request.placement.has_replicas:
+        replicas_maker = make_replicas
+    roles = ownership(recorded, request, trained, call.optimizer_fetches, replicas_maker)
+    losses = make_losses(recorded, request, index=0)
     gradients = TowerGradients(request, batch, upstream, scaled_losses, roles.trained)
     differentiated = gradients.differentiate(
-        recorded, losses, 0, values.loss_factors[0],
-        optimizer_fetches + roles.inline_updates.updates)
-    return _FirstTower(recorded, cuts, roles, losses, gradients, differentiated, values, step,
-                       optimizer_fetches, slots)
+        recorded, losses, index=0, scale=values.loss_factors[0],
+        other_fetches=call.optimizer_fetches + roles.inline_updates.updates)
+    return _FirstTower(call, cuts, roles, losses, gradients, differentiated, values, step)
 
 
-def _recorded_with_optimizer_calls(
-        request: Request, batch: CutBatch, optimizer_calls: GradientsOfModel,
-        weight: typing.Any) -> typing.Tuple[Recorded, list, list]:
-    """Records the call of a model function that calls optimizers of its own.
+def _call_weights(request: Request, batch: CutBatch) -> list:
+    """The `_ShardValues.call_weights` of a build.
 
     Args:
       request: the checked arguments of the build.
       batch: the parts of the batch.
-      optimizer_calls: what takes the place of the optimizers during the call.
-      weight: what the losses are multiplied with that the optimizers minimize.
-
-    Returns:
-      `(the recorded call, what a step runs of the optimizers' calls, the slots that the optimizers
-      have made)`.
     """
-    recorded = record(request, batch, 0, lambda: optimizer_calls.call(weight, request.placement))
+    optimizer_calls = request.training.objectives.optimizer_calls
+    weights: typing.Optional[list] = None
+    if optimizer_calls is not None:
+        weights = optimizer_calls.weights(batch)
+    if weights is None:
+        return [None] * len(batch.sizes)
+    return _as_tensors(weights, batch.is_even)
+
+
+def _first_call(request: Request, batch: CutBatch, call_weight: typing.Any) -> _FirstCall:
+    """Calls the model function for tower 0, or imports the finished model.
+
+    Args:
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+      call_weight: what the losses are multiplied with that the model function's own optimizers
+        minimize; or None.
+    """
+    optimizer_calls = request.training.objectives.optimizer_calls
+    if optimizer_calls is None:
+        return _FirstCall(record(request, batch, index=0), optimizer_fetches=[], slots=[])
+    context_of_call = functools.partial(optimizer_calls.call, call_weight, request.placement)
+    recorded = record(request, batch, index=0, around=context_of_call)
     slots = optimizer_calls.slots()
-    # A Saver that the model function makes reads them; yet they are no variables of the model.
+    # A model function that makes a Saver reads its slots, too: the record lists what the call reads
+    # as variables of the model, and slots are none.
     slot_names = operation_names(slots)
     variables = [each for each in recorded.variables if each.op.name not in slot_names]
-    return recorded._replace(variables=variables), optimizer_calls.fetches(), slots
+    return _FirstCall(recorded._replace(variables=variables), optimizer_calls.fetches(), slots)
 
 
 def order_writes(request: Request, towers: typing.Sequence[Tower],
@@ -278,15 +306,17 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
     """
     check_references_in_loops(towers)
     update_ops = request.training.update_ops
+    has_several_towers = len(towers) > 1
     # A single tower needs an order in two cases: workers that have copies of the variables have to
     # write equal values; and the updates of a finished model are operations of their own, which
     # would come before or after the reads.
-    needs_order = len(towers) > 1 or request.has_copies or request.call.is_finished
+    workers_write_alike = request.has_copies
+    needs_order = has_several_towers or workers_write_alike or request.call.is_finished
     if update_ops == 'first' and needs_order:
         return write_after_reads(towers, roles)
-    if update_ops == 'all' and len(towers) > 1:
+    if update_ops == 'all' and has_several_towers:
         return write_in_turn(towers, roles)
-    return []
+    return []  # one tower keeps the program's own order; with 'none' a step runs no such write
 
 
 def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.List[TowerCopy]:
@@ -303,31 +333,45 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     differentiated = first.differentiated
     roles = first.roles
     tower = differentiated.tower
+    # A copy has what is reached from the results of the tower: only updates that it is to run.
     updates = _updates_of_every_tower(tower.updates, roles, request)
     copied = differentiated._replace(tower=tower._replace(updates=updates))
     # What only tower 0 writes may be computed from a value of the whole batch, which every tower
     # gives its part of: so copies compute these values, even if they need them for nothing else.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
     copies = Copies(copied, roles.inline_updates, request.split.parts_before,
-                    first.optimizer_fetches + batch_values)
-    leaves_of_first = leaves_of(batch.inputs[0])
+                    other_results=first.call.optimizer_fetches + batch_values)
     tower_copies = []
     for index in range(1, len(parts)):
-        substitutes = first.values.substitutes(index)
-        for leaf_of_first, leaf in zip(leaves_of_first, leaves_of(batch.inputs[index])):
-            substitutes[leaf_of_first.name] = leaf
-        variables = roles.in_copy(index, request.split.accumulate)
         tower_copies.append(copies.tower(
-            Substitution(index, substitutes, variables), batch.inputs[index],
-            batch.sizes[index], parts[index]))
+            _substitution(index, first, request, batch), batch.inputs[index], batch.sizes[index],
+            parts[index]))
     return tower_copies
 
 
-def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> list:
-    """The updates among those of tower 0 that a step runs in every tower.
+def _substitution(index: int, first: _FirstTower, request: Request,
+                  batch: CutBatch) -> Substitution:
+    """What a copy reads in the place of tower 0's: its own shard, weights and variables.
 
-    With `update_ops='first'` these are the updates of variables that each tower has for itself, of
-    the counters of metrics, and of variables that every tower writes in turn.
+    Args:
+      index: the index of the copy among the parts of this machine.
+      first: tower 0.
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+    """
+    substitutes = first.values.substitutes(index)
+    for leaf_of_first, leaf in zip(leaves_of(batch.inputs[0]), leaves_of(batch.inputs[index])):
+        substitutes[leaf_of_first.name] = leaf
+    variables = first.roles.in_copy(index, request.split.accumulate)
+    return Substitution(index, substitutes, variables)
+
+
+def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> list:
+    """The updates among those of tower 0 that a step runs in every tower; copies get only these.
+
+    With `update_ops='first'` they are the updates of variables that each tower has for itself, of
+    the counters of metrics, and of variables that every tower writes in turn. All others, such as
+    those of batch norms, are tower 0's.
 
     Args:
       updates: the updates of tower 0.
@@ -337,7 +381,8 @@ def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> li
     update_ops = request.training.update_ops
     if update_ops == 'all':
         return updates
-    if update_ops == 'none' or not request.training.objectives:
+    has_train_op = bool(request.training.objectives)  # with which the updates would run
+    if update_ops == 'none' or not has_train_op:
         return []
     written_by_every = set(roles.own_state) | set(metric_variables()) | set(roles.names(EVERY))
     if not written_by_every:
@@ -345,7 +390,8 @@ def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> li
     writes = Writes(tf.get_default_graph())
     operations = graph_walk.step_operations(updates)
     writers = [op for op in operations if not written_by_every.isdisjoint(writes.written_by(op))]
-    # An update may be a group of writes, or a value behind one.
+    # An update need not be the operation that writes: it may be a group of such operations, or
+    # what reads the variable after the write. It waits for the write then.
     waiting_for_writers = graph_walk.reachable_from(writers, operations, control=True)
     return [update for update in updates
             if graph_walk.operation_of(update).name in waiting_for_writers]
