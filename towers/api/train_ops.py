@@ -80,6 +80,25 @@ class _LossGradients(typing.NamedTuple):
     transformed: Pairs
 
 
+class _OptimizersGradients(typing.NamedTuple):
+    """What the optimizers and the functions `transform_gradients` make of the combined gradients.
+
+    Attributes:
+      losses: the losses, in the order of the objectives, with their gradients.
+      updates: the `UPDATE_OPS` that the optimizers have made meanwhile.
+    """
+
+    losses: typing.List[_LossGradients]
+    updates: list
+
+
+class _Slots(typing.NamedTuple):
+    """The slots that the optimizers have made, of the variables and of the replicas."""
+
+    of_variables: typing.List[tf.Variable]
+    of_replicas: typing.List[tf.Variable]
+
+
 class _Step(typing.NamedTuple):
     """One step by one loss or several.
 
@@ -127,44 +146,45 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
             train_op=None, train_ops={}, slots=[], gradients=[], num_riding={}, replicas=None,
             counts_step=False, scaled_losses=None, machines=None, waits=[])
     steps = _Steps(tower_set, outputs, combined, exchange)
-    losses, optimizer_updates = _loss_gradients(
+    losses, updates_of_optimizers = _optimizers_gradients(
         tower_set, outputs, combined, collections_before, steps.closures)
     updates = []
     if request.training.update_ops != 'none':
-        updates = updates_of_step(tower_set, collections_before.updates) + optimizer_updates
+        updates = updates_of_step(tower_set, collections_before.updates) + updates_of_optimizers
 
-    riding: typing.Dict[str, list] = {}
-    single_steps: typing.Dict[str, _Step] = collections.OrderedDict()  # by the name of the loss
+    train_ops: typing.Dict[str, tf.Operation] = collections.OrderedDict()
+    num_riding: typing.Dict[str, int] = {}
+    all_steps: typing.List[_Step] = []
     if objectives.names is not None:
-        riding = riding_updates(updates, outputs.loss, tower_set.towers)
+        updates_by_loss = riding_updates(updates, outputs.loss, tower_set.towers)
         for name, loss_gradients in zip(objectives.names, losses):
-            single_steps[name] = steps.step([loss_gradients], riding[name])
+            step_of_loss = steps.step([loss_gradients], updates_by_loss[name])
+            train_ops[name] = step_of_loss.last.train_op
+            num_riding[name] = len(updates_by_loss[name])
+            all_steps.append(step_of_loss)
     joint_step = steps.step(losses, updates)
+    all_steps.append(joint_step)
 
     train_op = joint_step.last.train_op
     if request.split.accumulate > 1:
         check_order([train_op], tower_set.recorded.operations)
-    replicas = tower_set.roles.replicas
     machines = None
     if exchange is not None:
-        names_of_replicated = () if replicas is None else tuple(replicas.of_variable)
-        machines = exchange.completed(train_op, joint_step.awaited, names_of_replicated,
-                                      joint_step.redirect)
+        machines = _machines(exchange, joint_step, tower_set.roles.replicas)
         train_op = machines.train_op
-    all_steps = list(single_steps.values()) + [joint_step]
-    slots, slots_of_replicas = _slots(all_steps)
+    slots = _slots(all_steps)
+    replicas = tower_set.roles.replicas
+    if replicas is not None:
+        replicas = replicas._replace(slots=slots.of_replicas)
     waits: typing.List[Wait] = []
     for step in all_steps:
         waits += step.waits
-    if replicas is not None:
-        replicas = replicas._replace(slots=slots_of_replicas)
     return Update(
         train_op=train_op,
-        train_ops=collections.OrderedDict(
-            (name, step.last.train_op) for name, step in single_steps.items()),
-        slots=slots,
+        train_ops=train_ops,
+        slots=slots.of_variables,
         gradients=objectives.shaped(_with_gradient(each.transformed) for each in losses),
-        num_riding={name: len(updates_of_loss) for name, updates_of_loss in riding.items()},
+        num_riding=num_riding,
         replicas=replicas,
         counts_step=joint_step.last.counts_step,
         scaled_losses=joint_step.scaled_losses,
@@ -172,15 +192,30 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         waits=waits)
 
 
-def _slots(steps: typing.Iterable[_Step]) -> typing.Tuple[list, list]:
-    """The slots that the optimizers have made in some steps: `(of the variables, of replicas)`."""
-    slots = []
-    slots_of_replicas = []
+def _machines(exchange: typing.Any, joint_step: _Step,
+              replicas: typing.Optional[Replicas]) -> typing.Any:
+    """The `Machines` of a build: its `train_op` is a step of all machines.
+
+    Args:
+      exchange: the `Exchange` over machines.
+      joint_step: the step of all losses on this machine.
+      replicas: the other towers' replicas of the trainable variables; None without any.
+    """
+    names_of_replicated: typing.Tuple[str, ...] = ()
+    if replicas is not None:
+        names_of_replicated = tuple(replicas.of_variable)
+    return exchange.completed(joint_step.last.train_op, joint_step.awaited, names_of_replicated,
+                              joint_step.redirect)
+
+
+def _slots(steps: typing.Iterable[_Step]) -> _Slots:
+    """The slots that the optimizers have made in some steps."""
+    slots = _Slots([], [])
     for step in steps:
         for applied in step.applied:
-            slots += applied.slots
-            slots_of_replicas += applied.slots_of_replicas
-    return slots, slots_of_replicas
+            slots.of_variables.extend(applied.slots)
+            slots.of_replicas.extend(applied.slots_of_replicas)
+    return slots
 
 
 def _with_gradient(pairs: Pairs) -> Pairs:
@@ -188,9 +223,9 @@ def _with_gradient(pairs: Pairs) -> Pairs:
     return [pair for pair in pairs if pair[0] is not None]
 
 
-def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
-                    collections_before: BuildCollections, closures: ClosureTensors
-                    ) -> typing.Tuple[typing.List[_LossGradients], list]:
+def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
+                          collections_before: BuildCollections, closures: ClosureTensors
+                          ) -> _OptimizersGradients:
     """Lets each optimizer, and then `transform_gradients`, change the combined gradients.
 
     An optimizer with a `compute_gradients` of its own makes pairs of them. With any other, each
@@ -201,22 +236,19 @@ def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.
       outputs: the losses over the batch, among others.
       combined: the combined gradients of each loss, shaped.
       collections_before: the collections of the graph as they were before the build.
-      closures: replaces tensors of tower 0, in what is made here, by those of the batch.
-
-    Returns:
-      `(the losses with their gradients, the UPDATE_OPS that the optimizers have made)`.
+      closures: replaces the loss of tower 0, in what is made here, by that of the batch.
     """
     request = tower_set.request
     objectives = request.training.objectives
-    num_updates = len(collections_before.new_updates())  # of the model; an optimizer may add some
+    num_updates_of_model = len(collections_before.new_updates())
     with graph_walk.Recording(tf.get_default_graph()) as made:
-        optimizer_pairs = []
+        optimizer_pairs = []  # for each objective, the pairs that its optimizer makes
         for objective in objectives:
             loss = objectives.of(objective, outputs.loss)
             gradients = objectives.of(objective, combined).gradients
             optimizer_pairs.append(
                 tower_set.gradients.pairs_of_optimizer(objective, loss, gradients))
-        optimizer_updates = collections_before.new_updates()[num_updates:]
+        updates_of_optimizers = collections_before.new_updates()[num_updates_of_model:]
         losses = []
         for objective, pairs in zip(objectives, optimizer_pairs):
             transformed = call_transform(
@@ -224,12 +256,12 @@ def _loss_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: typing.
             losses.append(_LossGradients(
                 objective, objectives.of(objective, outputs.loss),
                 objectives.of(objective, combined), safe_to_fetch(transformed)))
-    # A transformation may have used the loss of tower 0, as its program has it at hand.
-    applied_gradients = []
+    # The user's `transform_gradients` may use a loss that the program has at hand: tower 0's.
+    transformed_gradients = []
     for each in losses:
-        applied_gradients += tensors_of(each.transformed)
-    closures.settle(made.operations, applied_gradients)
-    return losses, optimizer_updates
+        transformed_gradients += tensors_of(each.transformed)
+    closures.settle(made.operations, fetches=transformed_gradients)
+    return _OptimizersGradients(losses, updates_of_optimizers)
 
 
 class _Steps:
@@ -244,10 +276,10 @@ class _Steps:
                  exchange: typing.Any):
         """Notes what the steps have in common; the arguments are those of `update_variables`."""
         self._tower_set = tower_set
-        self._exchange = exchange
+        self._has_machines = exchange is not None
         # Whether this process makes the update: with parameter servers the chief alone does.
         self._updates_here = exchange is None or exchange.updates_here
-        # What every write of a step waits for.
+        # After these operations all workers have read the variables: each write waits for them.
         self._conditions = [] if exchange is None else exchange.conditions
         combined_gradients = []
         for each in flat(combined):
@@ -255,7 +287,7 @@ class _Steps:
         self.closures = ClosureTensors(tower_set, outputs.loss, combined_gradients)
         tower_outputs = [(tower.data_loss, tower.predictions, tower.metrics)
                          for tower in tower_set.towers]
-        # A program may fetch these without running a step.
+        # A program may fetch these without running a step: they must not wait for one.
         self._fetchable = fetches_in([outputs] + tower_outputs)
 
     def step(self, losses: typing.List[_LossGradients], updates: list) -> _Step:
@@ -271,31 +303,37 @@ class _Steps:
             gradients += tensors_of(each.transformed + each.combined.pairs_of_replicas)
         riding = self._riding_updates(updates, readers=loss_values + gradients)
         scaled_losses = self._tower_set.gradients.scaled_losses
-        if scaled_losses is not None:  # there is one loss then
+        if scaled_losses is not None:  # there is one loss then, whose gradients may be infinite
             scaled_losses = scaled_losses.watched(losses[0].combined.gradients)
         awaited = loss_values + riding.updates
         applied = self._applied(losses, awaited, gradients, scaled_losses)
         if riding.redirect is not None:
-            riding.redirect()  # the optimizers' operations, before their order is found
+            # The optimizers' operations may wait for updates that are skipped in a step without a
+            # batch. They are to run in each step; `hold_update` finds their order after that.
+            riding.redirect()
         waits = riding.waits
         if self._updates_here:
-            waits = waits + self._hold(applied[-1].train_op, losses, awaited)
+            train_op = applied[-1].train_op  # it comes after those of the other losses
+            waits = waits + self._hold(train_op, losses, awaited)
         return _Step(applied, tuple(awaited), riding.redirect, scaled_losses, waits)
 
     def _riding_updates(self, updates: list, readers: list) -> HeldBack:
         """Makes the operations that run the updates in a step, which the optimizers wait for.
 
+        Where an update writes a trained variable, its replicas get the new value, too.
+
         Args:
           updates: the update ops of the step.
-          readers: what reads the replicas of variables; these take the updated values after it.
+          readers: the losses and gradients of the step, which read the old values of replicas.
 
         Returns:
           The operations, as `HeldBack.updates`; `_Step` describes its `redirect`.
         """
         tower_set = self._tower_set
-        riding = updates + follow_updates(tower_set.roles.replicas, updates, readers)
-        has_others_to_wait_for = self._exchange is not None and self._updates_here
-        if not has_others_to_wait_for:
+        riding = updates + follow_updates(tower_set.roles.replicas, updates, after=readers)
+        # A worker that leaves the update to the chief never runs these: nothing has to be ordered.
+        writes_for_others = self._has_machines and self._updates_here
+        if not writes_for_others:
             return HeldBack(riding, redirect=None, waits=[])
         return hold_back(riding, conditions=self._conditions,
                          active=tower_set.request.cluster.active, fetchable=self._fetchable)
@@ -315,7 +353,7 @@ class _Steps:
           The update for each loss.
         """
         tower_set = self._tower_set
-        before_updates = awaited + _recomputations(tower_set)
+        before_updates = awaited + _after_recomputations(tower_set)
         if len(losses) > 1:
             # Several optimizers apply gradients that all were taken at the weights before the step.
             before_updates = before_updates + gradients
@@ -325,13 +363,12 @@ class _Steps:
             predecessors = before_updates + [earlier.train_op for earlier in applied]
             is_last = each is losses[-1]
             counted_step = global_step if is_last else None  # a step of all losses counts once
+            to_apply = each.combined._replace(gradients=each.transformed)
             with graph_walk.Recording(tf.get_default_graph()) as made:
-                update = apply_update(
-                    tower_set, _applying(each, tower_set.copies),
-                    each.combined._replace(gradients=each.transformed), counted_step, predecessors,
-                    scaled_losses)
-            # An optimizer may have taken the loss of tower 0, as its program has it at hand.
-            self.closures.settle(made.operations, [update.train_op], predecessors)
+                update = apply_update(tower_set, _applying(each, tower_set.copies), to_apply,
+                                      counted_step, after=predecessors, scaled_losses=scaled_losses)
+            # A user's optimizer may take a loss that the program has at hand: tower 0's.
+            self.closures.settle(made.operations, fetches=[update.train_op], after=predecessors)
             applied.append(update)
         return applied
 
@@ -346,19 +383,20 @@ class _Steps:
           awaited: the losses and riding updates that the optimizers wait for.
         """
         gradients: Pairs = []
-        fetched = [each.loss for each in losses]
+        computed_before = [each.loss for each in losses]
         for each in losses:
             gradients += list(each.combined.gradients) + each.combined.pairs_of_replicas
-            fetched += tensors_of(each.transformed)
-        return hold_update(train_op, gradients, fetched, awaited=awaited,
+            computed_before += tensors_of(each.transformed)
+        return hold_update(train_op, gradients, fetched=computed_before, awaited=awaited,
                            fetchable=self._fetchable, conditions=self._conditions)
 
 
-def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
-    """For each tower an operation after all recomputations that read reference variables.
+def _after_recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
+    """For each tower an operation that runs after its recomputations, if these read reference
+    variables; else [].
 
-    The update writes such variables, so it has to wait for these operations. [] where no
-    recomputation reads a reference variable.
+    The backward pass recomputes activations late in a step, and takes the memory of a reference
+    variable as it is then. So the update, which writes that memory, has to wait.
     """
     recomputed_by_first = []
     for each in tower_set.recomputed:
@@ -372,13 +410,14 @@ def _recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
             "an update may write before they are read again: make them with use_resource=True, or "
             "pass copies='clone'.")
     recomputed_by_tower = [recomputed_by_first]
-    for copied in tower_set.copies:
-        recomputed_by_tower.append([copied(op) for op in recomputed_by_first])
-    done = []
+    for copy_of in tower_set.copies:
+        recomputed_by_tower.append([copy_of(op) for op in recomputed_by_first])
+    ends = []
     for tower, operations in zip(tower_set.towers, recomputed_by_tower):
-        with only_device(stages_of(tower.device)[0]):
-            done.append(tf.group(*operations))
-    return done
+        first_stage = stages_of(tower.device)[0]  # any would do: the end computes nothing
+        with only_device(first_stage):
+            ends.append(tf.group(*operations))
+    return ends
 
 
 def _applying(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing.Any:
