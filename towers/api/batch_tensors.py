@@ -28,6 +28,7 @@ from towers.placement.variable_device import only_device
 from towers.proof.analysis import Analysis, analyse
 from towers.proof.states import Kind
 from towers.whole_batch.predictions import merged_tensor, why_not_merged
+from towers.whole_batch.proven import Proven
 
 
 class BatchTensors:
@@ -41,17 +42,17 @@ class BatchTensors:
           outputs: the losses, predictions and metrics over the batch.
         """
         self._towers = tower_set
-        self._model = tower_set.request.call.model
-        # A finished model always has an import.
+        self._model = tower_set.request.call.model  # `FinishedModel`
+        # Tower 0 is an import of the program's operations; it is None only for a model function.
         self._imported = typing.cast(Imported, tower_set.recorded.imported)
         # The batch's value of each tensor that was asked for, by the tensor's name.
         self._values = self._model.values_of_outputs(outputs)
         self._num_imports = 0
-        # Results that copies of loops hand out, by the name of the tensor in the loop.
+        # What `_exit` has made, by the name of the tensor in the loop.
         self._exits: typing.Dict[str, tf.Tensor] = {}
         self._graph = tf.get_default_graph()
-        operations = self._graph.get_operations()
-        self._made_by_build = graph_walk.names_of(operations[self._model.operations_before:])
+        num_before_build = self._model.operations_before
+        self._made_by_build = graph_walk.names_of(self._graph.get_operations()[num_before_build:])
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
         """The value of `tensor` for the batch; `BuiltTowers.of` describes it."""
@@ -84,26 +85,20 @@ class BatchTensors:
     def _merged(self, tensor: tf.Tensor) -> tf.Tensor:
         """Computes `tensor` in each tower, and merges the towers' values into the batch's."""
         tower_set = self._towers
-        batch = tower_set.batch
         missing = self._model.operations_beside(tensor, self._all_towers_have)
-        self._check_beside(tensor, missing)
+        self._check_importable(tensor, missing)
         import_index = self._next_import()
         with graph_walk.Recording(self._graph) as imported_into_first:
             values = [self._in_tower(0, tensor, missing, import_index)]
         for index in range(1, len(tower_set.towers)):
             values.append(self._in_tower(index, tensor, missing, import_index))
-        recorded = tower_set.recorded
-        proven = recorded.proven
-        is_analysed = values[0].op.name in proven.analysis.analysed
-        if len(values) > 1 and not is_analysed:
-            analysis = analyse(recorded.operations + imported_into_first.operations,
-                               batch.inputs[0], values[:1])
-            # Where the graph takes no other batch than its own, that of this one tells.
-            proven = proven._replace(analysis=analysis.as_built or analysis)
-        self._check_is_no_sum_of_a_static_size(tensor, values, proven)
+        proven = tower_set.recorded.proven
+        if len(values) > 1:  # a single tower's value is the batch's
+            proven = self._proven_of(values[0], imported_into_first.operations)
+            self._check_is_no_sum_of_a_static_size(tensor, values[0], proven)
         request = tower_set.request
         with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
-            merged = merged_tensor(values, batch, proven)
+            merged = merged_tensor(values, tower_set.batch, proven)
         if merged is None:
             why = self._why_not(values[0], proven.analysis, import_index)
             raise ModelFunctionError(
@@ -113,8 +108,25 @@ class BatchTensors:
                 % (tensor.name, tensor.shape, why))
         return merged
 
+    def _proven_of(self, value: tf.Tensor, imported: typing.List[tf.Operation]) -> Proven:
+        """What is proven of the forward pass of tower 0, with a tensor that was imported into it.
+
+        Args:
+          value: the tensor.
+          imported: the operations that were imported for it.
+        """
+        recorded = self._towers.recorded
+        if value.op.name in recorded.proven.analysis.analysed:
+            return recorded.proven
+        analysis = analyse(recorded.operations + imported, self._towers.batch.inputs[0], [value])
+        # A graph that takes no batch of another size has an analysis for the size that it has.
+        return recorded.proven._replace(analysis=analysis.as_built or analysis)
+
     def _why_not(self, original: tf.Tensor, analysis: Analysis, import_index: int) -> str:
         """Tells why a tensor of tower 0 has no value for the batch, in the program's own names.
+
+        The operations that it names are imports, such as `tower_0/dense` or
+        `tower_0/of_program_1/dense`; the program knows both as `dense`.
 
         Args:
           original: the tensor of tower 0.
@@ -134,15 +146,15 @@ class BatchTensors:
     def _all_towers_have(self, op: tf.Operation) -> bool:
         """Whether every tower computes an operation of the program.
 
-        The copies leave out what only tower 0 needs, such as updates that only tower 0 runs. Where
-        they leave out the `Exit` of a loop (v1), it is made from what they have of the loop.
+        The copies leave out what only tower 0 needs, such as updates that only tower 0 runs. If
+        they leave out the `Exit` of a loop (v1), `_copied` makes it from what they have of it.
         """
         if op.name not in self._imported.operations:
             return False
-        original = self._imported.operations[op.name]
+        in_tower_0 = self._imported.operations[op.name]
         if op.type == 'Exit':
-            original = original.inputs[0].op
-        return all(copied(original) is not original for copied in self._towers.copies)
+            in_tower_0 = in_tower_0.inputs[0].op
+        return all(_has_copy(copy_of, in_tower_0) for copy_of in self._towers.copies)
 
     def _in_tower(self, index: int, tensor: tf.Tensor, missing: typing.List[tf.Operation],
                   import_index: int) -> tf.Tensor:
@@ -157,12 +169,13 @@ class BatchTensors:
         """
         if not missing:
             return self._copied(index, tensor)
-        names = graph_walk.names_of(missing)
+        names_of_missing = graph_walk.names_of(missing)
         substitutes = {}
         for op in missing:
-            for leaf in op.inputs:
-                if leaf.op.name not in names:
-                    substitutes[leaf.name] = self._copied(index, leaf)
+            for taken in op.inputs:
+                if taken.op.name not in names_of_missing:
+                    substitutes[taken.name] = self._copied(index, taken)
+        # They are computed from the tower's results, which the last stage has in most models.
         last_stage = stages_of(self._towers.towers[index].device)[-1]
         part = self._towers.request.split.parts[index]
         scope = '%s/of_program_%d/' % (part.scope, import_index)
@@ -171,64 +184,88 @@ class BatchTensors:
 
     def _copied(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor that tower `index` has for one of the program; itself, if towers share it."""
-        original = self._imported.tensor(tensor)
-        is_shared = original is tensor
+        in_tower_0 = self._imported.tensor(tensor)
+        is_shared = in_tower_0 is tensor
         if index == 0 or is_shared:
-            return original
-        copied = self._towers.copies[index - 1]
-        if original.op.type == 'Exit' and copied(original) is original:
-            return self._exit(copied(original.op.inputs[0]))
-        return copied(original)
+            return in_tower_0
+        copy_of = self._towers.copies[index - 1]
+        if in_tower_0.op.type == 'Exit' and not _has_copy(copy_of, in_tower_0):
+            result_in_loop = in_tower_0.op.inputs[0]
+            return self._exit(copy_of(result_in_loop))
+        return copy_of(in_tower_0)
 
     def _exit(self, in_loop: tf.Tensor) -> tf.Tensor:
-        """Makes the tensor by which a loop (v1) hands out a result; `in_loop` is the result in the
-        loop, an output of a `Switch`."""
+        """The tensor by which a copy of a loop (v1) hands out a result; it is made once.
+
+        `tf.while_loop` makes an `Exit` for each loop variable; a copy has those that its tower
+        needs.
+
+        Args:
+          in_loop: the result in the copy of the loop, an output of a `Switch`.
+        """
         if in_loop.name not in self._exits:
-            with tf.device(None), tf.device(in_loop.device), tf.control_dependencies(None):
+            with only_device(in_loop.device), tf.control_dependencies(None):
                 self._exits[in_loop.name] = tf.raw_ops.Exit(data=in_loop)
         return self._exits[in_loop.name]
 
-    def _check_beside(self, tensor: tf.Tensor, operations: typing.List[tf.Operation]) -> None:
-        """Refuses a tensor that would not have the value which the step computes with.
+    def _check_importable(self, tensor: tf.Tensor, operations: typing.List[tf.Operation]) -> None:
+        """Refuses a tensor for which imported operations may compute another value than the step.
+
+        An imported operation runs besides the program's own: it would draw other random numbers,
+        take the next data, update once more, or read a variable after the step has written it.
 
         Args:
           tensor: the tensor of the program that is asked for.
-          operations: what would be run for it beside the step.
+          operations: what would be imported for it.
         """
         for op in operations:
             if op.name in self._made_by_build:
                 raise InvalidArgumentError(
                     '%s is computed from %s, which the build has made: built.of takes tensors of '
                     'the program.' % (tensor.name, op.name))
-            # A run of its own would give other values, or update once more.
             gives_other_values = graph_walk.is_random(op) or op.type.startswith(DRAWS_DATA)
-            if gives_other_values or OPTIMIZER_UPDATES.search(op.type):
+            updates_once_more = OPTIMIZER_UPDATES.search(op.type)
+            if gives_other_values or updates_once_more:
                 raise InvalidArgumentError(
                     '%s is computed by %s (%s), which the towers do not run: pass the tensor to '
                     'build_towers, in ModelOutput(loss, metrics={…}) or predictions=.' % (
                         tensor.name, op.name, op.type))
         read = variables_read(operations)
-        if read and self._towers.request.training.objectives:
+        trains = bool(self._towers.request.training.objectives)
+        if read and trains:
             raise InvalidArgumentError(
                 '%s is computed from the variable %s by operations that the step does not run, and '
                 'the step may have written the variable: pass the tensor to build_towers, in '
                 'ModelOutput(loss, metrics={…}) or predictions=.' % (tensor.name, read[0].op.name))
 
-    def _check_is_no_sum_of_a_static_size(self, tensor: tf.Tensor, values: typing.List[tf.Tensor],
-                                          proven: typing.Any) -> None:
-        """Refuses a sum over the examples of a model for a batch of static size, since it may have
-        been divided by that size.
+    def _check_is_no_sum_of_a_static_size(self, tensor: tf.Tensor, value: tf.Tensor,
+                                          proven: Proven) -> None:
+        """Refuses a sum over the examples of a model for a batch of static size.
+
+        The sum times 1/32, say, is the mean over a batch of 32. The towers' values of a mean are
+        averaged, those of a sum are added up, and the graph does not tell which of them it is.
 
         Args:
           tensor: the tensor of the program that is asked for.
-          values: the towers' tensors for it.
-          proven: `Proven`, with the analysis that has looked at these.
+          value: the tensor of tower 0 for it.
+          proven: what is proven of the forward pass that has this tensor.
         """
-        if len(values) == 1 or proven.static_size is None:
-            return
-        if proven.analysis.state(values[0]).kind is Kind.SUM:
+        may_be_divided_by_size = proven.static_size is not None
+        is_sum = proven.analysis.state(value).kind is Kind.SUM
+        if may_be_divided_by_size and is_sum:
             raise ModelFunctionError(
                 '%s is a sum over the examples, and the model is for %d of them: whether the sum '
                 'is divided by that number is not known. Take built.of(…) of the rows, and their '
                 'mean or sum; or put towers.batch_sum around a sum.' % (
                     tensor.name, proven.static_size))
+
+
+def _has_copy(copy_of: typing.Callable, in_tower_0: typing.Any) -> bool:
+    """Whether a copy of tower 0 has a tensor or an operation.
+
+    Args:
+      copy_of: the function from what tower 0 has to what the copy has; it gives what the copy lacks
+        as it is.
+      in_tower_0: the tensor or operation of tower 0.
+    """
+    return copy_of(in_tower_0) is not in_tower_0

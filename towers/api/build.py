@@ -151,12 +151,15 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         check_inputs(request, inputs)
 
     collections_before = BuildCollections(graph, updates_of_finished)
-    make_towers = call_for_each_tower if request.call.copies == 'reuse' else call_once_and_copy
+    if request.call.copies == 'reuse':
+        make_towers = call_for_each_tower
+    else:
+        make_towers = call_once_and_copy
     with collections_before.of_build(), tf1_variables(graph):
         batch, upstream = split(request, inputs)
         if finished is not None:
-            # Here, and not with the checks above, since it makes operations: the towers take them
-            # in the place of placeholders without a shape.
+            # A check in each step: what is fed to a placeholder without a shape, and is no input,
+            # has to be one number. It makes operations, so it is not with the checks above.
             finished.assert_scalars()
         scaled_losses = _scaled_losses(request)
         tower_set = make_towers(request, batch, upstream, scaled_losses)
@@ -196,7 +199,10 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
 def check_build_arguments(*given: typing.Any, **named: typing.Any) -> None:
     """Raises the errors of `build_towers` for all arguments but the inputs; makes no operation.
 
-    `given` and `named` are the arguments of a call of `build_towers`.
+    It is for callers that make the inputs before they call `build_towers` with the same arguments.
+
+    Args:
+      *given, **named: the arguments of the call of `build_towers`.
     """
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
@@ -254,10 +260,11 @@ def split(request: Request, inputs: typing.Any
     """
     if isinstance(inputs, Shards):  # for which `check_inputs` refuses such variables
         return inputs.cut(), UpstreamVariables()
-    if request.training.objectives:
+    trains = bool(request.training.objectives)
+    if trains:
         upstream = upstream_variables(inputs)
     else:
-        upstream = UpstreamVariables(inputs)  # none is trained
+        upstream = UpstreamVariables(inputs)  # no variables: none is trained
     batch_split = request.split
     batch = cut(upstream.inputs, batch_split.shares, batch_split.remainder,
                 batch_split.word_for_parts)
@@ -293,9 +300,11 @@ def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
         loss = None
         if towers[0].data_loss is not None:
             losses = [tower.data_loss for tower in towers]
+            # Of several losses, the function gets one after the other: its value in each tower.
             loss = map_shaped(
                 lambda *losses_of_towers: weighted_sum(losses_of_towers, batch.weights), *losses)
-        metrics = merge_metrics([tower.metrics for tower in towers], batch.weights, batch.inputs[0])
+        metrics = merge_metrics([tower.metrics for tower in towers], batch.weights,
+                                inputs=batch.inputs[0])
         waits = join_counters(towers, batch.weights, tower_set.roles)
         predictions = merge_predictions([tower.predictions for tower in towers], batch,
                                         tower_set.recorded.proven)
@@ -317,9 +326,10 @@ def combine_towers(tower_set: TowerSet) -> typing.Any:
     if request.split.accumulate > 1:
         gradients = add_up_micro_batches(towers, request.split.accumulate, request.memory.schedule)
     gradients_of_shards = [tower.of_shard for tower in towers]
-    return objectives.shaped([
-        _combine_objective(tower_set, objective, gradients, gradients_of_shards)
-        for objective in objectives])
+    combined = []
+    for objective in objectives:
+        combined.append(_combine_objective(tower_set, objective, gradients, gradients_of_shards))
+    return objectives.shaped(combined)
 
 
 def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: list,
@@ -331,18 +341,22 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
       objective: the loss's optimizer, and what it trains.
       gradients: for each tower its `(gradient, variable)` pairs; where losses have names, a dict of
         these.
-      gradients_of_shards: for each part of the batch the gradients with respect to its shard, see
-        `Tower.of_shard`; where losses have names, a dict of these.
+      gradients_of_shards: for each part of the batch the gradients with respect to its shard, by
+        which variables upstream of the inputs are trained; where losses have names, a dict of
+        these.
     """
     request = tower_set.request
     objectives = request.training.objectives
     pairs_of_towers = [objectives.of(objective, each) for each in gradients]
     shard_gradients = [objectives.of(objective, each) for each in gradients_of_shards]
+    # A variable upstream of the inputs gets one gradient, from all shards. It is added to those of
+    # the towers, as if it were another tower's: the model may read the variable, too.
     pairs_upstream = tower_set.gradients.upstream.gradients(
         shard_gradients, tower_set.batch.sizes, tower_set.roles.trained[objective.name])
     with tf.name_scope('combine_gradients'), naming_loss(objective.name):
         if request.placement.has_replicas:
             return all_reduce(pairs_of_towers, pairs_upstream, request.devices)
+        # This build would not update replicas that an earlier one has made of the variables.
         check_no_replicas(tower_set.roles.trainable)
         return Combined(combine(pairs_of_towers + pairs_upstream))
 
@@ -363,9 +377,10 @@ def combine_machines(tower_set: TowerSet, combined: Combined,
     request = tower_set.request
     with tf.name_scope('combine_machines'):
         exchange = tower_set.step.combine(combined.gradients, loss, tower_set.exchanged)
-    on_towers = combined.on_towers
-    if on_towers is not None:
+    on_towers: typing.Optional[typing.Dict[str, list]] = None
+    if request.placement.has_replicas:
         # Every replica gets the same gradient, the one over all machines.
-        on_towers = {variable.op.name: [gradient] * len(request.devices)
-                     for gradient, variable in exchange.gradients}
-    return combined._replace(gradients=exchange.gradients, on_towers=on_towers), exchange
+        on_towers = {}
+        for gradient, variable in exchange.gradients:
+            on_towers[variable.op.name] = [gradient] * len(request.devices)
+    return Combined(exchange.gradients, on_towers), exchange

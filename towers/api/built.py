@@ -122,23 +122,28 @@ class Plan(typing.NamedTuple):
 
     def __str__(self):
         """The text of a screen: the towers, and below them the lines."""
-        width = max(len(_row_name(tower.device)) for tower in self.towers)
-        # The format of four columns, of which that of the devices is as wide as their names.
-        row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
-        rows = [self._row(row, tower) for tower in self.towers]
+        header, *rows = self._table()
         if len(rows) > _MOST_ROWS:
             rows = rows[:_MOST_ROWS - 2] + ['  ...', rows[-1]]
-        printed = [self._batch(), row % ('tower', 'device', 'examples', 'does alone')] + rows
+        printed = [self._batch(), header] + rows
         for label, text in self.lines:
-            for number, line in enumerate(textwrap.wrap(text, _WIDTH - _WIDTH_OF_LABELS)):
-                printed.append('  %-15s  %s' % (label if number == 0 else '', line))
+            shown_label = label
+            for line in textwrap.wrap(text, _WIDTH - _WIDTH_OF_LABELS):
+                printed.append('  %-15s  %s' % (shown_label, line))
+                shown_label = ''  # only the first line of a text has it
         return '\n'.join(line[:_WIDTH] for line in printed)
 
-    @staticmethod
-    def _row(row: str, tower: PlannedTower) -> str:
-        """The text of a tower's row; `row` is the format of the columns."""
-        examples = '?' if tower.examples is None else tower.examples
-        return row % (tower.index, _row_name(tower.device), examples, ', '.join(tower.owns) or '-')
+    def _table(self) -> typing.List[str]:
+        """The header of the towers' table, and a row for each tower, in aligned columns."""
+        names_of_devices = [_row_name(tower.device) for tower in self.towers]
+        width = max([12] + [len(name) for name in names_of_devices])
+        row = '  {:<5}  {:<{width}}  {:<8}  {}'
+        table = [row.format('tower', 'device', 'examples', 'does alone', width=width)]
+        for tower, name in zip(self.towers, names_of_devices):
+            examples = '?' if tower.examples is None else str(tower.examples)
+            does_alone = ', '.join(tower.owns) or '-'
+            table.append(row.format(tower.index, name, examples, does_alone, width=width))
+        return table
 
     def _batch(self) -> str:
         """The first line of the text: how many towers there are, and how the batch is cut."""
@@ -147,9 +152,11 @@ class Plan(typing.NamedTuple):
         if self.batch_size is None:
             return '%s, %s' % (towers, self._batch_of_any_size())
         if len(set(sizes)) > 1 and len(sizes) <= 8:
-            terms = [str(size) for size in sizes]
-        else:  # equal sizes, one after the other, in one term
-            terms = ['%d x %s' % (len(list(run)), size) for size, run in itertools.groupby(sizes)]
+            terms = [str(size) for size in sizes]  # batch 10 = 3 + 3 + 2 + 2
+        else:  # batch 96 = 2 x 33 + 1 x 30: a term for neighbours of equal size
+            terms = []
+            for size, neighbours in itertools.groupby(sizes):
+                terms.append('%d x %s' % (len(list(neighbours)), size))
         return '%s, batch %d = %s' % (towers, self.batch_size, ' + '.join(terms))
 
     def _batch_of_any_size(self) -> str:
@@ -332,7 +339,9 @@ def check_same_graph(name: str, built: BuiltTowers) -> None:
       name: the argument in which the build was given.
       built: the build.
     """
-    graphs = {getattr(variable, 'graph', None) for variable in built.variables} - {None}
+    # The graph of a build is that of its variables. A build without any is not refused here.
+    graphs_of_variables = {getattr(variable, 'graph', None) for variable in built.variables}
+    graphs = graphs_of_variables - {None}
     if graphs and tf.get_default_graph() not in graphs:
         raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '
                                    'under the tf.Graph() of that build.' % (name, built))

@@ -4,7 +4,6 @@ It makes no operation, so that a bad argument leaves the graph as it was. Its te
 tests/api/test_options.py; test_build.py has the arguments that are refused.
 """
 
-import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -127,7 +126,8 @@ def checked_model(model: typing.Any, objectives: Objectives) -> typing.Any:
       ModelFunctionError: the model is neither.
     """
     if is_finished(model):
-        return output_of_finished(model, bool(objectives), objectives.names)
+        trains = bool(objectives)
+        return output_of_finished(model, trains, objectives.names)
     if isinstance(getattr(model, 'loss', None), tf.Tensor):
         raise ModelFunctionError('model=%.80r is an object with a loss: pass the loss itself, '
                                  'such as model.loss.' % (model,))
@@ -181,12 +181,14 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
       DeviceError: TensorFlow does not have the device of a variable.
     """
     trains = bool(objectives)
+    trains_without_cluster = trains and cluster is None  # so no variable may be on a server
     earlier_placement = None
     if earlier is not None and device is None:
         earlier_placement = earlier.placement
-    placement = Placement(device, devices, trains, alone=trains and cluster is None,
+    placement = Placement(device, devices, trains, alone=trains_without_cluster,
                           earlier=earlier_placement)
-    if devices.checked and not placement.is_of_earlier_build:
+    are_on_this_machine = devices.checked
+    if are_on_this_machine and not placement.is_of_earlier_build:
         for variable_device in placement.devices():
             check_variable_device(variable_device, devices)
     if placement.has_replicas and earlier is not None:
@@ -210,40 +212,52 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
     if call.copies == 'clone' and not call.is_finished:
         # The first tower is the call of the model function itself, in the caller's name scope.
         num_without_scope = 1
-    name, parts = _named_parts(tf.get_default_graph(), devices, accumulate, num_without_scope)
-    shares_of_parts = tuple(share for share in shares for _ in range(accumulate))
+    graph = tf.get_default_graph()
+    # `'tower'`; of a second build in the same graph `'build_2/tower'`.
+    number_of_build = 1
+    name = 'tower'
+    parts = _parts(name, devices, accumulate)
+    while not _are_free(graph, name, parts[num_without_scope:]):
+        number_of_build += 1
+        name = 'build_%d/tower' % number_of_build
+        parts = _parts(name, devices, accumulate)
+    # Each micro-batch of a tower has the tower's share: 3, 3, 1, 1 of 3 : 1 with two of each.
+    shares_of_parts: typing.List[int] = []
+    for share in shares:
+        shares_of_parts += [share] * accumulate
     parts_before = 0 if cluster is None else cluster.rank * len(parts)
-    return BatchSplit(parts, shares_of_parts, remainder, accumulate, parts_before, name)
+    return BatchSplit(parts, tuple(shares_of_parts), remainder, accumulate, parts_before, name)
 
 
-def _named_parts(graph: tf.Graph, devices: Devices, accumulate: int, num_without_scope: int
-                 ) -> typing.Tuple[str, typing.List[Part]]:
-    """The parts of the batch, with name scopes that the graph does not have yet.
+def _parts(name: str, devices: Devices, accumulate: int) -> typing.List[Part]:
+    """The parts of the batch, tower by tower, in the name scopes `tower_0`, `tower_0_micro_1`, …
+
+    Args:
+      name: the beginning of the name scopes, such as `'tower'`.
+      devices: the device of each tower.
+      accumulate: how many micro-batches each tower has.
+    """
+    parts = []
+    for tower, device in enumerate(devices):
+        for micro_batch in range(accumulate):
+            scope = '%s_%d' % (name, tower)
+            if micro_batch:
+                scope += '_micro_%d' % micro_batch
+            parts.append(Part(tower, micro_batch, device, scope))
+    return parts
+
+
+def _are_free(graph: tf.Graph, name: str, parts: typing.Sequence[Part]) -> bool:
+    """Whether the graph does not have the name scopes of a build yet.
 
     Args:
       graph: the graph of the build.
-      devices: the device of each tower.
-      accumulate: how many micro-batches each tower has.
-      num_without_scope: how many of the parts, from the first, are in no name scope of their own.
-
-    Returns:
-      `(the prefix of the name scopes, the parts)`: the prefix is `'tower'`, of a second build in
-      the same graph `'build_2/tower'`.
+      name: the beginning of the name scopes, such as `'tower'`.
+      parts: the parts of the batch that have a name scope.
     """
-    for number in itertools.count(1):
-        name = 'tower' if number == 1 else 'build_%d/tower' % number
-        parts = []
-        for tower, device in enumerate(devices):
-            for micro_batch in range(accumulate):
-                scope = '%s_%d' % (name, tower)
-                if micro_batch:
-                    scope += '_micro_%d' % micro_batch
-                parts.append(Part(tower, micro_batch, device, scope))
-        used_scopes = [part.scope for part in parts[num_without_scope:]]
-        used_scopes.append(name + 's')  # of what is made for the whole batch, such as its loss
-        if all(_is_free(graph, scope) for scope in used_scopes):
-            break
-    return name, parts
+    scope_of_batch = name + 's'  # of what is made for the whole batch, such as its loss
+    scopes = [part.scope for part in parts] + [scope_of_batch]
+    return all(_is_free(graph, scope) for scope in scopes)
 
 
 def _is_free(graph: tf.Graph, scope: str) -> bool:
@@ -275,29 +289,34 @@ def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectiv
     """
     if pipeline.stages is None:
         return None
-    # How many micro-batches have results in the memory of each stage at once.
+    # The cuts are where the stages need about equal memory. In a pipeline a stage keeps the results
+    # of several micro-batches until their backward passes: the first stage of most.
     kept_by_stage = [1] * num_stages
     if pipeline.micro_batches > 1:
-        kept_by_stage = [
-            kept_at_once(pipeline.schedule, stage, num_stages, pipeline.micro_batches)
-            for stage in range(num_stages)]
-    slots = None
-    if placement.by_stage:
-        slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
-    return Cutting(kept_by_stage, bool(objectives), slots)
+        kept_by_stage = []
+        for stage in range(num_stages):
+            kept_by_stage.append(kept_at_once(pipeline.schedule, stage, num_stages,
+                                              pipeline.micro_batches))
+    trains = bool(objectives)
+    slots_a_variable = None  # where variables, and so their slots, are not in the stages
+    if placement.by_stage and trains:
+        slots_a_variable = max(number_of_slots(each.optimizer) for each in objectives)
+    return Cutting(kept_by_stage, trains, slots_a_variable)
 
 
 def _check_cluster(request: Request) -> None:
     """Raises `ClusterError` for a cluster that does not support what the request asks for, and
     for a program that has variables on parameter servers but passes no cluster."""
     objectives = request.training.objectives
-    placement = request.placement
-    if not objectives:
+    trains = bool(objectives)
+    if not trains:
         return
     if request.cluster is None:
         optimizers = [each.optimizer for each in objectives]
-        check_alone(optimizers, placement.leaves_servers, tf.global_variables())
+        # Variables on a server are no fault where `VariablePlacement` names the server.
+        check_alone(optimizers, request.placement.leaves_servers, tf.global_variables())
     else:
         # The first is the only one: `check_losses` refuses a cluster where losses have names.
-        request.cluster.check_build(objectives[0].optimizer, placement.has_replicas,
-                                    request.numerics.loss_scale is not None)
+        request.cluster.check_build(
+            objectives[0].optimizer, has_replicas=request.placement.has_replicas,
+            scales_loss=request.numerics.loss_scale is not None)

@@ -121,8 +121,9 @@ def check_together(request: Request) -> None:
             "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
             "copies='clone'.")
     _check_own_minimize(request)
-    if training.batch_norm == 'sync' and request.no_batch_values is not None:
-        raise InvalidArgumentError("batch_norm='sync': %s." % request.no_batch_values)
+    why_towers_exchange_nothing = request.no_batch_values  # None where they can
+    if training.batch_norm == 'sync' and why_towers_exchange_nothing is not None:
+        raise InvalidArgumentError("batch_norm='sync': %s." % why_towers_exchange_nothing)
 
 
 def _check_finished(call: ModelCall) -> None:
@@ -154,8 +155,11 @@ def _check_recompute(request: Request) -> None:
 
 
 def _check_own_minimize(request: Request) -> None:
-    """Refuses an optimizer with a `minimize` of its own where other gradients would reach it than
-    those that it computes itself: scaled ones, or those of replicas."""
+    """Refuses an optimizer with a `minimize` of its own together with a loss scale or replicas.
+
+    Such an optimizer computes something between the gradients and their update. With these options
+    it would do so to other gradients than its own: to scaled ones, or to those of each replica.
+    """
     if request.numerics.loss_scale is not None:
         changes = 'loss scale'
     elif request.placement.has_replicas:

@@ -43,33 +43,27 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Pl
     batch = tower_set.batch
     towers = tower_set.towers
     trains = bool(request.training.objectives)
-    metric_counters = operation_names(tf.local_variables())
+    # Local variables, such as the counters of metrics, are no part of the model.
+    local_names = operation_names(tf.local_variables())
     variables = [variable for variable in tower_set.recorded.variables
-                 if variable.op.name not in metric_counters]
-    from_shard = []  # a single tower's part is the whole batch
+                 if variable.op.name not in local_names]
+    initialized_from_shard = []  # a single tower's part is the whole batch
     if len(towers) > 1:
-        from_shard = _initialized_from_shard(variables, towers[0])
-    xla = describe_xla(request.devices) if request.numerics.xla else None
-    batch_norm = _batch_norm(tower_set, num_updates_before) if trains else None
+        initialized_from_shard = _initialized_from_shard(variables, towers[0])
+    with_gradient = operation_names(variable for _, variable in all_pairs(update.gradients))
+    without_gradient = [variable.op.name for variable in tower_set.roles.trainable
+                        if variable.op.name not in with_gradient]
 
     lines = _lines_of_variables(variables, tower_set, update)
     lines += _lines_of_session(request, batch.batch_size)
     if trains:
         lines += lines_of_training(tower_set, update)
-    lines += [
-        ('stages', stages_line(towers, tower_set.cuts)),
-        ('precision', _precision(request)),
-        ('XLA compiles', xla),
-        ('regularization', tower_set.losses.description),
-        ('batch norm', batch_norm)]
+    lines += _lines_of_model(tower_set, num_updates_before)
     if len(towers) > 1:
         lines += _lines_of_roles(tower_set)
-    if from_shard:
+    if initialized_from_shard:
         lines.append(('initial value', "of %s is of tower 0's part of the batch, not of all of it"
-                      % briefly(from_shard)))
-    with_gradient = operation_names(variable for _, variable in all_pairs(update.gradients))
-    without_gradient = [variable.op.name for variable in tower_set.roles.trainable
-                        if variable.op.name not in with_gradient]
+                      % briefly(initialized_from_shard)))
     lines.append(('no gradient', briefly(without_gradient)))
 
     return Plan(
@@ -79,9 +73,29 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Pl
         remainder=request.split.remainder,
         shares=request.split.shares,
         reduction=request.training.reduction,
-        initial_of_first=from_shard,
+        initial_of_first=initialized_from_shard,
         variable_roles=_variable_roles(tower_set, without_gradient),
-        waits=[])
+        waits=[])  # `build_towers` adds those of all passes
+
+
+def _lines_of_model(tower_set: TowerSet, num_updates_before: int) -> Lines:
+    """The lines about the stages, the numerics, the registered losses and the batch norms.
+
+    Args:
+      tower_set: the towers.
+      num_updates_before: how many `UPDATE_OPS` the graph had before the build.
+    """
+    request = tower_set.request
+    lines: Lines = [
+        ('stages', stages_line(tower_set.towers, tower_set.cuts)),
+        ('precision', _precision(request))]
+    if request.numerics.xla:
+        lines.append(('XLA compiles', describe_xla(request.devices)))
+    lines.append(('regularization', tower_set.losses.description))
+    trains = bool(request.training.objectives)
+    if trains:
+        lines.append(('batch norm', _batch_norm(tower_set, num_updates_before)))
+    return lines
 
 
 def _variable_roles(tower_set: TowerSet,
@@ -145,12 +159,8 @@ def _lines_of_variables(variables: typing.List[tf.Variable], tower_set: TowerSet
     num_parameters = sum(variable.get_shape().num_elements() or 0 for variable in variables)
     num_bytes = sum(map(bytes_of, variables))
     placed = _placed(request, tower_set.recorded)
-    has_replicas = update.train_op is not None and tower_set.roles.replicas is not None
-    # Whether each tower can repeat the update of its replicas, and gets the same values.
-    are_repeatable = all(is_repeatable(each.optimizer) for each in request.training.objectives)
-    if has_replicas and not are_repeatable:
-        placed += ('; updated once and sent to the replicas, since the optimizer may look at more '
-                   'than each gradient')
+    if update.replicas is not None:
+        placed += _how_replicas_are_updated(request)
     return [
         ('towers', tower_set.how_built if len(tower_set.towers) > 1 else None),
         ('variables', '%d (%d trainable), %s parameters, %s' % (
@@ -167,17 +177,27 @@ def _bytes_text(size: int) -> str:
     return '%.1f MB' % (size / 1e6)
 
 
+def _how_replicas_are_updated(request: Request) -> str:
+    """The end of the text on where variables are, if they have replicas; `''` if each tower makes
+    the optimizer's update of its own replicas."""
+    # A repeatable update depends on nothing but the gradient, which is the same on every tower.
+    are_repeatable = all(is_repeatable(each.optimizer) for each in request.training.objectives)
+    if are_repeatable:
+        return ''
+    return ('; updated once and sent to the replicas, since the optimizer may look at more than '
+            'each gradient')
+
+
 def _placed(request: Request, recorded: Recorded) -> str:
     """The text after `variables on`: where the variables are."""
-    if request.trains_with_machines and request.cluster.is_served:
+    has_parameter_servers = request.trains_with_machines and request.cluster.is_served
+    if has_parameter_servers:
         return 'the parameter servers, by size, once there is a session'
+    if request.placement.is_of_earlier_build:
+        return request.placement.describe()  # that build's: it says where all variables are
     made = operation_names(recorded.created)
-    devices_before = set()
-    # With the placement of an earlier build, its description says where all variables are.
-    if not request.placement.is_of_earlier_build:
-        for variable in recorded.variables:
-            if variable.op.name not in made:
-                devices_before.add(short_name(variable.device))
+    devices_before = {short_name(variable.device) for variable in recorded.variables
+                      if variable.op.name not in made}
     texts = []
     are_all_from_before = devices_before and not made
     if not are_all_from_before:
@@ -219,11 +239,13 @@ def _cluster(cluster: typing.Any, batch_size: typing.Any, num_towers: int) -> st
       num_towers: how many towers this machine has.
     """
     count = cluster.num_workers
-    if not cluster.synchronous or cluster.has_local_steps:
+    each_steps_alone = not cluster.synchronous or cluster.has_local_steps
+    others_may_have_other_sizes = cluster.uneven
+    if each_steps_alone:
         batch = 'those of one worker, and its batch, in each update'
     elif not isinstance(batch_size, int):
         batch = 'batches of any size'
-    elif cluster.uneven:
+    elif others_may_have_other_sizes:
         batch = '%d examples here a step' % batch_size
     else:
         batch = 'batch %d = %d x %d' % (batch_size * count, count, batch_size)
@@ -270,6 +292,7 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
         do_they_run = 'do not run either' if update_ops == 'none' else 'too'
         text += ', %d from before the towers %s' % (num_updates_before, do_they_run)
     if update_ops == 'first':
+        # Every tower counts its own examples: not only tower 0 runs these updates.
         num_counting = len(updates_that_write(towers, metric_variables()))
         if num_counting:
             text += ', %d of the other towers that count metrics' % num_counting

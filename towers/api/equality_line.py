@@ -25,7 +25,8 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
     """
     request = tower_set.request
     recorded = tower_set.recorded
-    if len(tower_set.towers) == 1 and request.has_whole_batch:
+    has_one_shard = len(tower_set.towers) == 1 and request.has_whole_batch
+    if has_one_shard:
         return None
     question = _question(tower_set)
     averages = _averages_of_tower_0(tower_set)
@@ -35,8 +36,9 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
         losses = [loss] + tower_set.losses.added  # the loss of the build is their sum
         upstream = graph_walk.ancestors(losses)
         averages_of_loss = [variable for variable in averages if variable in upstream]
+        question_of_loss = question._replace(shard_averages=averages_of_loss)
         verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
-                             question._replace(shard_averages=averages_of_loss))
+                             question_of_loss)
         texts.append('%s: %s' % (name, verdict.text) if has_names else verdict.text)
     return '; '.join(texts) + _whose_batch(request)
 
@@ -52,11 +54,12 @@ def _question(tower_set: TowerSet) -> Question:
         name_of_part = 'tower'
     else:
         name_of_part = 'micro-batch'
-    # With 'sum' the weights of N shards add up to N: each is 1, if all shards have the same size,
-    # are not cut into micro-batches, and are all shards of the batch.
-    sums_even_shards = (request.training.reduction == 'sum' and tower_set.batch.is_even
-                        and accumulate == 1 and request.has_whole_batch)
-    return Question(adds_shards=losses_are_sums(request) or sums_even_shards,
+    # Whether the loss of each tower has the weight 1. With 'sum' the weights of N towers add up to
+    # N: each is 1, if all shards have the same size, are not cut into micro-batches, and are all
+    # shards of the batch.
+    all_weights_are_1 = (request.training.reduction == 'sum' and tower_set.batch.is_even
+                         and accumulate == 1 and request.has_whole_batch)
+    return Question(adds_shards=losses_are_sums(request) or all_weights_are_1,
                     static_size=static_size(tower_set.batch.inputs[0]), names=name_of_part)
 
 
@@ -68,15 +71,16 @@ def _averages_of_tower_0(tower_set: TowerSet) -> typing.List[str]:
     """
     proven = tower_set.recorded.proven
     batch_norm_statistics = proven.batch_norms.statistics()
-    written = set()
+    written_from_statistics = set()
     for writes in proven.analysis.writes.values():
         for write in writes:
-            # The means that the written value is linear in, and the statistics it depends on else.
-            statistics = write.value.reductions | write.value.shard_statistics
-            if statistics - batch_norm_statistics:
-                written.add(write.variable)
+            linear_in = write.value.reductions  # means or sums over the examples
+            depends_else_on = write.value.shard_statistics
+            other_statistics = (linear_in | depends_else_on) - batch_norm_statistics
+            if other_statistics:
+                written_from_statistics.add(write.variable)
     written_by_tower_0 = tower_set.roles.names(FIRST)
-    return sorted(written.intersection(written_by_tower_0))
+    return sorted(written_from_statistics.intersection(written_by_tower_0))
 
 
 def _whose_batch(request: Request) -> str:
@@ -84,16 +88,21 @@ def _whose_batch(request: Request) -> str:
     by itself, the worker's own; empty without a cluster."""
     if request.cluster is None:
         return ''
-    if request.has_whole_batch:
+    steps_alone = request.has_whole_batch  # this worker has all examples of its step
+    if steps_alone:
         return "; the batch is one worker's own"
     return '; the batch is that of all machines'
 
 
 def losses_are_sums(request: Request) -> bool:
-    """Whether the gradients are those of the plain sum of the towers' losses.
+    """Whether the gradients are those of the plain sum of the towers' losses L_k.
 
-    So they are with `reduction='sum'` where the model function calls optimizers of its own: their
-    losses are added up. Otherwise `'sum'` is the number of towers times the mean loss.
+    `reduction='sum'` means this sum only for an Estimator's model function, which calls optimizers
+    itself. Else it means N times the batch's mean loss:
+
+        sum_k L_k    or    N sum_k (n_k / n) L_k
+
+    The two differ where shards have different sizes.
     """
-    has_optimizer_calls = request.training.objectives.optimizer_calls is not None
-    return request.training.reduction == 'sum' and has_optimizer_calls
+    calls_optimizers_itself = request.training.objectives.optimizer_calls is not None
+    return request.training.reduction == 'sum' and calls_optimizers_itself

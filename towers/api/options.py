@@ -198,7 +198,8 @@ class Objective(_ObjectiveFields):
         if transform_gradients is not None:
             check_function('transform_gradients', transform_gradients, 1,
                            'a function from (gradient, variable) pairs to such pairs')
-        return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients, None)
+        name = None  # `checked_objectives` gives one, from the dict of optimizers
+        return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients, name)
 
 
 def checked_objectives(optimizer: typing.Any) -> Objectives:

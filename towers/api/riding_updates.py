@@ -19,19 +19,24 @@ from towers.roles.write_order import updates_that_write
 def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
     """The updates that run with a step: those of one tower or all, and those from before the build.
 
+    It is for `update_ops` of `'first'` and `'all'`; with `'none'` no update runs.
+
     Args:
       tower_set: the towers.
       updates_before: the `UPDATE_OPS` from before the build.
     """
     towers = tower_set.towers
-    if tower_set.request.training.update_ops != 'first':
+    if tower_set.request.training.update_ops == 'all':
         updates: list = []
         for tower in towers:
             updates += tower.updates
         return updates + list(updates_before)
-    # Of the other towers only the updates of variables that each of them writes.
-    own_state = [variable.op.name for variable in tower_set.roles.own_variables(1)]
-    written_by_all = own_state + list(metric_variables()) + tower_set.roles.names(EVERY)
+    # With 'first', of the other towers only the updates of variables that each of them writes.
+    roles = tower_set.roles
+    state_of_other_towers = [variable.op.name for variable in roles.own_variables(first=1)]
+    counters_of_metrics = list(metric_variables())
+    written_in_turn = roles.names(EVERY)
+    written_by_all = state_of_other_towers + counters_of_metrics + written_in_turn
     return (list(towers[0].updates) + list(updates_before)
             + updates_that_write(towers, written_by_all))
 

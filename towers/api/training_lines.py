@@ -54,8 +54,10 @@ def _reduction(request: Request) -> str:
     if losses_are_sums(request):
         return "sum: the gradient of the sum of the towers' losses"
     batch = 'batch'
-    if cluster is not None and cluster.workers_a_step == 1 and cluster.num_workers > 1:
-        batch = "worker's own batch"
+    if cluster is not None and cluster.num_workers > 1:
+        each_steps_alone = cluster.workers_a_step == 1
+        if each_steps_alone:
+            batch = "worker's own batch"
     if reduction == 'mean':
         return "mean: the gradient of the %s's mean loss" % batch
     return "sum: %d x the gradient of the %s's mean loss" % (num_towers, batch)
@@ -92,11 +94,10 @@ def _optimizers(request: Request, update: Update) -> str:
 def _learning_rates(request: Request) -> str:
     """The text after `learning rate`: the rates, and by which factor a sum over towers changes
     them."""
-    factor = _num_towers_of_update(request)
-    if request.training.reduction == 'mean':
-        factor = 1
-    if losses_are_sums(request):
-        factor = 1  # the sum is over examples, as on one device: towers add no factor
+    factor = 1
+    is_times_towers = request.training.reduction == 'sum' and not losses_are_sums(request)
+    if is_times_towers:
+        factor = _num_towers_of_update(request)
     texts = []
     for name, optimizer in _named_optimizers(request.training.objectives):
         text = describe_learning_rate(optimizer, factor)
@@ -124,4 +125,5 @@ def _recomputation(recomputed: typing.Sequence[Recomputed], asked: typing.Any
         return None
     if asked == 'auto':
         return 'nothing: no place of the forward pass is worth it'
+    # A list of the results to keep: what lies between them would be recomputed.
     return 'nothing: the backward pass takes nothing that lies between these results'
