@@ -48,7 +48,7 @@ class VariablePlacement(_VariablePlacementFields):
                 "device=%.80r: expected None, a device's name, with a number, or 'balanced', "
                 "'replicated' or 'stage' (not a device function)." % (device,))
         if is_name:
-            canonical_device(device)  # raises for a name that TensorFlow does not know
+            canonical_device(device)  # raises for what is not the name of one device
         return super(VariablePlacement, cls).__new__(cls, device)
 
 
