@@ -45,6 +45,9 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
                    towers: typing.Sequence[Tower]) -> typing.Dict[str, list]:
     """{name of a loss: the updates that ride on its train op}.
 
+    The updates of a batch norm of the critic, say, ride on the critic's loss, and on the
+    generator's, if that is computed from the same call of the critic.
+
     What an update needs are the operations of towers that it is computed from and that some loss is
     computed from, too. The update rides on each loss whose computation has all of these; where no
     loss has all, on each loss whose computation has some. An update that needs none of them, such
