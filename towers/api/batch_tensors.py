@@ -119,8 +119,8 @@ class BatchTensors:
         if value.op.name in recorded.proven.analysis.analysed:
             return recorded.proven
         analysis = analyse(recorded.operations + imported, self._towers.batch.inputs[0], [value])
-        # A graph that takes no batch of another size has a second analysis, for the size that it has,
-        # which tells where the examples are in it.
+        # A graph that takes no batch of another size has a second analysis, for the size that it
+        # has, which tells where the examples are in it.
         return recorded.proven._replace(analysis=analysis.as_built or analysis)
 
     def _why_not(self, original: tf.Tensor, analysis: Analysis, import_index: int) -> str:
