@@ -153,7 +153,7 @@ class Plan(typing.NamedTuple):
             return '%s, %s' % (towers, self._batch_of_any_size())
         if len(set(sizes)) > 1 and len(sizes) <= 8:
             terms = [str(size) for size in sizes]  # batch 10 = 3 + 3 + 2 + 2
-        else:  # batch 96 = 2 x 33 + 1 x 30: a term for neighbours of equal size
+        else:  # batch 95 = 5 x 10 + 5 x 9: a term for neighbours of equal size
             terms = []
             for size, neighbours in itertools.groupby(sizes):
                 terms.append('%d x %s' % (len(list(neighbours)), size))
