@@ -252,14 +252,14 @@ class BatchTensors:
           value: the tensor of tower 0 for it.
           proven: what is proven of the forward pass that has this tensor.
         """
-        may_be_divided_by_size = proven.static_size is not None
+        size = proven.static_size  # which the program may have divided by
         is_sum = proven.analysis.state(value).kind is Kind.SUM
-        if may_be_divided_by_size and is_sum:
+        if is_sum and size is not None:
             raise ModelFunctionError(
                 '%s is a sum over the examples, and the model is for %d of them: whether the sum '
                 'is divided by that number is not known. Take built.of(…) of the rows, and their '
                 'mean or sum; or put towers.batch_sum around a sum.' % (
-                    tensor.name, proven.static_size))
+                    tensor.name, size))
 
 
 def _has_copy(copy_of: typing.Callable, in_tower_0: typing.Any) -> bool:
