@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # (file, old text, which is there once, new text, tests that should notice, in tests/)
 BREAKAGES = [
-    ('towers/proof/static_batch.py', '            if op.name in in_row:\n',
+    ('towers/proof/static_batch.py', '            if op.name in in_chain:\n',
      '            if False:\n', 'proof/test_static_batch.py'),
     ('towers/proof/analysis.py', '    if not have_one_size(forward_pass.inputs):',
      '    if False:', 'proof/test_static_batch.py'),
@@ -36,7 +36,7 @@ BREAKAGES = [
      'looks_behind_inputs = False', 'proof/test_verdict.py'),
     ('towers/proof/by_table.py', '    if not row.accounts_for_totals:',
      '    if False:', 'proof/test_verdict.py'),
-    ('towers/proof/by_table.py', '    if op.op_def.is_stateful and op.type',
+    ('towers/proof/by_table.py', '    if keeps_values and op.type',
      '    if False and op.type', 'proof/test_verdict.py'),
     ('towers/proof/rules/entries.py', '        if holds_all_sizes or dtype.is_floating:',
      '        if True:', 'proof/test_verdict.py'),

@@ -24,6 +24,7 @@ from towers.proof.states import (
     unknown,
 )
 from towers.proof.static_batch import find_size_constants
+from towers.proof.view import View
 from towers.proof.written import Written, written_by
 
 
@@ -105,23 +106,29 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
 
 
 def _analysed_of_static_batch(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
-    """The analysis of a forward pass whose batch has a static number of examples."""
+    """The analysis of a forward pass whose batch has a static number of examples: with each
+    constant as it is, and beside it those for the size of that batch and with size constants.
+
+    The search for size constants has to know where the examples are in the graph as it was built.
+    The first analysis tells that, too, where no operation holds the size.
+    """
     whole_scratch = make_whole_scratch(forward_pass.needed, forward_pass.inputs)
     if whole_scratch is None:
         return _analysed_of_only_size(forward_pass, batch_size)
     analysis = forward_pass.analysed_in(whole_scratch)
+    of_built_graph = analysis
     if _holds_size(analysis):
-        analysis = analysis._replace(as_built=_analysed_as_built(forward_pass, batch_size))
-    with_size_constants = _analysed_with_size_constants(
-        forward_pass, analysis.as_built or analysis, batch_size)
+        of_built_graph = _analysed_as_built(forward_pass, batch_size)
+        analysis = analysis._replace(as_built=of_built_graph)
+    with_size_constants = _analysed_with_size_constants(forward_pass, of_built_graph, batch_size)
     return analysis._replace(with_size_constants=with_size_constants)
 
 
 def _analysed_of_only_size(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
     """The analysis of a forward pass whose shape inference refuses a batch of another size.
 
-    With each constant as it is, an analysis ends at what is refused. So it is made only where no
-    constants can be taken for multiples of the number of examples.
+    An analysis with each constant as it is can only end at what is refused. The one with size
+    constants takes its place, where there is one.
     """
     as_built = _analysed_as_built(forward_pass, batch_size)
     analysis = _analysed_with_size_constants(forward_pass, as_built, batch_size)
@@ -137,24 +144,26 @@ def _analysed_as_built(forward_pass: '_ForwardPass', batch_size: int) -> Analysi
     return forward_pass.analysed_in(scratch)
 
 
-def _analysed_with_size_constants(forward_pass: '_ForwardPass', graph_analysis: Analysis,
+def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: Analysis,
                                   batch_size: int) -> typing.Optional[Analysis]:
     """The analysis with some constants taken for multiples of the number of examples; None where
     nothing may be taken so.
 
     Args:
       forward_pass: `_ForwardPass`.
-      graph_analysis: `Analysis` that tells where the examples are in the graph as it was built.
+      of_built_graph: `Analysis` that tells where the examples are in the graph as it was built.
       batch_size: the static number of examples.
     """
+    # Of inputs [50, 4] and [25, 4] it is not known which of the two is the number of examples.
     if not have_one_size(forward_pass.inputs):
         return None
-    found = find_size_constants(forward_pass.needed, graph_analysis.states, batch_size)
+    found = find_size_constants(forward_pass.needed, of_built_graph.states, batch_size)
     if not found.size_constants and not found.other_divisors:
         return None
     scratch = make_scratch(
         forward_pass.needed, forward_pass.inputs, size_constants=found.size_constants)
-    return forward_pass.analysed_in(scratch)._replace(
+    analysis = forward_pass.analysed_in(scratch)
+    return analysis._replace(
         size_constants=found.size_constants, other_divisors=found.other_divisors)
 
 
@@ -167,16 +176,18 @@ class _ForwardPass(typing.NamedTuple):
     def analysed_in(self, scratch: Scratch) -> Analysis:
         """The analysis of the pass by its scratch graph."""
         settled = settle(scratch, self.needed)
-        states = dict(settled.view.states)
+        view = settled.view
+        states = dict(view.states)
+        # The inputs' placeholders have names of their own in the scratch graph.
         states.update(states_of_inputs(self.inputs))
         # The scratch graph has the bodies of functions, too, whose operations the pass lacks.
-        program_names = names_of(self.needed)
-        names = [op.name for op in settled.operations if op.name in program_names]
+        names_in_pass = names_of(self.needed)
+        names = [op.name for op in settled.operations if op.name in names_in_pass]
         random = [op.name for op in settled.operations if graph_walk.is_random(op)]
         return Analysis(
-            states=states, reasons=settled.view.reasons, operations=names, random=random,
-            writes=_writes(settled), means=_means(settled), forward_pass=self.operations,
-            assumed_scalars=scratch.assumed_scalars, suppositions=settled.view.suppositions)
+            states=states, reasons=view.reasons, operations=names, random=random,
+            writes=_writes(settled), means=_means(view), forward_pass=self.operations,
+            assumed_scalars=scratch.assumed_scalars, suppositions=view.suppositions)
 
 
 def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,
@@ -216,8 +227,8 @@ def _conditions(op: tf.Operation) -> typing.List[tf.Operation]:
 
 
 def _holds_size(analysis: Analysis) -> bool:
-    """Whether an operation takes no batch of another size than the program's, or makes one of that
-    size, as a transposed convolution does by its output's shape."""
+    """Whether an operation holds the size of the program's batch: it takes no batch of another one,
+    or makes a result of that size, as a transposed convolution does by its output's shape."""
     for state in analysis.states.values():
         reason = state.reason
         if reason is not None and reason.why in (
@@ -228,23 +239,21 @@ def _holds_size(analysis: Analysis) -> bool:
 
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
     """{name of an operation of the program: what it writes, itself or in functions it calls}."""
-    callers = settled.view.bodies.callers
     found: typing.Dict[str, typing.List[Written]] = {}
     for op in settled.operations:
         written = written_by(op, settled.view)
         if written is not None:
-            program_name = callers.get(op.name, op.name)
-            found.setdefault(program_name, []).append(written)
+            name_in_program = settled.view.bodies.outermost_call(op.name)
+            found.setdefault(name_in_program, []).append(written)
     return found
 
 
-def _means(settled: Settled) -> typing.FrozenSet[str]:
-    """The names of the statistics that are means over examples, or over rows of them.
+def _means(view: View) -> typing.FrozenSet[str]:
+    """The names of the operations that take means over examples, or over rows of them.
 
-    A mean over rows, of which examples have different numbers, is no `Kind.MEAN`: it is a statistic
-    of the shard, so that the view has a reason why the proof ends there.
+    A mean over rows, of which examples have different numbers, has no state of the kind MEAN: it is
+    a statistic of the shard, for which the view has the reason why a proof ends there.
     """
-    view = settled.view
     found: typing.Set[str] = set()
     for state in view.states.values():
         if state.kind is Kind.MEAN:

@@ -63,7 +63,7 @@ def find_batch_norms(analysis: Analysis, operations: typing.Iterable[tf.Operatio
     found = BatchNorms([], [], [])
     analysed = analysis.analysed
     for op in operations:
-        if op.name not in analysed:
+        if op.name not in analysed:  # neither the losses nor any other fetch needs it
             continue
         if is_fused_batch_norm(op.type):
             _add_fused(op, analysis, found)
@@ -83,7 +83,8 @@ def _add_fused(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> None:
     """
     if not op.get_attr('is_training'):
         return
-    is_over_examples = op.name in analysis.reasons  # a statistic of the shard
+    # The rule of the kernel notes a reason for it where its statistics are over the examples.
+    is_over_examples = op.name in analysis.reasons
     if _is_unknown(op.outputs[0], analysis):
         found.unproven.append(op)
     elif is_over_examples:
@@ -110,10 +111,10 @@ def _add_moments(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> Non
 
 def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf.Tensor],
                                  analysis: Analysis) -> typing.Set[str]:
-    """The names of the statistics over the examples whose every way into a loss is that of a batch
-    norm: into normalized values of the examples, a variance through a root.
+    """The names of the operations that take statistics over the examples, of those that go into the
+    losses by batch norms alone: by normalized values of the examples.
 
-    A variance that a loss adds up is a statistic of another kind, whatever else it normalizes.
+    A variance that a loss adds up, too, is none of them, whatever it normalizes.
 
     Args:
       batch_norms: `BatchNorms`.
@@ -121,12 +122,8 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
       analysis: its `Analysis`.
     """
     into_losses = _ways_into(losses)
-    found = set()
-    for op in batch_norms.fused:
-        statistics = op.outputs[1:]  # for which the kernel has taken the root itself
-        if all(_only_normalizes(statistic, into_losses, analysis, needs_root=False)
-               for statistic in statistics):
-            found.add(op.name)
+    found = {op.name for op in batch_norms.fused
+             if _kernel_only_normalizes(op, into_losses, analysis)}
     for mean, variance in batch_norms.moments:
         # This analysis may be another than the one that has found the batch norms.
         if not analysis.is_mean(mean.op) or not analysis.is_mean(variance.op):
@@ -136,6 +133,16 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
         if _only_normalizes(variance, into_losses, analysis, needs_root=True):
             found.add(variance.op.name)
     return found
+
+
+def _kernel_only_normalizes(op: tf.Operation, ways: '_Ways', analysis: Analysis) -> bool:
+    """Whether a batch norm in one kernel goes into the losses by its first result, the normalized
+    values, and not by the statistics that it returns beside them."""
+    for statistic in op.outputs[1:]:
+        # The kernel has taken the root of the variance itself.
+        if not _only_normalizes(statistic, ways, analysis, needs_root=False):
+            return False
+    return True
 
 
 class _Ways(typing.NamedTuple):
@@ -157,7 +164,8 @@ class _Step(typing.NamedTuple):
 
 def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
                      needs_root: bool) -> bool:
-    """Whether every way of a statistic into the losses ends at values of the examples.
+    """Whether every way of a statistic into the losses leads through values of the examples, as it
+    does if the statistic normalizes them.
 
     Args:
       statistic: the mean or the variance.
@@ -172,7 +180,7 @@ def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
         if (tensor.name, is_behind_root) in seen:
             continue
         seen.add((tensor.name, is_behind_root))
-        if tensor.name in ways.losses:  # not by way of the examples
+        if tensor.name in ways.losses:  # on a way without values of the examples
             return False
         if analysis.state(tensor).is_by_example:
             if not is_behind_root:
@@ -271,7 +279,8 @@ def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]
 
 
 def is_variance_node(node: tf.NodeDef, nodes: typing.Dict[str, tf.NodeDef]) -> bool:
-    """Whether a node of a function is a mean of squared distances over its first dimension.
+    """Whether a node of a function may be a mean of squared distances over its first dimension: the
+    variance of a batch norm, which `batch_norm='sync'` refuses in a function.
 
     Args:
       node: of a `FunctionDef`.
@@ -279,9 +288,10 @@ def is_variance_node(node: tf.NodeDef, nodes: typing.Dict[str, tf.NodeDef]) -> b
     """
     if node.op != 'Mean':
         return False
-    squares, axes = [nodes.get(producer_name(text)) for text in list(node.input)[:2]]
+    squares = nodes.get(producer_name(node.input[0]))
+    axes = nodes.get(producer_name(node.input[1]))
     if squares is None or squares.op != 'SquaredDifference':
         return False
-    if axes is None or axes.op != 'Const':
+    if axes is None or axes.op != 'Const':  # any dimensions, perhaps the first one
         return True
     return 0 in np.ravel(tf.make_ndarray(axes.attr['value'].tensor))

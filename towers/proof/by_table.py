@@ -92,12 +92,15 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     if not row.takes_sizes:
         inputs = as_numbers(op, inputs, view)
     if row.takes_unknown:
-        answer = row.rule(op, states, view)  # with a None for a state that is not there yet
+        # Such a rule has an answer even for a state that is not there yet, so it gets the None.
+        answer = row.rule(op, states, view)
     else:
         answer = row.rule(op, inputs, view)
-    if answer is None or not row.keeps_marks:
+    if answer is None:  # the rule, too, needs a state that is not there yet
+        return None
+    if not row.keeps_marks:  # the rule of control flow has marked its answer itself
         return answer
-    if isinstance(answer, State):
+    if isinstance(answer, State):  # one state for all results
         return _completed(row, op, inputs, answer, view)
     return [_completed(row, op, inputs, state, view) for state in answer]
 
@@ -126,7 +129,10 @@ def _state_without_answer(row: Row, op: tf.Operation,
 
 def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: State,
                view: View) -> State:
-    """The state that a rule gives for a result, completed by what it leaves to be done.
+    """The state of a result: what its rule gives, with all that rules leave to be done here.
+
+    A rule need not know of the values of one example, of uniform results, and of the marks that a
+    result gets from its inputs.
 
     Args:
       row: the row with the rule.
@@ -135,7 +141,6 @@ def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: S
       result: the state that the rule gives.
       view: `View`.
     """
-    # Many rules have no answer for the values of one example.
     if result.kind is Kind.UNKNOWN and _computes_on_one_example(op, inputs):
         result = ONE_EXAMPLE
     if row.keeps_uniform:
@@ -151,7 +156,7 @@ def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State]) -> bo
     all examples have alike: then its result is of that example, whatever it computes.
 
     An operation that keeps values, or takes a variable or a list of tensors, may bring in values of
-    other examples.
+    other examples; one of control flow, those of another iteration.
     """
     if op.op_def.is_stateful or op.type in CONTROL_FLOW:
         return False
@@ -159,10 +164,11 @@ def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State]) -> bo
         is_handle_or_list = tensor.dtype in (tf.resource, tf.variant)
         if is_handle_or_list:
             return False
-    if any(state.depends_on_size for state in inputs):
+    if any(state.depends_on_size for state in inputs):  # the number of examples is of all of them
         return False
-    kinds = {state.kind for state in inputs if state.kind is not Kind.SIZES}
-    return Kind.ONE_EXAMPLE in kinds and kinds <= {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}
+    has_one_example = any(state.kind is Kind.ONE_EXAMPLE for state in inputs)
+    kinds_of_one_iteration = (Kind.ONE_EXAMPLE, Kind.INDEPENDENT, Kind.SIZES)
+    return has_one_example and all(state.kind in kinds_of_one_iteration for state in inputs)
 
 
 def _keeps_uniform(op: tf.Operation, inputs: typing.List[State], view: View) -> bool:
@@ -174,20 +180,22 @@ def _keeps_uniform(op: tf.Operation, inputs: typing.List[State], view: View) -> 
       inputs: the states of its inputs.
       view: `View`.
     """
-    tensor_states = []
+    states_of_arrays = []  # of the inputs that are no single numbers
     for tensor, state in zip(op.inputs, inputs):
-        if view.rank(tensor) != 0:
-            tensor_states.append(state)
-    return len(tensor_states) == 1 and tensor_states[0].is_uniform
+        is_single_number = view.rank(tensor) == 0
+        if not is_single_number:
+            states_of_arrays.append(state)
+    return len(states_of_arrays) == 1 and states_of_arrays[0].is_uniform
 
 
 def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], result: State,
                         view: View) -> State:
     """Marks a result with each mean, sum and share that it depends on otherwise than linearly.
 
-    A result that is a mean, a sum or a share is linear in the inputs that its row names, such as
-    the means in `tf.stack([mean, other_mean])`. The others are arguments, such as an axis: one that
-    is computed from the examples, or from their number, chooses what is taken.
+    The inputs in `row.linear_in` are values, such as the means in `tf.stack([mean, other_mean])`;
+    all others are arguments, such as an axis. A result that is a mean, a sum or a share itself is
+    linear in the values: only its arguments mark it, since one that is computed from the examples
+    chooses what is taken. Any other result is marked by values and arguments.
 
     Args:
       row: the row of the operation.
@@ -201,16 +209,20 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     places_of_values = range(len(inputs))[row.linear_in]
     values = [inputs[place] for place in places_of_values]
     arguments = [state for place, state in enumerate(inputs) if place not in places_of_values]
-    if result.is_over_all or result.kind is Kind.INDEPENDENT:
-        arguments = as_numbers(op, arguments, view)  # a number of examples is a sum, then
-    used = arguments if result.is_over_all else values + arguments
-    names: typing.Set[str] = set()
-    for state in used:
-        if state.is_over_all:
-            names |= state.reductions
-    for name in names - result.shard_statistics:
+    # The number of examples is a sum over them, which marks a result. A result that has the
+    # examples itself needs their number: x [n * 4] in the shape [n, 4] gets no mark by that shape.
+    if result.is_total_or_share or result.kind is Kind.INDEPENDENT:
+        arguments = as_numbers(op, arguments, view)
+    marking = arguments
+    if not result.is_total_or_share:
+        marking = values + arguments
+    statistics: typing.Set[str] = set()  # names of what took the means, sums and shares
+    for state in marking:
+        if state.is_total_or_share:
+            statistics |= state.reductions
+    for name in statistics - result.shard_statistics:
         view.note(name, op, "depends on a value of all examples ('%s')" % name)
-    return result.with_shard_statistics(names).with_marks_of(*used)
+    return result.with_shard_statistics(statistics).with_marks_of(*marking)
 
 
 # ---- without a row -------------------------------------------------------------------------------
@@ -218,8 +230,8 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
 def _state_without_row(op: tf.Operation, states: typing.List[State], view: View) -> State:
     """The state of the results of an operation in no row of the table.
 
-    Of inputs that are the same on every tower it makes what is the same, too; of one example, in a
-    loop over the examples, what belongs to that example.
+    Whatever it computes: from inputs that are the same on every tower comes what is the same, too;
+    from those of one example, in a loop over the examples, what belongs to that example.
 
     Args:
       op: the operation.
@@ -232,15 +244,17 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
     is_random = graph_walk.is_random(op)
     if op.type.startswith(_GIVES_OTHER_VALUES):
         return unknown(op, 'gives another value to each tower')
-    if op.op_def.is_stateful and op.type not in _KEEPS_KNOWN_VALUES and not is_random:
+    keeps_values = op.op_def.is_stateful  # TensorFlow says so of random numbers, too
+    if keeps_values and op.type not in _KEEPS_KNOWN_VALUES and not is_random:
         return unknown(op, 'keeps values from run to run, of which nothing is known')
     numbers = as_numbers(op, states, view)
     kinds = {state.kind for state in numbers}
-    if kinds <= {Kind.INDEPENDENT}:
+    if kinds <= {Kind.INDEPENDENT}:  # a constant, too, which has no inputs
         result = INDEPENDENT.with_marks_of(*numbers)
         return result._replace(
             is_random=result.is_random or is_random, is_uniform=_is_uniform_constant(op))
-    if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not op.op_def.is_stateful:
+    # Values that are kept may be those of other examples, from earlier iterations.
+    if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not keeps_values:
         return ONE_EXAMPLE.with_marks_of(*numbers)
     return unknown(op, 'has no rule')
 

@@ -26,7 +26,7 @@ from towers.proof.view import View
 HAND_ON_IN_LOOP = frozenset(['Identity', 'Enter', 'RefEnter', 'Exit', 'Switch', 'NextIteration'])
 """The types of the operations of a loop that hand a value on as it is."""
 
-NUMBER_OF_EXAMPLES = (Size(0, 1),)
+NUMBER_OF_EXAMPLES = (Size(constant=0, per_example=1),)
 """The sizes of the scalar n, the number of examples."""
 
 
@@ -40,17 +40,25 @@ class Loop(typing.NamedTuple):
 
 def loop_of(op: tf.Operation, view: View) -> Loop:
     """The loop that a `Merge` or an `Exit` belongs to."""
-    merge = op
+    condition = _condition_of_loop(op)
+    # In the first round the condition comes after the loop's `Merge`s, and has no state yet. What
+    # it has later reaches the `Merge`s in the next round.
+    state = view.states.get(condition.name, INDEPENDENT)
+    return Loop(is_over_examples=_counts_examples(condition, view), condition=state)
+
+
+def _condition_of_loop(op: tf.Operation) -> tf.Tensor:
+    """The condition of the loop that a `Merge` or an `Exit` belongs to.
+
+        Merge -> Switch(value, LoopCond(condition)) -> Exit
+    """
     if op.type == 'Exit':
         switch = op.inputs[0].op
-        merge = switch.inputs[0].op
-    switches = [taker for taker in merge.outputs[0].consumers()
-                if taker.type in ('Switch', 'RefSwitch')]
-    test = switches[0].inputs[1].op  # `LoopCond`
-    condition = test.inputs[0]
-    # In the first round the condition comes after the loop's `Merge`s, and has no state yet.
-    state = view.states.get(condition.name, INDEPENDENT)
-    return Loop(_counts_examples(condition, view), state)
+    else:
+        switch = next(taker for taker in op.outputs[0].consumers()
+                      if taker.type in ('Switch', 'RefSwitch'))
+    loop_cond = switch.inputs[1].op
+    return loop_cond.inputs[0]
 
 
 def _counts_examples(condition: tf.Tensor, view: View) -> bool:
@@ -64,7 +72,7 @@ def _counts_examples(condition: tf.Tensor, view: View) -> bool:
         return False
     counter, limit = condition.op.inputs
     merge = graph_walk.source_through(counter, ('Identity',)).op
-    limit_state = view.state_or_none(limit)
+    limit_state = view.state_or_none(limit)  # None in the first round, before it is reached
     if merge.type != 'Merge' or limit_state is None:
         return False
     back = back_edge(merge)
@@ -144,15 +152,17 @@ def conditions_of(merge: tf.Operation, view: View) -> typing.List[typing.Optiona
 
 
 def _condition_of_branch(op: tf.Operation, view: View) -> typing.Optional[str]:
-    """The name of the condition of the branch that an operation gives the result of; else None."""
+    """The name of the condition of the branch that an operation gives the result of; None for an
+    operation in no branch, or one whose condition is from outside of the forward pass."""
     if op.type in ('Switch', 'RefSwitch'):  # a branch that hands its input on
         return op.inputs[1].name
-    original = view.program_op(op)  # which alone has the contexts of branches
+    original = view.program_op(op)  # an import loses the contexts of branches
     if original is None:
         return None
     condition = compat.condition_around(original)
-    is_in_scratch = condition is not None and view.has_operation(condition.op.name)
-    return condition.name if is_in_scratch else None
+    if condition is None or not view.has_operation(condition.op.name):
+        return None
+    return condition.name
 
 
 def conditions_around(op: tf.Operation, view: View) -> typing.List[State]:
@@ -162,20 +172,26 @@ def conditions_around(op: tf.Operation, view: View) -> typing.List[State]:
     In the body of a function these are the conditions around the calls that run it; a branch or a
     loop of control flow v1 within the body is unknown.
     """
-    found = []
-    for call in _branches_and_loops_v2(view):
-        # A body has the name scope of its call.
-        if op.name.startswith(call.name + '/') and call.condition.name in view.states:
-            found.append(view.states[call.condition.name])
-    outermost_call = view.bodies.callers.get(op.name, op.name)  # or the operation itself
-    original = view.program_op(view.graph.get_operation_by_name(outermost_call))
-    if original is not None:
-        for name in compat.conditions_around(original):
-            if name in view.states:
-                found.append(view.states[name])
-    if op.name in view.bodies.callers and _is_behind_choice(op, view):
+    names = _conditions_around_v2(op, view) + _conditions_around_v1(op, view)
+    # Those without a state are from outside of the forward pass, or not reached in this round.
+    found = [view.states[name] for name in names if name in view.states]
+    if view.bodies.is_in_body(op.name) and _is_behind_choice(op, view):
         found.append(unknown(op, 'is in a branch or a loop in the body of a function'))
     return as_numbers(op, found, view)
+
+
+def _conditions_around_v2(op: tf.Operation, view: View) -> typing.List[str]:
+    """The names of the conditions of the branches and loops whose bodies an operation is in."""
+    return [call.condition.name for call in _branches_and_loops_v2(view)
+            if op.name.startswith(call.name + '/')]  # a body has the name scope of its call
+
+
+def _conditions_around_v1(op: tf.Operation, view: View) -> typing.List[str]:
+    """The names of the conditions of the branches and loops of the program that an operation is in;
+    of one in the body of a function, those that the call is in."""
+    call = view.graph.get_operation_by_name(view.bodies.outermost_call(op.name))
+    original = view.program_op(call)  # an import loses the contexts of branches and loops
+    return [] if original is None else list(compat.conditions_around(original))
 
 
 def _is_behind_choice(op: tf.Operation, view: View) -> bool:
@@ -184,7 +200,7 @@ def _is_behind_choice(op: tf.Operation, view: View) -> bool:
     def inputs_in_bodies(inner: tf.Operation) -> typing.List[tf.Operation]:
         """What an operation of a body waits for in it."""
         return [source for source in graph_walk.inputs_of(inner)
-                if source.name in view.bodies.callers]
+                if view.bodies.is_in_body(source.name)]
 
     before = graph_walk.reached([op], inputs_in_bodies).values()
     return any(source.type in CONTROL_FLOW for source in before)
@@ -201,8 +217,8 @@ def _branches_and_loops_v2(view: View) -> typing.List[_CallByCondition]:
     calls = []
     for name, loop in view.bodies.loops.items():
         calls.append(_CallByCondition(name, loop.condition))
-    for name in view.bodies.results:
+    for name in view.bodies.branch_results:
         call = view.graph.get_operation_by_name(name)
-        if call.type in BRANCHES_V2:
+        if call.type in BRANCHES_V2:  # not the call of a function, which has no condition
             calls.append(_CallByCondition(name, call.inputs[0]))
     return calls

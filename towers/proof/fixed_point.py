@@ -35,17 +35,19 @@ def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
       program: list of the operations of the program that it has once more.
     """
     graph = scratch.graph
-    bodies = import_bodies(graph, program[0].graph if program else graph)
+    program_graph = program[0].graph if program else graph  # nothing is called in an empty one
+    bodies = import_bodies(graph, program_graph)
     written_before = find_written_before(program, graph, bodies)
     program_ops = graph_walk.by_name(program)
     view = View(scratch, bodies, program_ops, written_before.reads)
     operations = _in_order(graph, _needed_first(graph, bodies, written_before))
     rounds = _Rounds(view, Transfer(view, written_before), scratch.is_prime)
     rounds.go_around(operations)
+    rounds.mark_without_state(operations)
+    # The scratch graph lacks these operations, the program does not.
     for name, reason in scratch.left_out.items():
         for tensor in program_ops[name].outputs:
             view.states[tensor.name] = State(Kind.UNKNOWN, reason=reason)
-    rounds.mark_without_state(operations)
     return Settled(view, operations)
 
 
@@ -69,7 +71,8 @@ class _Rounds:
         self._last_change = dict.fromkeys(view.states, 0)
 
     def go_around(self, operations: typing.List[tf.Operation]) -> None:
-        """Goes around until nothing changes; what has not settled then is not known."""
+        """Goes around until nothing changes: no state of a tensor, and none of the elements of an
+        array, which the view keeps beside them. If that never comes, all is unknown."""
         for _ in range(_MOST_ROUNDS):
             visits_before = self._visits
             self._view.arrays.begin_round()
@@ -138,17 +141,27 @@ class _Rounds:
 
 
 class _LengthsOfExamples:
-    """The dimensions of tensors whose length the number of examples divides, a prime."""
+    """The lengths of tensors that are those of the examples, as shape inference has it: those that
+    the number of examples divides, since it is a prime that no other length is a multiple of."""
 
     def __init__(self, examples: int):
-        """Begins with no tensor, for a number of examples that is a prime."""
+        """Begins with no tensor.
+
+        Args:
+          examples: the number of examples, a prime.
+        """
         self._examples = examples
         # {name of a tensor: {dimension: length}}
         self._known_lengths: typing.Dict[str, typing.Dict[int, int]] = {}
 
     def agree(self, tensor: tf.Tensor, state: State) -> bool:
-        """Whether a state says of the examples' dimension what shape inference does."""
+        """Whether a state does not contradict what shape inference says of a tensor.
+
+        With the examples along dimension 0 in its state, a tensor of the shape [3, n] contradicts,
+        and so does [3, 4]; [n, 4] and [?, 4] do not. With any other state [n, 4] does.
+        """
         is_list = tensor.dtype == tf.variant  # of whose elements the shape says nothing
+        # Of what is unknown nothing is said; a state of positions does not say where they are.
         if is_list or state.kind is Kind.UNKNOWN or state.is_position:
             return True
         lengths = self._lengths_of(tensor)
@@ -156,16 +169,10 @@ class _LengthsOfExamples:
             return not lengths
         if lengths:
             return lengths == {state.axis: state.outer * state.inner * self._examples}
-        # No length is the examples': so that of the state's dimension must not be static.
-        if tensor.shape.ndims is None:
-            return True
-        if tensor.shape.ndims == 0:  # the flow of an array, with the state of the array's elements
-            return True
-        shape = tensor.shape.as_list()
-        return state.axis < len(shape) and shape[state.axis] is None
+        return _may_be_not_static(tensor, state.axis)
 
     def _lengths_of(self, tensor: tf.Tensor) -> typing.Dict[int, int]:
-        """{dimension: its length} of those that shape inference takes for the examples'."""
+        """{dimension: its length} of the dimensions that have the examples."""
         if tensor.name not in self._known_lengths:
             shape = tensor.shape.as_list() if tensor.shape.ndims else []
             lengths = {}
@@ -174,6 +181,16 @@ class _LengthsOfExamples:
                     lengths[axis] = length
             self._known_lengths[tensor.name] = lengths
         return self._known_lengths[tensor.name]
+
+
+def _may_be_not_static(tensor: tf.Tensor, axis: int) -> bool:
+    """Whether a tensor may have a dimension of a length that is not static."""
+    if tensor.shape.ndims is None:
+        return True
+    if tensor.shape.ndims == 0:  # the flow of an array, with the state of the array's elements
+        return True
+    shape = tensor.shape.as_list()
+    return axis < len(shape) and shape[axis] is None
 
 
 def _unknown_results(op: tf.Operation, why: str) -> typing.List[State]:
@@ -201,7 +218,7 @@ def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore
       written_before: its reads behind writes, and takers of memory behind writes.
     """
     found: _NeededFirst = {}
-    for name, branches in bodies.results.items():
+    for name, branches in bodies.branch_results.items():
         found[name] = []
         for results in branches:
             found[name] += results

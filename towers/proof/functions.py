@@ -31,30 +31,42 @@ class Bodies(typing.NamedTuple):
 
     A call that is no loop runs one function, or one of several branches.
     """
-    # {name of a call: for each function that it may run, the results}
-    results: typing.Dict[str, typing.List[typing.List[tf.Tensor]]]
+    # {name of a call that is no loop: for each function that it may run, the results}
+    branch_results: typing.Dict[str, typing.List[typing.List[tf.Tensor]]]
     # {name of a loop: its body}
     loops: typing.Dict[str, LoopBody]
-    # {name of an operation in a body: the outermost call}
-    callers: typing.Dict[str, str]
-    # {name of an operation in a body: the call that runs it}
-    direct_callers: typing.Dict[str, str]
+    # {name of an operation in a body: the call of the program that runs it, perhaps by others}
+    outermost_calls: typing.Dict[str, str]
+    # {name of an operation in a body: the call that runs it, which may be in a body itself}
+    innermost_calls: typing.Dict[str, str]
     # names of the calls whose bodies take no batch of another size
     left_out: typing.Set[str]
     # names of the calls with a gradient that is the program's own
     own_gradients: typing.Set[str]
 
+    def outermost_call(self, name: str) -> str:
+        """The name of the call of the program that runs an operation; of an operation in no body,
+        its own name."""
+        return self.outermost_calls.get(name, name)
+
+    def is_in_body(self, name: str) -> bool:
+        """Whether the operation of a name is in the body of a function."""
+        return name in self.outermost_calls
+
 
 def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
     """Imports the bodies of all functions that are called, and of those that they call.
 
+    A body that shape inference refuses is left out: then nothing is proven of what its call gives.
+
     Args:
       graph: the scratch graph, into which they are imported.
-      program: the graph of the program, which alone has gradients that are functions of Python.
+      program: the graph of the program: it knows which functions have a gradient that is a function
+        of Python, which no import keeps.
     """
     library = Library(graph)
-    bodies = Bodies(results={}, loops={}, callers={}, direct_callers={}, left_out=set(),
-                    own_gradients=set())
+    bodies = Bodies(branch_results={}, loops={}, outermost_calls={}, innermost_calls={},
+                    left_out=set(), own_gradients=set())
     operations = list(graph.get_operations())
     while operations:
         op = operations.pop()
@@ -69,16 +81,15 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
             continue
         if any(_has_own_gradient(function, program) for function in functions):
             bodies.own_gradients.add(op.name)
-        outermost = bodies.callers.get(op.name, op.name)  # `op`, if it is in no body itself
         for inner in imported.operations:
-            bodies.callers[inner.name] = outermost
-            bodies.direct_callers[inner.name] = op.name
+            bodies.outermost_calls[inner.name] = bodies.outermost_call(op.name)
+            bodies.innermost_calls[inner.name] = op.name
         operations += imported.operations  # which may be calls themselves
     return bodies
 
 
 def _import(op: tf.Operation, functions: list, bodies: Bodies) -> None:
-    """Imports what a call runs into the default graph, and adds it to `bodies`.
+    """Imports the functions that a call may run into the default graph, and adds them to `bodies`.
 
     Args:
       op: the call.
@@ -95,7 +106,7 @@ def _import(op: tf.Operation, functions: list, bodies: Bodies) -> None:
     results = []
     for number, function in enumerate(functions):
         results.append(_imported(function, arguments, '%s/branch_%d' % (op.name, number)))
-    bodies.results[op.name] = results
+    bodies.branch_results[op.name] = results
 
 
 def _has_own_gradient(function: typing.Any, program: tf.Graph) -> bool:
@@ -147,12 +158,17 @@ def _argument(initial: tf.Tensor, shape: tf.TensorShape, loop: str) -> tf.Tensor
 
 
 def _check_handles(arguments: typing.List[tf.Tensor], results: typing.List[tf.Tensor]) -> None:
-    """Raises a ValueError where an iteration does not hand a handle on as it is."""
+    """Raises a ValueError where an iteration gives the next one another handle than its own.
+
+    `_argument` has put the handle of one variable into the body, for all iterations. A loop for
+    which that is wrong is left out, as one that shape inference refuses (`REFUSALS`).
+    """
     for argument, result in zip(arguments, results):
         if argument.dtype != tf.resource:
             continue
-        source = source_through(argument, ('Identity',))
-        if source_through(result, ('Identity',)).name != source.name:
+        handle = source_through(argument, ('Identity',))
+        next_handle = source_through(result, ('Identity',))
+        if next_handle.name != handle.name:
             raise ValueError('a loop changes the handle of a variable')
 
 
@@ -181,14 +197,15 @@ def _functions_called(op: tf.Operation, library: Library) -> list:
 
 def _names_called(op: tf.Operation) -> typing.List[str]:
     """The names of the functions that an operation calls: of a loop, its test and its body."""
-    if not hasattr(tf.raw_ops, op.type):  # a Defun: an operation of the function's own type
+    # The call of a `Defun` has the function's name as its type, which is none of TensorFlow's own.
+    if not hasattr(tf.raw_ops, op.type):
         return [op.type]
     if op.type not in _LOOPS and op.type not in _CALLS and op.type not in BRANCHES_V2:
         return []
     attributes = op.node_def.attr
     if op.type in ('If', 'StatelessIf'):
         return [attributes['then_branch'].func.name, attributes['else_branch'].func.name]
-    if op.type in BRANCHES_V2:
+    if op.type in BRANCHES_V2:  # a `Case`
         return [branch.name for branch in attributes['branches'].list.func]
     if op.type in _LOOPS:
         return [attributes['cond'].func.name, attributes['body'].func.name]
@@ -207,25 +224,25 @@ def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],
     Returns:
       List of its results.
     """
-    body, flat_names = compat.graph_def_of_function(function)
+    # `tensor_names` has the name `'add:0'` of a tensor that a `FunctionDef` calls `'add:z:0'`.
+    body, tensor_names = compat.graph_def_of_function(function)
+    signature = function.signature
+    argument_names = [argument.name for argument in signature.input_arg]
+    result_names = [tensor_names[function.ret[result.name]] for result in signature.output_arg]
     # In the body an argument is a placeholder: the tensor that is passed takes its place.
-    passed = {}
-    for argument, tensor in zip(function.signature.input_arg, arguments):
-        passed[argument.name] = tensor
-    graph_def = _without_nodes(body, passed)
+    graph_def = _without_nodes(body, argument_names)
     names_taken = _names_taken(graph_def)
     tensors = {}  # {name of a tensor in the body: the tensor in the graph}
-    input_map = {}  # the same of those that the body takes: an import refuses others
-    for name, tensor in passed.items():
+    input_map = {}  # the same of the arguments that the body takes: an import refuses others
+    for name, tensor in zip(argument_names, arguments):
         tensors[name + ':0'] = tensor
         if name in names_taken:
             input_map[name + ':0'] = tensor
-    results = [flat_names[function.ret[result.name]] for result in function.signature.output_arg]
-    computed = [text for text in results if text not in tensors]  # the others are arguments
-    imported = tf.import_graph_def(
-        graph_def, input_map=input_map, return_elements=computed, name=scope)
-    tensors.update(zip(computed, imported))
-    return [tensors[text] for text in results]
+    computed_names = [name for name in result_names if name not in tensors]  # no arguments
+    computed = tf.import_graph_def(
+        graph_def, input_map=input_map, return_elements=computed_names, name=scope)
+    tensors.update(zip(computed_names, computed))
+    return [tensors[name] for name in result_names]
 
 
 def _without_nodes(body: tf.GraphDef, names: typing.Container[str]) -> tf.GraphDef:

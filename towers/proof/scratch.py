@@ -81,7 +81,8 @@ def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
     scratch = _imported_whole(forward_pass)
     if scratch is not None:
         return scratch
-    return _imported_as_far_as_possible(forward_pass, _attempts(operations, inputs)[-1])
+    takes_least_for_granted = _attempts(operations, inputs)[-1]
+    return _imported_as_far_as_possible(forward_pass, takes_least_for_granted)
 
 
 def make_whole_scratch(operations: typing.List[tf.Operation],
@@ -93,7 +94,7 @@ def make_whole_scratch(operations: typing.List[tf.Operation],
       operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
       inputs: nest of the tensors at which the batch enters.
     """
-    return _imported_whole(_ForwardPass(operations, inputs, None, {}))
+    return _imported_whole(_ForwardPass(operations, inputs, examples=None, size_constants={}))
 
 
 def _imported_whole(forward_pass: '_ForwardPass') -> typing.Optional[Scratch]:
@@ -116,22 +117,25 @@ def _attempts(operations: typing.List[tf.Operation], inputs: typing.Any) -> typi
     for op in operations:
         if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None:
             assumed_scalars.append(op.name)
-    kinds = KINDS_OF_LENGTHS if have_unknown_lengths(inputs) else KINDS_OF_LENGTHS[-1:]
+    kinds = KINDS_OF_LENGTHS if have_unknown_lengths(inputs) else ('none',)
     attempts = [_Attempt(kind, assumed_scalars) for kind in kinds]
     if assumed_scalars:
-        attempts.append(_Attempt(KINDS_OF_LENGTHS[-1], []))
+        attempts.append(_Attempt('none', assumed_scalars=[]))
     return attempts
 
 
 def _imported_as_far_as_possible(forward_pass: '_ForwardPass', attempt: _Attempt) -> Scratch:
-    """Imports a forward pass without the operations that shape inference refuses, of which an
-    import tells the first one."""
+    """Imports a forward pass without the operations that shape inference refuses.
+
+    An import ends at the first one that is refused: so there is one more import for each.
+    """
     left_out: _LeftOut = {}
     while True:
         try:
             return forward_pass.imported(attempt, left_out)
         except REFUSALS as error:
-            if len(left_out) == len(forward_pass.operations):
+            nothing_is_left = len(left_out) == len(forward_pass.operations)
+            if nothing_is_left:  # so this is no refusal of an operation
                 raise
             _leave_out(_refused(str(error), forward_pass.operations, left_out), left_out)
 
@@ -203,16 +207,16 @@ class _ForwardPass:
         lengths = lengths_of(attempt.kind_of_lengths, self._examples)
         initial_states = self._states_of_size_constants(extract.graph_def)
         variables_read: typing.Dict[str, typing.List[str]] = {}
-        placeholders = {}
+        input_map = {}  # {name of an input from outside, in the `GraphDef`: its placeholder}
         graph = tf.Graph()
         with graph.as_default():
             for key, tensor in extract.outside.items():
                 stand_in = self._stand_in(tensor, left_out, lengths)
-                placeholder = tf.placeholder(tensor.dtype.base_dtype, stand_in.shape, key)
-                placeholders[key + ':0'] = placeholder
+                placeholder = tf.placeholder(tensor.dtype.base_dtype, stand_in.shape, name=key)
+                input_map[key + ':0'] = placeholder
                 initial_states[placeholder.name] = stand_in.state
                 variables_read[placeholder.name] = [source.name for source in read_from(tensor)]
-            tf.import_graph_def(extract.graph_def, input_map=placeholders, name='')
+            tf.import_graph_def(extract.graph_def, input_map=input_map, name='')
         return Scratch(
             graph=graph, examples=self._examples, is_prime=self._is_prime,
             initial_states=initial_states, left_out=left_out, variables_read=variables_read,
@@ -231,20 +235,20 @@ class _ForwardPass:
         return extract
 
     def _edit_nodes(self, graph_def: tf.GraphDef, attempt: _Attempt) -> None:
-        """Changes what nodes say of shapes from that of the program's batch to that of the scratch
-        graph's."""
+        """Changes what nodes say of the size of the program's batch, or of shapes that are taken
+        for granted, for the batch of the scratch graph."""
         for node in graph_def.node:
-            if node.name in attempt.assumed_scalars:
+            if node.name in attempt.assumed_scalars:  # a placeholder
                 node.attr['shape'].shape.CopyFrom(tf.TensorShape([]).as_proto())
             if node.op == 'TensorArrayV3':
                 self._leave_out_lengths(node)
-            if node.name in self._size_constants:
+            if node.name in self._size_constants:  # a `Const`
                 value = self._size_constants[node.name].of_batch(self._examples)
                 node.attr['value'].tensor.CopyFrom(value)
 
     def _leave_out_lengths(self, node: tf.NodeDef) -> None:
-        """Leaves the lengths out of the shape of an array's elements that may be those of a static
-        batch, such as 50 in [50, 8]."""
+        """Leaves the lengths out of the shape of an array's elements that may come from the size of
+        a static batch: 50, or a multiple such as 150 after a reshape, in [50, 8] or [150, 4]."""
         batch_size = static_size(self.inputs)
         if batch_size is None:
             return

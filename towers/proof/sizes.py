@@ -46,7 +46,8 @@ def quotient(one: Size, other: Size) -> _PerhapsSize:
 
         (4 + 6n) / 2 = 2 + 3n        6n / 2n = 3        n / 2 is rounded for an odd n
     """
-    if _may_stand_in(one) and _may_stand_in(other):  # perhaps one prime for two lengths
+    # One prime may stand in for two lengths: their quotient is 1 here, and another one in a run.
+    if _may_stand_in(one) and _may_stand_in(other):
         return None
     if other.per_example:
         return _ratio(one, other)
@@ -83,7 +84,8 @@ def larger(one: Size, other: Size) -> _PerhapsSize:
     """The maximum of two sizes, where it is the same one for every n from 1 on; else None.
 
     The difference of the two is linear in n: it has one sign if it has that for n = 1, and does
-    not change to the other one as n grows.
+    not change to the other one as n grows. `2 + n` is always larger than 2; of `2n` and 5 it
+    depends on n.
     """
     if _may_stand_in(one) or _may_stand_in(other):
         return None
@@ -151,7 +153,7 @@ def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.O
             continue
         if length is None:
             length = view.stand_in(tensor, axis)
-        if length is None:
+        if length is None:  # in a loop, where it may be another one in each iteration
             return None
         sizes.append(Size(length))
     return tuple(sizes)

@@ -35,8 +35,9 @@ _MOST_DIMENSIONS = 16
 _MOST_NUMBERS = 64  # a larger constant is no shape
 
 KINDS_OF_LENGTHS = ('each', 'dimension', 'all', 'none')
-"""What stands for lengths that are not static: another prime for each; the same one for the same
-dimension of several inputs, or for all, since they may have to be equal; or none."""
+"""What stands for the lengths of inputs that are not static, beside the number of examples: another
+prime for each; the same one for the same dimension of several inputs, or for all, since they may
+have to be equal; or none."""
 
 
 class StandIn(typing.NamedTuple):
@@ -60,7 +61,7 @@ def _is_prime(number: int) -> bool:
 def prime_for(operations: typing.List[tf.Operation]) -> int:
     """The first prime, from 10007 on, that divides no length and no integer constant of operations,
     so that no length is taken for that of the batch."""
-    # A prime divides no smaller number.
+    # A prime divides no number that is smaller than itself.
     large_numbers = [number for number in _numbers_in(operations) if number >= _FIRST_PRIME]
     for prime in primes_from(_FIRST_PRIME):
         if all(number % prime for number in large_numbers):
@@ -117,13 +118,13 @@ class SizeConstant(typing.NamedTuple):
     """A constant of the program that is taken for a multiple of the number of examples.
 
     Either some of its numbers are multiples, as in the shape [50, 4] of a batch of 50; or all its
-    entries are equal, and a dimension has that length, as in zeros [50, 4].
+    entries are equal, and one dimension has that length, as in zeros [50, 4].
     """
     # as it is in the program
     value: np.ndarray
     # {place among its numbers, in row-major order: how many times the number of examples it is}
     numbers: typing.Dict[int, int]
-    # {dimension: how many times the number of examples its length is}
+    # {the dimension: how many times the number of examples its length is}; {} in the other case
     lengths: typing.Dict[int, int]
 
     @property
@@ -166,11 +167,13 @@ SizeConstants = typing.Dict[str, SizeConstant]
 
 def states_of_inputs(inputs: typing.Any) -> typing.Dict[str, State]:
     """{name of a tensor at which the batch enters: its state}."""
-    lengths = lengths_of('none', _FIRST_PRIME)  # a state does not depend on lengths
+    # Any numbers do: a state does not depend on lengths.
+    examples = _FIRST_PRIME
+    lengths = lengths_of('none', examples)
     states = {}
     for leaf in leaves_of(inputs):
         if isinstance(leaf, tf.Tensor):
-            states[leaf.name] = stand_in_of(leaf, inputs, _FIRST_PRIME, lengths).state
+            states[leaf.name] = stand_in_of(leaf, inputs, examples, lengths).state
     return states
 
 

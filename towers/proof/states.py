@@ -131,8 +131,8 @@ class State(typing.NamedTuple):
         return self.kind in (Kind.MEAN, Kind.SUM)
 
     @property
-    def is_over_all(self) -> bool:
-        """Whether all examples took part, in a way in which the towers' values can be combined."""
+    def is_total_or_share(self) -> bool:
+        """Whether it is a mean, a sum or a share: the towers' values of it can be combined."""
         return self.is_total or self.kind is Kind.SHARE
 
     @property

@@ -83,17 +83,17 @@ class _Result(typing.NamedTuple):
 
 
 def _results_with_inputs(op: tf.Operation) -> typing.List[_Result]:
-    """The results of an operation whose inputs have to have as many examples as they have; [] for
-    an operation of which that is not known."""
+    """Some results of an operation, each with the inputs that have to have as many examples as it
+    has; [] for an operation of which that is not known."""
     if op.type in _LOOPS:
         return [_Result(result, [initial]) for result, initial in zip(op.outputs, op.inputs)]
     if op.type in _ALL_INPUTS_WITH_EXAMPLES:
         return [_Result(op.outputs[0], list(op.inputs))]
     if op.type == 'CTCLoss':
-        lengths_of_examples = op.inputs[3]
-        return [_Result(op.outputs[0], [lengths_of_examples])]
-    if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
-        return [_Result(op.outputs[0], [])]
+        sequence_lengths = op.inputs[3]  # one of each example
+        return [_Result(op.outputs[0], [sequence_lengths])]
+    if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:  # of which the shape alone is followed
+        return [_Result(op.outputs[0], inputs=[])]
     return []
 
 
@@ -107,7 +107,7 @@ def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
       tensor: the input.
     """
     if result.shape.ndims is None or tensor.shape.ndims is None:
-        return axis
+        return axis  # as if the ranks were equal: a length that is none of the examples' ends it
     return axis - result.shape.ndims + tensor.shape.ndims
 
 
@@ -162,15 +162,20 @@ class _Search:
     # ---- lengths and numbers that have to come from the size of the batch
 
     def follow_inputs(self, op: tf.Operation) -> None:
-        """Follows the inputs of an operation that go together with the examples in its result."""
+        """Follows the inputs of an operation that go together with the examples in its result.
+
+        In `x [50, 4] * noise [50, 4]` the result has the examples along dimension 0, so that the
+        first length of the noise has to be their number. An input that has examples itself, as x,
+        has its length from the batch, and is not followed.
+        """
         for result in _results_with_inputs(op):
             state = self._state(result.tensor)
             if state.kind is not Kind.PER_EXAMPLE:
                 continue
-            times = state.outer * state.inner
+            times = state.outer * state.inner  # entries of each example along its dimension
             if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
                 shape = op.inputs[_SHAPES_OF_RESULTS_WITH_EXAMPLES[op.type]]
-                self._follow_number(_Number(shape, state.axis, times))
+                self._follow_number(_Number(shape, place=state.axis, times=times))
             for tensor in result.inputs:
                 if self._state(tensor).kind is Kind.INDEPENDENT:
                     axis = _aligned(state.axis, result.tensor, tensor)
@@ -184,17 +189,14 @@ class _Search:
           The names of the divisors that were not followed.
         """
         quotients = [op for op in operations if self._divides_sum(op)]
-        in_row = _in_row_with_another(quotients)
+        in_chain = _in_chain_with_another(quotients)
         not_followed = []
         for op in quotients:
             divisor = op.inputs[1]
-            if op.name in in_row:
+            if op.name in in_chain:
                 not_followed.append(divisor.op.name)
-            elif divisor.op.type == 'Sum':
-                counted = divisor.op.inputs[0]
-                self._follow_length(counted, 0, self._times_of_length(counted))
             else:
-                self._follow_number(_Number(divisor, 0, self._times_of(divisor)))
+                self._follow_divisor(divisor)
         return not_followed
 
     def _divides_sum(self, op: tf.Operation) -> bool:
@@ -202,12 +204,28 @@ class _Search:
         if op.type not in QUOTIENTS:
             return False
         dividend = self._state(op.inputs[0])
-        # A constant sum is a number of examples itself.
-        is_sum = dividend.kind is Kind.SUM and not dividend.is_constant
-        divisor = op.inputs[1]
-        if divisor.op.type == 'Sum':  # of a one for each example, as in `tf.losses`
-            return is_sum and self._times_of_length(divisor.op.inputs[0]) > 0
-        return is_sum and self._times_of(divisor) > 0
+        is_number_of_examples = dividend.is_constant  # the sum of a one for each of them
+        is_sum = dividend.kind is Kind.SUM and not is_number_of_examples
+        return is_sum and self._times_of_divisor(op.inputs[1]) > 0
+
+    def _times_of_divisor(self, divisor: tf.Tensor) -> int:
+        """How many times the number of examples a divisor is; 0 for one that is no multiple.
+
+        It is a static number, as in `total / 50.`, or the sum of ones [50], as in `tf.losses`.
+        """
+        if divisor.op.type == 'Sum':
+            ones = divisor.op.inputs[0]
+            return self._times_of_length(ones)
+        return self._times_of(divisor)
+
+    def _follow_divisor(self, divisor: tf.Tensor) -> None:
+        """Follows a divisor that is a multiple of the number of examples."""
+        times = self._times_of_divisor(divisor)
+        if divisor.op.type == 'Sum':
+            ones = divisor.op.inputs[0]
+            self._follow_length(ones, axis=0, times=times)
+        else:
+            self._follow_number(_Number(divisor, place=0, times=times))
 
     def _times_of(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples a static scalar is; 0 for any other tensor."""
@@ -218,13 +236,14 @@ class _Search:
         return int(value) // self._batch_size
 
     def _times_of_length(self, tensor: tf.Tensor) -> int:
-        """How many times the number of examples the first dimension of a tensor is that is the same
-        on every tower; 0 for any other tensor."""
-        shape = tensor.shape.as_list() if tensor.shape.ndims else [None]
-        is_shared = self._state(tensor).kind is Kind.INDEPENDENT
-        if not is_shared or not shape[0] or shape[0] % self._batch_size:
+        """How many times the number of examples the first length of a tensor is; 0 where it is no
+        multiple, and for a tensor with the examples, which has their number in any batch."""
+        if not tensor.shape.ndims or self._state(tensor).kind is not Kind.INDEPENDENT:
             return 0
-        return shape[0] // self._batch_size
+        length = tensor.shape.as_list()[0]
+        if not length or length % self._batch_size:
+            return 0
+        return length // self._batch_size
 
     # ---- back to constants
 
@@ -243,14 +262,14 @@ class _Search:
         self._seen.add(key)
         shape = tensor.shape.as_list() if tensor.shape.ndims else []
         has_axis = 0 <= axis < len(shape)
-        if not has_axis or shape[axis] != times * self._batch_size:
+        if not has_axis or shape[axis] != times * self._batch_size:  # as a weight [4] lacks it
             return
         op = tensor.op
         if op.type == 'Const':
             self._add_constant(op, numbers={}, lengths={axis: times})
         elif op.type in _LENGTHS_OF_RESULTS:
             lengths = op.inputs[_LENGTHS_OF_RESULTS[op.type]]
-            self._follow_number(_Number(lengths, axis, times))
+            self._follow_number(_Number(lengths, place=axis, times=times))
         elif op.type == 'ExpandDims':
             self._follow_length_before_new_dimension(op, axis, times)
         elif op.type in _BY_ENTRY or op.type in _KEEPS_LENGTHS:
@@ -275,7 +294,8 @@ class _Search:
             self._follow_length(op.inputs[0], axis, times)
 
     def _follow_number(self, number: '_Number') -> None:
-        """Follows a number that is the same on every tower back to the constant that has it."""
+        """Follows a number that is the same on every tower back to the constant that has it; it is
+        no size constant if that constant has another number there."""
         while number.tensor.op.type != 'Const':
             step = _STEPS_BACK.get(number.tensor.op.type)
             source = None if step is None else step(number, self._batch_size)
@@ -284,18 +304,19 @@ class _Search:
             number = source
         value = tf.get_static_value(number.tensor)
         is_shape = value.dtype.kind in 'iu' and value.size <= _LARGEST_SHAPE
-        has_place = number.place < value.size
-        if not has_place or not (is_shape or value.size == 1):
+        is_single = value.size == 1  # of any type: a divisor, 50.
+        if number.place >= value.size or not (is_shape or is_single):
             return
         if value.flat[number.place] == number.times * self._batch_size:
             self._add_constant(number.tensor.op, numbers={number.place: number.times}, lengths={})
 
     def _add_constant(self, op: tf.Operation, numbers: typing.Dict[int, int],
                       lengths: typing.Dict[int, int]) -> None:
-        """Adds a constant to what was found, or adds to what was found of it.
+        """Adds a constant to the size constants, with what was found of it before.
 
-        A constant with a length that comes from the size of the batch has to have equal entries,
-        none of which is a multiple itself, and one such length: else it stays as it is.
+        For another batch it has to be made anew. Zeros [50, 4] become zeros [n, 4]; of [50, 4]
+        different numbers, or zeros [50, 50], it is not known what they become: such a constant
+        stays as it is.
 
         Args:
           op: the constant.
@@ -306,23 +327,25 @@ class _Search:
         before = self.size_constants.get(op.name, SizeConstant(value, {}, {}))
         found = SizeConstant(
             value, {**before.numbers, **numbers}, {**before.lengths, **lengths})
-        is_uniform = value.size > 0 and (value == value.flat[0]).all()
-        has_one_length = len(found.lengths) == 1 and not found.numbers
-        if not found.lengths or (is_uniform and has_one_length):
-            self.size_constants[op.name] = found
+        if found.lengths:
+            has_equal_entries = value.size > 0 and (value == value.flat[0]).all()
+            has_only_one_length = len(found.lengths) == 1 and not found.numbers
+            if not has_equal_entries or not has_only_one_length:
+                return
+        self.size_constants[op.name] = found
 
 
-def _in_row_with_another(quotients: typing.List[tf.Operation]) -> typing.Set[str]:
-    """The names of those quotients whose dividend is computed from another one, or from which the
-    dividend of another one is: in `(total / 50.) / 4.` both are."""
+def _in_chain_with_another(quotients: typing.List[tf.Operation]) -> typing.Set[str]:
+    """The names of those quotients that divide the result of another one, or whose result another
+    one divides: in `(total / 50.) / 100.` both."""
     names = names_of(quotients)
-    in_row: typing.Set[str] = set()
+    in_chain: typing.Set[str] = set()
     for op in quotients:
         names_before = graph_walk.ancestors([op.inputs[0]])
-        quotients_before = names_before & names - {op.name}
+        quotients_before = (names_before & names) - {op.name}  # itself, in a loop
         if quotients_before:
-            in_row |= quotients_before | {op.name}
-    return in_row
+            in_chain |= quotients_before | {op.name}
+    return in_chain
 
 
 # ---- where a number comes from -------------------------------------------------------------------
@@ -361,17 +384,20 @@ def _before_slice(number: _Number, batch_size: int) -> typing.Optional[_Number]:
 
 
 def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The factor of a product of two scalars that comes from the number of examples: in 50 * 3, of
-    a batch of 50, the first one with `times` 1; None where either could be it."""
-    tensors = list(number.tensor.op.inputs)
-    values = [tf.get_static_value(tensor) for tensor in tensors]
+    """The factor of a product of two scalars that comes from the number of examples; None where
+    either could be it.
+
+    Of 150 = 50 * 3, three times a batch of 50, the first factor is once the number of examples.
+    """
+    factors = list(number.tensor.op.inputs)
+    values = [tf.get_static_value(factor) for factor in factors]
     if any(value is None or value.shape or value < 1 for value in values):
         return None
     found = []
-    for tensor, value, other_value in zip(tensors, values, values[::-1]):
-        times = number.times // int(other_value)
+    for factor, value, other_value in zip(factors, values, reversed(values)):
+        times = number.times // int(other_value)  # that this factor would have to be
         if number.times % other_value == 0 and value == times * batch_size:
-            found.append(number._replace(tensor=tensor, times=times))
+            found.append(number._replace(tensor=factor, times=times))
     return found[0] if len(found) == 1 else None
 
 

@@ -50,7 +50,8 @@ class Transfer:
                     self._carried[argument.op.name] = loops_v2.Carried(loop, body, number)
 
     def looks_further(self, op: tf.Operation) -> bool:
-        """Whether the results depend on states of other tensors than the operation's inputs."""
+        """Whether the results depend on states of other tensors than the operation's inputs: then
+        they may change in a round of `fixed_point` in which those of the inputs do not."""
         takes_written = op.name in self._written_before.reads or (
             op.name in self._written_before.takers_of_memory)
         # A rule that has an answer for an unknown input looks at what that is computed from.
@@ -72,15 +73,13 @@ class Transfer:
         found = self._results_of_kind(op, states)
         if found is None:
             return None
-        if isinstance(found, State):
+        if isinstance(found, State):  # one state for all results
             found = [found] * len(op.outputs)
         results = []
         for tensor, state in zip(op.outputs, found):
             state = self._without_overflow(tensor, state)
-            results.append(self._without_selection_in_loop(op, state))
-        if self._has_own_gradient(op):
-            self._view.note(op.name, op, 'has a gradient of its own, which may not be linear')
-            return [state.with_shard_statistics([op.name]) for state in results]
+            state = self._without_selection_in_loop(op, state)
+            results.append(self._with_mark_of_own_gradient(op, state))
         return results
 
     def _results_of_kind(self, op: tf.Operation, states: InputStates) -> Results:
@@ -91,13 +90,13 @@ class Transfer:
         if op.name in self._written_before.reads:
             return self._read_of_written(op, states)
         if op.name in self._written_before.takers_of_memory:
-            memory = state_after_writes(
-                op, self._written_before.takers_of_memory[op.name], self._view)
-            if memory is None:
+            # Its inputs tell what the memory of the variable had before the writes.
+            writes = self._written_before.takers_of_memory[op.name]
+            memory_after_writes = state_after_writes(op, writes, self._view)
+            if memory_after_writes is None:
                 return None
-            if not memory.is_alike_on_towers:
+            if not memory_after_writes.is_alike_on_towers:
                 return unknown(op, 'takes the memory of a variable that was written before')
-            # Else all towers have the same there, written or not: as its inputs say.
         if self._has_body(op):
             return self._by_body(op, states)
         return states_by_table(op, states, self._view)
@@ -113,7 +112,7 @@ class Transfer:
           state: its state in a type that holds it.
         """
         is_narrow = tensor.dtype.is_integer and tensor.dtype.size < _BYTES_OF_INTEGER
-        if is_narrow and state.is_over_all:
+        if is_narrow and state.is_total_or_share:
             return marks_of_totals(tensor.op, [state], self._view, 'may overflow its type')
         return state
 
@@ -125,15 +124,25 @@ class Transfer:
             return unknown(op, 'selects other rows in each iteration of a loop')
         return state
 
+    def _with_mark_of_own_gradient(self, op: tf.Operation, state: State) -> State:
+        """The state of a result, marked where its operation has a gradient of the program's own:
+        the towers' gradients add up to the batch's only where a gradient is linear."""
+        if not self._has_own_gradient(op):
+            return state
+        self._view.note(op.name, op, 'has a gradient of its own, which may not be linear')
+        return state.with_shard_statistics([op.name])
+
     def _has_own_gradient(self, op: tf.Operation) -> bool:
         """Whether the program gave an operation a gradient of its own: `tf.custom_gradient`, or
-        `gradient_override_map`; not the one that towers gives values of the whole batch."""
+        `gradient_override_map`."""
         if op.name in self._view.bodies.own_gradients:
             return True
         original = self._view.program_op(op)
-        if original is None or batch_value_kind(original) is not None:
+        if original is None:  # an operation in the body of a function
             return False
-        return '_gradient_op_type' in original.node_def.attr  # TensorFlow's mark of both
+        is_value_of_batch = batch_value_kind(original) is not None  # its gradient is ours
+        has_registered_gradient = '_gradient_op_type' in original.node_def.attr  # by either call
+        return has_registered_gradient and not is_value_of_batch
 
     # ---- a value of all towers
 
@@ -153,7 +162,9 @@ class Transfer:
         """
         if state is None or state.kind is Kind.UNKNOWN:
             return state
-        if kind == 'moments':  # which `sync_batch_norm` alone makes, of statistics that it makes
+        # `sync_batch_norm` alone takes these, from the moments of each shard: the result is that of
+        # the whole batch, and loses the marks of statistics of the shard.
+        if kind == 'moments':
             return INDEPENDENT._replace(is_random=state.is_random)
         is_of_whole_batch = _IS_OF_WHOLE_BATCH[kind]
         if is_of_whole_batch(state):
@@ -166,33 +177,33 @@ class Transfer:
 
     def _read_of_written(self, op: tf.Operation, states: InputStates) -> Results:
         """A read of a variable after the forward pass has written it gives the written value, or
-        some of its rows."""
+        some of its rows (`ResourceGather`)."""
         known = if_complete(states)
         if known is None:
             return None
         value = state_after_writes(op, self._written_before.reads[op.name], self._view)
         if value is None or value.kind is Kind.UNKNOWN:
             return value
-        is_of_all_rows = len(known) == 1
-        if is_of_all_rows:
+        states_of_indices = known[1:]  # the first input is the variable
+        if not states_of_indices:
             return value
-        return states_by_row(RULES[op.type], op, [value] + known[1:], self._view)
+        return states_by_row(RULES[op.type], op, [value] + states_of_indices, self._view)
 
     # ---- by the body of a function
 
     def _has_body(self, op: tf.Operation) -> bool:
         """Whether an operation calls a function, or is a value that a loop v2 carries."""
         bodies = self._view.bodies
-        is_call = op.name in bodies.results or op.name in bodies.loops or (
+        is_call = op.name in bodies.branch_results or op.name in bodies.loops or (
             op.name in bodies.left_out)
         return is_call or op.name in self._carried
 
     def _by_body(self, op: tf.Operation, states: InputStates) -> Results:
         """The results of a call or a loop by its body; the state of a value that a loop carries."""
         bodies = self._view.bodies
-        if op.name in bodies.left_out:
+        if op.name in bodies.left_out:  # since shape inference refuses its body
             return unknown(op, TAKES_NO_OTHER_BATCH)
-        if op.name in bodies.results:
+        if op.name in bodies.branch_results:
             known = if_complete(states)
             return None if known is None else self._by_branches(op, known)
         if op.name in bodies.loops:
@@ -208,11 +219,14 @@ class Transfer:
           states: of its inputs.
         """
         found = []
-        for results in zip(*self._view.bodies.results[op.name]):  # a result of each branch
-            ends = if_complete([self._view.state_or_none(tensor) for tensor in results])
-            if ends is None:
+        results_of_branches = self._view.bodies.branch_results[op.name]
+        # In each turn: one result of the call, as each of the branches gives it.
+        for alternatives in zip(*results_of_branches):
+            known = if_complete([self._view.state_or_none(tensor) for tensor in alternatives])
+            if known is None:
                 return None
-            state = loops.either(op, loops.branch_states(results, ends, self._view), self._view)
+            alternative_states = loops.branch_states(alternatives, known, self._view)
+            state = loops.either(op, alternative_states, self._view)
             if op.type in BRANCHES_V2:
                 condition = states[0]
                 state = loops.in_branch(op, state, condition, self._view)

@@ -80,11 +80,10 @@ def _not_proven(text: str) -> Verdict:
 
 
 def _sum_of(states: typing.List[State]) -> State:
-    """The state of the sum of losses, each of which is a scalar: a mean plus what is the same on
-    every tower is a mean; a mean plus a sum is a sum with an offset, which is not proven.
+    """The state of the sum of losses, each of which is a scalar.
 
-    Unlike a sum in the graph (`rules.totals.sum_of_totals`), it has no operation to which a mark
-    could point.
+    A mean plus what is the same on every tower is a mean. Means plus sums are neither: they get the
+    state of a sum with an offset, of which nothing is proven.
     """
     not_known = first_unknown(states)
     if not_known is not None:
@@ -94,12 +93,12 @@ def _sum_of(states: typing.List[State]) -> State:
         has_offset = total.has_offset or state.has_offset
         kinds = {total.kind, state.kind}
         if len(kinds) == 1:
-            with_both = total._replace(has_offset=has_offset)
+            next_total = total._replace(has_offset=has_offset)
         elif kinds == {Kind.MEAN, Kind.INDEPENDENT}:
-            with_both = State(Kind.MEAN)
+            next_total = State(Kind.MEAN)
         else:
-            with_both = State(Kind.SUM, has_offset=True)
-        total = with_both.with_marks_of(total, state)
+            next_total = State(Kind.SUM, has_offset=True)
+        total = next_total.with_marks_of(total, state)
     return total
 
 
@@ -115,11 +114,13 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
       normalizations: names of the statistics of batch norms that do nothing but normalize.
     """
     statistics = analysis.in_order(state.shard_statistics)
-    accepted = normalizations | set(analysis.suppositions)
-    ends = [analysis.reasons[name] for name in statistics if name not in accepted]
+    # The verdict is conditional on these: they end no proof.
+    conditions = normalizations | set(analysis.suppositions)
+    ends = [analysis.reasons[name] for name in statistics if name not in conditions]
     if state.kind is Kind.UNKNOWN:
         ends = _unknown_before(losses, analysis) + ends
-    # A loss of nothing but the statistics of batch norms is no mean, even with these in sync.
+    # Such a loss has no values of the examples that these statistics could normalize: it is a
+    # function of the statistics themselves.
     if state.kind is Kind.INDEPENDENT and statistics and not ends:
         ends = [analysis.reasons[statistics[0]]]
     return list(dict.fromkeys(ends))
@@ -179,7 +180,9 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
         sentences = [analysis.suppositions[name] for name in supposed_of]
         conditions.append('if %s (with a static shape this condition falls away)' % (
             ' and '.join(sentences)))
-    if state.shard_statistics.difference(supposed_of) and batch_norms.number:
+    # Any other statistic is that of a batch norm: all others end the proof (`_ends`).
+    depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_of))
+    if depends_on_batch_norms:
         conditions.append(_condition_of_batch_norms(batch_norms.number, question))
     if question.shard_averages:
         conditions.append(

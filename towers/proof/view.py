@@ -18,7 +18,7 @@ from towers.graph.variable_access import read_from
 from towers.proof.functions import Bodies
 from towers.proof.scratch import Scratch
 from towers.proof.stand_ins import primes_from
-from towers.proof.states import INDEPENDENT, Kind, Reason, State
+from towers.proof.states import Kind, Reason, State
 
 _SAME_SHAPE_IN_PROGRAM = (Kind.INDEPENDENT, Kind.PER_EXAMPLE, Kind.MEAN, Kind.SUM)
 """Kinds of tensors that have the program's lengths but for those of the examples: a function of one
@@ -39,7 +39,7 @@ class View:
       is_as_built: whether that is the size of the program's own batch, which is static, not a
         prime: then states tell where the examples are in this graph, and nothing of another batch.
       reads_of_written: names of the reads of what the forward pass has written before.
-      states: {name of a tensor: `State`}, which `FixedPoint` fills.
+      states: {name of a tensor: `State`}, which `fixed_point` fills.
       reasons: {name of a statistic of the shard: `Reason`, its first use that is not linear}.
       suppositions: {name of an operation: a sentence that a proof supposes of it}.
       arrays: `Arrays`, the states of the elements of `tf.TensorArray`s.
@@ -62,16 +62,19 @@ class View:
         self.is_as_built = not scratch.is_prime
         self.states = dict(scratch.initial_states)
         self.reasons: typing.Dict[str, Reason] = {}
-        self._stand_ins: typing.Dict[typing.Tuple[str, int], int] = {}
-        self._large_primes = primes_from(_LARGEST_LENGTH)
         self.suppositions: typing.Dict[str, str] = {}
         self.arrays = Arrays()
         self._program = program
         self._has_static_batch = scratch.has_static_batch
         self._variables_read = scratch.variables_read
-        self._operations = {op.name for op in scratch.graph.get_operations()}
+        self._operation_names = {op.name for op in scratch.graph.get_operations()}
         self._merges = _merges_by_frame(scratch.graph)
+        # {(name of a tensor, dimension): the prime in the place of its length}
+        self._stand_ins: typing.Dict[typing.Tuple[str, int], int] = {}
+        self._large_primes = primes_from(_LARGEST_LENGTH)
+        # {name of a tensor: its value, None if that is not static}, of those asked for
         self._static_values: typing.Dict[str, typing.Optional[np.ndarray]] = {}
+        # what `remembered` has computed
         self._results: typing.Dict[tuple, typing.Any] = {}
 
     # ---- a tensor
@@ -92,8 +95,8 @@ class View:
         return None if original is None else original.shape.ndims
 
     def shape_by_inference(self, tensor: tf.Tensor) -> typing.Optional[list]:
-        """The shape that TensorFlow infers, without what the tensor's own state tells: a rule must
-        not take its own answer for this tensor, from the round before, for granted.
+        """The shape that TensorFlow infers, without what the tensor's own state tells: that of a
+        result may be a rule's own answer from the round before, which the rule must not go by.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -104,14 +107,17 @@ class View:
         lengths: typing.List[typing.Optional[int]] = [None] * rank
         if tensor.shape.ndims is not None:
             lengths = tensor.shape.as_list()
-        if self._has_static_batch:  # then a length of the program may be that of its batch
+        # A length in the program may be that of its static batch, of which this graph has a prime.
+        if self._has_static_batch:
             return lengths
         return self._with_lengths_of_program(tensor, lengths)
 
     def _with_lengths_of_program(self, tensor: tf.Tensor, lengths: list) -> list:
         """Lengths, with those of the program's tensor in the place of what is not static."""
+        if None not in lengths:
+            return lengths
         original = self._original(tensor)
-        if None not in lengths or original is None or original.shape.ndims != len(lengths):
+        if original is None or original.shape.ndims != len(lengths):
             return lengths
         completed = []
         for length, length_in_program in zip(lengths, original.shape.as_list()):
@@ -130,7 +136,8 @@ class View:
             return lengths
         if state.kind in _SAME_SHAPE_IN_PROGRAM:
             lengths = self._with_lengths_of_program(tensor, lengths)
-        if state.kind is Kind.PER_EXAMPLE:  # in the place of the program's number of examples
+        if state.kind is Kind.PER_EXAMPLE:
+            # The program's length here is that of its own batch; the scratch graph has another one.
             lengths[state.axis] = state.outer * state.inner * self.examples
         return lengths
 
@@ -145,9 +152,11 @@ class View:
           axis: the dimension with the length.
         """
         source = graph_walk.source_through(tensor, _KEEPS_SHAPE)
+        if self.bodies.is_in_body(source.op.name):  # perhaps the body of a loop
+            return None
         original = self.program_op(source.op)
-        is_in_body = source.op.name in self.bodies.callers  # perhaps that of a loop
-        if is_in_body or (original is not None and not compat.in_branches_alone(original)):
+        is_in_loop_v1 = original is not None and not compat.in_branches_alone(original)
+        if is_in_loop_v1:
             return None
         key = source.name, axis
         if key not in self._stand_ins:
@@ -155,11 +164,14 @@ class View:
         return self._stand_ins[key]
 
     def value(self, tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
-        """The static value of a tensor that is the same on every tower; None for any other tensor.
+        """The static value of a tensor that is the same on every tower; None for any other tensor,
+        since its value in this graph is not that of a shard.
 
         Constant sizes have a value, too, though it may not be static for TensorFlow.
         """
-        state = self.states.get(tensor.name, INDEPENDENT)
+        state = self.state_or_none(tensor)
+        if state is None:
+            return None
         if state.kind is Kind.SIZES and not state.depends_on_size:
             return self._value_of_sizes(tensor, state)
         if state.kind is not Kind.INDEPENDENT:
@@ -169,11 +181,13 @@ class View:
         return self._static_values[tensor.name]
 
     def entry(self, tensor: tf.Tensor, place: int) -> typing.Optional[np.ndarray]:
-        """The static value of an entry, or of a row, of a tensor with others that are not static:
-        the first one of `tf.stack([0, length])`; None where that one is not static.
+        """The static value of one entry of a vector, or of one row of a matrix; None where that one
+        is not static.
+
+        The others need not be static: entry 0 of `tf.stack([0, length])` is 0.
 
         Args:
-          tensor: the tensor.
+          tensor: the vector or the matrix.
           place: of the entry or the row along dimension 0.
         """
         value = self.value(tensor)
@@ -215,7 +229,7 @@ class View:
 
     def has_operation(self, name: str) -> bool:
         """Whether the scratch graph has an operation of this name of the program."""
-        return name in self._operations
+        return name in self._operation_names
 
     def merges_of_frame(self, frame: str) -> typing.List[tf.Operation]:
         """The `Merge`s of a loop of control flow v1, at which its iterations begin."""
@@ -239,8 +253,10 @@ class View:
         self.reasons.setdefault(statistic, Reason(op.name, op.type, why))
 
     def suppose(self, op: tf.Operation, what: str) -> None:
-        """Notes what a proof supposes of an operation, by whose name the rule marks states as by
-        that of a statistic of the shard.
+        """Notes what a proof supposes of an operation.
+
+        The rule marks the results with the operation's name, as if it were a statistic of the
+        shard. The verdict of a loss with this mark has the supposition as its condition.
 
         Args:
           op: the operation.
@@ -251,13 +267,15 @@ class View:
 
     def remembered(self, function: typing.Callable, tensor: tf.Tensor, argument: typing.Any,
                    meanwhile: typing.Any) -> typing.Any:
-        """The result of `function(tensor, argument, view)`, computed once.
+        """The result of `function(tensor, argument, view)`, computed once: of a function that
+        follows a tensor back, by calls of `remembered` with its inputs.
 
         Args:
           function: the function.
           tensor: a tensor of the scratch graph.
           argument: a value that can be a key.
-          meanwhile: what the result is taken to be where a loop leads back to the tensor.
+          meanwhile: what the result is taken to be where a loop leads back to the tensor, whose
+            result is still being computed.
         """
         key = function, tensor.name, argument
         if key not in self._results:

@@ -47,35 +47,44 @@ class Written(typing.NamedTuple):
 
 
 def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
-    """The write that an operation of the scratch graph is; None for any other operation."""
+    """What an operation of the scratch graph writes to a variable; None where it writes none.
+
+    An operation that writes rows (`ScatterAdd`) takes the variable, the indices and the rows; any
+    other one (`AssignAdd`) the variable and the value.
+    """
     is_of_rows = 'Scatter' in op.type
     is_write = is_of_rows or op.type in ADDS or op.type in SETS
     if not is_write or not op.inputs:
         return None
     variable = variable_op(op.inputs[0])
-    if variable is None:  # what a row is written to may be a tensor: `tf.scatter_nd`
+    if variable is None:  # `tf.scatter_nd` writes rows, but to no variable
         return None
     indices = None
     if is_of_rows:
-        value = op.inputs[2]
         indices = view.state(op.inputs[1])
-        dependence = Dependence.NONE  # of rows it is not looked for
+        value = op.inputs[2]
+        dependence = Dependence.NONE  # who has to write rows does not depend on it
     else:
         value = op.inputs[1]
         dependence = _dependence(value, variable.name, view)
-    number = view.value(value)
-    constant = None
-    if number is not None and np.ndim(number) == 0:
-        constant = float(number)
     return Written(
         operation=op.name, type=op.type, variable=variable.name,
         value=_in_its_branch(op, view.state(value), view), indices=indices,
-        dependence=dependence, is_scalar=view.rank(value) == 0, constant=constant)
+        dependence=dependence, is_scalar=view.rank(value) == 0,
+        constant=_static_scalar(value, view))
+
+
+def _static_scalar(tensor: tf.Tensor, view: View) -> typing.Optional[float]:
+    """The value of a static scalar; None for any other tensor."""
+    value = view.value(tensor)
+    if value is None or np.ndim(value) > 0:
+        return None
+    return float(value)
 
 
 def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:
-    """The state of a value that an operation writes, by the branches and loops that it is in: a
-    condition of the examples decides on each tower by itself whether it is written.
+    """The state of a value that an operation writes, by the branches and loops that it is in: by a
+    condition of the examples one tower may write it, and another one not.
 
     Args:
       op: the operation.
@@ -92,17 +101,17 @@ def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:
 # ---- how a value depends on the variable's value before ------------------------------------------
 
 # Operations that hand the value of an input on, or add other values to it.
-_HAND_ON = frozenset('Identity Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '
-                     'Add AddV2 AddN Sub Merge RefMerge Select SelectV2 Enter'.split())
+_HAND_ON_OR_ADD = frozenset(
+    'Identity Cast StopGradient Reshape ExpandDims Squeeze Switch RefSwitch '
+    'Add AddV2 AddN Sub Merge RefMerge Select SelectV2 Enter'.split())
 
 
 def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
-    """How a value depends on the value that a variable had before, through operations on statistics
-    and weights.
+    """How a value depends on the value v that a variable had before.
 
     `v * 0.9 + mean * 0.1` is linear in v, `v + total` is a running sum, `v * v` is neither. A value
-    of single examples ends the search: what follows from it is a statistic of them, even if the
-    variable went into it.
+    of single examples counts as one that does not depend on v: of `reduce_mean(x * v)` what is
+    written is a statistic of the examples, and no average of v with one.
 
     Args:
       tensor: the value.
@@ -124,44 +133,51 @@ def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
 def _combined(op: tf.Operation, dependences: typing.List[Dependence], view: View) -> Dependence:
     """How the results of an operation depend on a variable, by how its inputs do.
 
+    An operation that hands on or adds keeps a running sum, unless another input depends on the
+    variable, too, or it is subtracted: of `v + total`, but not of `v + v` or `total - v`.
+
     Args:
       op: the operation.
       dependences: how each of its inputs depends on the variable.
       view: `View`.
     """
-    found = [dependence for dependence in dependences if dependence is not Dependence.NONE]
-    if not found:
+    on_variable = [dependence for dependence in dependences if dependence is not Dependence.NONE]
+    if not on_variable:
         return Dependence.NONE
-    if Dependence.OTHER in found:
+    if Dependence.OTHER in on_variable:
         return Dependence.OTHER
-    # A call gives the result of a branch; a batch norm the average that it takes.
-    hands_on = op.type in _HAND_ON or op.name in view.bodies.results or (
+    # A call gives the result of a branch; a batch norm in one kernel the average that it takes.
+    hands_on_or_adds = op.type in _HAND_ON_OR_ADD or op.name in view.bodies.branch_results or (
         is_fused_batch_norm(op.type))
-    if not hands_on:
-        return Dependence.LINEAR if _is_linear(op, dependences, view) else Dependence.OTHER
-    is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
-    if found == [Dependence.RUNNING_SUM] and not is_subtracted:
-        return Dependence.RUNNING_SUM
-    return Dependence.LINEAR
+    if hands_on_or_adds:
+        is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
+        is_running_sum = on_variable == [Dependence.RUNNING_SUM] and not is_subtracted
+        return Dependence.RUNNING_SUM if is_running_sum else Dependence.LINEAR
+    if _is_linear(op, dependences, view):
+        return Dependence.LINEAR
+    return Dependence.OTHER
 
 
 def _is_linear(op: tf.Operation, dependences: typing.List[Dependence], view: View) -> bool:
-    """Whether an operation is linear in the only one of its inputs that depends on the variable.
+    """Whether an operation is linear in the only one of its inputs that depends on the variable v:
+    the product of v and a factor, a quotient of v, or -v.
 
-    In a product or a quotient, the other factor has to be the same on every tower: `v * 0.9`, but
-    not `v * mean`, which is no average of v and of a statistic.
+    The factor, or the divisor, has to be the same on every tower: in `v * 0.9` it is, but not in
+    `v * mean`, which is no average of v and of a statistic.
 
     Args:
       op: the operation.
-      dependences: how each of its inputs depends on the variable.
+      dependences: how each of its inputs depends on the variable, one of them does.
       view: `View`.
     """
     if op.type == 'Neg':
         return True
     if op.type in QUOTIENTS:
         is_in_one_factor = dependences[1] is Dependence.NONE  # not in the divisor
+    elif op.type == 'Mul':
+        is_in_one_factor = Dependence.NONE in dependences  # not in both
     else:
-        is_in_one_factor = op.type == 'Mul' and dependences.count(Dependence.NONE) == 1
+        return False
     factors = [view.state(tensor) for tensor, dependence in zip(op.inputs, dependences)
                if dependence is Dependence.NONE]
     return is_in_one_factor and all(_is_shared(factor) for factor in factors)
@@ -178,7 +194,7 @@ def _sources(tensor: tf.Tensor, view: View) -> typing.List[tf.Tensor]:
     """The tensors that a value is computed from: of a call, the results of its branches; of a batch
     norm in one kernel, the moving average that it hands on outside of training, if it does."""
     op = tensor.op
-    branches = view.bodies.results.get(op.name)
+    branches = view.bodies.branch_results.get(op.name)
     if branches is not None:
         return [results[tensor.value_index] for results in branches]
     if not is_fused_batch_norm(op.type):

@@ -53,7 +53,7 @@ def find_written_before(program: typing.List[tf.Operation], graph: tf.Graph,
       graph: `tf.Graph` that has them once more, and the bodies of functions that they call.
       bodies: `Bodies` of these.
     """
-    operations = program + [graph.get_operation_by_name(name) for name in bodies.callers]
+    operations = program + [graph.get_operation_by_name(name) for name in bodies.outermost_calls]
     writes = _writes_by_variable(operations, bodies)
     if not writes:
         return WrittenBefore({}, {})
@@ -62,10 +62,11 @@ def find_written_before(program: typing.List[tf.Operation], graph: tf.Graph,
     takers_of_memory: _Names = {}
     for name in sorted(writes):
         variable = graph_walk.operation_named(program[0].graph, name)
+        # A resource variable has no memory that others could take.
         if variable is None or variable.type not in REFERENCE_VARIABLES:
             continue
         for taker, names in _takers_of_memory(variable, writes[name], order).items():
-            if taker not in reads:
+            if taker not in reads:  # as an `Identity`, which is a read and takes the memory
                 takers_of_memory[taker] = names
     return WrittenBefore(reads, takers_of_memory)
 
@@ -81,8 +82,8 @@ def _reads_behind_writes(operations: typing.List[tf.Operation], writes: _Writes,
     """
     found: _Names = {}
     for op in operations:
-        # An `Identity` reads a reference variable.
-        if op.type not in READS and op.type != 'Identity':
+        may_read = op.type in READS or op.type == 'Identity'  # as of a reference variable
+        if not may_read:
             continue
         for variable in sorted(graph_walk.names_of(read_from(op.inputs[0])) & writes.keys()):
             for write in writes[variable]:
@@ -104,18 +105,11 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
     Returns:
       The state; None as long as a written value, or a condition, has none.
     """
-    decisive: typing.List[State] = []  # of the written values, and of the conditions
-    for name in names:
-        values = values_written(name, view.graph)
-        if values is None:
-            return unknown(op, 'takes a variable that was written before, in an unknown way')
-        for tensor in values:
-            state = view.state_or_none(tensor)
-            if state is None:
-                return None
-            decisive.append(state)
-        write = view.graph.get_operation_by_name(name)
-        decisive += conditions_around(write, view)
+    if any(values_written(name, view.graph) is None for name in names):
+        return unknown(op, 'takes a variable that was written before, in an unknown way')
+    decisive = _decisive_states(names, view)
+    if decisive is None:
+        return None
     not_known = first_unknown(decisive)
     if not_known is not None:
         return not_known
@@ -126,6 +120,26 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
         return value
     view.note(op.name, op, 'reads what was computed from the examples of the shard')
     return value.with_shard_statistics([op.name])
+
+
+def _decisive_states(names: typing.List[str], view: View) -> typing.Optional[typing.List[State]]:
+    """The states of all that decides what a variable has after some writes: of the written values,
+    and of the conditions under which they are written; None as long as a value has no state.
+
+    Args:
+      names: of the operations that write it, which all tell what they write.
+      view: `View` of the scratch graph.
+    """
+    decisive: typing.List[State] = []
+    for name in names:
+        for tensor in values_written(name, view.graph) or []:
+            state = view.state_or_none(tensor)
+            if state is None:
+                return None
+            decisive.append(state)
+        write = view.graph.get_operation_by_name(name)
+        decisive += conditions_around(write, view)
+    return decisive
 
 
 def values_written(name: str, graph: tf.Graph) -> typing.Optional[typing.List[tf.Tensor]]:
@@ -142,21 +156,27 @@ def values_written(name: str, graph: tf.Graph) -> typing.Optional[typing.List[tf
 def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -> _Writes:
     """`{name of a variable: list of the operations that write it}`.
 
-    A call writes by the operations of its body; itself only where these are not known to write
-    what it may write.
+    A call that writes a variable is in the list only if no operation of its body is known to write
+    it: these are in the list otherwise.
+
+    Args:
+      operations: list of the operations of the forward pass, and behind them of bodies.
+      bodies: `Bodies`.
     """
-    finders: typing.Dict[tf.Graph, Writes] = {}
+    finders: typing.Dict[tf.Graph, Writes] = {}  # of the program, and of the scratch graph
     found: _Writes = {}
-    written_inside: typing.Dict[str, typing.Set[str]] = {}  # {name of a call: variables}
-    for op in reversed(operations):  # the bodies of calls first
+    # {name of a call: names of the variables that operations of its body write}
+    written_in_body: typing.Dict[str, typing.Set[str]] = {}
+    for op in reversed(operations):  # so that a body comes before its call
         if not _may_write(op):
             continue
         finder = finders.setdefault(op.graph, Writes(op.graph))
-        for variable in set(finder.written_by(op)) - written_inside.get(op.name, set()):
+        variables = set(finder.written_by(op))
+        for variable in variables - written_in_body.get(op.name, set()):
             found.setdefault(variable, []).append(op)
             calls_around = _calls_and_itself(op.name, bodies)[:-1]
             for call in calls_around:
-                written_inside.setdefault(call, set()).add(variable)
+                written_in_body.setdefault(call, set()).add(variable)
     return found
 
 
@@ -168,8 +188,12 @@ def _may_write(op: tf.Operation) -> bool:
 
 def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
                       order: '_Order') -> _Names:
-    """The operations that take the memory of a reference variable after a write, from an operation
-    that has handed it on before: `{name of such a taker: names of the writes}`.
+    """The operations that get what was written to a reference variable, though they take a snapshot
+    from before the write: `{name of such an operation: names of the writes}`.
+
+        snapshot = tf.identity(v)       may be the memory of v itself
+        write = tf.assign(v, mean)      after the snapshot
+        tf.add(snapshot, 1.)            after the write: gets the mean
 
     Args:
       variable: the variable, an operation of the program.
@@ -179,7 +203,8 @@ def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
     found: _Names = {}
     for write in writes:
         for taker in _takers_after(variable, write, order):
-            if taker.type not in SETS:  # which do not depend on what the memory has
+            depends_on_memory = taker.type not in SETS
+            if depends_on_memory:
                 found.setdefault(taker.name, []).append(write.name)
     return found
 
@@ -194,21 +219,24 @@ def _takers_after(variable: tf.Operation, write: tf.Operation,
       write: an operation that writes it.
       order: `_Order` of the operations of the forward pass.
     """
-    not_running = branches_not_running(write)  # branches (v1) beside that of the write
+    # The branches (v1) that do not run if the write does, as the other one of its `tf.cond`.
+    not_running = branches_not_running(write)
 
     def takers_of_same_memory(op: tf.Operation) -> typing.List[tf.Operation]:
         """The operations that take an output of `op` which may be the variable's memory."""
-        is_handed_on = op is variable or op.type in HAND_ON_MEMORY
+        hands_memory_on = op is variable or op.type in HAND_ON_MEMORY
         takers: typing.List[tf.Operation] = []
         for output in op.outputs:
-            is_memory = is_handed_on or is_variable(output)
-            if is_memory and branch_of(output) not in not_running:
+            is_reference = is_variable(output)  # such as the result of an assignment
+            may_be_memory = hands_memory_on or is_reference
+            if may_be_memory and branch_of(output) not in not_running:
                 takers += output.consumers()
         return takers
 
     found = []
     for source in graph_walk.reached([variable], takers_of_same_memory).values():
-        if order.is_before(write.name, source.name):  # it takes the written value itself
+        has_written_value = order.is_before(write.name, source.name)
+        if has_written_value:  # then the states of the takers' inputs tell it already
             continue
         for taker in takers_of_same_memory(source):
             if taker is not write and order.is_before(write.name, taker.name):
@@ -222,8 +250,8 @@ def _calls_and_itself(name: str, bodies: Bodies) -> typing.List[str]:
     """The names of the calls that run an operation, the outermost one first, and its own name at
     the end."""
     names = [name]
-    while name in bodies.direct_callers:
-        name = bodies.direct_callers[name]
+    while name in bodies.innermost_calls:
+        name = bodies.innermost_calls[name]
         names.append(name)
     return names[::-1]
 
@@ -250,15 +278,15 @@ class _Order:
     def is_before(self, name: str, other_name: str) -> bool:
         """Whether an operation runs before another one, or may in a loop that both are in.
 
-        Where the two are in bodies of different calls, that which runs first is the one whose call
-        does: the outermost calls that differ are compared.
+        An operation in the body of a function runs when its call does. So, from the outermost call
+        on, the first two calls that differ are compared; the operation itself is the last of them.
         """
         calls = _calls_and_itself(name, self._bodies)
         other_calls = _calls_and_itself(other_name, self._bodies)
         for call, other_call in zip(calls, other_calls):
             if call != other_call:
                 return other_call in self._names_waiting_for(call)
-            if call in self._bodies.loops:
+            if call in self._bodies.loops:  # the other one may be in the next iteration
                 return True
         return True  # one of them is the call that runs the other
 

@@ -111,7 +111,7 @@ def cast(op: tf.Operation, states: _States, view: View) -> State:
         if holds_all_sizes or dtype.is_floating:
             return state
         return not_linear(op, states, view)
-    if state.is_over_all and not dtype.is_floating:
+    if state.is_total_or_share and not dtype.is_floating:
         return not_linear(op, states, view)
     return state
 

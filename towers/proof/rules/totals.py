@@ -81,7 +81,7 @@ def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> 
       view: `View`, in which the use is noted.
       why: the predicate of a sentence about the operation; `'%s'` in it is for the statistic.
     """
-    statistics = reductions_of(state for state in states if state.is_over_all)
+    statistics = reductions_of(state for state in states if state.is_total_or_share)
     for name in statistics:
         reason = why % name if '%s' in why else why
         view.note(name, op, reason)
@@ -164,7 +164,7 @@ def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
       states: of its inputs, none of which has entries of single examples.
       view: `View`.
     """
-    over_all = [state for state in states if state.is_over_all]
+    over_all = [state for state in states if state.is_total_or_share]
     if len(over_all) == 1:
         return over_all[0].with_marks_of(*states)
     if len(over_all) == 2:
@@ -205,7 +205,7 @@ def quotient_of_totals(op: tf.Operation, dividend: State, divisor: State, view: 
       divisor: the state of the second one.
       view: `View`.
     """
-    if divisor.kind is Kind.INDEPENDENT and dividend.is_over_all:
+    if divisor.kind is Kind.INDEPENDENT and dividend.is_total_or_share:
         return dividend.with_marks_of(divisor)
     if divisor.is_count:
         return _divided_by_count(op, dividend, divisor, view)
