@@ -19,6 +19,7 @@ from towers.graph.op_types import (
     SETS,
     VARIABLE_OPS,
 )
+from towers.proof.rules.totals import marks_of_totals
 from towers.proof.sizes import as_numbers
 from towers.proof.states import INDEPENDENT, ONE_EXAMPLE, Kind, State, first_unknown, unknown
 from towers.proof.table import RULES, Row
@@ -164,11 +165,15 @@ def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State]) -> bo
         is_handle_or_list = tensor.dtype in (tf.resource, tf.variant)
         if is_handle_or_list:
             return False
-    if any(state.depends_on_size for state in inputs):  # the number of examples is of all of them
-        return False
-    has_one_example = any(state.kind is Kind.ONE_EXAMPLE for state in inputs)
-    kinds_of_one_iteration = (Kind.ONE_EXAMPLE, Kind.INDEPENDENT, Kind.SIZES)
-    return has_one_example and all(state.kind in kinds_of_one_iteration for state in inputs)
+    kinds = {_kind_in_iteration(state) for state in inputs}
+    return Kind.ONE_EXAMPLE in kinds and kinds <= {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}
+
+
+def _kind_in_iteration(state: State) -> Kind:
+    """The kind of a state where constant sizes count as what all examples have alike."""
+    if state.kind is Kind.SIZES and not state.depends_on_size:
+        return Kind.INDEPENDENT
+    return state.kind
 
 
 def _keeps_uniform(op: tf.Operation, inputs: typing.List[State], view: View) -> bool:
@@ -213,16 +218,9 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     # examples itself needs their number: x [n * 4] in the shape [n, 4] gets no mark by that shape.
     if result.is_total_or_share or result.kind is Kind.INDEPENDENT:
         arguments = as_numbers(op, arguments, view)
-    marking = arguments
-    if not result.is_total_or_share:
-        marking = values + arguments
-    statistics: typing.Set[str] = set()  # names of what took the means, sums and shares
-    for state in marking:
-        if state.is_total_or_share:
-            statistics |= state.reductions
-    for name in statistics - result.shard_statistics:
-        view.note(name, op, "depends on a value of all examples ('%s')" % name)
-    return result.with_shard_statistics(statistics).with_marks_of(*marking)
+    marking = arguments if result.is_total_or_share else values + arguments
+    marks = marks_of_totals(op, marking, view, "depends on a value of all examples ('%s')")
+    return result.with_marks_of(marks)
 
 
 # ---- without a row -------------------------------------------------------------------------------
@@ -241,9 +239,9 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
-    is_random = graph_walk.is_random(op)
     if op.type.startswith(_GIVES_OTHER_VALUES):
         return unknown(op, 'gives another value to each tower')
+    is_random = graph_walk.is_random(op)
     keeps_values = op.op_def.is_stateful  # TensorFlow says so of random numbers, too
     if keeps_values and op.type not in _KEEPS_KNOWN_VALUES and not is_random:
         return unknown(op, 'keeps values from run to run, of which nothing is known')

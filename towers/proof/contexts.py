@@ -96,7 +96,8 @@ def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
       merge: the `Merge` at which its iterations begin.
       back: the value that comes back there.
     """
-    start = graph_walk.source_through(merge.inputs[0], ('Enter', 'Identity'))
+    before_loop = merge.inputs[0]
+    start = graph_walk.source_through(before_loop, ('Enter', 'Identity'))
     step = graph_walk.source_through(back, ('NextIteration', 'Identity'))
     if step.op.type not in ('Add', 'AddV2') or constant_of(start) != 0:
         return False

@@ -107,7 +107,8 @@ class _Rounds:
         return any(self._last_change.get(tensor.name, 0) > last_visit for tensor in op.inputs)
 
     def _has_initial_state(self, op: tf.Operation) -> bool:
-        """Whether the forward pass begins at an operation, whose state then stays as it is."""
+        """Whether the forward pass begins at an operation, a placeholder or a size constant, whose
+        state then stays as it is."""
         return op.name + ':0' in self._initial
 
     def _visit(self, op: tf.Operation) -> None:
@@ -239,7 +240,8 @@ def _in_order(graph: tf.Graph, needed_first: _NeededFirst) -> typing.List[tf.Ope
     """The operations of a graph, each after its inputs, and after what it needs first.
 
     A value that comes back from an iteration (`NextIteration`) is not waited for: it is computed
-    from the `Merge` that takes it.
+    from the `Merge` that takes it. The walk is depth-first; it has a stack of its own, since the
+    graph may be deeper than Python's.
     """
     seen: typing.Set[str] = set()
     ordered = []
