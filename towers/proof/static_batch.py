@@ -107,7 +107,7 @@ def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
       tensor: the input.
     """
     if result.shape.ndims is None or tensor.shape.ndims is None:
-        return axis  # as if the ranks were equal: a length that is none of the examples' ends it
+        return axis  # as if the ranks were equal: the search ends where the length is another one
     return axis - result.shape.ndims + tensor.shape.ndims
 
 

@@ -167,7 +167,7 @@ def _is_linear(op: tf.Operation, dependences: typing.List[Dependence], view: Vie
 
     Args:
       op: the operation.
-      dependences: how each of its inputs depends on the variable, one of them does.
+      dependences: how each of its inputs depends on the variable; at least one does.
       view: `View`.
     """
     if op.type == 'Neg':
