@@ -174,14 +174,14 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions.append('if %s is fed a scalar (give it the shape [])' % names)
-    supposed_of = [name for name in analysis.in_order(state.shard_statistics)
+    supposed_operations = [name for name in analysis.in_order(state.shard_statistics)
                    if name in analysis.suppositions]
-    if supposed_of:
-        sentences = [analysis.suppositions[name] for name in supposed_of]
+    if supposed_operations:
+        sentences = [analysis.suppositions[name] for name in supposed_operations]
         conditions.append('if %s (with a static shape this condition falls away)' % (
             ' and '.join(sentences)))
     # Any other statistic is that of a batch norm: all others end the proof (`_ends`).
-    depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_of))
+    depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_operations))
     if depends_on_batch_norms:
         conditions.append(_condition_of_batch_norms(batch_norms.number, question))
     if question.shard_averages:
