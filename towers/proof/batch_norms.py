@@ -182,7 +182,7 @@ def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
         seen.add((tensor.name, is_behind_root))
         if tensor.name in ways.losses:  # on a way without values of the examples
             return False
-        if analysis.state(tensor).is_by_example:
+        if analysis.state(tensor).is_by_example:  # where a way ends
             if not is_behind_root:
                 return False
             continue

@@ -175,7 +175,7 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions.append('if %s is fed a scalar (give it the shape [])' % names)
     supposed_operations = [name for name in analysis.in_order(state.shard_statistics)
-                   if name in analysis.suppositions]
+                           if name in analysis.suppositions]
     if supposed_operations:
         sentences = [analysis.suppositions[name] for name in supposed_operations]
         conditions.append('if %s (with a static shape this condition falls away)' % (
