@@ -112,7 +112,10 @@ def _imported_whole(forward_pass: '_ForwardPass') -> typing.Optional[Scratch]:
 
 
 def _attempts(operations: typing.List[tf.Operation], inputs: typing.Any) -> typing.List[_Attempt]:
-    """The attempts to import operations, in the order in which they take less for granted."""
+    """The attempts to import operations, in the order in which they take less for granted.
+
+    All but the last one take placeholders of no known shape for scalars, such as a learning rate.
+    """
     assumed_scalars = []
     for op in operations:
         if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None:
