@@ -4,6 +4,8 @@ import collections
 import os
 import typing
 
+import tensorflow.compat.v1 as tf
+
 from towers import compat
 from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance
@@ -11,7 +13,7 @@ from towers.graph import graph_walk
 from towers.memory.account_table import KINDS, DeviceAccount, HeldTensor, MemoryAccount
 from towers.memory.buffers import NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer
 from towers.memory.kernels import passes_on
-from towers.memory.node import Node
+from towers.memory.node import Node, Output
 from towers.memory.simulation import FED, Run
 from towers.memory.step_graph import StepGraph
 from towers.memory.tower_step import (
@@ -55,7 +57,7 @@ def memory_account(built: BuiltTowers,
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if batch_size is not None:
         check_count('batch_size', batch_size)
-        shard_sizes(built, batch_size)
+        shard_sizes(built, batch_size)  # raises if the batch does not divide
     step = step_of(built, batch_size)
     return account_of_run(built, step, Run(step), batch_size)
 
@@ -71,14 +73,14 @@ def account_of_run(built: BuiltTowers, step: StepGraph, run: Run,
       batch_size: the argument of `memory_account`.
     """
     reader = _Reader(built, step)
-    kept = _kept_constants(step) + _kept_initial_values(built)
+    constants = _constants(step) + _initial_values(built)
     devices_in_use = {buffer.device for buffer in run.buffers}
-    devices_in_use |= {tensor.device for tensor in kept}
+    devices_in_use |= {constant.device for constant in constants}
     devices = _in_order_of_towers(devices_in_use, built)
     return MemoryAccount(
         batch_size=batch_size or built.plan.batch_size,
-        devices=[reader.account(run, device, kept) for device in devices],
-        together=reader.account(run, None, kept), unknown=step.unknown)
+        devices=[reader.account(run, device, constants) for device in devices],
+        together=reader.account(run, None, constants), unknown=step.unknown)
 
 
 def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.List[str]:
@@ -90,47 +92,50 @@ def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.
 
 # ---- constants that stay in memory ---------------------------------------------------------------
 
-def _kept_constants(step: StepGraph) -> typing.List[HeldTensor]:
+def _constants(step: StepGraph) -> typing.List[HeldTensor]:
     """List of the constants that operations of a step take; they are in memory all the time."""
-    constants = {}  # {(name of an operation, index of its output): constant}
+    constants: typing.Dict[Output, HeldTensor] = {}  # each once, however many operations take it
     nodes_that_run = [node for node in step.nodes if not node.folded]
     for node in nodes_that_run:
-        for source, index in node.inputs:
-            size = source.sizes[index]
-            if source.folded and size:
-                constants[source.name, index] = HeldTensor(
-                    source.name, 'constants', size, source.device)
+        for output in node.inputs:
+            if output.node.folded and output.size:
+                constants[output] = HeldTensor(
+                    output.node.name, 'constants', output.size, output.node.device)
     return list(constants.values())
 
 
-def _kept_initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
+def _initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
     """List of the constants that resource variables take their first values from.
 
     A variable shares the constant's memory until its first update. From then on the variable has
     memory of its own, and the session still keeps the constant.
     """
-    values = _initial_values(built)
+    values = _tensors_of_initial_values(built)
     if not values:
         return []
+    # Initializers run outside of the step, which knows nothing of their sizes.
     nodes = StepGraph([value.op for value in values.values()]).by_name
-    kept = []
-    for variable, value in values.items():
+    constants = []
+    for variable_op, value in values.items():
         node = nodes[value.op.name]
         size = node.sizes[value.value_index]
-        if node.folded and size >= _LEAST_KEPT:
-            kept.append(HeldTensor(variable.name, 'initial values', size, variable.device or _CPU))
-    return kept
+        is_constant = node.folded  # random initial values are not
+        if is_constant and size >= _LEAST_KEPT:
+            device = variable_op.device or _CPU
+            constants.append(HeldTensor(variable_op.name, 'initial values', size, device))
+    return constants
 
 
-def _initial_values(built: BuiltTowers) -> dict:
-    """`{operation of a resource variable: tensor of its initial value}`."""
+def _tensors_of_initial_values(built: BuiltTowers) -> typing.Dict[tf.Operation, tf.Tensor]:
+    """`{operation of a resource variable: tensor of its initial value}`, of the variables that one
+    assignment initializes."""
     values = {}
     for variable in list(built.variables) + list(built.slots):
         if variable.op.type != 'VarHandleOp':
-            continue
+            continue  # a reference variable copies its initial value
         initializer = compat.initializer_of(variable)
-        if initializer is not None and len(initializer.inputs) > 1:
-            _, value = initializer.inputs[:2]  # of an `AssignVariableOp`
+        if initializer is not None and initializer.type == 'AssignVariableOp':
+            _, value = initializer.inputs  # the handle is the first
             values[variable.op] = value
     return values
 
@@ -151,59 +156,67 @@ class _Reader:
         if built.replicas is not None:
             parameters += built.replicas.variables
             slots += built.replicas.slots
+        # Each of the next four: names of operations.
         self._parameters = graph_walk.operation_names(parameters)
         self._slots = graph_walk.operation_names(slots)
+        # The shards, and all that they are cut out of.
         self._input = graph_walk.names_of(graph_walk.step_operations(shard_operations(built)))
         self._forward = forward_pass(built)
         self._gradients = gradients_in(step, built, self._forward)
         # {number of a node: the nodes that take one of its outputs}
         self._takers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
         for node in step.nodes:
-            for source, _ in node.inputs:
-                self._takers[source.number].append(node)
-        # {number of a node: whether the backward pass takes one of its outputs}
-        self._kept: typing.Dict[int, bool] = {}
+            for output in node.inputs:
+                self._takers[output.node.number].append(node)
+        # {number of a node: whether the backward pass takes one of its outputs}, of the nodes that
+        # were asked for so far
+        self._is_kept_by_number: typing.Dict[int, bool] = {}
 
     def account(self, run: Run, device: typing.Optional[str],
-                kept: typing.List[HeldTensor]) -> DeviceAccount:
+                constants: typing.List[HeldTensor]) -> DeviceAccount:
         """The account of a device at its worst moment.
 
         Args:
           run: the simulated step.
           device: the name of the device; None for all devices together.
-          kept: the constants that are in memory all the time.
+          constants: the constants of all devices, which are in memory all the time.
         """
         peak = run.peaks.get(device, NO_PEAK)
-        tensors = [tensor for tensor in kept if device in (None, tensor.device)]
+        if device is None:
+            tensors = list(constants)
+        else:
+            tensors = [constant for constant in constants if constant.device == device]
         for buffer in run.alive(peak.event, device):
-            owner, output = buffer.owner(peak.event)
-            kind = self._kind(buffer, owner, output)
-            tensors.append(HeldTensor(owner.name, kind, buffer.size, buffer.device))
+            output = buffer.held_output(peak.event)
+            kind = self._kind(buffer, output)
+            tensors.append(HeldTensor(output.node.name, kind, buffer.size, buffer.device))
         tensors.sort(key=lambda tensor: -tensor.bytes)
         moment = '' if peak.node is None else peak.node.name
         return DeviceAccount(device or '', _bytes_of_kinds(tensors, device), moment, tensors)
 
-    def _kind(self, buffer: Buffer, owner: Node, output: int) -> str:
+    def _kind(self, buffer: Buffer, output: Output) -> str:
         """Which of `KINDS` a buffer is used for.
 
         Args:
           buffer: a buffer in memory at the worst moment.
-          owner: the operation whose result it holds then, or the variable.
-          output: the index of that operation's output.
+          output: what it holds then: the output of an operation, or a variable.
         """
+        node = output.node
         if buffer.variable is not None:
-            return self._kind_of_variable(buffer, owner)
+            return self._kind_of_variable(buffer, node)
         if buffer.what == SCRATCH:
             return 'scratch'
         if buffer.what == TRANSFER:
             return 'copies'
-        if owner.name in self._input or owner.type in FED:
+        if node.name in self._input or node.type in FED:
             return 'input'
-        if (owner.name, output) in self._gradients:
+        if (node.name, output.index) in self._gradients:
             return 'gradients'
-        if owner.name not in self._forward:
+        if node.name not in self._forward:
             return 'backward'
-        return 'activations' if self._is_kept(owner) else 'forward'
+        if self._is_kept(node):
+            return 'activations'
+        return 'forward'
 
     def _kind_of_variable(self, buffer: Buffer, variable: Node) -> str:
         """Which of `KINDS` the buffer of a variable is used for.
@@ -222,12 +235,14 @@ class _Reader:
 
     def _is_kept(self, node: Node) -> bool:
         """Whether the backward pass takes an output of a forward operation, so that the output is
-        kept for it."""
-        if node.number not in self._kept:
+        kept for it. It may take it by way of operations that pass the memory on, such as reshapes.
+        """
+        if node.number not in self._is_kept_by_number:
+            # Along the back edge of a loop, the way would come back to this node without end.
             takers = [taker for taker in self._takers[node.number]
-                      if not _is_back_edge(node, taker)]  # which would ask for ever
-            self._kept[node.number] = any(map(self._leads_backward, takers))
-        return self._kept[node.number]
+                      if not _is_back_edge(node, taker)]
+            self._is_kept_by_number[node.number] = any(map(self._leads_backward, takers))
+        return self._is_kept_by_number[node.number]
 
     def _leads_backward(self, taker: Node) -> bool:
         """Whether the backward pass needs what an operation takes: the operation is of the backward

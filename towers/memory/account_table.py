@@ -27,7 +27,7 @@ KINDS = collections.OrderedDict([
     ('allocator', '#999999')])  # handed out beyond what was asked for
 
 _MOST_COLUMNS = 6
-_COLUMNS_OF_MANY = 4  # of more devices: the first ones, before the one of all together
+_DEVICES_OF_MANY = 4  # of more devices: the first ones, before the column of all together
 _TENSORS_SHOWN = 8
 
 
@@ -123,22 +123,20 @@ class MemoryAccount(typing.NamedTuple):
     def _rows_of_kinds(self) -> typing.List[str]:
         """The lines of the table: a column for each device, a row for each kind of memory, and the
         peaks as the last row."""
-        columns = list(self.devices)
+        num_shown = len(self.devices)
+        if num_shown >= _MOST_COLUMNS:
+            num_shown = _DEVICES_OF_MANY
+        columns = self.devices[:num_shown]
         if len(self.devices) > 1:
-            columns.append(self.together)
-        shown = columns
-        if len(columns) > _MOST_COLUMNS:
-            shown = columns[:_COLUMNS_OF_MANY] + [self.together]
-        # Of a long name, such as that of a tower with stages, the end fits into a column.
-        names = [short_name(column.device)[-12:] or 'together' for column in shown]
-        rows = [_row('', ['%13s' % name for name in names])]
+            columns = columns + [self.together]
+        rows = [_row('', map(_heading, columns))]
         for kind in KINDS:
-            sizes = [column.kinds.get(kind, 0) for column in shown]
+            sizes = [column.kinds.get(kind, 0) for column in columns]
             if any(sizes):
                 rows.append(_row(kind, map(_as_megabytes, sizes)))
-        peaks = [column.peak for column in shown]
+        peaks = [column.peak for column in columns]
         rows.append(_row('peak', map(_as_megabytes, peaks)))
-        num_left_out = len(columns) - len(shown)
+        num_left_out = len(self.devices) - num_shown
         if num_left_out:
             rows.append('  and %d devices more' % num_left_out)
         return rows
@@ -147,6 +145,13 @@ class MemoryAccount(typing.NamedTuple):
 def _row(title: str, cells: typing.Iterable[str]) -> str:
     """A line of the table, with a title at its left."""
     return '  %-16s' % title + ''.join(cells)
+
+
+def _heading(column: DeviceAccount) -> str:
+    """The cell above a column of the table: the name of the device, `'together'` for all devices.
+    Of a long name, such as that of a tower with stages, the end fits into the cell."""
+    name = short_name(column.device)[-12:]
+    return '%13s' % (name or 'together')
 
 
 def _as_megabytes(size: int) -> str:

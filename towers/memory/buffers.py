@@ -7,7 +7,7 @@
 import collections
 import typing
 
-from towers.memory.node import Node
+from towers.memory.node import Node, Output
 
 # The uses of a `Buffer`.
 VARIABLE = 'variable'
@@ -16,6 +16,8 @@ SCRATCH = 'scratch'
 TRANSFER = 'transfer'  # a copy of another device's tensor
 UPDATE = 'update'  # a variable's new memory while its old memory is still being read
 
+# The uses in which a buffer begins with one reference: of the operation that works in it, or of the
+# variable.
 _HELD_FROM_THE_START = (SCRATCH, VARIABLE, UPDATE)
 
 
@@ -60,21 +62,23 @@ class Buffer:
         self.variable = variable
         self.since = owner.event
         self.until: typing.Optional[int] = None
-        self.references = 1 if what in _HELD_FROM_THE_START else 0
+        self.references = 0
+        if what in _HELD_FROM_THE_START:
+            self.references = 1
         self._owners = [owner]
 
     def write_over(self, owner: Owner) -> None:
         """Notes that the buffer holds the output of another node from now on."""
         self._owners.append(owner)
 
-    def owner(self, event: int) -> typing.Tuple[Node, int]:
-        """`(node, index of its output)`: the output that the buffer holds at an event; the node of
-        the variable, 0, if it holds one."""
+    def held_output(self, event: int) -> Output:
+        """The output that the buffer holds at an event. The buffer of a variable holds the output
+        of the variable's own node, whatever is written into it."""
         if self.variable is not None:
-            return self.variable, 0
+            return Output(self.variable, 0)
         owners_so_far = [owner for owner in self._owners if owner.event <= event]
         last_owner = owners_so_far[-1]
-        return last_owner.node, last_owner.output
+        return Output(last_owner.node, last_owner.output)
 
     def is_there(self, event: int) -> bool:
         """Whether the buffer is in memory right after an event."""
@@ -101,7 +105,7 @@ class Memory:
         Args:
           size: its bytes.
           device: where it is.
-          node: the operation that begins, for which it is.
+          node: the operation that needs it, and that begins at this moment.
           output: the index of the operation's output that the buffer holds.
           what: the buffer's use.
         """
@@ -117,7 +121,8 @@ class Memory:
         Args:
           variable: the operation of the variable.
           size: bytes of the variable.
-          node: the operation that begins, for which it is.
+          node: the operation that needs the buffer, and that begins at this moment: the variable's
+            own, or one that updates the variable.
           what: the buffer's use.
         """
         owner = self._next_owner(node, 0)

@@ -70,7 +70,8 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = Non
         at 65,536 examples a tower, and the result says so.
 
     Returns:
-      `FittedBatch`: a multiple of the sum of the build's `shares`, of equal shards without them.
+      `FittedBatch`. With `shares`, such as 3 and 1, its batch is a multiple of their sum, here of
+      4; else it divides evenly among the towers.
 
     Raises:
       OutOfMemoryError: not one example a tower, or a micro-batch, fits.
@@ -80,7 +81,9 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = Non
     limit = checked_limit(memory_limit)
     if most is not None:
         check_count('most', most)
-    return _largest_batch(built, limit or device_limit(built.devices), most)
+    if limit is None:
+        limit = device_limit(built.devices)
+    return _largest_batch(built, limit, most)
 
 
 def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -> FittedBatch:
@@ -98,14 +101,12 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
     # The examples of a batch in which the smallest shard, or micro-batch, has one. The batches that
     # are tried are multiples of it.
     unit = sum(built.plan.shares)
+    # `micro_batch` is the index of a micro-batch in its tower.
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     place = 'tower' if micro_batches == 1 else 'micro-batch'
     if most is not None and most < unit:
         raise InvalidArgumentError('most=%d examples leave some of %d %ss without one.' % (
             most, unit, place))
-    most_units = MOST_PER_TOWER
-    if most is not None:
-        most_units = min(most_units, most // unit)
     account = memory_account(built, unit)
     if account.peak > limit:
         raise OutOfMemoryError(
@@ -113,20 +114,24 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
             'are %.1f MB. The largest: %s.' % (
                 place, unit, account.peak / 1e6, limit / 1e6, account.largest()))
     units_that_fit = 1
-    too_many_units = most_units + 1
+    too_many_units = MOST_PER_TOWER + 1
+    if most is not None:
+        too_many_units = min(too_many_units, most // unit + 1)
     while too_many_units - units_that_fit > max(1, units_that_fit // 64):
-        guess = min(2 * units_that_fit, (units_that_fit + too_many_units) // 2)
+        half_way = (units_that_fit + too_many_units) // 2
+        guess = min(2 * units_that_fit, half_way)
         account_of_guess = memory_account(built, guess * unit)
         if account_of_guess.peak <= limit:
             units_that_fit = guess
             account = account_of_guess
         else:
             too_many_units = guess
+    no_batch_was_too_large = too_many_units == MOST_PER_TOWER + 1
     return FittedBatch(
         batch_size=units_that_fit * unit,
         per_tower=units_that_fit * micro_batches * max(built.plan.shares), limit=limit,
         account=account, measured=None, micro_batches=micro_batches,
-        ends_search=too_many_units > MOST_PER_TOWER)
+        ends_search=no_batch_was_too_large)
 
 
 def fit_batch_size(build: typing.Callable, first: int,
@@ -167,44 +172,51 @@ def fit_batch_size(build: typing.Callable, first: int,
         if limit is None:
             limit = device_limit(built.devices)
         unit = sum(built.plan.shares)
-        # Bytes by the account: lowered with each try, since the account says too little.
+        # The bytes that the account may say. A step that takes more than the account says brings
+        # them below the limit for the next try.
         accounted_limit = limit
         for _ in range(_TRIES):
             fitted = _largest_batch(built, accounted_limit, most)._replace(limit=limit)
-            try:
-                fitted = fitted._replace(measured=_run(build, fitted.batch_size, config))
-            except tf.errors.ResourceExhaustedError as error:
-                if not is_out_of_memory(error):
-                    raise
+            trial = _run(build, fitted.batch_size, config)
+            fitted = fitted._replace(measured=trial.measured)
+            if trial.ran_out_of_memory:
                 say('batch %d ran out of memory: trying less' % fitted.batch_size)
                 accounted_limit = int(min(accounted_limit, fitted.account.peak) * 0.9)
-            else:
-                if fitted.measured is None or fitted.measured.peak <= limit:
-                    say(str(fitted))
-                    return fitted
+            elif trial.measured is not None and trial.measured.peak > limit:
                 say('%s: trying less' % (fitted,))
-                factor = limit / float(fitted.measured.peak)
+                factor = limit / float(trial.measured.peak)
                 accounted_limit = int(accounted_limit * min(0.95, factor))
+            else:
+                say(str(fitted))
+                return fitted
             most = max(unit, fitted.batch_size - unit)  # never the same batch again
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
 
 
-def _run(build: typing.Callable, batch_size: int, config: typing.Optional[typing.Callable]
-         ) -> typing.Optional[MeasuredMemory]:
+class _Trial(typing.NamedTuple):
+    """A step that was run in order to see whether its batch fits."""
+    ran_out_of_memory: bool
+    measured: typing.Optional[MeasuredMemory]  # None where TensorFlow does not count memory
+
+
+def _run(build: typing.Callable, batch_size: int,
+         config: typing.Optional[typing.Callable]) -> _Trial:
     """Runs a step of `build(batch_size)`, and measures its memory.
 
     Args:
       build, config: the arguments of `fit_batch_size`.
       batch_size: examples of the step.
-
-    Returns:
-      `MeasuredMemory`; None where TensorFlow does not count memory.
     """
     with tf.Graph().as_default():
         built, start = called_build(build, batch_size)
         try:
-            return measure_memory(built, start=start, config=config_of(built, config))
+            measured = measure_memory(built, start=start, config=config_of(built, config))
         except MeasurementError:
-            return None
+            return _Trial(ran_out_of_memory=False, measured=None)
+        except tf.errors.ResourceExhaustedError as error:
+            if not is_out_of_memory(error):
+                raise
+            return _Trial(ran_out_of_memory=True, measured=None)
+        return _Trial(ran_out_of_memory=False, measured=measured)

@@ -33,9 +33,9 @@ _BINARY = ['Add', 'AddV2', 'Atan2', 'BitwiseAnd', 'BitwiseOr', 'Div', 'DivNoNan'
            'EluGrad', 'InvGrad', 'LeakyReluGrad', 'ReciprocalGrad', 'Relu6Grad', 'ReluGrad',
            'RsqrtGrad', 'SeluGrad', 'SigmoidGrad', 'SoftplusGrad', 'SoftsignGrad', 'SqrtGrad',
            'TanhGrad']
-_ANY_INPUT = tuple(range(10000))
+_ANY_INPUT = range(1 << 20)  # no operation has so many inputs
 # {type: {index of an output: indices of the inputs that it may be written into}}
-REUSES: typing.Dict[str, typing.Dict[int, typing.Tuple[int, ...]]] = {}
+REUSES: typing.Dict[str, typing.Dict[int, typing.Container[int]]] = {}
 REUSES.update(dict.fromkeys(_UNARY, {0: (0,)}))
 REUSES.update(dict.fromkeys(_BINARY, {0: (0, 1)}))
 REUSES.update({
@@ -48,7 +48,7 @@ _FLOAT_BYTES = 4
 _INT64_BYTES = 8
 # The floats on which a convolution's gradient works at a time.
 _CACHE_FLOATS = (30 << 20) // _FLOAT_BYTES
-# With more floats a core, the gradient of the images works on one image at a time.
+# With so many floats a core or more, the gradient of the images works on one image at a time.
 _FLOATS_A_CORE = (256 << 10) // _FLOAT_BYTES
 
 
@@ -66,14 +66,21 @@ def _has_reference(node: Node) -> bool:
 
 def _cuts_along_rows(node: Node) -> bool:
     """Whether each output of a node of a type in `CUTS` is whole rows of the input, one after the
-    other, so that it can be the input's memory."""
-    whole = _input_shape(node, 1 if node.type == 'Split' else 0)  # input 0 of a `Split` is the axis
-    if not whole:
-        return False
-    if node.type == 'Unpack':
+    other, so that it can be the input's memory.
+
+    Rows 2 to 5 of a [8, 3] tensor can; its columns cannot, since they lie apart in memory.
+    """
+    if node.type == 'Split':
+        cut_shape = node.inputs[1].shape  # input 0 is the axis
+    else:
+        cut_shape = node.inputs[0].shape
+    if not cut_shape:
+        return False  # a shape that is not known, or a number
+    if node.type == 'Unpack':  # each output is one row, without the dimension of the rows
         return None not in node.shapes and node.op.get_attr('axis') == 0
     for shape in node.shapes:
-        if shape is None or len(shape) != len(whole) or shape[1:] != whole[1:]:
+        has_same_rank = shape is not None and len(shape) == len(cut_shape)
+        if not has_same_rank or shape[1:] != cut_shape[1:]:
             return False  # another dimension is cut, or one is dropped
     return True
 
@@ -97,40 +104,51 @@ def _places_of_maxima(node: Node) -> int:
 
     The maxima themselves are written where the output was (`maxpooling_op.cc`).
     """
-    pooled, index = node.inputs[1]
-    return _INT64_BYTES * (pooled.sizes[index] // _FLOAT_BYTES)
+    pooled = node.inputs[1]
+    num_maxima = pooled.size // _FLOAT_BYTES
+    return _INT64_BYTES * num_maxima
 
 
 def _patches(node: Node) -> int:
     """Bytes of the patches of images that a convolution's gradient lays out as a matrix (im2col).
 
-    For some images at a time, as many as fill 30 MB together with the other factors of the product:
+    It lays out some images at a time, as many as fill 30 MB together with the other factors of the
+    product, which are the output's gradient and the weights:
 
         bytes = 4 * images * (height * width) * (kernel height * kernel width * channels)
 
     Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`. 0 where a shape is not known.
     """
-    is_of_weights = node.type == 'Conv2DBackpropFilter'
-    gradient = _input_shape(node, 2)
-    weights = node.shapes[0] if is_of_weights else _input_shape(node, 1)
-    if gradient is None or weights is None or node.op.get_attr('data_format') != b'NHWC':
+    is_gradient_of_weights = node.type == 'Conv2DBackpropFilter'
+    if is_gradient_of_weights:
+        weights_shape = node.shapes[0]  # the result has the shape of the weights
+    else:
+        weights_shape = node.inputs[1].shape
+    gradient_shape = node.inputs[2].shape  # of the convolution's output, in both operations
+    if gradient_shape is None or weights_shape is None:
         return 0
-    batch, height, width, _ = gradient
-    kernel_height, kernel_width, channels, filters = weights
+    if node.op.get_attr('data_format') != b'NHWC':
+        return 0  # NCHW, for which only oneDNN has a kernel on CPUs
+    batch, height, width, _ = gradient_shape
+    kernel_height, kernel_width, channels, filters = weights_shape
     places = height * width
     patch = kernel_height * kernel_width * channels
     floats_an_image = places * filters + patch * filters + places * patch
     if not floats_an_image:
-        return 0
+        return 0  # an empty tensor
     images = -(-_CACHE_FLOATS // floats_an_image)  # rounded up
-    if not is_of_weights:
-        floats_a_core = floats_an_image // (os.cpu_count() or 1)
-        if batch == 1 or floats_a_core >= _FLOATS_A_CORE:
-            images = 1
+    if not is_gradient_of_weights and _works_image_by_image(batch, floats_an_image):
+        images = 1
     return _FLOAT_BYTES * images * places * patch
 
 
-def _input_shape(node: Node, index: int) -> typing.Optional[tuple]:
-    """The static shape of the input at an index, a tuple; None where a dimension is not known."""
-    source, output = node.inputs[index]
-    return source.shapes[output]
+def _works_image_by_image(batch: int, floats_an_image: int) -> bool:
+    """Whether the gradient of the images (`Conv2DBackpropInput`) lays out one image at a time: if
+    there is only one, or if an image is enough work for all cores (`conv_grad_input_ops.h`).
+
+    Args:
+      batch: the number of images.
+      floats_an_image: the floats of an image's output gradient, of the weights, and of the patches.
+    """
+    floats_a_core = floats_an_image // (os.cpu_count() or 1)
+    return batch == 1 or floats_a_core >= _FLOATS_A_CORE

@@ -30,14 +30,14 @@ def checked_limit(memory_limit: typing.Optional[float]) -> typing.Optional[int]:
     """
     if memory_limit is None:
         return None
-    is_float = isinstance(memory_limit, numbers.Real) and not isinstance(
-        memory_limit, numbers.Integral)
-    if not is_float:
-        check_count('memory_limit', memory_limit)  # which refuses what is no number
-        return int(memory_limit)
-    check_number('memory_limit', memory_limit, least=1, expected=_BYTES)
-    if memory_limit != int(memory_limit):
-        raise InvalidArgumentError('memory_limit=%r: expected %s.' % (memory_limit, _BYTES))
+    is_integer = isinstance(memory_limit, numbers.Integral)
+    is_float = isinstance(memory_limit, numbers.Real) and not is_integer
+    if is_float:
+        check_number('memory_limit', memory_limit, least=1, expected=_BYTES)
+        if memory_limit != int(memory_limit):
+            raise InvalidArgumentError('memory_limit=%r: expected %s.' % (memory_limit, _BYTES))
+    else:
+        check_count('memory_limit', memory_limit)  # refuses what is no number, too
     return int(memory_limit)
 
 

@@ -86,7 +86,9 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     if session is not None:
         _check_session(session)
     first_operations = _checked_start('start', start)
-    step = built.loss if built.train_op is None else built.train_op
+    step = built.train_op
+    if step is None:  # without an optimizer
+        step = built.loss
     if session is not None:
         peaks = _peaks_of_steps(session, step, feed_dict)
     else:

@@ -8,6 +8,22 @@ import typing
 import tensorflow.compat.v1 as tf
 
 
+class Output(typing.NamedTuple):
+    """A result of a node, which others take as an input."""
+    node: 'Node'
+    index: int  # which of the node's outputs it is, from 0
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.node.sizes[self.index]
+
+    @property
+    def shape(self) -> typing.Optional[tuple]:
+        """Its static shape, a tuple; None where a dimension is not known."""
+        return self.node.shapes[self.index]
+
+
 class Node:
     """One operation of a step.
 
@@ -15,7 +31,7 @@ class Node:
       op: the `tf.Operation`.
       name, type, device: those of the operation; one that asks for no device is on the CPU.
       number: the index of the node in `StepGraph.nodes`.
-      inputs: list of `(node, index of its output)`.
+      inputs: the `Output`s that the operation takes, in its order of them.
       controls: list of the nodes that the operation only waits for.
       sizes: bytes of each output.
       shapes: static shape of each output, a tuple, or None where a dimension is not known.
@@ -31,7 +47,7 @@ class Node:
         self.type = op.type
         self.device = op.device or '/device:CPU:0'
         self.number = number
-        self.inputs: typing.List[typing.Tuple['Node', int]] = []
+        self.inputs: typing.List[Output] = []
         self.controls: typing.List['Node'] = []
         self.sizes: typing.List[int] = []
         self.shapes: typing.List[typing.Optional[tuple]] = []

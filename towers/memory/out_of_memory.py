@@ -15,7 +15,7 @@ from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
 from towers.placement.devices import is_gpu, short_name
 
 # The name of an operation in the text of an error: `{{node name}}`, or in older ones `[[name …`.
-_NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
+_NODE = re.compile(r'\{\{node (?P<new>[^}]+)\}\}|\[\[(?:node )?(?P<old>[^\s\]{]+)')
 
 
 @contextlib.contextmanager
@@ -49,8 +49,11 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
         if not is_out_of_memory(error):
             raise
         sentences = [_request(error, built)]
-        if batch_size is not None or built.plan.batch_size is not None:
-            sentences += _advice(built, batch_size, limit or device_limit(built.devices))
+        is_size_known = batch_size is not None or built.plan.batch_size is not None
+        if is_size_known:  # else there is no account
+            if limit is None:
+                limit = device_limit(built.devices)
+            sentences += _advice(built, batch_size, limit)
         checkpoint = tf.train.latest_checkpoint(directory) if directory else None
         if checkpoint:
             sentences.append(
@@ -80,13 +83,13 @@ def _request(error: tf.errors.OpError, built: BuiltTowers) -> str:
 
 def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
     """The name of the operation at which an error of TensorFlow was raised; None if it has none."""
-    name = getattr(getattr(error, 'op', None), 'name', None)
-    if name:
-        return name
+    op = getattr(error, 'op', None)  # None where TensorFlow has made it for the run, as a copy
+    if op is not None:
+        return op.name
     found = _NODE.search(str(error))
     if found is None:
         return None
-    return found.group(1) or found.group(2)
+    return found.group('new') or found.group('old')
 
 
 def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
@@ -95,14 +98,14 @@ def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
 
     Args:
       built: the towers.
-      batch_size: examples of the step; None for the static size.
+      batch_size: examples of the step; None for the static size, which the batch has then.
       limit: bytes of memory that a step may take.
     """
     try:
         account = memory_account(built, batch_size)
-    except InvalidArgumentError as error:  # a sparse batch
+    except InvalidArgumentError as error:  # of a sparse batch, which has no account, say
         return [str(error)]
-    examples: typing.Any = account.batch_size  # the caller knows one
+    examples: typing.Any = account.batch_size  # given or static, so never None here
     needed = ('A step of batch %d takes %.1f MB at its worst moment, by the account; there are '
               '%.1f MB. The largest of it: %s.' % (
                   examples, account.peak / 1e6, limit / 1e6, account.largest()))
@@ -110,6 +113,7 @@ def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
         fitted = largest_batch(built, limit)
     except OutOfMemoryError:
         return [needed, 'No batch fits, not one example a tower.']
+    # So many that one of them fits; at least two, since the whole batch did not.
     num_micro_batches = max(2, -(-examples // fitted.batch_size))  # rounded up
     about_devices = ' (CPUs share one memory)'
     if any(is_gpu(device) for device in built.devices):

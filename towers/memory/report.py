@@ -65,7 +65,8 @@ def memory_report(build: typing.Callable, batch_size: int,
             limit = device_limit(built.devices, config_of(built, config))
         say(str(memory_account(built, batch_size)))
     points = []
-    for size in _batch_sizes(batch_size, unit=sum(built.plan.shares)):
+    unit = sum(built.plan.shares)  # examples of the smallest batch with equal shards
+    for size in _batch_sizes(batch_size, unit):
         point = _point(build, size, limit, config)
         say(point.text)
         points.append(point)
@@ -75,7 +76,7 @@ def memory_report(build: typing.Callable, batch_size: int,
 
 
 def _batch_sizes(batch_size: int, unit: int) -> typing.List[int]:
-    """Sorted list of the batch sizes of a report.
+    """Sorted list of the batch sizes of a report: [6, 12, 27, 54] for 27 on three towers.
 
     Args:
       batch_size: the batch size that the report is about.
@@ -83,8 +84,8 @@ def _batch_sizes(batch_size: int, unit: int) -> typing.List[int]:
     """
     sizes = set()
     for share in _SHARES_OF_BATCH:
-        num_units = max(1, int(batch_size * share) // unit)
-        sizes.add(num_units * unit)
+        num_units = int(batch_size * share) // unit
+        sizes.add(max(1, num_units) * unit)
     return sorted(sizes)
 
 

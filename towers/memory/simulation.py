@@ -14,19 +14,16 @@ import tensorflow.compat.v1 as tf
 
 from towers.memory.buffers import SCRATCH, TRANSFER, UPDATE, VARIABLE, Buffer, Memory, Owner
 from towers.memory.kernels import REUSES, passes_on, scratch
-from towers.memory.node import Node
+from towers.memory.node import Node, Output
 from towers.memory.step_graph import StepGraph
 
 # The beginnings of the types of operations that write a resource variable in place. By
-# `AssignVariableOp`, which is not one, a variable takes the memory of the value.
+# `AssignVariableOp`, which is none of them, a variable takes the memory of the value.
 _UPDATES = ('ResourceApply', 'AssignAddVariableOp', 'AssignSubVariableOp', 'ResourceScatter',
             'ResourceSparseApply')
 _VARIABLES = ('VarHandleOp', 'VariableV2', 'Variable', 'TemporaryVariable')
 _MERGES = ('Merge', 'RefMerge')
 FED = ('Placeholder', 'PlaceholderV2')  # the caller holds a fed value for the whole step
-
-_OutputIndex = typing.Tuple[int, int]
-"""An output of a node: the number of the node, and the index of the output."""
 
 
 class Run:
@@ -47,11 +44,11 @@ class Run:
         # {number of a node: the nodes that wait for it}
         self._followers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
         # {output: devices of the nodes that take it}
-        self._takers: typing.Dict[_OutputIndex, typing.List[str]] = collections.defaultdict(list)
+        self._takers: typing.Dict[Output, typing.List[str]] = collections.defaultdict(list)
         # {output: its buffer on the device of its node}
-        self._held: typing.Dict[_OutputIndex, Buffer] = {}
+        self._held: typing.Dict[Output, Buffer] = {}
         # {(output, another device): the buffer of its copy there}
-        self._copies: typing.Dict[typing.Tuple[_OutputIndex, str], Buffer] = {}
+        self._copies: typing.Dict[typing.Tuple[Output, str], Buffer] = {}
         # {number of a variable's node: the buffer that holds the variable now}
         self._variables: typing.Dict[int, Buffer] = {}
         nodes = [node for node in step.nodes if not node.folded]
@@ -63,8 +60,14 @@ class Run:
         self._run(nodes)
 
     def alive(self, event: int, device: typing.Optional[str] = None) -> typing.List[Buffer]:
-        """List of the buffers that are in memory right after an event, on a device; None for all
-        devices."""
+        """List of the buffers that are in memory right after an event.
+
+        Variables whose size is not known have a buffer of no bytes, which is left out.
+
+        Args:
+          event: the event.
+          device: the device of the buffers; None for all devices.
+        """
         alive = []
         for buffer in self.buffers:
             is_on_device = device is None or device == buffer.device
@@ -74,27 +77,31 @@ class Run:
 
     def _connect(self, node: Node) -> None:
         """Notes what a node waits for, and which outputs it takes."""
-        sources = {source.number for source in node.controls if not source.folded}
-        for source, index in _computed_inputs(node):
-            sources.add(source.number)
-            self._takers[source.number, index].append(node.device)
-        self._num_awaited[node.number] = len(sources)
-        if node.type in _MERGES and sources:
-            self._num_awaited[node.number] = 1  # it begins with the first of its inputs
-        for number in sources:
+        awaited = {source.number for source in node.controls if not source.folded}
+        for output in _computed_inputs(node):
+            awaited.add(output.node.number)
+            self._takers[output].append(node.device)
+        if node.type in _MERGES:
+            # It begins with the first of its inputs, as of two branches only one is run; without
+            # any that a step computes, it waits for nothing.
+            self._num_awaited[node.number] = min(1, len(awaited))
+        else:
+            self._num_awaited[node.number] = len(awaited)
+        for number in awaited:
             self._followers[number].append(node)
 
     def _run(self, nodes: typing.List[Node]) -> None:
         """Runs the nodes, each when all that it waits for has ended."""
         ready = collections.deque(node for node in nodes if not self._num_awaited[node.number])
-        queued = {node.number for node in ready}  # so far
+        queued = {node.number for node in ready}  # the nodes that have been ready so far
         scratch_buffer = None
         while ready:
             node = ready.popleft()
             scratch_buffer = self._begin(node, scratch_buffer)
             for follower in self._followers[node.number]:
                 self._num_awaited[follower.number] -= 1
-                # Below 0 for a `Merge`, whose other inputs come later.
+                # A `Merge` waits for one of its inputs. The others bring its number below 0, when
+                # it has been queued already.
                 is_ready = self._num_awaited[follower.number] <= 0
                 if is_ready and follower.number not in queued:
                     queued.add(follower.number)
@@ -102,16 +109,9 @@ class Run:
             self._end(node)
         self._memory.release(scratch_buffer)
 
-    def _input(self, source: Node, index: int, device: str) -> typing.Optional[Buffer]:
-        """The `Buffer` of an input on a device: the copy there, else the output itself; None where
-        it takes no memory.
-
-        Args:
-          source: the node whose output is the input.
-          index: the index of that output.
-          device: the device of the operation that takes it.
-        """
-        output = source.number, index
+    def _buffer_on(self, output: Output, device: str) -> typing.Optional[Buffer]:
+        """The `Buffer` from which an operation on a device reads an output: the copy there, if
+        there is one, else the output's own; None if the output takes no memory."""
         return self._copies.get((output, device)) or self._held.get(output)
 
     # ---- the beginning of an operation
@@ -136,39 +136,55 @@ class Run:
         for index, buffer in enumerate(outputs):
             if buffer is not None:
                 buffer.references += 1  # until `_end` has counted the takers
-                self._held[node.number, index] = buffer
+                self._held[Output(node, index)] = buffer
         return scratch_buffer
 
     def _move_variables_that_are_read(self, node: Node) -> None:
         """Gives the variables of an update new memory, if others still read their old memory, which
         TensorFlow then leaves to them."""
-        for tensor, (source, _) in zip(node.op.inputs, node.inputs):
+        for tensor, output in zip(node.op.inputs, node.inputs):
             if tensor.dtype != tf.resource:
-                continue
-            old = self._variables.get(_variable_of(source))
-            if old is None or old.variable is None:
-                continue
+                continue  # a gradient or the like: no handle of a variable
+            variable = _variable_of(output.node)
+            old = self._variables.get(variable.number)
+            if old is None:
+                continue  # a handle that comes from no variable of the step
             is_read = old.references > 1  # one reference is the variable's own
             if is_read:
-                self._variables[old.variable.number] = self._memory.allocate_variable(
-                    old.variable, old.size, node, what=UPDATE)
-                self._memory.release(old)
+                self._variables[variable.number] = self._memory.allocate_variable(
+                    variable, old.size, node, what=UPDATE)
+                self._memory.release(old)  # the variable's own reference
 
     def _outputs(self, node: Node) -> typing.List[typing.Optional[Buffer]]:
         """List of the `Buffer` of each output of an operation; None for an output that takes no
-        memory. An output may be an input's buffer, passed on or written over."""
+        memory. It may be the buffer of a variable or of an input, or a new one."""
         if node.type in _VARIABLES:
+            # A reference is the variable's memory. A handle, of 0 bytes, has none.
             return [self._variables[node.number] if size else None for size in node.sizes]
         if node.type == 'ReadVariableOp':
-            return [self._variables.get(_variable_of(node))]  # its value is its memory
-        inputs: typing.List[typing.Optional[Buffer]] = []
-        for source, index in node.inputs:
-            if source.folded:  # a constant, which is counted elsewhere
-                inputs.append(None)
-            else:
-                inputs.append(self._input(source, index, node.device))
-        if node.inputs and passes_on(node):
+            variable = _variable_of(node)
+            return [self._variables.get(variable.number)]  # a read copies nothing
+        inputs = [self._buffer_of_input(output, node.device) for output in node.inputs]
+        if inputs and passes_on(node):
             return _passed_on(node, inputs)
+        return self._written_outputs(node, inputs)
+
+    def _buffer_of_input(self, output: Output, device: str) -> typing.Optional[Buffer]:
+        """The `Buffer` from which an operation on a device reads an input; None if the input takes
+        no memory, or is a constant, which the account counts by itself."""
+        if output.node.folded:
+            return None
+        return self._buffer_on(output, device)
+
+    def _written_outputs(self, node: Node, inputs: typing.List[typing.Optional[Buffer]]
+                         ) -> typing.List[typing.Optional[Buffer]]:
+        """List of the `Buffer` into which a kernel writes each output: that of an input which it
+        may write over, else a new one; None for an output that takes no memory.
+
+        Args:
+          node: the operation.
+          inputs: the buffer of each input, or None.
+        """
         outputs: typing.List[typing.Optional[Buffer]] = []
         for index, size in enumerate(node.sizes):
             buffer = _buffer_to_write_over(node, index, inputs, outputs)
@@ -186,25 +202,26 @@ class Run:
         its references to its inputs are taken away."""
         outputs = []
         for index in range(len(node.sizes)):
-            buffer = self._held.get((node.number, index))
+            output = Output(node, index)
+            buffer = self._held.get(output)
             if buffer is not None:
-                self._hand_out(node, index, buffer)
+                self._hand_out(output, buffer)
                 outputs.append(buffer)
-        for source, index in _computed_inputs(node):
-            self._memory.release(self._input(source, index, node.device))
-        if node.type not in FED:
-            for buffer in outputs:
-                self._memory.release(buffer)  # the reference that `_begin` has added
+        for taken in _computed_inputs(node):
+            self._memory.release(self._buffer_on(taken, node.device))
+        if node.type in FED:
+            return  # the caller keeps a fed value: the reference of `_begin` stays
+        for buffer in outputs:
+            self._memory.release(buffer)  # the reference that `_begin` has added
 
-    def _hand_out(self, node: Node, index: int, buffer: Buffer) -> None:
+    def _hand_out(self, output: Output, buffer: Buffer) -> None:
         """Counts the operations that take an output, and copies it to devices with other memory.
 
         Args:
-          node: the operation.
-          index: the index of its output.
+          output: the output of an operation that ends.
           buffer: what holds the output.
         """
-        output = node.number, index
+        node = output.node
         takers_elsewhere: typing.Counter[str] = collections.Counter()  # {device: number of takers}
         for device in self._takers.get(output, ()):
             if _memory_of(device) == _memory_of(node.device):
@@ -212,38 +229,39 @@ class Run:
             else:
                 takers_elsewhere[device] += 1
         for device, num_takers in takers_elsewhere.items():
-            copied = self._memory.allocate(node.sizes[index], device, node, index, TRANSFER)
+            copied = self._memory.allocate(output.size, device, node, output.index, TRANSFER)
             if copied is not None:
                 copied.references = num_takers
                 self._copies[output, device] = copied
 
 
-def _computed_inputs(node: Node) -> typing.List[typing.Tuple[Node, int]]:
-    """List of the inputs of a node that a step computes, as `(node, index of its output)`. The back
-    edges of loops are left out, since one turn of a loop is simulated."""
+def _computed_inputs(node: Node) -> typing.List[Output]:
+    """List of the inputs of a node that a step computes. The back edges of loops are left out,
+    since one turn of a loop is simulated."""
     inputs = []
-    for source, index in node.inputs:
-        is_back_edge = node.type in _MERGES and source.type.endswith('NextIteration')
-        if not source.folded and not is_back_edge:
-            inputs.append((source, index))
+    for output in node.inputs:
+        is_back_edge = node.type in _MERGES and output.node.type.endswith('NextIteration')
+        if not output.node.folded and not is_back_edge:
+            inputs.append(output)
     return inputs
 
 
 def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
                ) -> typing.List[typing.Optional[Buffer]]:
-    """List of the buffers of a node's outputs, which are the memory of its inputs.
+    """List of the `Buffer` of each output of a node that hands an input's memory on; None for an
+    output that takes no memory.
 
     Args:
-      node: the node, of a type that `passes_on` says.
+      node: the node, for which `passes_on` is true.
       inputs: the buffer of each input, or None.
     """
     if node.type == 'IdentityN':  # output i is input i
-        sources = inputs
+        passed_on = inputs
     else:
-        with_memory = [buffer for buffer in inputs if buffer is not None]
-        first = with_memory[0] if with_memory else None
-        sources = [first] * len(node.sizes)
-    return [buffer if size else None for buffer, size in zip(sources, node.sizes)]
+        # All outputs are one input: the first that has memory, as the axis of a `Split` has none.
+        first = next((buffer for buffer in inputs if buffer is not None), None)
+        passed_on = [first] * len(node.sizes)
+    return [buffer if size else None for buffer, size in zip(passed_on, node.sizes)]
 
 
 def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Optional[Buffer]],
@@ -261,11 +279,13 @@ def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Opt
     Returns:
       The `Buffer` of the input; None if the output needs memory of its own.
     """
-    reusable = REUSES.get(node.type, {}).get(index, ())  # indices of inputs
-    for input_index in reusable[:len(inputs)]:
-        buffer = inputs[input_index]
-        if buffer is None or buffer in outputs:
+    reusable_inputs = REUSES.get(node.type, {}).get(index, ())  # their indices
+    for input_index, buffer in enumerate(inputs):
+        if buffer is None or input_index not in reusable_inputs:
             continue
+        if buffer in outputs:
+            continue  # another output of the operation is written into it
+        # The one reference is the operation's own.
         is_needed_by_no_other = buffer.references == 1 and buffer.what != VARIABLE
         if is_needed_by_no_other and buffer.size == node.sizes[index]:
             return buffer
@@ -278,14 +298,17 @@ def _variable_bytes(node: Node) -> int:
     return (elements or 0) * tf.as_dtype(node.op.get_attr('dtype')).size
 
 
-def _variable_of(node: Node) -> int:
-    """The number of the variable's node whose handle a node takes or hands on."""
+def _variable_of(node: Node) -> Node:
+    """The node of the variable whose handle a node takes, or hands on, as its first input. For a
+    handle that comes from no variable of the step, the node that it comes from."""
     while node.inputs and node.type not in _VARIABLES:
-        node = node.inputs[0][0]
-    return node.number
+        node = node.inputs[0].node
+    return node
 
 
 def _memory_of(device: str) -> str:
     """The name of a device's memory: the device, or, since they share one, `'/device:CPU'` for all
     CPUs of a process."""
-    return device.rsplit(':', 1)[0] if 'CPU' in device else device
+    if 'CPU' in device:
+        return device.rsplit(':', 1)[0]  # without the number
+    return device

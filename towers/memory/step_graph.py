@@ -9,9 +9,10 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
-from towers.memory.node import Node
+from towers.memory.node import Node, Output
 
-# Operations that need only the shapes of their inputs. Inputs of the last one are shapes.
+# Operations that need only the shapes of their inputs; `BroadcastGradientArgs` takes two shapes,
+# which are constants if the tensors' shapes are static.
 _SHAPE_ONLY = SIZES | {'BroadcastGradientArgs'}
 _NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS | VARIABLE_OPS | {'NoOp'}
 _STRING_BYTES = 16  # of the object; its text is elsewhere
@@ -54,57 +55,79 @@ class StepGraph:
     def _connect(self, node: Node) -> None:
         """Notes the nodes whose outputs a node takes, and the nodes that it only waits for."""
         for tensor in node.op.inputs:
-            node.inputs.append((self.by_name[tensor.op.name], tensor.value_index))
+            node.inputs.append(Output(self.by_name[tensor.op.name], tensor.value_index))
         for source in node.op.control_inputs:
             node.controls.append(self.by_name[source.name])
 
     def _in_order(self) -> typing.List[Node]:
         """List of the nodes, each after its inputs; in a loop, in the order in which the operations
         were made. A search depth first, without recursion."""
-        seen = set()
+        seen: typing.Set[int] = set()
         in_order = []
         for start in self.nodes:
             if start.number in seen:
                 continue
             seen.add(start.number)
-            # The way from `start` to the node that is looked at, each with the inputs that are left
-            # to be looked at; each node on the way is an input of the node before it.
-            path = [(start, iter(start.inputs))]
+            # From `start` to the node that is looked at. Each node on the path is an input of the
+            # node before it.
+            path = [start]
             while path:
-                node, inputs_left = path[-1]
-                unseen = (source for source, _ in inputs_left if source.number not in seen)
-                source = next(unseen, None)
-                if source is None:
+                node = path[-1]
+                source = _next_unseen_input(node, seen)
+                if source is None:  # all its inputs are in the list
                     in_order.append(node)
                     path.pop()
                 else:
                     seen.add(source.number)
-                    path.append((source, iter(source.inputs)))
+                    path.append(source)
         return in_order
 
     def _measure(self, node: Node, elements_of: typing.Callable) -> None:
-        """Notes the static shape and the bytes of each output of a node.
+        """Notes the static shape and the bytes of each output of a node. If an output's size is not
+        known, the node becomes one of the `unknown`.
 
         Args:
           node: the node; its inputs have been measured before.
           elements_of: function from a tensor to its number of elements, or to None.
         """
         for tensor in node.op.outputs:
-            shape = tensor.shape
-            node.shapes.append(tuple(shape.as_list()) if shape.is_fully_defined() else None)
-            elements = 0 if _takes_no_memory(tensor) else elements_of(tensor)
+            node.shapes.append(_static_shape(tensor))
+            if _takes_no_memory(tensor):
+                node.sizes.append(0)
+                continue
+            elements = elements_of(tensor)
             if elements is None:
                 node.sizes.append(_bytes_of_largest_input(node))
                 self.unknown.append(node.name)
-                continue
-            dtype = tensor.dtype.base_dtype
-            bytes_of_element = _STRING_BYTES if dtype == tf.string else dtype.size
-            node.sizes.append(elements * bytes_of_element)
+            else:
+                node.sizes.append(elements * _bytes_of_element(tensor.dtype.base_dtype))
+
+
+def _next_unseen_input(node: Node, seen: typing.Set[int]) -> typing.Optional[Node]:
+    """The first of the nodes whose outputs a node takes, and whose number is not in `seen`."""
+    for output in node.inputs:
+        if output.node.number not in seen:
+            return output.node
+    return None
+
+
+def _static_shape(tensor: tf.Tensor) -> typing.Optional[tuple]:
+    """The static shape of a tensor as a tuple; None where a dimension is not known."""
+    if not tensor.shape.is_fully_defined():
+        return None
+    return tuple(tensor.shape.as_list())
 
 
 def _static_elements(tensor: tf.Tensor) -> typing.Optional[int]:
     """The number of elements of a tensor; None where its shape is not static."""
     return tensor.shape.num_elements()
+
+
+def _bytes_of_element(dtype: tf.DType) -> int:
+    """Bytes of one element of a tensor."""
+    if dtype == tf.string:
+        return _STRING_BYTES
+    return dtype.size
 
 
 def _takes_no_memory(tensor: tf.Tensor) -> bool:
@@ -117,31 +140,37 @@ def _takes_no_memory(tensor: tf.Tensor) -> bool:
 
 def _bytes_of_largest_input(node: Node) -> int:
     """Bytes of the largest input of a node, among those that have been measured."""
-    sizes = [source.sizes[index] for source, index in node.inputs if index < len(source.sizes)]
-    return max(sizes, default=0)
+    largest = 0
+    for output in node.inputs:
+        is_measured = output.index < len(output.node.sizes)  # else it closes a loop
+        if is_measured:
+            largest = max(largest, output.size)
+    return largest
 
 
 def _is_folded(node: Node) -> bool:
     """Whether TensorFlow computes a node once, before the step (constant folding): its inputs are
-    constants, or it needs only the shape of inputs whose shape is static. The inputs have to be
-    known as folded or not before."""
+    constants, or it needs only the shape of inputs whose shape is static. `folded` of the nodes
+    that it takes inputs from has to be set before."""
     if node.type == 'Const':
         return True
     if not node.inputs:
-        return False
+        return False  # a variable, a placeholder, an operation that only waits
     if node.type in _SHAPE_ONLY:
-        return all(source.shapes[index] is not None for source, index in node.inputs)
-    has_no_output = not node.sizes
-    if node.type in _NEVER_FOLDED or node.op.op_def.is_stateful or has_no_output:
+        return all(output.shape is not None for output in node.inputs)
+    # A step runs these for more than their value: for an effect, or to choose a branch.
+    is_run_in_each_step = (node.type in _NEVER_FOLDED or node.op.op_def.is_stateful
+                           or not node.op.outputs)
+    if is_run_in_each_step:
         return False
-    return all(source.folded for source, _ in node.inputs)
+    return all(output.node.folded for output in node.inputs)
 
 
 def _keep_order_of_folded(nodes: typing.List[Node]) -> None:
     """Makes the nodes that take folded constants wait for what the constants would wait for.
 
-    A constant that is computed before the step waits for nothing in the step, so that the order of
-    the step would be lost.
+    If b waits for a and is folded, and c takes b, then c comes after a in the graph. But b is not
+    run in the step, so that c would wait for nothing: c gets the control edge from a.
 
     Args:
       nodes: all nodes, each after its inputs; their `controls` are changed.
@@ -149,9 +178,10 @@ def _keep_order_of_folded(nodes: typing.List[Node]) -> None:
     # {number of a folded node: {number of a node that it waits for: this node}}
     awaited_by_folded: typing.Dict[int, typing.Dict[int, Node]] = {}
     for node in nodes:
+        # By its number, each node of the step that this one waits for beside its inputs.
         awaited: typing.Dict[int, Node] = {}
-        for source, _ in node.inputs:
-            awaited.update(awaited_by_folded.get(source.number, {}))
+        for output in node.inputs:
+            awaited.update(awaited_by_folded.get(output.node.number, {}))
         for source in node.controls:
             if source.folded:
                 awaited.update(awaited_by_folded.get(source.number, {}))

@@ -17,7 +17,7 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import PLACEHOLDERS
 from towers.memory.kernels import REUSES, passes_on
-from towers.memory.node import Node
+from towers.memory.node import Output
 from towers.memory.step_graph import StepGraph
 from towers.model.objectives import all_pairs
 from towers.shards.cut_batch import sizes_of_shards
@@ -29,9 +29,10 @@ def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
     Raises:
       InvalidArgumentError: the batch does not divide among the towers.
     """
+    # `built.towers` and `plan.shares` have an entry for each micro-batch of each tower.
     num_parts = len(built.towers)
-    kind_of_part = 'towers' if num_parts == len(built.devices) else 'micro-batches'
-    parts = '%d %s' % (num_parts, kind_of_part)
+    has_micro_batches = num_parts > len(built.devices)
+    parts = '%d %s' % (num_parts, 'micro-batches' if has_micro_batches else 'towers')
     unit = sum(built.plan.shares)
     if batch_size % unit and built.plan.remainder == 'error':
         raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
@@ -57,8 +58,8 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
       batch_size: examples of the step; None for the static batch size of the towers.
 
     Raises:
-      InvalidArgumentError: None, and the towers have no static batch size; the batch is sparse, and
-        of unknown size.
+      InvalidArgumentError: `batch_size` is None, and the towers have no static batch size; or the
+        batch is sparse, and of unknown size.
     """
     if built.train_op is not None:
         fetches = [built.train_op]
@@ -70,7 +71,7 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
             'batch_size=None, and the batch that the towers were built with has no static '
             'size: give a number of examples.')
     if batch_size is None or batch_size == static_size:
-        return StepGraph(fetches)
+        return StepGraph(fetches)  # the static shapes in the graph are those of the step
     if static_size is None:
         return _rebuilt(built, fetches, batch_size)
     return _scaled(built, fetches, batch_size)
@@ -98,19 +99,32 @@ def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
     _set_batch_size(graph_def, built, sizes, batch_size)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name='')
-    # {name of a tensor that the batch was cut into: its elements}. Their sizes are computed in the
-    # step, so shape inference does not know them; a shard, which hands one on, has the size now.
-    cut_elements = {}
-    for name in sizes:
-        op = graph.get_operation_by_name(name)
-        if op.type == 'PlaceholderWithDefault':
-            cut_elements[op.inputs[0].name] = op.outputs[0].shape.num_elements()
+    shards = [graph.get_operation_by_name(name) for name in sizes]
+    cut_elements = _elements_before_shards(shards)
 
     def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
         """The number of elements of a tensor of the copy; None where it is not known."""
         return cut_elements.get(tensor.name, tensor.shape.num_elements())
     imported = [graph.get_operation_by_name(fetch.name) for fetch in fetches]
     return StepGraph(imported, elements_of)
+
+
+def _elements_before_shards(shards: typing.Iterable[tf.Operation]
+                            ) -> typing.Dict[str, typing.Optional[int]]:
+    """`{name of a tensor that the batch was cut into: its number of elements}`.
+
+    The sizes of these tensors are computed in the step, so shape inference does not know them. A
+    shard is a `placeholder_with_default` of such a tensor, and has a static size.
+
+    Args:
+      shards: the operations whose outputs are the shards, with static shapes.
+    """
+    elements = {}
+    for shard in shards:
+        if shard.type == 'PlaceholderWithDefault':
+            cut_tensor = shard.inputs[0]
+            elements[cut_tensor.name] = shard.outputs[0].shape.num_elements()
+    return elements
 
 
 def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Dict[str, int],
@@ -126,7 +140,7 @@ def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Di
     before_shards = graph_walk.ancestors(leaves_of([tower.inputs for tower in built.towers]))
     for node in graph_def.node:
         if node.name in sizes:
-            if node.op == 'PlaceholderWithDefault':
+            if node.op == 'PlaceholderWithDefault':  # a shard; its static shape is in the node
                 _set_first_dimension(node.attr['shape'].shape, sizes[node.name])
         elif node.name in before_shards:
             _set_dimension_of_batch(node, batch_size)
@@ -134,11 +148,12 @@ def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Di
 
 def _set_dimension_of_batch(node: tf.NodeDef, batch_size: int) -> None:
     """Writes the size of the batch into the shapes of a node that gives the batch: a placeholder,
-    or what takes it out of an iterator. What computes with the batch has no shapes of its own."""
+    or what takes it out of an iterator. Other nodes have no shapes; TensorFlow infers these."""
     if node.op in PLACEHOLDERS:
         _set_first_dimension(node.attr['shape'].shape, batch_size)
         return
-    is_dataset = node.op.endswith(('Dataset', 'DatasetV2'))  # its shapes are of its elements
+    # A data set before the iterator is left as it is: its elements may be single examples.
+    is_dataset = node.op.endswith(('Dataset', 'DatasetV2'))
     if 'output_shapes' in node.attr and not is_dataset:
         for shape in node.attr['output_shapes'].list.shape:
             _set_first_dimension(shape, batch_size)
@@ -168,16 +183,18 @@ def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
     def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
         """The number of elements that a tensor has at the other batch size."""
         elements = tensor.shape.num_elements()
-        # It has the shape of its variable, at any batch size.
+        # A gradient has the shape of its variable, at any batch size.
         is_gradient = (tensor.op.name, tensor.value_index) in gradients
-        if not elements or is_gradient or tensor.op.name not in from_batch:
+        grows_with_batch = tensor.op.name in from_batch and not is_gradient
+        if elements is None or not grows_with_batch:
             return elements
         return elements * batch_size // static_size
     return StepGraph(fetches, elements_of)
 
 
 def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]:
-    """Set of the names of the operations whose results grow with the batch.
+    """Set of the names of the operations whose results are taken to grow with the batch: the batch,
+    its shards, what is computed from them, and constants that are as long as a shard.
 
     Args:
       step: a step at the static batch size.
@@ -185,14 +202,14 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]
     """
     shards = shard_operations(built)
     names = graph_walk.reachable_from(shards, [node.op for node in step.nodes])
-    # The whole batch, too, which is before the shards.
-    names |= graph_walk.names_of(graph_walk.step_operations(shards))
-    sizes_of_towers = {tower.size for tower in built.towers}
-    for node in step.nodes:
-        if not node.folded or node.type == 'Const' or not node.shapes:
-            continue
-        shape = node.shapes[0]
-        if shape and shape[0] in sizes_of_towers:  # zeros and the like, as long as a shard
+    names |= graph_walk.names_of(graph_walk.step_operations(shards))  # the batch itself
+    # Where the shape of the shard is static, TensorFlow computes `tf.zeros_like(shard)` and the
+    # like before the step; they are not computed from the shard then.
+    shard_sizes_in_graph = {tower.size for tower in built.towers}
+    computed_before_step = [node for node in step.nodes if node.folded and node.type != 'Const']
+    for node in computed_before_step:
+        shape = node.shapes[0] if node.shapes else None
+        if shape and shape[0] in shard_sizes_in_graph:
             names.add(node.name)
     return names
 
@@ -210,7 +227,8 @@ def _tensors_in(nest: typing.Any) -> typing.List[tf.Tensor]:
 
 def gradients_in(step: StepGraph, built: BuiltTowers,
                  forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
-    """Finds the outputs in a step that are gradients of variables, their summands or their sums.
+    """Finds the outputs in a step that are gradients of variables: those of the towers, what they
+    are added up from, and all that is computed from them, such as their sum over the towers.
 
     Args:
       step: a step of the towers.
@@ -220,68 +238,79 @@ def gradients_in(step: StepGraph, built: BuiltTowers,
     Returns:
       Set of `(name of an operation, index of its output)`.
     """
-    gradients = []  # `(node, index of its output)`
-    for tensor in _all_gradients(built):
+    gradients = []
+    for tensor in _gradient_tensors(built):
+        # A gradient that the update does not need is not computed in a step.
         if tensor.op.name in step.by_name:
-            gradients.append((step.by_name[tensor.op.name], tensor.value_index))
+            gradients.append(Output(step.by_name[tensor.op.name], tensor.value_index))
     return _in_the_memory_of(gradients, forward) | _made_from(gradients, step, forward)
 
 
-def _all_gradients(built: BuiltTowers) -> typing.List[tf.Tensor]:
-    """List of the gradients of all towers and their combinations; of a sparse one, its values."""
+def _gradient_tensors(built: BuiltTowers) -> typing.List[tf.Tensor]:
+    """List of the gradients of each tower, and of the combined ones; of a sparse gradient, the
+    tensor of its rows."""
     pairs = []
     for tower in built.towers:
         pairs += tower.pairs
     pairs += all_pairs(built.gradients)
-    present = [gradient for gradient, _ in pairs if gradient is not None]
-    return [getattr(gradient, 'values', gradient) for gradient in present]
+    tensors = []
+    for gradient, _ in pairs:
+        if isinstance(gradient, tf.IndexedSlices):
+            tensors.append(gradient.values)
+        elif gradient is not None:
+            tensors.append(gradient)
+    return tensors
 
 
-def _in_the_memory_of(gradients: typing.List[typing.Tuple[Node, int]], forward: typing.Set[str]
-                      ) -> typing.Set[typing.Tuple[str, int]]:
-    """Finds the outputs upstream of gradients that are in the same memory, or may be.
+def _in_the_memory_of(gradients: typing.List[Output],
+                      forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
+    """Finds the gradients, and the outputs before them that are in the same memory, or may be.
+
+    For a gradient `AddN(a, b)`, whose kernel writes over one of its inputs, these are the `AddN`,
+    a and b; and if a is the `Reshape` of a product, the product, too.
 
     Args:
-      gradients: the gradients, as `(node, index of its output)`.
+      gradients: the gradients.
       forward: names of the operations of the forward passes, at which the search ends.
 
     Returns:
-      Set of `(name of an operation, index of its output)`, with the gradients themselves.
+      Set of `(name of an operation, index of its output)`.
     """
     found = set()
     to_visit = list(gradients)
     while to_visit:
-        node, output = to_visit.pop()
-        if (node.name, output) in found or node.name in forward:
+        output = to_visit.pop()
+        node = output.node
+        if (node.name, output.index) in found or node.name in forward:
             continue
-        found.add((node.name, output))
+        found.add((node.name, output.index))
         if not passes_on(node) and node.type not in REUSES:
             continue  # the output has memory of its own
-        for source, index in node.inputs:
-            if source.sizes[index] == node.sizes[output]:
-                to_visit.append((source, index))
+        for source in node.inputs:
+            if source.size == output.size:
+                to_visit.append(source)
     return found
 
 
-def _made_from(gradients: typing.List[typing.Tuple[Node, int]], step: StepGraph,
+def _made_from(gradients: typing.List[Output], step: StepGraph,
                forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
-    """Finds the outputs downstream of gradients: their combination, and what is done with that.
+    """Finds the outputs that are computed from gradients: their combination, and what is done with
+    that.
 
     Args:
-      gradients: the gradients, as `(node, index of its output)`.
+      gradients: the gradients.
       step: the step.
       forward: names of the operations of the forward passes, which do not count.
 
     Returns:
       Set of `(name of an operation, index of its output)`.
     """
-    outputs = {(node.number, output) for node, output in gradients}
-    takers = []
-    for node in step.nodes:
-        if any((source.number, index) in outputs for source, index in node.inputs):
-            takers.append(node.op)
+    outputs = set(gradients)
+    takers = [node.op for node in step.nodes if not outputs.isdisjoint(node.inputs)]
+    names_after = graph_walk.reachable_from(takers, [node.op for node in step.nodes])
     found = set()
-    for name in graph_walk.reachable_from(takers, [node.op for node in step.nodes]) - forward:
-        for output in range(len(step.by_name[name].sizes)):
-            found.add((name, output))
+    for name in names_after - forward:
+        num_outputs = len(step.by_name[name].sizes)
+        for index in range(num_outputs):
+            found.add((name, index))
     return found

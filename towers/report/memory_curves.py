@@ -195,7 +195,7 @@ def _allocating_operations(buffers: typing.Iterable[Buffer], begins: typing.Dict
     allocating = {}
     for buffer in buffers:
         is_variable = buffer.variable is not None  # it is there before the step
-        node, _ = buffer.owner(buffer.since)
+        node = buffer.held_output(buffer.since).node
         if not is_variable and node.name in begins:
             allocating[buffer.since] = node.name
     return allocating
