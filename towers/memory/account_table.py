@@ -26,7 +26,7 @@ KINDS = collections.OrderedDict([
     ('copies', '#F0E442'),  # of tensors of another device
     ('allocator', '#999999')])  # handed out beyond what was asked for
 
-_MOST_COLUMNS = 6
+_MOST_COLUMNS = 6  # with the one of all devices together
 _DEVICES_OF_MANY = 4  # of more devices: the first ones, before the column of all together
 _TENSORS_SHOWN = 8
 

@@ -49,9 +49,10 @@ def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[
             continue
         if all(_is_kept_for_its_size(tensor, keeps_small) for tensor in op.outputs):
             continue
-        # The mask of a dropout is kept, a byte an entry: else its random numbers would be, since
-        # they cannot be drawn again, and have four bytes an entry.
-        if op.name in names_from_random and _is_mask(op):
+        # Random numbers are kept, since they cannot be drawn again. Where the mask of a dropout is
+        # made from them, it is kept in their place: it has one byte an entry, and they have four.
+        is_random_mask = op.name in names_from_random and _is_mask(op)
+        if is_random_mask:
             continue
         repeatable[op.name] = op
     return _needed_for(repeatable, taken)
@@ -65,10 +66,11 @@ def _may_run_twice(op: tf.Operation) -> bool:
     if op.op_def.is_stateful or _draws(op) or op.type in _PYTHON:
         return False
     # A copy in a loop or a branch (v1) would have to be within the same turn of it; a function
-    # (control flow v2, `tf.function`) may do anything of this.
+    # (control flow v2, `tf.function`) may draw, write or count.
     if graph_walk.is_control_flow(op) or functions_of(op.node_def):
         return False
-    if op.type == 'PlaceholderWithDefault':  # a shard, or a value of the whole batch
+    # A shard, which may be fed by hand, and its copy would not be; or a value of the whole batch.
+    if op.type == 'PlaceholderWithDefault':
         return False
     tensors = list(op.inputs) + list(op.outputs)
     return all(map(_is_plain_value, tensors))
@@ -110,8 +112,8 @@ def _is_kept_for_its_size(tensor: tf.Tensor, keeps_small: bool) -> bool:
 
     Args:
       tensor: the tensor.
-      keeps_small: whether small floating tensors are kept, too. Integers are often sizes, which
-        operations need to run at all.
+      keeps_small: whether small floating tensors are kept. Small integers are in any case: most of
+        them are shapes and axes.
     """
     if size_of(tensor) > SMALL:
         return False
@@ -120,17 +122,19 @@ def _is_kept_for_its_size(tensor: tf.Tensor, keeps_small: bool) -> bool:
 
 def _needed_for(repeatable: typing.Dict[str, tf.Operation],
                 taken: typing.Set[str]) -> typing.List[tf.Operation]:
-    """Leaves out the operations from which nothing that the backward pass takes is computed.
+    """List of the operations whose results the backward pass takes, and of those from which these
+    are computed.
 
     Args:
       repeatable: {name: operation}, in the order in which they were made.
       taken: names of the tensors that the backward pass takes.
 
     Returns:
-      List of the operations that are left, in the same order.
+      The operations, in the order of `repeatable`.
     """
     needed_names = set()
-    for name, op in reversed(list(repeatable.items())):  # what takes a result comes first
+    # From the last to the first: an operation comes after those that take its results.
+    for name, op in reversed(list(repeatable.items())):
         is_taken = not taken.isdisjoint(names_of(op.outputs))
         if is_taken or name in needed_names:
             needed_names.add(name)
@@ -144,26 +148,24 @@ def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Ope
     The memory of such a variable may hold another value when it is read again. Variables that a
     build makes are resource variables; those made before it, on TF 1, may be reference variables.
     """
-    references = [variable.op for variable in tf.trainable_variables()
-                  if variable.op.type in REFERENCE_VARIABLES]
-    if not references:
-        return []
     operations = forward[0].graph.get_operations()
     forward_names = names_of(forward)
     read = []
-    for op in references:
-        dependents = graph_walk.reachable_from([op], operations)
+    for variable in tf.trainable_variables():
+        if variable.op.type not in REFERENCE_VARIABLES:
+            continue
+        dependents = graph_walk.reachable_from([variable.op], operations)
         if not forward_names.isdisjoint(dependents):
-            read.append(op)
+            read.append(variable.op)
     return read
 
 
 def _computed_from_references(forward: typing.List[tf.Operation]) -> typing.Set[str]:
     """Finds the operations that must not be computed again, since they are computed from reference
-    variables: a step may have written these by then.
+    variables that are not trained: the step may have written these by then.
 
-    What is computed from trained variables alone may be computed again: the update of a trained
-    reference variable waits for the recomputation, and a model that writes one is refused.
+    What is computed from trained reference variables may be computed again: their update waits for
+    the recomputation (see `Recomputed.reads_references`), and a model that writes one is refused.
 
     Returns:
       Set of the names of the operations.
@@ -175,8 +177,11 @@ def _computed_from_references(forward: typing.List[tf.Operation]) -> typing.Set[
     if trained_names:
         _check_no_writes(forward, trained_names)
     operations = forward[0].graph.get_operations()
-    references = [op for op in operations if op.type in REFERENCE_VARIABLES]
-    not_trained = [op for op in references if op.name not in trained_names]
+    not_trained = []
+    for op in operations:
+        is_reference = op.type in REFERENCE_VARIABLES
+        if is_reference and op.name not in trained_names:
+            not_trained.append(op)
     if not not_trained:
         return set()
     return graph_walk.reachable_from(not_trained, operations)

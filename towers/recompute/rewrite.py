@@ -12,6 +12,7 @@ numbers, write or count run once.
 """
 
 import collections
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -53,7 +54,8 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
     """Rewrites the backward pass of one tower, so that it recomputes what is not kept.
 
     Args:
-      keep: which results to keep: the value of `Memory.recompute`.
+      keep: which results to keep, the value of `Memory.recompute`: None for all; `'auto'` for those
+        with which a step needs the least memory; or names of operations or scopes.
       forward: the operations of the forward pass, in the order in which they were made.
       backward: the operations of the backward pass, in that order.
       root: the tower's name scope, with a slash at its end; or ''.
@@ -75,7 +77,10 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
     else:
         cuts = _cuts_after(keep, operations, forward, root)
     graph = forward[0].graph
-    stages = getattr(current_tower_device(graph), 'stages', ())  # none outside of a tower's scope
+    stages: typing.Sequence[str] = ()
+    tower_device = current_tower_device(graph)
+    if tower_device is not None:  # in a tower's scope
+        stages = tower_device.stages
     segments, kept = cut_into_segments(operations, cuts, stages)
     if not segments:
         return Recomputed(segments=0, operations=[])
@@ -93,9 +98,9 @@ def _uses_of_forward(backward: typing.List[tf.Operation], forward_names: typing.
     """Finds where the backward pass takes tensors of the forward pass, so late that the tensors
     have to be kept.
 
-    Operations that wait for no gradient do not count: they run with the forward pass. Nor do
-    operations that only take the size of a tensor: they run as soon as the tensor is there. What is
-    in a loop or a branch (v1) is left as it is.
+    Three kinds of operations of the backward pass are left out. One that only takes the size of a
+    tensor runs as soon as the tensor is there. One that waits for no gradient runs with the forward
+    pass. One that is in a loop or a branch (v1) is left as it is.
 
     Args:
       backward: the operations of the backward pass.
@@ -136,6 +141,8 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
     """
     cuts = set()
     for name in keep:
+        # A name is looked for in the whole forward pass. The cut is among `operations`, of which
+        # the segments are made.
         names_below = _names_below(root + name.rstrip('/'), forward)
         if not names_below:
             raise InvalidArgumentError(
@@ -145,8 +152,8 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
         indices = [index for index, op in enumerate(operations) if op.name in names_below]
         if indices:  # none where no operation of this name may be computed again
             cuts.add(indices[-1])
-    last_index = len(operations) - 1  # the last segment ends there without a cut
-    return sorted(cuts - {last_index})
+    last_index = len(operations) - 1
+    return sorted(cuts - {last_index})  # the last segment ends there without a cut
 
 
 def _names_below(name: str, operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
@@ -184,12 +191,12 @@ class _Order:
         return _awaited_names(op) & self._operations.keys()
 
     def gradients_into(self, users: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
-        """Finds the gradients that come into a segment, after which it is to be recomputed; and
-        notes that all users of the segment wait for these from now on.
+        """Finds the gradients that come into a segment, after which it is to be recomputed: what
+        the first users of the segment wait for. A user is a first one if it waits for no other
+        user, directly or not.
 
-        The gradients are what the first users wait for, and a user is a first one if it waits for
-        no other user. Waiting through what is recomputed for another segment counts, too: else two
-        segments could wait for each other for ever.
+        In the diagram above, the gradients of a and b are users. The gradient of b is the first; it
+        waits for the gradient of c, which comes into the segment.
 
         Args:
           users: the operations of the backward pass that take tensors of the segment.
@@ -205,9 +212,20 @@ class _Order:
             is_first = users_and_followers.isdisjoint(awaited)
             if is_first:
                 gradient_names |= awaited
-        for name in gradient_names:
-            self._followers[name] |= user_names
         return [self._operations[name] for name in sorted(gradient_names)]
+
+    def add_waits(self, users: typing.List[tf.Operation],
+                  gradients: typing.List[tf.Operation]) -> None:
+        """Notes that the users of a segment wait for gradients from now on, by way of what is
+        recomputed after these. Without it, the gradients that are found for another segment could
+        be ones that wait for that segment: the two would wait for each other for ever.
+
+        Args:
+          users: the operations of the backward pass that take tensors of the segment.
+          gradients: the operations after which the segment is recomputed.
+        """
+        for gradient in gradients:
+            self._followers[gradient.name] |= names_of(users)
 
     def _all_followers(self, names: typing.Iterable[str]) -> typing.Set[str]:
         """Set of the names of the operations that wait, directly or not, for any operation whose
@@ -256,12 +274,14 @@ class _Rewriter:
         wanted = self._wanted_of(segment)
         if not wanted:
             return []
-        gradients = self._order.gradients_into(self._users_of(wanted))
+        users = self._users_of(wanted)
+        gradients = self._order.gradients_into(users)
+        self._order.add_waits(users, gradients)
         copies = self._copies_of(self._needed_for(wanted, segment), scope)
         copy_names = names_of(copies.values())
         for copy in copies.values():
             is_first = copy_names.isdisjoint(names_of(producers_of(copy)))
-            if is_first:
+            if is_first:  # the others wait for it
                 compat.add_control_inputs(copy, gradients)
         for tensor in wanted:
             recomputed = copies[tensor.op.name].outputs[tensor.value_index]
@@ -319,30 +339,40 @@ class _Rewriter:
           {name of an operation: its copy}, in that order.
         """
         graph = operations[0].graph
-        names = {op.name: self._name_in_segment(op) for op in operations}
+        # {name of an operation: name of its copy in the segment's scope}
+        copy_names = {op.name: self._name_in_segment(op) for op in operations}
+        inputs = self._inputs_of_copies(operations, copy_names)
         graph_def = tf.GraphDef()
         graph_def.versions.CopyFrom(graph.graph_def_versions)
-        outside_keys: typing.Dict[str, str] = {}  # {name of a tensor: its name in `graph_def`}
-        outside_tensors: typing.Dict[str, tf.Tensor] = {}  # {name in `graph_def`: tensor}
         for op in operations:
-            inputs = []
-            for tensor in op.inputs:
-                is_from_copy = tensor.op.name in names and tensor.name not in self._kept
-                if is_from_copy:
-                    inputs.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
-                else:
-                    key = outside_keys.setdefault(tensor.name, 'kept/%d:0' % len(outside_keys))
-                    outside_tensors[key] = tensor
-                    inputs.append(key)
-            _add_copied_node(graph_def, op, names[op.name], inputs)
+            _add_copied_node(graph_def, op, copy_names[op.name], inputs.names)
         with tf.name_scope(None):  # `scope` is a full name
-            tf.import_graph_def(graph_def, outside_tensors, name=scope.rstrip('/'))
+            tf.import_graph_def(graph_def, inputs.from_graph, name=scope.rstrip('/'))
         copies: typing.Dict[str, tf.Operation] = collections.OrderedDict()
         for op in operations:
-            copy = graph.get_operation_by_name(scope + names[op.name])
+            copy = graph.get_operation_by_name(scope + copy_names[op.name])
             self._finish_copy(op, copy)
             copies[op.name] = copy
         return copies
+
+    def _inputs_of_copies(self, operations: typing.List[tf.Operation],
+                          copy_names: typing.Dict[str, str]) -> '_InputsOfCopies':
+        """Finds what the copies take in the place of the operations' inputs.
+
+        Args:
+          operations: the operations that are copied.
+          copy_names: {name of an operation: name of its copy in the segment's scope}.
+        """
+        names: typing.Dict[str, str] = {}
+        from_graph: typing.Dict[str, tf.Tensor] = {}
+        for tensor in itertools.chain.from_iterable(op.inputs for op in operations):
+            is_from_copy = tensor.op.name in copy_names and tensor.name not in self._kept
+            if is_from_copy:
+                names[tensor.name] = '%s:%d' % (copy_names[tensor.op.name], tensor.value_index)
+            elif tensor.name not in names:
+                names[tensor.name] = 'kept/%d:0' % len(from_graph)
+                from_graph[names[tensor.name]] = tensor
+        return _InputsOfCopies(names, from_graph)
 
     def _name_in_segment(self, op: tf.Operation) -> str:
         """The name of an operation's copy, relative to the name scope of its segment."""
@@ -356,12 +386,24 @@ class _Rewriter:
         for old, new in zip(op.outputs, copy.outputs):
             new.set_shape(old.shape)
         if op.device in self._stages:
-            # The scope around the backward pass is that of the first stage.
+            # The import has put it on the first stage, whose scope is around the backward pass.
             compat.set_device(copy, op.device)
 
 
+class _InputsOfCopies(typing.NamedTuple):
+    """What the copies of a segment take, for an import.
+
+    Attributes:
+      names: {name of a tensor that an original takes: what the copy's node names in its place}: the
+        output of another copy, or a key of `from_graph`.
+      from_graph: {a name that no node has: the tensor of the graph that the import puts there}.
+    """
+    names: typing.Dict[str, str]
+    from_graph: typing.Dict[str, tf.Tensor]
+
+
 def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
-                     inputs: typing.List[str]) -> None:
+                     input_names: typing.Dict[str, str]) -> None:
     """Adds the node of an operation's copy to a `GraphDef`, colocated with nothing.
 
     It keeps the device only if the program, and not the tower's scope, has put the operation there.
@@ -371,12 +413,13 @@ def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
       graph_def: the `GraphDef`, which is changed.
       op: the operation.
       name: the name of the copy.
-      inputs: names of its inputs.
+      input_names: see `_InputsOfCopies.names`.
     """
     node = graph_def.node.add()
     node.CopyFrom(op.node_def)
     node.name = name
     node.attr.pop('_class', None)  # names the operations that it is colocated with
     node.device = '' if follows_tower(op) else op.device
-    del node.input[:]
-    node.input.extend(inputs)
+    del node.input[:]  # control inputs, too: the copy waits for gradients in their place
+    for tensor in op.inputs:
+        node.input.append(input_names[tensor.name])

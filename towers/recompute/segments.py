@@ -25,13 +25,23 @@ _NUM_CANDIDATES = 30  # sizes of segments that are tried, from the whole pass to
 
 
 def size_of(tensor: tf.Tensor) -> int:
-    """Bytes of a tensor. An unknown dimension counts as 16, a tensor of unknown rank as 2 kB."""
+    """Bytes of a tensor. An unknown dimension counts as 16. A tensor of unknown rank counts as
+    2 kB, so that it is not taken for a small one."""
     if tensor.shape.ndims is None:
         return 2 * SMALL
     num_elements = 1
-    for side in tensor.shape.as_list():
-        num_elements *= _UNKNOWN_DIMENSION if side is None else side
+    for size in tensor.shape.as_list():
+        if size is None:
+            size = _UNKNOWN_DIMENSION
+        num_elements *= size
     return tensor.dtype.size * num_elements
+
+
+class _Span(typing.NamedTuple):
+    """From where to where in a list of operations a tensor has to be kept."""
+    tensor: tf.Tensor
+    first: int  # index of the operation that makes it; made elsewhere, of the first that takes it
+    last: int  # index of the last operation that takes it
 
 
 def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typing.List[int]:
@@ -47,28 +57,37 @@ def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typin
     Returns:
       List of bytes: entry i is for a cut after operation i.
     """
+    # How many more bytes cross the cut after operation i than the cut before it. A tensor crosses
+    # the cuts from its first operation to the one before its last.
+    changes = [0] * len(operations)
+    for span in _spans(operations, others):
+        if span.last > span.first:
+            changes[span.first] += size_of(span.tensor)
+            changes[span.last] -= size_of(span.tensor)
+    return list(itertools.accumulate(changes))
+
+
+def _spans(operations: typing.List[tf.Operation], others: bool) -> typing.Iterable[_Span]:
+    """The `_Span` of each tensor that operations take from each other.
+
+    Args:
+      operations: the operations.
+      others: whether tensors made elsewhere count, too, see `crossing_bytes`.
+    """
     index_by_name = indices_by_name(operations)
-    # By the tensor's name: the tensor; the index of the operation that makes it, or, made
-    # elsewhere, is the first to take it; the index of the operation that is the last to take it.
-    tensors: typing.Dict[str, tf.Tensor] = {}
-    first_index: typing.Dict[str, int] = {}
-    last_index: typing.Dict[str, int] = {}
+    spans: typing.Dict[str, _Span] = {}  # by the tensor's name
     for index, op in enumerate(operations):
         for tensor in op.inputs:
             is_made_here = tensor.op.name in index_by_name
             counts_from_elsewhere = others and _takes_memory(tensor)
-            if is_made_here or counts_from_elsewhere:
-                tensors[tensor.name] = tensor
-                first_index.setdefault(tensor.name, index_by_name.get(tensor.op.name, index))
-                last_index[tensor.name] = index
-    # A tensor crosses the cuts from its first index to the one before its last. Entry i of
-    # `changes` is by how much more bytes cross the cut after operation i than the cut before it.
-    changes = [0] * len(operations)
-    for name, tensor in tensors.items():
-        if last_index[name] > first_index[name]:
-            changes[first_index[name]] += size_of(tensor)
-            changes[last_index[name]] -= size_of(tensor)
-    return list(itertools.accumulate(changes))
+            if not is_made_here and not counts_from_elsewhere:
+                continue
+            if tensor.name in spans:
+                first = spans[tensor.name].first
+            else:
+                first = index_by_name.get(tensor.op.name, index)
+            spans[tensor.name] = _Span(tensor, first, last=index)
+    return spans.values()
 
 
 def _takes_memory(tensor: tf.Tensor) -> bool:
@@ -93,13 +112,14 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
     crossing = crossing_bytes(operations, others=False)
     recomputed = [_recomputed_bytes(op, taken) for op in operations]
     total = sum(recomputed)
-    candidates: typing.List[typing.List[int]] = [[]]
+    candidates: typing.List[typing.List[int]] = [[]]  # no cut at all
     if total:
-        # Each size is by the same factor smaller than the one before, down to total / (n + 1) for
-        # n operations.
+        # The sizes are total * f, total * f ** 2, …, each by the same factor smaller than the one
+        # before. The last is total / (n + 1) for n operations, less than an average operation.
         factor = (len(operations) + 1) ** (-1 / _NUM_CANDIDATES)
-        for step in range(1, _NUM_CANDIDATES + 1):
-            candidates.append(_cuts_for_size(crossing, recomputed, total * factor ** step))
+        for exponent in range(1, _NUM_CANDIDATES + 1):
+            largest = total * factor ** exponent
+            candidates.append(_cuts_for_size(crossing, recomputed, largest))
     return min(candidates, key=lambda cuts: _bytes_needed(cuts, crossing, recomputed))
 
 
@@ -111,18 +131,21 @@ def _recomputed_bytes(op: tf.Operation, taken: typing.Set[str]) -> int:
     return sum(size_of(tensor) for tensor in op.outputs if tensor.name in taken)
 
 
-def _bounds(cuts: typing.Iterable[int], num_operations: int) -> typing.List[typing.Tuple[int, int]]:
-    """List of the `(start, end)` of each segment, as for a slice.
+def _slices(cuts: typing.Iterable[int], num_operations: int) -> typing.List[slice]:
+    """List of the `slice` of each segment: `[slice(0, 3), slice(3, 5)]` for a cut after operation 2
+    of five.
 
     Args:
       cuts: indices of the last operation of each segment but the last.
       num_operations: the number of operations that are cut.
     """
-    starts = [0]
+    slices = []
+    start = 0
     for cut in sorted(cuts):
-        starts.append(cut + 1)
-    ends = starts[1:] + [num_operations]
-    return list(zip(starts, ends))
+        slices.append(slice(start, cut + 1))
+        start = cut + 1
+    slices.append(slice(start, num_operations))
+    return slices
 
 
 def _bytes_needed(cuts: typing.List[int], crossing: typing.List[int],
@@ -134,8 +157,8 @@ def _bytes_needed(cuts: typing.List[int], crossing: typing.List[int],
       crossing: for each operation the bytes that cross a cut after it, see `crossing_bytes`.
       recomputed: for each operation the bytes of its results, see `_recomputed_bytes`.
     """
-    bounds = _bounds(cuts, len(recomputed))
-    segment_bytes = [sum(recomputed[start:end]) for start, end in bounds]
+    segments = _slices(cuts, len(recomputed))
+    segment_bytes = [sum(recomputed[segment]) for segment in segments]
     return sum(crossing[cut] for cut in cuts) + max(segment_bytes)
 
 
@@ -159,14 +182,22 @@ def _cuts_for_size(crossing: typing.List[int], recomputed: typing.List[int],
         is_last = index + 1 == len(recomputed)
         if segment_bytes <= largest or is_last:
             continue
-        # The cut is in the second half of the segment, since shorter segments need more cuts: where
-        # the fewest bytes cross, and at the last of several such places.
+        # The cut is in the second half of the segment, since shorter segments need more cuts.
         half = _half_way(recomputed, start, index, segment_bytes)
-        cut = min(range(half, index + 1), key=lambda place: (crossing[place], -place))
+        cut = _cheapest_cut(crossing, half, index)
         cuts.append(cut)
         start = cut + 1
         segment_bytes = sum(recomputed[start:index + 1])
     return cuts
+
+
+def _cheapest_cut(crossing: typing.List[int], first: int, last: int) -> int:
+    """The cut that the fewest bytes cross, of those from `first` to `last`; the last of several."""
+    cheapest = first
+    for cut in range(first, last + 1):
+        if crossing[cut] <= crossing[cheapest]:
+            cheapest = cut
+    return cheapest
 
 
 def _half_way(recomputed: typing.List[int], start: int, end: int, total: int) -> int:
@@ -211,9 +242,9 @@ def cut_into_segments(operations: typing.List[tf.Operation], cuts: typing.List[i
       stages: the devices of the tower's stages; () without stages.
     """
     ends = set(cuts)
-    if cuts:  # else nothing is recomputed
+    if cuts:  # else nothing is recomputed, in the stages neither
         ends |= _stage_ends(operations, stages)
-    segments = [operations[start:end] for start, end in _bounds(ends, len(operations))]
+    segments = [operations[segment] for segment in _slices(ends, len(operations))]
     return Segments(recomputed=segments[:-1], kept=_taken_from_earlier(segments))
 
 
