@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_flag
 from towers.errors import DeviceError, InvalidArgumentError
-from towers.placement.tower_device import StagedDevices, all_devices, stages_of
+from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
 
 MOST_TOWERS = 10000  # a larger count is a slip of the keyboard, and its list fills the memory
 
@@ -87,8 +87,8 @@ def _canonical_names(devices: typing.Any, check: bool,
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
-    # A bool is an integer for Python, and no count.
-    if isinstance(devices, numbers.Integral) and not isinstance(devices, bool):
+    is_bool = isinstance(devices, bool)  # an integer for Python, and no count
+    if isinstance(devices, numbers.Integral) and not is_bool:
         return _first_devices(int(devices), gpus, check)
     if not isinstance(devices, (str, list, tuple)):
         raise InvalidArgumentError(
@@ -144,7 +144,7 @@ def _device_of_tower(entry: typing.Any) -> str:
       entry: what the caller gave for the tower: a name, names joined by `+`, a list of names, or a
         `StagedDevices`. Anything else is refused.
     """
-    if hasattr(entry, 'stages'):
+    if isinstance(entry, (StagedDevices, TowerDevice)):
         names = list(entry.stages)
     elif isinstance(entry, str):
         names = entry.split('+')
@@ -200,9 +200,8 @@ def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if not repeated:
         return
-    # Then each repeated name belongs to several towers, and not to several stages of one tower.
-    stages_differ = all(map(_has_different_stages, names))
-    if allow_repeated and stages_differ:
+    is_repeated_within_tower = not all(map(_has_different_stages, names))
+    if allow_repeated and not is_repeated_within_tower:
         return
     raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of its '
                       'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
@@ -222,11 +221,12 @@ def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
       gpus: the visible GPUs.
     """
     spec = tf.DeviceSpec.from_string(name)
+    # The name is canonical, and so has no job if it is of this process.
     is_of_cluster = spec.job is not None or spec.task or spec.replica
+    if not is_of_cluster and _is_on_this_machine(spec, is_visible_gpu=name in gpus):
+        return
     if is_of_cluster:
         reason = 'without a cluster the one job of this program is localhost'
-    elif _is_on_this_machine(spec, is_visible_gpu=name in gpus):
-        return
     else:
         reason = _visible_devices_text(gpus)
     raise DeviceError(

@@ -13,13 +13,9 @@ from towers.graph.edit import colocate, colocated_operations, is_uncolocated
 from towers.graph.op_types import HAND_ON
 from towers.placement.tower_device import resources_taken, stages_of
 
-# Types of operations: they write into a TensorArray; read from it; use a stack.
+# Types of operations that write into a TensorArray, that read from it, and that use a stack.
 _FILLS = frozenset(['TensorArrayScatterV3', 'TensorArraySplitV3', 'TensorArrayWriteV3'])
-
-
 _READS = frozenset(['TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArrayConcatV3'])
-
-
 _PUSHES_AND_POPS = frozenset(['StackPushV2', 'StackPopV2'])
 
 
@@ -52,11 +48,13 @@ def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) 
     device_of_loop = _common_device(readers)
     if device_of_loop is None or device_of_loop not in stages:
         return
-    for writer in users:
+    writers = [user for user in users if user.type in _FILLS]
+    for writer in writers:
         # Within the loop an operation takes the array from an `Enter`, and not directly.
-        is_before_loop = writer.type in _FILLS and writer.inputs[0].op is array
-        if is_before_loop and not is_uncolocated(writer):
-            # With an operation, so that a copy for another tower follows its own reader there.
+        is_before_loop = writer.inputs[0].op is array
+        is_with_first_value = not is_uncolocated(writer)
+        if is_before_loop and is_with_first_value:
+            # Colocated with a reader, so that the copy for another tower is with its own reader.
             colocate(writer, [readers[0].name])
             compat.set_device(writer, device_of_loop)
 
@@ -75,7 +73,8 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
 
 def _keep_stack_with_loop(stack: tf.Operation) -> None:
     """Puts one stack, its size and what hands it into the loop on the device of the operations that
-    push and pop, if these all ask for one device."""
+    push and pop, if these all ask for one device. What would not be moved from there stays as it
+    is."""
     pushes_and_pops = [user for user in _users_of(stack.outputs[0])
                        if user.type in _PUSHES_AND_POPS]
     device = _common_device(pushes_and_pops)
@@ -83,21 +82,23 @@ def _keep_stack_with_loop(stack: tf.Operation) -> None:
         return
     sizes = [tensor.op for tensor in stack.inputs if tensor.op.type == 'Const']
     for op in [stack] + sizes + _operations_between(stack.outputs[0]):
-        if _is_beside_resource(op):
+        if _is_moved_to_resource(op):
             compat.set_device(op, device)
             colocate(op, [op.name])  # with itself alone: the colocation with the value ends
 
 
-def _is_beside_resource(op: tf.Operation) -> bool:
-    """Whether an operation is colocated with one that takes a resource, to whose device TensorFlow
-    would move it."""
+def _is_moved_to_resource(op: tf.Operation) -> bool:
+    """Whether TensorFlow would move an operation to the device of a variable: the operation is
+    colocated with one that takes the variable, such as a read of it."""
     return any(map(resources_taken, colocated_operations(op)))
 
 
 def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:
     """The device that all these operations ask for; None if they differ, or there are none."""
     devices = {op.device for op in operations}
-    return devices.pop() if len(devices) == 1 else None
+    if len(devices) != 1:
+        return None
+    return devices.pop()
 
 
 def _operations_between(handle: tf.Tensor) -> typing.List[tf.Operation]:
@@ -120,7 +121,8 @@ def _users_of(handle: tf.Tensor) -> typing.List[tf.Operation]:
 
 
 def _takers_of(handle: tf.Tensor) -> typing.List[tf.Operation]:
-    """List of the operations that take a handle, directly or from one that hands it on."""
+    """List of the operations that take a handle, directly or from one that hands it on. That one,
+    such as an `Enter`, is in the list, too."""
     takers: typing.List[tf.Operation] = []
     tensors = [handle]
     while tensors:

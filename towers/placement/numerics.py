@@ -66,19 +66,24 @@ def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
 
     Raises `PrecisionError` if this TensorFlow has no such rewrite for these devices.
     """
-    are_gpus = [is_gpu(device) for device in devices]
-    if any(are_gpus) and not all(are_gpus):
+    on_gpus = [device for device in devices if is_gpu(device)]
+    if not on_gpus:
+        kind = 'CPUs'
+        field = _FIELDS_ON_CPUS.get(precision)
+    elif len(on_gpus) == len(devices):
+        kind = 'GPUs'
+        field = _FIELDS_ON_GPUS.get(precision)
+    else:
         raise PrecisionError(
             'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
             'kind or for the other. Use float32, or devices of one kind.' % precision)
-    fields = _FIELDS_ON_GPUS if all(are_gpus) else _FIELDS_ON_CPUS
-    field = fields.get(precision)
+    # An older TensorFlow does not have each field.
     known_fields = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
     if field is None or field not in known_fields:
         raise PrecisionError(
             'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or '
             'fp16 on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
-                precision, tf.version.VERSION, 'GPUs' if all(are_gpus) else 'CPUs'))
+                precision, tf.version.VERSION, kind))
     return field
 
 

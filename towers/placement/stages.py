@@ -89,21 +89,23 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     library = Library(tf.get_default_graph())
     for op in operations:
         last_stage = _last_stage_of_inputs(op, placed, stages)
+        # An operation of a TensorArray asks for no device, as TensorFlow places it with the array.
+        is_placed_by_runtime = not op.device
         if may_move(op, stages):
             placed[op.name] = last_stage or stages[0]
             move(op, placed[op.name], library)
         elif op.device in stages:  # the model has made it in a stage
             placed[op.name] = op.device
-        elif last_stage is not None and not op.device:
-            # An operation of a TensorArray asks for no device, as TensorFlow places it with the
-            # array. It is not moved, but counts as of the stage of the loop that fills the array,
-            # so that what takes its tensors goes there.
+        elif is_placed_by_runtime and last_stage is not None:
+            # It stays as it is, and what takes its tensors goes to the stage of the loop that fills
+            # the array.
             placed[op.name] = last_stage
 
 
 def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
                           stages: typing.Sequence[str]) -> typing.Optional[str]:
-    """The device of the last stage that an operation takes a tensor from; None if it takes none.
+    """The device of the last stage that an operation takes a tensor from; None if it takes none
+    from an operation that is `placed`.
 
     Args:
       op: the operation.
@@ -120,8 +122,8 @@ def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
 def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
     """Whether an operation may be put on another stage, since the model has not said where it is.
 
-    Then the innermost device scope that it was made in is the tower's own, which stands for the
-    first stage. The scope of a stage, or a device that the model names, is inside of that.
+    Such an operation is on the first stage, by the device scope of the tower. If the model had said
+    where it is, by `stage` or `tf.device`, that scope would be inside of the tower's.
 
     Args:
       op: the operation.
@@ -129,9 +131,10 @@ def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
     """
     if op.device != stages[0] or not is_uncolocated(op):
         return False
-    scopes = compat.device_scopes(op)  # from the inside
+    scopes = compat.device_scopes(op)  # the innermost one first
     if not scopes:
         return False
+    # A `StageDevice` is a `TowerDevice`, too: the scope of a `stage`.
     return isinstance(scopes[0], TowerDevice) and not isinstance(scopes[0], StageDevice)
 
 
@@ -149,9 +152,10 @@ def move(op: tf.Operation, device: str, library: Library) -> None:
     """
     if op.device == device:
         return
-    for name, function in library.reached_from([op.node_def]).items():
+    called_functions = library.reached_from([op.node_def])
+    for name, function in called_functions.items():
         devices = {node.device for node in function.node_def}
-        if not devices <= {'', device}:
+        if not devices <= {'', device}:  # '' goes where the operation goes
             raise ModelFunctionError(
                 'operation %s of another stage than the first calls the function %s, which '
                 'stays where it was made: call tf.disable_control_flow_v2() before the model '
@@ -173,13 +177,14 @@ def check_stages(operations: typing.Sequence[tf.Operation], device: str) -> None
     stages = stages_of(device)
     stage_numbers = {op.name: stages.index(op.device) for op in operations if op.device in stages}
     for op in operations:
-        # The stage of an operation that TensorFlow keeps with another one says nothing.
+        # Where TensorFlow keeps an operation with another one, its own device says nothing.
         if op.name not in stage_numbers or _is_kept_with_another(op):
             continue
         number = stage_numbers[op.name]
         for tensor in op.inputs:
             source_number = stage_numbers.get(tensor.op.name, 0)
-            if source_number > number and not _is_at_every_stage(tensor):
+            takes_later_tensor = source_number > number and not _is_before_all_stages(tensor)
+            if takes_later_tensor:
                 raise ModelFunctionError(
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
                     'each other in a circle: with micro_batches= data goes from a stage to later '
@@ -192,11 +197,11 @@ def _is_kept_with_another(op: tf.Operation) -> bool:
     return not is_uncolocated(op) or bool(resources_taken(op))
 
 
-def _is_at_every_stage(tensor: tf.Tensor) -> bool:
+def _is_before_all_stages(tensor: tf.Tensor) -> bool:
     """Whether a tensor is there before any stage runs: a constant, a variable or its value."""
     if tensor.dtype == tf.resource or tensor.op.type == 'Const':
         return True
-    variables = read_from(tensor)
+    variables = read_from(tensor)  # empty unless the tensor is a variable's value
     return bool(variables)
 
 
@@ -241,28 +246,35 @@ class _BackwardPlacement:
         """Puts one operation on its stage, unless it has to stay: beside an operation that has no
         stage, or on a device of the program's own. Its inputs have been placed before."""
         leader_names = colocated_names(op)
-        if not self._placed.keys() >= set(leader_names):
+        is_beside_unplaced = not set(leader_names) <= self._placed.keys()
+        if is_beside_unplaced:
             return  # it is colocated with a variable, say
         is_group = op.type == 'NoOp' and len(op.control_inputs) > 0
         if is_group and not leader_names:
             device = self._colocate_group(op)
         else:
             device = self._device_of(op)
-        if op.device not in self._stages or device not in self._stages:
-            return
+        is_on_own_device = op.device not in self._stages
+        if is_on_own_device or device not in self._stages:
+            return  # the program has put it, or what it belongs to, on a device of no stage
         self._placed[op.name] = device
         move(op, device, self._library)
         if leader_names:
             # TensorFlow colocates some gradient operations with the gradient that they are computed
-            # from, which is of a later stage. Colocated with itself alone, the operation is free.
+            # from, which is of a later stage. Colocated with itself alone, the operation goes to
+            # its own device.
             colocate(op, [op.name])
 
     def _colocate_group(self, group: tf.Operation) -> str:
-        """Colocates what `tf.group` has made with the first operation that it waits for, and
-        returns that operation's device.
+        """Colocates a group with the first operation that it waits for, and returns that
+        operation's device.
 
-        `tf.group` has given it this device by name, which a copy for another tower would keep; a
-        colocated copy follows the copy of the operation.
+        `tf.group` has given the group this device by its name, which the copy of the group for
+        another tower would keep. The copy of a colocated group is colocated with the copy of the
+        operation, and so on the device of its own tower.
+
+        Args:
+          group: an operation that `tf.group` has made.
         """
         leader = group.control_inputs[0]
         colocate(group, [leader.name])
@@ -274,14 +286,15 @@ class _BackwardPlacement:
         forward = compat.differentiated_operation(op)
         if forward is not None and forward.device in self._stages:
             return forward.device
+        # The counter of a loop and its stacks (v1) have no forward operation.
         loop = compat.control_flow_context(op)
         if is_control_flow(op) and loop in self._devices_of_loops:
-            return self._devices_of_loops[loop]  # a counter or a stack, without forward operation
+            return self._devices_of_loops[loop]
         return self._first_stage_of_inputs(op) or self._loss.op.device
 
     def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
         """The device of the first stage that an operation takes a tensor from; None if it takes
-        none. Constants do not count, since they were made on the first stage for want of inputs."""
+        none. Constants do not count: having no inputs, they are all on the first stage."""
         sources = [tensor.op for tensor in op.inputs if tensor.op.type != 'Const']
         devices = {self._placed.get(source.name, source.device) for source in sources}
         for stage_device in self._stages:
@@ -297,8 +310,8 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
 
     Args:
       graph: the graph.
-      backward: the gradient operations. They have no stage yet, so that each counts with the device
-        of its forward operation.
+      backward: the gradient operations, which have no stage yet. The loop of a backward pass gets
+        the device of the forward operations that its operations are gradients of.
       stages: the devices of the stages.
 
     Returns:
@@ -310,9 +323,10 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
         loop = compat.control_flow_context(op)
         if loop is None or loop in devices:
             continue
-        forward = op
         if op.name in backward_names:
             forward = compat.differentiated_operation(op)  # None of a sum of gradients, say
+        else:
+            forward = op
         if forward is not None and forward.device in stages:
             devices[loop] = forward.device
     return devices

@@ -88,21 +88,25 @@ def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
       True or False; False for an operation that is colocated with others. None where it cannot be
       told: under a device function, or under `tf.device(other_op.device)`.
     """
-    for scope in compat.device_scopes(op):  # from the inside
+    # The innermost scope that names a device has put the operation there.
+    for scope in compat.device_scopes(op):  # from the inside to the outside
         if isinstance(scope, TowerDevice):
             return True
         if scope == 'None':  # tf.device(None): the scopes around it do not count
             return False
-        is_function = '<' in scope  # TensorFlow's text for a function
-        # A program spells '/cpu:0'; the full spelling comes from another operation's `op.device`,
-        # which may follow the tower or not.
-        is_operations_device = scope == op.device and '/device:' in scope
-        if is_function or is_operations_device:
+        if '<' in scope:  # of a device function there is only a text such as '<function …>'
+            return None
+        # A program spells '/cpu:0'. The full spelling '/device:CPU:0' comes from another
+        # operation's `op.device`, and that operation may follow the tower or not.
+        is_from_another_operation = scope == op.device and '/device:' in scope
+        if is_from_another_operation:
             return None
         spec = tf.DeviceSpec.from_string(scope)
-        if spec.device_type is not None or spec.device_index is not None:
-            return False  # the program names a device; a job alone would leave it to the tower
-    return False  # colocated with others: TensorFlow drops the scopes of such an operation
+        names_device = spec.device_type is not None or spec.device_index is not None
+        if names_device:  # a job alone leaves the device to the scopes around
+            return False
+    # It has no scopes: TensorFlow drops those of an operation that is colocated with others.
+    return False
 
 
 def device_like(op: tf.Operation) -> str:
@@ -115,10 +119,10 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
                     tower_names: typing.Container[str], device: str) -> None:
     """Ends colocations that would take gradient operations away from their tower.
 
-    Some gradients, such as those of a gather, are colocated with a variable on another device, or
-    with what TensorFlow moves there: the session would say "Cannot colocate nodes". Colocations
-    with the tower's own operations stay; if these are on several devices, only those with
-    operations on the gradient's device do.
+    TensorFlow colocates some gradients, such as those of a gather, with a variable on another
+    device, and at the same time with operations of the tower: the session would say "Cannot
+    colocate nodes". Then only colocations with operations of the tower stay, and of these only such
+    as are on one device.
 
     Args:
       operations: the gradient operations of a tower.
@@ -131,15 +135,15 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
                          if name in tower_names]
         if not tower_leaders:
             continue  # colocated with nothing, or with a variable alone: no conflict
-        kept = _leaders_to_keep(op, tower_leaders, tower_names)
-        keeps_all = len(kept) == len(leader_names)
+        kept_leaders = _leaders_to_keep(op, tower_leaders, tower_names)
+        keeps_all = len(kept_leaders) == len(leader_names)
         if keeps_all:
             continue
-        if kept:
-            colocate(op, [leader.name for leader in kept])
-            leader_device = kept[0].device
+        if kept_leaders:
+            colocate(op, [leader.name for leader in kept_leaders])
+            leader_device = kept_leaders[0].device
         else:
-            colocate(op, [op.name])  # with itself alone, so that its device decides
+            colocate(op, [op.name])  # with itself alone, so that its own device decides
             leader_device = tower_leaders[0].device
         compat.set_device(op, leader_device or stages_of(device)[0])
 
@@ -153,8 +157,9 @@ def _leaders_to_keep(op: tf.Operation, tower_leaders: typing.List[tf.Operation],
       tower_leaders: the operations of the tower that it is colocated with.
       tower_names: the names of all operations that the tower has made itself.
     """
+    # TensorFlow moves an operation that takes a variable to that variable, maybe out of the tower.
     leaders = [leader for leader in tower_leaders
-               if not _reads_resource_outside(leader, tower_names)]
+               if not _takes_resource_outside(leader, tower_names)]
     devices = {leader.device for leader in leaders}
     if len(devices) <= 1:
         return leaders
@@ -163,9 +168,13 @@ def _leaders_to_keep(op: tf.Operation, tower_leaders: typing.List[tf.Operation],
     return on_device_of_op or leaders[:1]
 
 
-def _reads_resource_outside(op: tf.Operation, tower_names: typing.Container[str]) -> bool:
-    """Whether an operation takes a resource, such as a variable, from outside of its tower:
-    TensorFlow moves it to that resource, whatever device it was made for."""
+def _takes_resource_outside(op: tf.Operation, tower_names: typing.Container[str]) -> bool:
+    """Whether an operation takes a resource, such as a variable, from outside of its tower.
+
+    Args:
+      op: the operation.
+      tower_names: the names of all operations that the tower has made itself.
+    """
     return any(resource.name not in tower_names for resource in resources_taken(op))
 
 
@@ -207,7 +216,7 @@ def device_in_other_tower(device: str, source: str, target: str) -> str:
         value = getattr(device_spec, field)
         target_value = getattr(target_spec, field)
         is_as_in_source = value == getattr(source_spec, field)
-        if is_as_in_source and target_value is not None:
+        if is_as_in_source and target_value is not None:  # None: the target's name leaves it out
             fields[field] = target_value
         else:
             fields[field] = value
@@ -245,7 +254,10 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
             continue
         for tensor in op.inputs:
             variable = _reference_entered(tensor)
-            if variable is not None and tower_devices != {variable.device}:
+            if variable is None:
+                continue
+            are_all_beside_variable = tower_devices == {variable.device}
+            if not are_all_beside_variable:
                 raise SharedVariableError(
                     'operation %s, within a loop, reads the reference variable %s, which is on '
                     'another device: make that with use_resource=True, or in the model function, '
@@ -280,8 +292,9 @@ def operation_device(op: tf.Operation) -> str:
 
 
 def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
-    """List of the operations that the runtime puts on the same device as an operation: its
-    resources, what it is colocated with, and what takes its resource or constant."""
+    """List of the operations that the runtime puts on the same device as an operation: the
+    resources that it takes, what it is colocated with, and what takes its own resource; beside a
+    constant, too, what takes it."""
     takers: typing.List[tf.Operation] = []
     for tensor in op.outputs:
         if tensor.dtype == tf.resource or op.type == 'Const':
@@ -307,8 +320,8 @@ def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any
     Args:
       op: the operation.
       tower: `Tower` that has it.
-      first: the first `Tower`. Its operation has the scopes that the program has made it in; the
-        copies in other towers have none.
+      first: the first `Tower`. Only in it do operations have the device scopes that the program has
+        made them in; the copies in other towers have none.
     """
     if tower is first:
         original = op
@@ -317,9 +330,9 @@ def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any
         original = operation_named(op.graph, first.name_scope + name_in_tower)
     if original is None or follows_tower(original):
         return False
-    # A device that the program names is the same in every tower. An operation that is colocated
-    # with one of its tower is on its own tower's device. On any other device something else has
-    # put it.
-    named_device = operation_device(original)
-    device_in_this_tower = device_in_other_tower(named_device, first.device, tower.device)
-    return operation_device(op) in (named_device, device_in_this_tower)
+    # The copy is where the program wants it in two cases: on the original's device, which the
+    # program has named; or on the one that corresponds to it in this tower, where the operation is
+    # that the copy is colocated with.
+    original_device = operation_device(original)
+    corresponding_device = device_in_other_tower(original_device, first.device, tower.device)
+    return operation_device(op) in (original_device, corresponding_device)

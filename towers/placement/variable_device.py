@@ -72,9 +72,11 @@ class _ByStage(_Layout):
         return 'on their stage, ' + ', '.join(map(short_name, stages_of(self._devices[0])))
 
     def device_of_new(self, trainable: bool) -> str:
-        # A stage that makes the variable has its scope open now. None outside of the towers.
+        # The stage that makes the variable has its scope open now.
         stage_device = current_tower_device(tf.get_default_graph())
-        return str(stage_device or self._main)
+        if stage_device is None:  # it is made outside of towers, by the optimizer, say
+            return str(self._main)
+        return str(stage_device)
 
     def variable_devices(self) -> typing.Tuple[str, ...]:
         return tuple(dict.fromkeys((self._main,) + stages_of(self._devices[0])))
@@ -153,10 +155,13 @@ class Placement:
         self._layout = layout(self.main, devices)
         self.by_stage = layout is _ByStage
         is_replicated = layout is _Replicated
-        self.of_weights = str(devices[0]) if is_replicated else self.main
+        self.of_weights = self.main
+        if is_replicated:
+            self.of_weights = str(devices[0])  # of tower 0, whose variables the replicas follow
         self.has_replicas = is_replicated and trains and len(devices) > 1
-        has_server = '/job:ps' in ' '.join(self.devices())
-        self.leaves_servers = alone and not has_server
+        # With `VariablePlacement('/job:ps/…')` the caller wants variables on a server.
+        is_server_wanted = any('/job:ps' in name for name in self.devices())
+        self.leaves_servers = alone and not is_server_wanted
 
     def describe(self) -> str:
         """The plan's text about where variables are, such as `'/cpu:0'`."""
@@ -207,13 +212,15 @@ def _layout_type(device: typing.Optional[str],
             "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
     if device is not None:
         return _LAYOUTS.get(device, _Layout)  # `_Layout` for the name of a device
+    # By default, the variables of a single tower are where the tower computes with them; several
+    # towers share theirs on a CPU.
     is_one_staged_tower = len(devices) == 1 and has_stages
     return _ByStage if is_one_staged_tower else _Layout
 
 
 def _main_device(device: typing.Optional[str], devices: typing.Sequence[str]) -> str:
-    """The value of `Placement.main`: the device that `VariablePlacement` names; if it names none,
-    but has a word or None, the default device of variables.
+    """The value of `Placement.main`: the device that `VariablePlacement` names; for one of its
+    words, and for None, the default device of variables.
 
     Raises `DeviceError` for a wrong name.
     """
