@@ -6,6 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
+from towers.placement.devices import resolve_devices
 from towers.placement.session_config import config_of_towers, describe_config, session_config
 
 
@@ -28,6 +29,11 @@ def test_config_of_gpu_towers():
     assert dict(config.device_count) == {'CPU': 1}
     assert config.allow_soft_placement  # integer and string ops have no kernel on a GPU
     assert config.intra_op_parallelism_threads == 0
+
+
+def test_devices_of_another_kind_need_no_virtual_cpus():
+    named = resolve_devices('/device:TPU:2,/device:TPU:3', check=False)
+    assert dict(session_config(named).device_count) == {'CPU': 1}
 
 
 @pytest.mark.parametrize('variable, given, count, threads', [

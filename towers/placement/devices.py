@@ -309,8 +309,9 @@ def cpu_indices(devices: typing.Iterable[str]) -> typing.Set[int]:
     and `/cpu:3`. A tower on another kind of device counts for nothing."""
     indices = set()
     for name in all_devices(devices):
-        if not is_gpu(name):
-            indices.add(tf.DeviceSpec.from_string(name).device_index)
+        spec = tf.DeviceSpec.from_string(name)
+        if spec.device_type == 'CPU':
+            indices.add(spec.device_index)
     return indices
 
 
