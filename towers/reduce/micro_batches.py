@@ -11,6 +11,7 @@ micro-batch, the stage before works on the next. Each stage runs one pass at a t
 that `schedules` says; for tensors of other stages a pass waits by its data.
 """
 
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -29,11 +30,9 @@ from towers.placement.variable_device import only_device
 from towers.reduce.combination import Pairs, add_up, by_variable
 from towers.reduce.schedules import BACKWARD, FORWARD, stage_order
 
-PassOfStage = typing.Tuple[str, int]
-"""A pass of a micro-batch: `FORWARD` or `BACKWARD`, and the index of the stage."""
-
-OperationsOfPasses = typing.Dict[PassOfStage, typing.List[tf.Operation]]
-"""The operations of each pass of a micro-batch."""
+OperationsOfPasses = typing.Dict[typing.Tuple[str, int], typing.List[tf.Operation]]
+"""The operations of each pass of a micro-batch, `{(direction, stage): operations}`: the direction
+is `FORWARD` or `BACKWARD`, the stage its index in the tower."""
 
 
 def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
@@ -54,7 +53,9 @@ def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
     for start in range(0, len(micro_batches), per_tower):
         of_tower = micro_batches[start:start + per_tower]
         device = of_tower[0].device
-        stages = (str(device),) if schedule is None else stages_of(device)
+        stages: typing.Sequence[str] = stages_of(device)
+        if schedule is None:
+            stages = [str(device)]
         totals.append(_add_up_in_order(of_tower, stages, schedule, names_of_initialization))
     return totals
 
@@ -77,25 +78,23 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
     num_stages = len(stages)
     orders = [stage_order(schedule, stage, num_stages, len(micro_batches))
               for stage in range(num_stages)]
-    operations: typing.List[OperationsOfPasses] = []  # one for each micro-batch
-    results: list = []
-    for micro_batch in micro_batches:
-        operations.append(_operations_of_passes(micro_batch, stages, names_of_initialization))
-        results += _results(micro_batch)
+    operations = [_operations_of_passes(micro_batch, stages, names_of_initialization)
+                  for micro_batch in micro_batches]
     if num_stages > 1:
         for operations_of_passes in operations:
             _check_forward_passes(operations_of_passes, num_stages, micro_batches[0].device)
+    results = itertools.chain.from_iterable(map(_results, micro_batches))
     frames = Frames(graph_walk.step_operations(results))
-    # The order of the backward passes is the same in all stages.
-    first, *others = [index for direction, index in orders[0] if direction == BACKWARD]
-    total = micro_batches[first].gradients
-    for index in others:
+    # Gradients are added up in the order of the backward passes, which is the same in all stages.
+    backward_order = [each.micro_batch for each in orders[0] if each.direction == BACKWARD]
+    total = micro_batches[backward_order[0]].gradients
+    for index in backward_order[1:]:
         with graph_walk.Recording(tf.get_default_graph()) as made:
             total = _sum_of_two(total, micro_batches[index].gradients, stages)
         sums = [op for op in made.operations if _may_wait(op, names_of_initialization)]
         _add_to_backward_passes(operations[index], sums, stages)
     for stage, order in enumerate(orders):
-        passes = [operations[index][direction, stage] for direction, index in order]
+        passes = [operations[each.micro_batch][each.direction, stage] for each in order]
         with tf.name_scope('micro_batches'), only_device(stages[stage]):
             _run_in_order(passes, frames)
     return total
@@ -103,8 +102,8 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
 
 def _add_to_backward_passes(operations: OperationsOfPasses, sums: typing.Iterable[tf.Operation],
                             stages: typing.Sequence[str]) -> None:
-    """Adds the operations that add up gradients to the backward passes of a micro-batch, so that
-    the next pass of a stage waits for the sum, and the added gradients need no memory any more.
+    """Adds the operations that add up gradients to the backward passes of a micro-batch. So the
+    next pass of a stage begins after the sum, when the added gradients need no memory any more.
 
     Args:
       operations: the operations of the micro-batch's passes, which are added to.
@@ -154,15 +153,18 @@ def _stage_of(op: tf.Operation, stages: typing.Sequence[str]) -> typing.Optional
     but on a variable's, for example."""
     if len(stages) == 1:
         return 0
-    return stages.index(op.device) if op.device in stages else None
+    if op.device not in stages:
+        return None
+    return stages.index(op.device)
 
 
 def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
                           names_of_initialization: typing.Set[str]) -> OperationsOfPasses:
     """Sorts the operations of a micro-batch that a step runs by their pass.
 
-    Left out are operations that are not to wait for an earlier micro-batch: what is computed from
-    constants alone, what may not wait, and what is on the device of no stage.
+    Left out are operations that are not to wait for an earlier micro-batch: those that are not of
+    this micro-batch, such as the cut of the batch; what is computed from constants alone; what may
+    not wait; and what is on the device of no stage.
 
     Args:
       micro_batch: the micro-batch.
@@ -185,8 +187,8 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
             continue
         if not _may_wait(op, names_of_initialization):
             continue
-        # The backward pass of a loop (v1) adds operations that the forward pass runs: they put its
-        # values onto stacks.
+        # Where there is a loop (v1), `tf.gradients` has made operations that run before the loss:
+        # they put the loop's values onto stacks, turn by turn.
         is_backward = op.name in micro_batch.backward and op.name not in before_loss
         direction = BACKWARD if is_backward else FORWARD
         operations[direction, stage_of_op].append(op)
@@ -230,11 +232,13 @@ def _added(gradients: list, variable: tf.Variable, stages: typing.Sequence[str])
       variable: the variable.
       stages: the device of each stage of the tower.
     """
+    next_gradient = gradients[-1]
     if len(stages) == 1:
         device = stages[0]
+    elif isinstance(next_gradient, tf.IndexedSlices):
+        device = next_gradient.values.device
     else:
-        last = gradients[-1]
-        device = getattr(last, 'values', last).device  # of a sparse gradient, of its rows
+        device = next_gradient.device
     with only_device(device or None):
         return add_up(gradients, variable)
 
@@ -243,8 +247,8 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
                  frames: Frames) -> None:
     """Makes the first operations of a pass wait for the last operations of another pass.
 
-    No operation waits for one within a v1 loop or branch, which may never run; it waits for the
-    operations by which the results leave the loop.
+    An operation within a v1 loop or branch may never run, or several times. Nothing waits for it,
+    but for the operations by which the results leave the loop; and in a loop, nothing waits.
 
     Args:
       earlier: all operations of the pass that is waited for.
@@ -258,6 +262,7 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
     last_operations = [op for op in always_run if op.name not in awaited_in_pass]
     if not last_operations:
         return
+    # One operation between the passes needs fewer edges than each pair of a last and a first one.
     with tf.control_dependencies(last_operations):
         ended = tf.no_op('next')
     names_later = graph_walk.names_of(later)
@@ -276,16 +281,19 @@ def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> boo
     """
     if op.type == 'Const' or op.name in names_of_initialization:
         return False
-    is_handle = not op.inputs and op.outputs and all(map(is_variable, op.outputs))
-    return not is_handle
+    if op.inputs or not op.outputs:
+        return True  # no handle
+    makes_handle = all(map(is_variable, op.outputs))
+    return not makes_handle
 
 
 def _computed_from_more_than_constants(operations: typing.Iterable[tf.Operation]
                                        ) -> typing.Set[str]:
     """The names of the operations that are not computed from constants alone.
 
-    TensorFlow folds the others, such as an attention mask, and has one constant for all
-    micro-batches. If they waited for a micro-batch, it would keep a constant for each.
+    What is, such as an attention mask, TensorFlow computes before the step (constant folding), and
+    has one constant of it for all micro-batches. If it waited for a micro-batch, TensorFlow would
+    keep one for each.
     """
     sources = [op for op in operations if _may_vary(op)]
     return graph_walk.reachable_from(sources, operations, control=True)
@@ -346,10 +354,15 @@ def _named_operation(circle: typing.Sequence[tf.Operation],
 
 def _awaited_with_turns(op: tf.Operation) -> typing.Set[str]:
     """Names of the operations that an operation waits for; of an operation by which a loop (v1) is
-    left, also of what leads into the loop's next turn, such as pushes onto stacks.
+    left, also of those that lead into the loop's next turn.
 
-    In the graph only the next turn waits for these. But the last turn is there only after they have
-    run in the turns before.
+    For each of its variables, a loop has a circle of operations:
+
+        Enter -> Merge -> Switch -> body -> NextIteration -> Merge;  Switch -> Exit
+
+    All `Switch`es take the loop's condition. In the graph an `Exit` does not wait for the
+    `NextIteration`s, nor for what is before these, such as a push onto a stack. But the last turn,
+    in which the `Exit` runs, comes only after they have run in the turns before.
     """
     names = awaited_names(op)
     if op.type not in ('Exit', 'RefExit'):
@@ -358,7 +371,7 @@ def _awaited_with_turns(op: tf.Operation) -> typing.Set[str]:
     if len(switch.inputs) != 2:
         return names  # a loop that is not as TensorFlow makes it
     condition = switch.inputs[1]
-    for switch_of_variable in condition.consumers():  # one for each of the loop's variables
+    for switch_of_variable in condition.consumers():
         merge = switch_of_variable.inputs[0].op
         for tensor in merge.inputs:
             if tensor.op.type in BACK:

@@ -34,25 +34,31 @@ from towers.variables.initial_values import value_or_initial_value
 from towers.variables.slots import local_variable, owner_by_name
 
 
+class ReplicatedVariable(typing.NamedTuple):
+    """A variable of the model, with its replicas."""
+    variable: tf.Variable
+    replicas: typing.List[tf.Variable]  # on tower 1, 2, …
+
+
 class Replicas(typing.NamedTuple):
     """The replicas of the model's trainable variables on towers 1, 2, …
 
     Attributes:
       devices: the device of each tower.
-      of_variable: from the name of a variable to `(variable, [its replica on tower 1, …])`.
+      of_variable: from the name of a variable to the `ReplicatedVariable`.
       slots: the variables that the optimizer made for the replicas.
     """
 
     devices: typing.Tuple[str, ...]
-    of_variable: typing.Dict[str, typing.Tuple[tf.Variable, typing.List[tf.Variable]]]
+    of_variable: typing.Dict[str, ReplicatedVariable]
     slots: typing.List[tf.Variable]
 
     @property
     def variables(self) -> typing.List[tf.Variable]:
         """List of the replicas, by variable and then by tower."""
         listed: typing.List[tf.Variable] = []
-        for _, replicas in self.of_variable.values():
-            listed += replicas
+        for replicated in self.of_variable.values():
+            listed += replicated.replicas
         return listed
 
     def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
@@ -84,12 +90,12 @@ class Replicas(typing.NamedTuple):
         for gradient, variable in gradients:
             on_each_tower = self._gradient_on_each_tower(gradient, variable, on_towers)
             pairs_of_towers[0].append((on_each_tower[0], variable))
-            if variable.op.name not in self.of_variable:
-                continue
+            is_replicated = variable.op.name in self.of_variable
+            if gradient is None or not is_replicated:
+                continue  # there is nothing to update on the other towers
             for tower in range(1, len(self.devices)):
-                if on_each_tower[tower] is not None:
-                    replica = self.replica_of(variable, tower)
-                    pairs_of_towers[tower].append((on_each_tower[tower], replica))
+                replica = self.replica_of(variable, tower)
+                pairs_of_towers[tower].append((on_each_tower[tower], replica))
         return list(itertools.chain.from_iterable(pairs_of_towers))
 
     def _gradient_on_each_tower(self, gradient: typing.Any, variable: tf.Variable,
@@ -106,9 +112,9 @@ class Replicas(typing.NamedTuple):
             # Repeated rows are added up once, so that no replica adds them in another order.
             with tf.name_scope('replicas/'), only_device(gradient.values.device or None):
                 return [each_row_once(gradient)] * len(self.devices)
-        combined = on_towers.get(variable.op.name, [None])
-        if gradient is not None and gradient is combined[0]:
-            return combined
+        combined_on_towers = on_towers.get(variable.op.name)
+        if combined_on_towers is not None and gradient is combined_on_towers[0]:
+            return combined_on_towers
         # The user's function has transformed the gradient since, once for all towers.
         return [gradient] * len(self.devices)
 
@@ -131,8 +137,10 @@ class Replicas(typing.NamedTuple):
         """Operations that give replicas the values of their variables, one for each replica.
 
         Args:
-          names: the names of the variables whose replicas are set.
-          after: the operations that write variables or read replicas in a step, which come first.
+          names: the names of the variables whose replicas are set. Those without replicas, such as
+            slots, do not count.
+          after: the operations that these wait for: all that write the variables, or read the
+            replicas, in a step.
         """
         operations = []
         followed = [self.of_variable[name] for name in self.of_variable if name in names]
@@ -179,11 +187,11 @@ class _NewSlots:
         self._replicated = set(replicas.of_variable)  # names of the variables that have replicas
         # {name of a replica: name of the variable of the model}
         self._origins: typing.Dict[str, str] = {}
-        for name, (_, replicas_of_variable) in replicas.of_variable.items():
-            for replica in replicas_of_variable:
+        for name, replicated in replicas.of_variable.items():
+            for replica in replicated.replicas:
                 self._origins[replica.op.name] = name
-        # {name of a variable of the model: its slots, each with its value}
-        self._slots: typing.Dict[str, list] = collections.defaultdict(list)
+        # {name of a variable of the model: its slots, in the order in which they were made}
+        self._slots: typing.Dict[str, typing.List[_Slot]] = collections.defaultdict(list)
         # {name of a replica: the number of slots that were made for it so far}
         self._counts: typing.Dict[str, int] = collections.Counter()
 
@@ -192,14 +200,15 @@ class _NewSlots:
 
         A slot of a replica becomes a local variable that begins with the value of the model's slot.
         """
-        # An optimizer names a slot after the variable that it belongs to.
+        # An optimizer names a slot after the variable that it belongs to. A variable of no such
+        # name, as Adam's powers of beta, belongs to none.
         owner = owner_by_name(kwargs.get('name') or '', self._trained)
-        name = None if owner is None else owner.op.name
-        if name in self._origins:
-            return self._create_slot_of_replica(name, next_creator, kwargs)
+        if owner is not None and owner.op.name in self._origins:
+            return self._create_slot_of_replica(owner.op.name, next_creator, kwargs)
         slot = next_creator(**kwargs)
-        if name in self._replicated:
-            self._slots[name].append((slot, _value_or_initial_value(slot)))
+        if owner is not None and owner.op.name in self._replicated:
+            # The replicas' slots will begin with this value.
+            self._slots[owner.op.name].append(_Slot(slot, _value_or_initial_value(slot)))
         return slot
 
     def _create_slot_of_replica(self, name: str, next_creator: typing.Callable,
@@ -212,20 +221,29 @@ class _NewSlots:
           kwargs: its arguments, as the optimizer gives them.
         """
         origin = self._origins[name]
+        slots_of_origin = self._slots[origin]
         index = self._counts[name]
-        if index >= len(self._slots[origin]):
+        # An optimizer that was used before has its slots of the variable already.
+        if index >= len(slots_of_origin):
             raise InvalidArgumentError(
                 'the optimizer makes slot %s for a replica of %s, which has no slot to take '
                 'the value of: use a new optimizer, or another VariablePlacement than '
                 "'replicated'." % (kwargs['name'].rstrip('/'), origin))
-        original, value = self._slots[origin][index]
         self._counts[name] += 1
-        kwargs.update(initial_value=_any_value(original), dtype=original.dtype.base_dtype,
+        original = slots_of_origin[index]
+        kwargs.update(initial_value=_any_value(original.variable),
+                      dtype=original.variable.dtype.base_dtype,
                       trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
         slot = next_creator(**kwargs)
-        compat.initialize_with(slot, value)
+        compat.initialize_with(slot, original.value)
         self.created.append(slot)
         return slot
+
+
+class _Slot(typing.NamedTuple):
+    """A slot of a variable of the model."""
+    variable: tf.Variable  # the slot itself
+    value: tf.Tensor  # its value, or its initial value as long as it is not initialized
 
 
 def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence,
@@ -248,8 +266,7 @@ def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence
 
 def make_replicas(variables: typing.Iterable[tf.Variable],
                   devices: typing.Iterable[str]) -> Replicas:
-    """Makes a replica of each trainable variable on towers 1, 2, …; of the result the list of slots
-    is empty.
+    """Makes a replica of each trainable variable on towers 1, 2, …; the result has no slots yet.
 
     Replicas that an earlier build in this graph made for the same towers are shared, since an
     update by either build has to reach them.
@@ -265,10 +282,10 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
     local_variables = variables_by_name(tf.local_variables())
     of_variable = {}
     for variable in variables:
-        # A local variable is a tower's own.
-        if variable.trainable and variable.op.name not in local_variables:
+        is_own_of_tower = variable.op.name in local_variables
+        if variable.trainable and not is_own_of_tower:
             replicas = _replicas_on(variable, devices[1:], local_variables)
-            of_variable[variable.op.name] = (variable, replicas)
+            of_variable[variable.op.name] = ReplicatedVariable(variable, replicas)
     return Replicas(devices, of_variable, slots=[])
 
 
@@ -288,6 +305,7 @@ def _replicas_on(variable: tf.Variable, devices: typing.Sequence[str],
     replicas = [local_variables[name] for name in names if name in local_variables]
     if not replicas:
         return _new_replicas(variable, names, devices)
+    # They are fewer than `devices`, too, if the earlier build had fewer towers.
     devices_of_earlier = [replica.device for replica in replicas]
     if devices_of_earlier != list(devices):
         raise DeviceError(
@@ -334,12 +352,12 @@ def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
     collection = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
     replicas = []
     for name, device in zip(names, devices):
-        # Trainable for code that asks the variable itself (custom gradients), yet in no list of
-        # trainable variables.
+        # A replica is trainable for code that asks the variable itself, such as custom gradients.
+        # The program must not find it in `tf.trainable_variables()`, where TensorFlow puts it.
         replica = local_variable(variable, name, _any_value(variable), value, device,
                                  trainable=True, constraint=variable.constraint)
         collection[:] = [listed for listed in collection if listed is not replica]
-        if replica.op.name != name:
+        if replica.op.name != name:  # TensorFlow has numbered it, as it was taken
             raise NameScopeError('the graph has another operation %r, which is to be the name of a '
                                  'replica of variable %s: rename that operation.'
                                  % (name, variable.op.name))
@@ -359,8 +377,9 @@ def _value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
     """A tensor with the value of a variable, or with its initial value as long as the variable is
     not initialized.
 
-    So the replicas may be initialized in the same run as the model's variables, or later. Only if
-    everything has been initialized before, the two initializers have to run one after the other.
+    So a run may initialize the model's variables and the replicas at the same time, in any order.
+    If it initializes variables that have a value already, a replica may get the old one: then the
+    replicas have to be initialized in a run after it.
     """
     with tf.name_scope('replicas/'):
         return value_or_initial_value(variable)

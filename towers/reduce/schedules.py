@@ -12,8 +12,11 @@ SCHEDULES = ('one_forward_one_backward', 'all_forward')
 FORWARD = 'forward'
 BACKWARD = 'backward'
 
-Pass = typing.Tuple[str, int]
-"""A pass of a stage: `FORWARD` or `BACKWARD`, and the index of the micro-batch."""
+
+class Pass(typing.NamedTuple):
+    """A pass of a micro-batch through a stage."""
+    direction: str  # `FORWARD` or `BACKWARD`
+    micro_batch: int  # its index in the tower
 
 
 def stage_order(schedule: typing.Optional[str], stage: int, num_stages: int, micro_batches: int
@@ -33,18 +36,20 @@ def stage_order(schedule: typing.Optional[str], stage: int, num_stages: int, mic
       num_stages: the number of stages of a tower.
       micro_batches: the number of micro-batches of a tower.
     """
+    forward = [Pass(FORWARD, index) for index in range(micro_batches)]
+    backward = [Pass(BACKWARD, index) for index in range(micro_batches)]
     if schedule == 'all_forward':
-        forward = [(FORWARD, index) for index in range(micro_batches)]
-        backward = [(BACKWARD, index) for index in reversed(range(micro_batches))]
-        return forward + backward
+        return forward + backward[::-1]
     # The stage runs as many forward passes ahead as it may keep activations of. From then on each
-    # backward pass makes room for a forward pass.
+    # backward pass makes room for a forward pass, as long as there are any: for 4 micro-batches, 2
+    # of them kept, F0 F1, B0 F2, B1 F3, B2, B3.
     num_ahead = kept_at_once(schedule, stage, num_stages, micro_batches)
-    order = [(FORWARD, index) for index in range(num_ahead)]
+    order = forward[:num_ahead]
     for index in range(micro_batches):
-        order.append((BACKWARD, index))
-        if num_ahead + index < micro_batches:
-            order.append((FORWARD, num_ahead + index))
+        order.append(backward[index])
+        next_forward = num_ahead + index
+        if next_forward < micro_batches:
+            order.append(forward[next_forward])
     return order
 
 

@@ -46,8 +46,9 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
                  scaled_losses: typing.Optional[WatchedLosses] = None) -> Applied:
     """Applies the combined gradients once.
 
-    Replicas are updated in the same call. Where the optimizer might update them in another way than
-    their variables (it is not `is_repeatable`), they get the new values of these instead.
+    Replicas are updated in the same call of the optimizer. If the optimizer might update them in
+    another way than their variables (it is not `is_repeatable`), they get the new values of these
+    after the update instead.
 
     Args:
       tower_set: the towers whose variables are updated.
@@ -71,7 +72,8 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
     slots_of_replicas: typing.List[tf.Variable] = []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
         if optimizer_updates_replicas:
-            # Around `new_slots`: the outer one of two creator scopes is the last to see a creation.
+            # Around `new_slots`: the outer one of two creator scopes is asked last, and so has the
+            # last word on a slot.
             slots_of_replicas = scopes.enter_context(replicas.new_slots(known_variables))
         all_slots = scopes.enter_context(new_slots(placement, known_variables))
         scopes.enter_context(rows_at_rate(optimizer))
@@ -84,7 +86,7 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         if replicas is not None and not optimizer_updates_replicas:
             written = _names_written(recording.operations, pairs)
             applied = tf.group(applied, *replicas.follow(written, after=[applied]))
-        steps = _StepsToAdd(None, leaves_count_to_caller=False)  # where no steps are counted
+        steps = _StepsToAdd(number=None, leaves_count_to_caller=False)  # without a global step
         if global_step is not None:
             steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
             if steps.number is not None:
@@ -179,9 +181,11 @@ def free_initial_values(created: typing.Iterable[tf.Variable],
     names_after = graph_walk.operation_names(after)
     initializers = [variable.initializer for variable in created]
     for op in graph_walk.step_operations(initializers, ends=names_after):
+        if op.name not in names_made:
+            continue
         awaited = [other for other in op.control_inputs if other.name not in names_after]
-        waits_too_long = len(awaited) < len(op.control_inputs)
-        if waits_too_long and op.name in names_made:
+        waits_for_step = len(awaited) < len(op.control_inputs)
+        if waits_for_step:
             compat.set_control_inputs(op, awaited)
 
 
@@ -189,8 +193,8 @@ class _StepsToAdd(typing.NamedTuple):
     """What has to be added to the global step after an update.
 
     Attributes:
-      number: the scalar to add; None where the update itself counts every step.
-      leaves_count_to_caller: whether the optimizer never counts steps.
+      number: the scalar to add; None where every step is counted without it.
+      leaves_count_to_caller: whether the optimizer never counts steps, as BERT's does not.
     """
 
     number: typing.Optional[tf.Tensor]
@@ -210,17 +214,18 @@ def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
         the step is counted nevertheless; or None.
     """
     dtype = global_step.dtype.base_dtype
-    names_writing = graph_walk.names_of(Writes(global_step.graph).writers_of(global_step))
-    optimizer_counts = not names_writing.isdisjoint(graph_walk.names_of(made))
+    names_counting = graph_walk.names_of(Writes(global_step.graph).writers_of(global_step))
+    optimizer_counts = not names_counting.isdisjoint(graph_walk.names_of(made))
     if optimizer_counts:
-        skipped_steps = None
-        if scaled_losses is not None:
-            skipped_steps = tf.cast(tf.logical_not(scaled_losses.is_finite), dtype)
-        return _StepsToAdd(skipped_steps, leaves_count_to_caller=False)
+        number = None
+        if scaled_losses is not None:  # 1 in a step whose update is skipped, else 0
+            number = tf.cast(tf.logical_not(scaled_losses.is_finite), dtype)
+        return _StepsToAdd(number, leaves_count_to_caller=False)
+    # The program may count the step itself, in an operation for which the update waits.
     names_run = graph_walk.names_of(graph_walk.step_operations([applied]))
-    is_counted_before = not names_writing.isdisjoint(names_run)  # for which the update waits
-    if is_counted_before:
-        return _StepsToAdd(None, leaves_count_to_caller=False)
+    program_counts = not names_counting.isdisjoint(names_run)
+    if program_counts:
+        return _StepsToAdd(number=None, leaves_count_to_caller=False)
     return _StepsToAdd(tf.ones([], dtype), leaves_count_to_caller=True)
 
 
@@ -236,22 +241,24 @@ def _apply_if_finite(optimizer: typing.Any, gradients: Pairs,
       global_step: for the optimizer to count; or None.
       scaled_losses: has the tensor that says whether all gradients are finite.
     """
-    # An identity, since it waits for what has to come before the update; the branch waits for it.
+    # A new operation, so that it gets the control dependencies around: what has to come before the
+    # update. The branch waits for it.
     is_finite = tf.identity(scaled_losses.is_finite)
-    name_scope_outside = tf.get_default_graph().get_name_scope()
+    # Some optimizers name slots by the name scope, to which `tf.cond` adds its own.
+    name_scope = tf.get_default_graph().get_name_scope()
+    absolute_scope = name_scope + '/' if name_scope else None  # None is the outermost scope
 
     def apply():
-        # Some optimizers name slots by the name scope, to which `tf.cond` adds its own.
-        with tf.name_scope(name_scope_outside + '/' if name_scope_outside else None):
+        with tf.name_scope(absolute_scope):
             applied = tf.group(optimizer.apply_gradients(gradients, global_step=global_step))
         with tf.control_dependencies([applied]):
-            return tf.constant(True)
+            return tf.constant(True)  # both branches of a `tf.cond` return a tensor
 
     # Within a function of control flow v2, TensorFlow can neither write a reference variable nor
     # make a slot whose initial value is a tensor.
     with compat.control_flow_v1():
-        applied = tf.cond(is_finite, apply, lambda: tf.constant(False))
-    with tf.control_dependencies([applied]):
+        branch_taken = tf.cond(is_finite, apply, lambda: tf.constant(False))
+    with tf.control_dependencies([branch_taken]):
         return scaled_losses.update()
 
 
@@ -259,7 +266,8 @@ def _apply_if_finite(optimizer: typing.Any, gradients: Pairs,
 def _scope_without_reuse() -> typing.Iterator[None]:
     """The caller's variable scope, without its reuse flag: under reuse no slot could be made."""
     scope = tf.get_variable_scope()
-    if scope.reuse is not True:
+    can_make_variables = scope.reuse is not True  # `tf.AUTO_REUSE` makes what is not there yet
+    if can_make_variables:
         yield
         return
     without_reuse = like_current_scope(scope.name, reuse=False)
