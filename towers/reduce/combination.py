@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
 from towers.gradients.gradient_pairs import (
+    Lookup,
     each_row_once,
     expected_gradient,
     listed_pairs,
@@ -117,8 +118,8 @@ def all_reduce(tower_gradients: typing.Sequence, other_gradients: typing.Sequenc
                devices: typing.Sequence[str]) -> Combined:
     """Sums the towers' gradients and gives every tower the sums, for replicas.
 
-    The gradients of one variable are added on one tower, so that every tower adds about the same
-    number of bytes.
+    The gradients of one variable are added up on the device of one tower: that on which the fewest
+    bytes are added up so far, so that every tower does about the same work.
 
     Args:
       tower_gradients: a list of `(gradient, variable)` for each tower.
@@ -127,7 +128,7 @@ def all_reduce(tower_gradients: typing.Sequence, other_gradients: typing.Sequenc
     """
     combined = []
     on_towers = {}
-    added_bytes = dict.fromkeys(devices, 0)  # {device: bytes of the variables that are added there}
+    added_bytes = dict.fromkeys(devices, 0)  # {device: bytes of the sums that are made there}
     for aligned in align(list(tower_gradients) + list(other_gradients)):
         variable = aligned.variable
         device = min(devices, key=added_bytes.__getitem__)
@@ -135,6 +136,7 @@ def all_reduce(tower_gradients: typing.Sequence, other_gradients: typing.Sequenc
         with only_device(device):
             total = add_up(aligned.gradients, variable)
         combined.append((total, variable))
+        # The same tensor for each tower: TensorFlow copies it to the devices that take it.
         on_towers[variable.op.name] = [total] * len(devices)
     return Combined(combined, on_towers)
 
@@ -268,13 +270,11 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     for clipping, would be another if it had.
     """
     lookups_of_towers = [lookups_of(gradient) for gradient in gradients]
-    uniqueness_of_towers = [[lookup.is_unique for lookup in lookups]
-                            for lookups in lookups_of_towers]
-    uniqueness = uniqueness_of_towers[0]  # for each lookup of tower 0
+    first_uniqueness = _uniqueness(lookups_of_towers[0])
     # In towers that are copies of one program, the n-th lookup of each is the same lookup. If the
     # lookups differ, the caller's gradients are not of such towers.
-    are_alike = all(other == uniqueness for other in uniqueness_of_towers)
-    if not any(uniqueness) or not are_alike:
+    are_alike = all(_uniqueness(lookups) == first_uniqueness for lookups in lookups_of_towers)
+    if not any(first_uniqueness) or not are_alike:
         return _concatenated(gradients)
     rows_of_lookups = []
     for same_lookup in zip(*lookups_of_towers):  # one lookup of the program, in every tower
@@ -287,6 +287,11 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     return _concatenated(rows_of_lookups)
 
 
+def _uniqueness(lookups: typing.Iterable[Lookup]) -> typing.List[bool]:
+    """For each of the lookups that a sparse gradient comes from, whether it takes each row once."""
+    return [lookup.is_unique for lookup in lookups]
+
+
 def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     """The rows of several slices as one `IndexedSlices`, in their order. Its shape is the first one
     that is known."""
@@ -294,7 +299,6 @@ def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     values = [rows.values for rows in slices]
     if len({tensor.dtype for tensor in indices}) > 1:  # int32 and int64, which no concat takes
         indices = [tf.cast(tensor, tf.int64) for tensor in indices]
-    known_shapes = [rows.dense_shape for rows in slices if rows.dense_shape is not None]
-    dense_shape = known_shapes[0] if known_shapes else None
+    known_shapes = (rows.dense_shape for rows in slices if rows.dense_shape is not None)
     return tf.IndexedSlices(values=tf.concat(values, 0), indices=tf.concat(indices, 0),
-                            dense_shape=dense_shape)
+                            dense_shape=next(known_shapes, None))

@@ -53,8 +53,8 @@ def joined_product(gradients: typing.List[typing.Any],
     with tf.control_dependencies(awaited):
         # The rows of all towers, one below the other: [sum of r_k, m] and [sum of r_k, n], or their
         # transposes.
-        x = tf.concat(factors.inputs, 0 if factors.transpose_x else 1)
-        y = tf.concat(factors.output_gradients, 1 if factors.transpose_y else 0)
+        x = tf.concat(factors.inputs, axis=factors.axis_of_rows_of_x)
+        y = tf.concat(factors.output_gradients, axis=factors.axis_of_rows_of_y)
         return tf.matmul(x, y, transpose_a=factors.transpose_x, transpose_b=factors.transpose_y)
 
 
@@ -73,6 +73,16 @@ class _Factors(typing.NamedTuple):
     output_gradients: typing.List[tf.Tensor]
     transpose_x: bool
     transpose_y: bool
+
+    @property
+    def axis_of_rows_of_x(self) -> int:
+        """The dimension of x_k along which the r_k examples of a tower are."""
+        return 0 if self.transpose_x else 1
+
+    @property
+    def axis_of_rows_of_y(self) -> int:
+        """The dimension of y_k along which the r_k examples of a tower are."""
+        return 1 if self.transpose_y else 0
 
 
 def _made_by(tensor: tf.Tensor) -> typing.Tuple[tf.Operation, typing.List[tf.Operation]]:
@@ -93,21 +103,19 @@ def _factors(products: typing.List[tf.Operation],
              variable: tf.Variable) -> typing.Optional[_Factors]:
     """The factors of the towers' products; None where they cannot be joined to one gradient of the
     variable, or joining them does not pay."""
-    elements = variable.get_shape().num_elements() or 0
+    elements = variable.get_shape().num_elements() or 0  # 0 for a shape that is not static
     if elements < _LEAST_ELEMENTS or not all(_is_thin_product(op, elements) for op in products):
         return None
-    transpose_x = products[0].get_attr('transpose_a')
-    transpose_y = products[0].get_attr('transpose_b')
-    axis_of_rows = 0 if transpose_x else 1  # of x
+    transpositions = {(op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products}
+    if len(transpositions) > 1:
+        return None  # the towers' products are not alike
+    [(transpose_x, transpose_y)] = transpositions
     factors = _Factors([], [], transpose_x, transpose_y)
-    row_counts = []
     for op in products:
-        if op.get_attr('transpose_a') != transpose_x or op.get_attr('transpose_b') != transpose_y:
-            return None
         x, y = op.inputs
         factors.inputs.append(x)
         factors.output_gradients.append(y)
-        row_counts.append(x.shape.as_list()[axis_of_rows])
+    row_counts = [x.shape.as_list()[factors.axis_of_rows_of_x] for x in factors.inputs]
     if max(row_counts) > _MOST_ROWS or sum(row_counts) > _MOST_JOINT_ROWS:
         return None
     return factors
@@ -118,14 +126,16 @@ def _is_thin_product(op: tf.Operation, elements: int) -> bool:
     joining pays.
 
     Joining reads and writes each factor once more, and saves reading and writing the product. It
-    pays where the factors have at most half of the product's elements. A product of reference
-    variables is not joined: the variables' updates wait for the towers' products.
+    pays where the factors have at most half of the product's elements. It saves nothing where a
+    step computes the tower's own product in any case: if another operation reads this one; and if
+    reference variables are upstream, whose update waits for all towers' gradients.
 
     Args:
       op: the operation that computes a tower's gradient.
       elements: the number of elements of the variable, and so of the product.
     """
-    if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr or _is_read(op.outputs[0]):
+    is_compiled_by_xla = '_XlaCompile' in op.node_def.attr
+    if op.type != 'MatMul' or is_compiled_by_xla or _is_read(op.outputs[0]):
         return False
     elements_of_factors = 0
     for factor in op.inputs:

@@ -170,14 +170,20 @@ class WatchedLosses(typing.NamedTuple):
 
     def update(self) -> tf.Operation:
         """The operation that moves the scale and the counts after a step, by the formula of
-        `LossScale`."""
+        `LossScale`:
+
+            the step                     scale      good steps
+            overflows                    smaller    0
+            is the last of growth_steps  larger     0
+            is another good one          stays      one more
+        """
         losses = self.losses
         rule = losses.rule
         with only_device(losses.placement.main):
             good_steps = losses.good_steps.read_value() + 1  # this one included, if it is good
             if rule.growth_steps:
                 grows = good_steps >= rule.growth_steps
-            else:
+            else:  # 0 is for a scale that never grows
                 grows = tf.constant(False)
             larger = tf.minimum(self.scale * rule.factor, rule.most)
             smaller = tf.maximum(self.scale / rule.factor, rule.least)
