@@ -295,10 +295,15 @@ def _uniqueness(lookups: typing.Iterable[Lookup]) -> typing.List[bool]:
 def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     """The rows of several slices as one `IndexedSlices`, in their order. Its shape is the first one
     that is known."""
-    indices = [rows.indices for rows in slices]
-    values = [rows.values for rows in slices]
+    dense_shape = None
+    indices = []
+    values = []
+    for rows in slices:
+        indices.append(rows.indices)
+        values.append(rows.values)
+        if dense_shape is None:
+            dense_shape = rows.dense_shape
     if len({tensor.dtype for tensor in indices}) > 1:  # int32 and int64, which no concat takes
         indices = [tf.cast(tensor, tf.int64) for tensor in indices]
-    known_shapes = (rows.dense_shape for rows in slices if rows.dense_shape is not None)
     return tf.IndexedSlices(values=tf.concat(values, 0), indices=tf.concat(indices, 0),
-                            dense_shape=next(known_shapes, None))
+                            dense_shape=dense_shape)

@@ -39,18 +39,17 @@ def joined_product(gradients: typing.List[typing.Any],
     if len(gradients) < 2 or not all(isinstance(gradient, tf.Tensor) for gradient in gradients):
         return None
     products = []
+    devices = [variable.device]
     awaited: typing.List[tf.Operation] = []
     for gradient in gradients:
         product, control_inputs = _made_by(gradient)
         products.append(product)
+        devices.append(product.device)
         awaited += control_inputs
     factors = _factors(products, variable)
-    if factors is None:
+    if factors is None or not _are_cpus_of_one_process(devices):
         return None
-    devices = [variable.device] + [product.device for product in products]
-    if not _are_cpus_of_one_process(devices):
-        return None
-    with tf.control_dependencies(awaited):
+    with tf.control_dependencies(awaited):  # the joined product waits for what each has waited for
         # The rows of all towers, one below the other: [sum of r_k, m] and [sum of r_k, n], or their
         # transposes.
         x = tf.concat(factors.inputs, axis=factors.axis_of_rows_of_x)
@@ -111,11 +110,12 @@ def _factors(products: typing.List[tf.Operation],
         return None  # the towers' products are not alike
     [(transpose_x, transpose_y)] = transpositions
     factors = _Factors([], [], transpose_x, transpose_y)
+    row_counts = []  # r_k of each tower
     for op in products:
         x, y = op.inputs
         factors.inputs.append(x)
         factors.output_gradients.append(y)
-    row_counts = [x.shape.as_list()[factors.axis_of_rows_of_x] for x in factors.inputs]
+        row_counts.append(x.shape.as_list()[factors.axis_of_rows_of_x])
     if max(row_counts) > _MOST_ROWS or sum(row_counts) > _MOST_JOINT_ROWS:
         return None
     return factors
@@ -159,7 +159,10 @@ def _is_read(tensor: tf.Tensor) -> bool:
 
 def _are_cpus_of_one_process(devices: typing.Iterable[str]) -> bool:
     """Whether all these devices are CPUs, and of one task."""
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    kinds = {spec.device_type for spec in specs}
-    tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
+    kinds = set()
+    tasks = set()
+    for device in devices:
+        spec = tf.DeviceSpec.from_string(device)
+        kinds.add(spec.device_type)
+        tasks.add((spec.job, spec.replica, spec.task))
     return kinds == {'CPU'} and len(tasks) == 1
