@@ -76,8 +76,6 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
       The pairs of the summed gradients and their variables.
     """
     num_stages = len(stages)
-    orders = [stage_order(schedule, stage, num_stages, len(micro_batches))
-              for stage in range(num_stages)]
     operations = [_operations_of_passes(micro_batch, stages, names_of_initialization)
                   for micro_batch in micro_batches]
     if num_stages > 1:
@@ -85,6 +83,8 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
             _check_forward_passes(operations_of_passes, num_stages, micro_batches[0].device)
     results = itertools.chain.from_iterable(map(_results, micro_batches))
     frames = Frames(graph_walk.step_operations(results))
+    orders = [stage_order(schedule, stage, num_stages, len(micro_batches))
+              for stage in range(num_stages)]
     # Gradients are added up in the order of the backward passes, which is the same in all stages.
     backward_order = [each.micro_batch for each in orders[0] if each.direction == BACKWARD]
     total = micro_batches[backward_order[0]].gradients
@@ -219,8 +219,10 @@ def _operations_before(last: tf.Operation) -> typing.Set[str]:
 
 def _results(micro_batch: Tower) -> list:
     """The tensors of a micro-batch that a step needs: its gradients and its loss."""
-    gradients = tensors_of(micro_batch.pairs) + graph_walk.fetches_in(micro_batch.of_shard)
-    return gradients + [micro_batch.data_loss]
+    gradients = tensors_of(micro_batch.pairs)
+    # Where trained variables are upstream of the inputs, also the gradients of the shard.
+    gradients_of_shard = graph_walk.fetches_in(micro_batch.of_shard)
+    return gradients + gradients_of_shard + [micro_batch.data_loss]
 
 
 def _added(gradients: list, variable: tf.Variable, stages: typing.Sequence[str]) -> typing.Any:

@@ -67,7 +67,7 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         pairs = replicas.pairs(combined.gradients, combined.on_towers or {})
     else:
         pairs = combined.gradients
-    # Variables that a slot may belong to.
+    # The variables that a slot may belong to: the model's, and what the optimizer updates.
     known_variables = tower_set.recorded.variables + variables_of(pairs)
     slots_of_replicas: typing.List[tf.Variable] = []
     with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
@@ -276,8 +276,8 @@ def _scope_without_reuse() -> typing.Iterator[None]:
 
 
 def call_transform(transform: typing.Optional[typing.Callable], gradients: Pairs,
-                      device: typing.Optional[str] = None,
-                      name_of_loss: typing.Optional[str] = None) -> Pairs:
+                   device: typing.Optional[str] = None,
+                   name_of_loss: typing.Optional[str] = None) -> Pairs:
     """Calls the user's function on the combined gradients and checks what it returns.
 
     Args:
