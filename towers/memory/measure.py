@@ -286,7 +286,7 @@ def called_build(build: typing.Callable,
       InvalidArgumentError: it returned something else.
     """
     made = build(batch_size)
-    is_pair = type(made) in (list, tuple) and len(made) == 2
+    is_pair = type(made) in (list, tuple) and len(made) == 2  # a `BuiltTowers` is a tuple, too
     if not is_pair or not isinstance(made[0], BuiltTowers):
         raise InvalidArgumentError(
             'build(%d) returned %.80r of type %s: expected (built, start), what build_towers '
