@@ -127,9 +127,10 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
         else:
             too_many_units = guess
     no_batch_was_too_large = too_many_units == MOST_PER_TOWER + 1
+    largest_share = max(built.plan.shares)  # 1 for equal shards
     return FittedBatch(
         batch_size=units_that_fit * unit,
-        per_tower=units_that_fit * micro_batches * max(built.plan.shares), limit=limit,
+        per_tower=units_that_fit * micro_batches * largest_share, limit=limit,
         account=account, measured=None, micro_batches=micro_batches,
         ends_search=no_batch_was_too_large)
 

@@ -142,7 +142,7 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
         if kept_leaders:
             colocate(op, [leader.name for leader in kept_leaders])
             leader_device = kept_leaders[0].device
-        else:
+        else:  # TensorFlow would move each of the leaders to a variable
             colocate(op, [op.name])  # with itself alone, so that its own device decides
             leader_device = tower_leaders[0].device
         compat.set_device(op, leader_device or stages_of(device)[0])

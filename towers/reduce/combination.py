@@ -266,8 +266,8 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
 
     The rows of all towers are concatenated, except where a lookup takes each row only once
     (`embedding_lookup_sparse`, whose ids are made unique): there, rows with the same index are
-    added up. On one device such a gradient has no row twice either, and a norm of its values, taken
-    for clipping, would be another if it had.
+    added up. On one device such a gradient has no row twice. If the combined one had, a norm of its
+    values, taken for clipping, would differ from one device's.
     """
     lookups_of_towers = [lookups_of(gradient) for gradient in gradients]
     first_uniqueness = _uniqueness(lookups_of_towers[0])

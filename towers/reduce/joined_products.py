@@ -42,10 +42,10 @@ def joined_product(gradients: typing.List[typing.Any],
     devices = [variable.device]
     awaited: typing.List[tf.Operation] = []
     for gradient in gradients:
-        product, control_inputs = _made_by(gradient)
-        products.append(product)
-        devices.append(product.device)
-        awaited += control_inputs
+        source = _source_of(gradient)
+        products.append(source.op)
+        devices.append(source.op.device)
+        awaited += source.control_inputs
     factors = _factors(products, variable)
     if factors is None or not _are_cpus_of_one_process(devices):
         return None
@@ -84,18 +84,21 @@ class _Factors(typing.NamedTuple):
         return 1 if self.transpose_y else 0
 
 
-def _made_by(tensor: tf.Tensor) -> typing.Tuple[tf.Operation, typing.List[tf.Operation]]:
-    """The operation that computes a tensor, and what it and the tensor wait for by control edges.
+class _Source(typing.NamedTuple):
+    """Where a tensor comes from."""
+    op: tf.Operation  # the operation that computes it, and not only hands it on
+    control_inputs: typing.List[tf.Operation]  # what that, and the `Identity`s after it, wait for
 
-    Identities before the tensor are passed over: where a gradient function gives several gradients,
-    `tf.gradients` puts an identity after each, which waits for all.
-    """
+
+def _source_of(tensor: tf.Tensor) -> _Source:
+    """The operation that computes a tensor, before all `Identity`s: where a gradient function gives
+    several gradients, `tf.gradients` puts one after each, which waits for all of them."""
     op = tensor.op
     control_inputs = list(op.control_inputs)
     while op.type == 'Identity':
         op = op.inputs[0].op
         control_inputs += op.control_inputs
-    return op, control_inputs
+    return _Source(op, control_inputs)
 
 
 def _factors(products: typing.List[tf.Operation],

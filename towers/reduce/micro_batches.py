@@ -179,7 +179,7 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
     # Metric updates are no part of a pass: they run only if the program fetches them.
     step = graph_walk.step_operations(_results(micro_batch))
     before_loss = _operations_before(micro_batch.data_loss.op)
-    varying = _computed_from_more_than_constants(step)
+    varying = _names_not_folded(step)
     for op in step:
         stage_of_op = _stage_of(op, stages)
         is_of_micro_batch = micro_batch.has(op.name) and op.name in varying
@@ -289,12 +289,11 @@ def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> boo
     return not makes_handle
 
 
-def _computed_from_more_than_constants(operations: typing.Iterable[tf.Operation]
-                                       ) -> typing.Set[str]:
-    """The names of the operations that are not computed from constants alone.
+def _names_not_folded(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
+    """The names of the operations that are computed from more than constants.
 
-    What is, such as an attention mask, TensorFlow computes before the step (constant folding), and
-    has one constant of it for all micro-batches. If it waited for a micro-batch, TensorFlow would
+    The others, such as an attention mask, TensorFlow computes before the step (constant folding),
+    and has one constant of it for all micro-batches. If they waited for a micro-batch, it would
     keep one for each.
     """
     sources = [op for op in operations if _may_vary(op)]

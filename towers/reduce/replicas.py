@@ -282,8 +282,8 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
     local_variables = variables_by_name(tf.local_variables())
     of_variable = {}
     for variable in variables:
-        is_own_of_tower = variable.op.name in local_variables
-        if variable.trainable and not is_own_of_tower:
+        is_local = variable.op.name in local_variables  # and so one tower's own
+        if variable.trainable and not is_local:
             replicas = _replicas_on(variable, devices[1:], local_variables)
             of_variable[variable.op.name] = ReplicatedVariable(variable, replicas)
     return Replicas(devices, of_variable, slots=[])
@@ -320,7 +320,8 @@ def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
     trains without them."""
     local_names = operation_names(tf.local_variables())
     for variable in variables:
-        if _replica_name(variable, tower=1) in local_names:  # where there are replicas, 1 has one
+        has_replicas = _replica_name(variable, tower=1) in local_names  # a second tower has one
+        if has_replicas:
             raise InvalidArgumentError(
                 "variable %s has replicas on several towers, of an earlier build with "
                 "VariablePlacement('replicated'), which this build's updates would not reach: "

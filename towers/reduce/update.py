@@ -129,7 +129,8 @@ def _add_steps_after(applied: typing.Any, global_step: tf.Variable,
 
 
 def _names_written(operations: typing.Iterable[tf.Operation], pairs: Pairs) -> typing.Set[str]:
-    """The names of the variables that an update writes.
+    """The names of the variables that an update writes: those that the optimizer was to update, and
+    those that its operations write besides, such as averages.
 
     Args:
       operations: the operations that the optimizer has made for the update.
