@@ -156,7 +156,7 @@ class _Reader:
         if built.replicas is not None:
             parameters += built.replicas.variables
             slots += built.replicas.slots
-        # Each of the next four: names of operations.
+        # Sets of names of operations: the next four.
         self._parameters = graph_walk.operation_names(parameters)
         self._slots = graph_walk.operation_names(slots)
         # The shards, and all that they are cut out of.

@@ -102,7 +102,7 @@ def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collec
     counts: collections.Counter = collections.Counter()
     for graph in run_metadata.partition_graphs:
         for node in graph.node:
-            computed = compat.computed_operation(node.op)
+            computed = compat.computed_operation(node.op)  # None if it only moves tensors
             if computed is not None and _has_dtype(node, dtype_code):
                 counts[computed] += 1
     return counts

@@ -57,6 +57,9 @@ def kept_at_once(schedule: typing.Optional[str], stage: int, num_stages: int, mi
                  ) -> int:
     """The largest number of micro-batches whose activations a stage keeps at the same time.
 
+    With `'one_forward_one_backward'`, the first gradient arrives at stage s of K after the forward
+    passes of K - s micro-batches: the last stage has its own gradient after one.
+
     Args:
       schedule: the order of the micro-batches.
       stage: the index of the stage.

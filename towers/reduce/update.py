@@ -70,7 +70,9 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
     # The variables that a slot may belong to: the model's, and what the optimizer updates.
     known_variables = tower_set.recorded.variables + variables_of(pairs)
     slots_of_replicas: typing.List[tf.Variable] = []
-    with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
+    with contextlib.ExitStack() as scopes:
+        scopes.enter_context(only_device(placement.main))
+        scopes.enter_context(_scope_without_reuse())
         if optimizer_updates_replicas:
             # Around `new_slots`: the outer one of two creator scopes is asked last, and so has the
             # last word on a slot.
@@ -86,15 +88,19 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         if replicas is not None and not optimizer_updates_replicas:
             written = _names_written(recording.operations, pairs)
             applied = tf.group(applied, *replicas.follow(written, after=[applied]))
-        steps = _StepsToAdd(number=None, leaves_count_to_caller=False)  # without a global step
-        if global_step is not None:
-            steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
-            if steps.number is not None:
-                applied = _add_steps_after(applied, global_step, steps.number)
-    names_of_replicas = graph_walk.operation_names(slots_of_replicas)
-    slots = [slot for slot in all_slots if slot.op.name not in names_of_replicas]
+        steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
+        if global_step is not None and steps.number is not None:
+            applied = _add_steps_after(applied, global_step, steps.number)
     train_op = applied if isinstance(applied, tf.Operation) else tf.group(applied)
+    slots = _without(slots_of_replicas, all_slots)
     return Applied(train_op, slots, slots_of_replicas, steps.leaves_count_to_caller)
+
+
+def _without(left_out: typing.Iterable[tf.Variable],
+             variables: typing.Iterable[tf.Variable]) -> typing.List[tf.Variable]:
+    """List of the variables, but for those that are left out."""
+    names_left_out = graph_walk.operation_names(left_out)
+    return [variable for variable in variables if variable.op.name not in names_left_out]
 
 
 def _apply(optimizer: typing.Any, pairs: Pairs, global_step: typing.Optional[tf.Variable],
@@ -203,17 +209,19 @@ class _StepsToAdd(typing.NamedTuple):
 
 
 def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
-                  global_step: tf.Variable, scaled_losses: typing.Optional[WatchedLosses]
-                  ) -> _StepsToAdd:
+                  global_step: typing.Optional[tf.Variable],
+                  scaled_losses: typing.Optional[WatchedLosses]) -> _StepsToAdd:
     """Finds what has to be added to the global step after an update, so that each step counts one.
 
     Args:
       applied: the update.
       made: the operations that the optimizer made for it.
-      global_step: the variable that counts steps.
+      global_step: the variable that counts steps; None where nothing counts them.
       scaled_losses: with it, the optimizer's update is skipped if a gradient is not finite, and
         the step is counted nevertheless; or None.
     """
+    if global_step is None:
+        return _StepsToAdd(number=None, leaves_count_to_caller=False)
     dtype = global_step.dtype.base_dtype
     names_counting = graph_walk.names_of(Writes(global_step.graph).writers_of(global_step))
     optimizer_counts = not names_counting.isdisjoint(graph_walk.names_of(made))
