@@ -33,7 +33,7 @@ def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
     num_parts = len(built.towers)
     has_micro_batches = num_parts > len(built.devices)
     parts = '%d %s' % (num_parts, 'micro-batches' if has_micro_batches else 'towers')
-    unit = sum(built.plan.shares)
+    unit = sum(built.plan.shares)  # examples of the smallest batch in which each part has one
     if batch_size % unit and built.plan.remainder == 'error':
         raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
                                    % (batch_size, parts, unit))
