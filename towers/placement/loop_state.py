@@ -48,15 +48,28 @@ def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) 
     device_of_loop = _common_device(readers)
     if device_of_loop is None or device_of_loop not in stages:
         return
-    writers = [user for user in users if user.type in _FILLS]
-    for writer in writers:
+    for writer in _colocated_writers(array, users):
+        # With a reader, so that the copy for another tower is with the copy of the reader.
+        colocate(writer, [readers[0].name])
+        compat.set_device(writer, device_of_loop)
+
+
+def _colocated_writers(array: tf.Operation,
+                       users: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
+    """List of the operations that write into a TensorArray before a loop, and that TensorFlow has
+    colocated with the first value.
+
+    Args:
+      array: the operation that makes the TensorArray.
+      users: the operations that read or write it.
+    """
+    writers = []
+    for user in users:
         # Within the loop an operation takes the array from an `Enter`, and not directly.
-        is_before_loop = writer.inputs[0].op is array
-        is_with_first_value = not is_uncolocated(writer)
-        if is_before_loop and is_with_first_value:
-            # Colocated with a reader, so that the copy for another tower is with its own reader.
-            colocate(writer, [readers[0].name])
-            compat.set_device(writer, device_of_loop)
+        writes_before_loop = user.type in _FILLS and user.inputs[0].op is array
+        if writes_before_loop and not is_uncolocated(user):
+            writers.append(user)
+    return writers
 
 
 def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
