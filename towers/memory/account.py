@@ -210,7 +210,7 @@ class _Reader:
             return 'copies'
         if node.name in self._input or node.type in FED:
             return 'input'
-        if (node.name, output.index) in self._gradients:
+        if (node.name, output.value_index) in self._gradients:
             return 'gradients'
         if node.name not in self._forward:
             return 'backward'

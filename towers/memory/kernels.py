@@ -79,9 +79,10 @@ def _cuts_along_rows(node: Node) -> bool:
     if node.type == 'Unpack':  # each output is one row, without the dimension of the rows
         return None not in node.shapes and node.op.get_attr('axis') == 0
     for shape in node.shapes:
-        has_same_rank = shape is not None and len(shape) == len(cut_shape)
-        if not has_same_rank or shape[1:] != cut_shape[1:]:
-            return False  # another dimension is cut, or one is dropped
+        if shape is None or len(shape) != len(cut_shape):
+            return False  # a dimension is dropped
+        if shape[1:] != cut_shape[1:]:
+            return False  # another dimension is cut
     return True
 
 

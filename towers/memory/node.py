@@ -11,17 +11,17 @@ import tensorflow.compat.v1 as tf
 class Output(typing.NamedTuple):
     """A result of a node, which others take as an input."""
     node: 'Node'
-    index: int  # which of the node's outputs it is, from 0
+    value_index: int  # which of the node's outputs it is, from 0; as of a `tf.Tensor`
 
     @property
     def size(self) -> int:
         """Its bytes."""
-        return self.node.sizes[self.index]
+        return self.node.sizes[self.value_index]
 
     @property
     def shape(self) -> typing.Optional[tuple]:
         """Its static shape, a tuple; None where a dimension is not known."""
-        return self.node.shapes[self.index]
+        return self.node.shapes[self.value_index]
 
 
 class Node:

@@ -229,7 +229,7 @@ class Run:
             else:
                 takers_elsewhere[device] += 1
         for device, num_takers in takers_elsewhere.items():
-            copied = self._memory.allocate(output.size, device, node, output.index, TRANSFER)
+            copied = self._memory.allocate(output.size, device, node, output.value_index, TRANSFER)
             if copied is not None:
                 copied.references = num_takers
                 self._copies[output, device] = copied

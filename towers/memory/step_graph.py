@@ -142,7 +142,7 @@ def _bytes_of_largest_input(node: Node) -> int:
     """Bytes of the largest input of a node, among those that have been measured."""
     largest = 0
     for output in node.inputs:
-        is_measured = output.index < len(output.node.sizes)  # else it closes a loop
+        is_measured = output.value_index < len(output.node.sizes)  # else it closes a loop
         if is_measured:
             largest = max(largest, output.size)
     return largest

@@ -281,9 +281,9 @@ def _in_the_memory_of(gradients: typing.List[Output],
     while to_visit:
         output = to_visit.pop()
         node = output.node
-        if (node.name, output.index) in found or node.name in forward:
+        if (node.name, output.value_index) in found or node.name in forward:
             continue
-        found.add((node.name, output.index))
+        found.add((node.name, output.value_index))
         if not passes_on(node) and node.type not in REUSES:
             continue  # the output has memory of its own
         for source in node.inputs:
