@@ -79,7 +79,7 @@ def _numbers_in(operations: typing.List[tf.Operation]) -> typing.Set[int]:
                 numbers.update(tensor.shape.as_list())
         if op.type == 'Const' and op.outputs[0].dtype.is_integer:
             numbers.update(_numbers_of_constant(op))
-    return numbers - {None}
+    return numbers - {None}  # of lengths that are not static
 
 
 def _numbers_of_constant(op: tf.Operation) -> typing.Set[int]:
@@ -136,7 +136,7 @@ class SizeConstant(typing.NamedTuple):
     def state(self) -> State:
         """The state of the constant."""
         if self.lengths:
-            [(axis, times)] = self.lengths.items()
+            [(axis, times)] = self.lengths.items()  # there is only one
             return per_example(axis, inner=times, is_constant=True)
         sizes = []
         for place, number in enumerate(self.value.flat):
@@ -149,7 +149,7 @@ class SizeConstant(typing.NamedTuple):
     def of_batch(self, examples: int):
         """The constant for a batch of another number of examples, as a `TensorProto`."""
         if self.lengths:
-            [(axis, times)] = self.lengths.items()
+            [(axis, times)] = self.lengths.items()  # there is only one
             shape = list(self.value.shape)
             shape[axis] = times * examples
             return tf.make_tensor_proto(self.value.flat[0], shape=shape)
