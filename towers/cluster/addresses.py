@@ -46,6 +46,7 @@ def parse_tf_config(text: str) -> Task:
     if workers and not task:
         raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
                            '"index": 0} for this process.')
+    # Without workers there is no cluster, which is refused later; an evaluator is outside of it.
     is_in_cluster = workers and job != 'evaluator'
     if is_in_cluster:
         _check_index(job, index, len(addresses.get(job, [])))
@@ -80,8 +81,8 @@ def _job_named(name: str) -> str:
 
 
 def _check_index(job: str, index: typing.Optional[int], count: int) -> None:
-    """Raises `ClusterError` unless the `index` of a task, or None, is one of the `count` tasks of
-    its job."""
+    """Raises `ClusterError` unless the `index` of a task is one of the `count` tasks of its job. It
+    may be None for the only task of a job, which has the index 0."""
     if index is None and count > 1:
         raise ClusterError(
             'TF_CONFIG has %d tasks of the job %s, and nothing says which of them this process is: '
@@ -109,7 +110,7 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
     except json.JSONDecodeError as error:
         reason = 'no JSON: %s at character %d' % (error.msg, error.pos + 1)
         raise _unreadable(text, reason) from None
-    except (AttributeError, RecursionError, TypeError, ValueError):
+    except (AttributeError, RecursionError, TypeError, ValueError):  # JSON, but of other objects
         raise _unreadable(text, 'no such objects') from None
     for addresses in addresses_of_jobs:
         if addresses is not None and not isinstance(addresses, list):
@@ -184,6 +185,7 @@ def listen(address: str) -> socket.socket:
     service of Kubernetes."""
     host, port = split_address(address)
     listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
+    # The system keeps the port of a process that has just ended for a minute, but for this option.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(('', port))
@@ -209,7 +211,7 @@ def why_silent(address: str, timeout: float = _PATIENCE) -> str:
     try:
         with socket.create_connection(split_address(address), timeout=timeout) as connection:
             connection.sendall(_HTTP2)
-            while len(received) < 4:
+            while len(received) < 4:  # up to the type of the first frame
                 data = connection.recv(64)
                 if not data:
                     break
@@ -218,7 +220,8 @@ def why_silent(address: str, timeout: float = _PATIENCE) -> str:
         return 'takes connections and says nothing: its process is frozen, or its machine is off'
     except (OSError, ValueError) as error:
         return _not_answering(error)
-    if received[3:4] == _TYPE_OF_SETTINGS:
+    type_of_first_frame = received[3:4]
+    if type_of_first_frame == _TYPE_OF_SETTINGS:
         return ''
     return "is no server of TensorFlow's: another program uses the port, or the address is wrong"
 

@@ -68,26 +68,29 @@ class DriftHook(_AfterSteps):
                     self._checksums.append(checksum(variable))
 
     def _compared_variables(self) -> typing.List[tf.Variable]:
-        """The variables that the update writes, or that worker 0 gives to the others; those that
-        are trained come first, as the likely cause of a difference in others."""
+        """The trained variables, as the likely cause of a difference in others, and then all others
+        that the update writes, such as slots, or that worker 0 gives to the others in each step."""
         builds = builds_of(self._built)
         trained_names = set()
         for build in builds:
             trained_names.update(operation_names(variables_of(build.gradients)))
         names = set(trained_names)
-        have_same_slots = self._cluster.compare == 'program'  # else the programs may differ in them
-        if have_same_slots:
+        have_same_program = self._cluster.compare == 'program'
+        if have_same_program:  # with others, the workers may have other slots
             for build in builds:
-                names.update(build.machines.written)
-                names.update(operation_names(build.machines.state))
+                written_by_update = build.machines.written
+                given_by_worker_0 = build.machines.state
+                names.update(written_by_update)
+                names.update(operation_names(given_by_worker_0))
         variables = [variable for variable in shared_variables(self._built)
                      if variable.op.name in names]
+        # False, of those that are trained, comes before True.
         return sorted(variables, key=lambda variable: variable.op.name not in trained_names)
 
     def after_step(self, session: tf.Session, steps: int) -> None:
         """Compares if it is time; raises `ClusterError` about the first variable that differs."""
         is_power_of_two = steps & (steps - 1) == 0
-        was_asked_for = self._connection.checks
+        was_asked_for = self._connection.checks  # by the chief, which has saved a checkpoint
         if not is_power_of_two and not was_asked_for:
             return
         checksums = [[name, int(checksum)] for name, checksum in
@@ -105,7 +108,8 @@ class DriftHook(_AfterSteps):
 
     def _first_difference(self, checksums: typing.List[list]) -> typing.Tuple[str, int]:
         """The name of the first variable that differs, and the rank of the first worker where it
-        does. All workers ask for one variable after the other.
+        does. All workers call this when their lists of checksums differ, and compare the variables
+        one after the other.
 
         Args:
           checksums: `[name, checksum]` of each variable on this worker.
@@ -146,11 +150,13 @@ class AveragingHook(_AfterSteps):
             if not variable.dtype.is_floating:  # a counter, which all workers count alike
                 continue
             with only_device('/cpu:0'), tf.name_scope('average'):
-                with tf.control_dependencies([awaited]):  # a copy of one variable at a time
+                # Read when the message before has come: memory holds a copy of one variable.
+                with tf.control_dependencies([awaited]):
                     value = variable.read_value()
                     mean, awaited = ring.reduce_in_pieces(value, awaited, mean=True)
                 assignments.append(tf.assign(variable, mean).op)
-        self._operations = [tf.group(*assignments)] + replica_refreshes(self._built)
+        average = tf.group(*assignments)
+        self._operations = [average] + replica_refreshes(self._built)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Begins to count the steps of a new session."""
@@ -165,10 +171,11 @@ class AveragingHook(_AfterSteps):
     def end(self, session: tf.Session) -> None:
         """Averages what has changed since the newest average, so that the last checkpoint has the
         mean."""
-        self._connection.leave()  # the others may wait for one more step
-        # Steps are begun by all workers or by none, so all find the same here, also where the
-        # newest step has failed on one of them.
-        if self._connection.steps_begun != self._steps_averaged:
+        self._connection.leave()  # before the average: others may wait to begin one more step
+        # An average needs all workers. Steps are begun by all of them or by none, so all decide the
+        # same here, also where the newest step has failed on one of them.
+        has_begun_steps_since = self._connection.steps_begun != self._steps_averaged
+        if has_begun_steps_since:
             self._average(session)
 
     def _average(self, session: tf.Session) -> None:

@@ -37,9 +37,10 @@ def checksum(variable: tf.Variable, bytes_of_piece: int = _BYTES_OF_PIECE) -> tf
         end = tf.minimum(begin + rows_of_piece, num_rows)
         rows = tf.gather(variable, tf.range(begin, end))
         return end, _joined(total, _hash(rows))
-    _, total = tf.while_loop(lambda begin, total: begin < num_rows, add_piece,
-                             [tf.constant(0), tf.constant(0, tf.int64)],
-                             parallel_iterations=1, back_prop=False)
+    first_row = tf.constant(0)
+    nothing = tf.constant(0, tf.int64)  # the checksum of no piece
+    _, total = tf.while_loop(lambda begin, total: begin < num_rows, add_piece, [first_row, nothing],
+                             parallel_iterations=1, back_prop=False)  # a piece at a time in memory
     return total
 
 

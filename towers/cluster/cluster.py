@@ -74,7 +74,8 @@ class Cluster(_Fields):
                 synchronous: bool = True, uneven: bool = False, active: typing.Any = None,
                 wire: typing.Optional[str] = None, buffer_mb: float = BUFFER_MB, every: int = 1,
                 compare: str = 'program'):
-        """
+        """Checks the arguments, which are the attributes of the class.
+
         Raises:
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
           ClusterError: a malformed address, or one that occurs twice; a rank out of range.
@@ -237,7 +238,8 @@ class Cluster(_Fields):
         return None
 
     def begin_step(self, examples: typing.Union[int, tf.Tensor], reduction: str) -> StepOfWorkers:
-        """Makes what a step of the workers begins with, before the towers have losses.
+        """Begins a step of the workers in the graph of a build, before the towers have losses: it
+        says how these are weighted.
 
         Args:
           examples: the number of examples in this machine's batch, an int or an int scalar tensor.
@@ -302,19 +304,21 @@ class Cluster(_Fields):
 
 def _workers_and_rank_of_launcher(
         kind: str, workers: typing.Sequence, rank: int) -> typing.Tuple[tuple, int]:
-    """The fields `workers` and `rank` of a cluster whose launcher says them.
+    """The fields `workers` and `rank` of a cluster whose launcher says them, as Horovod's does.
 
     Args:
       kind: of the cluster.
-      workers: what was given: nothing, or what this function returned before (`_replace`).
-      rank: what was given: the default 0, or what this function returned before.
+      workers: as given to `Cluster`: (), or by `_replace` what this function has returned before.
+      rank: as given to `Cluster`: 0, or by `_replace` what this function has returned before.
 
     Raises:
       InvalidArgumentError: something else was given.
     """
     num_workers, own_rank = _ENGINES[kind].place()  # type: ignore[misc]
     without_addresses = (None,) * num_workers
-    if tuple(workers) not in ((), without_addresses) or rank not in (0, own_rank):
+    may_be_workers = tuple(workers) in ((), without_addresses)
+    may_be_rank = rank in (0, own_rank)
+    if not may_be_workers or not may_be_rank:
         raise InvalidArgumentError('kind=%r, workers=%.80r, rank=%.80r: its launcher says '
                                    'both. Leave them out.' % (kind, workers, rank))
     return without_addresses, own_rank
@@ -342,11 +346,13 @@ def _counted(count: int, noun: str) -> str:
 
 def _check_arguments_of_kind(cluster: Cluster) -> None:
     """Raises `InvalidArgumentError` for an argument that goes with other kinds of cluster alone."""
-    defaults = inspect.signature(Cluster).parameters
+    parameters = inspect.signature(Cluster).parameters
     for kind, engine in _ENGINES.items():
-        for name in sorted(set(engine.arguments) - set(cluster.engine.arguments)):
+        arguments_of_other_kind = set(engine.arguments) - set(cluster.engine.arguments)
+        for name in sorted(arguments_of_other_kind):
             value = getattr(cluster, name)
-            if value != defaults[name].default:
+            was_given = value != parameters[name].default
+            if was_given:
                 raise InvalidArgumentError(
                     '%s=%.80r goes with kind=%r, and this is kind=%r: leave it out, or use that '
                     'kind.' % (name, value, kind, cluster.kind))
@@ -379,7 +385,7 @@ def _check_active(cluster: Cluster) -> None:
 
 def _check_wire(cluster: Cluster) -> None:
     """Raises `InvalidArgumentError` for a `wire` that does not go with the rest."""
-    if cluster.every > 1:
+    if cluster.every > 1:  # then workers send weights
         raise InvalidArgumentError(_NO_GRADIENT_TRAVELS % (cluster.every, 'wire'))
     if cluster.num_workers > MOST_GATHERED:
         raise InvalidArgumentError(

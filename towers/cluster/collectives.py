@@ -70,23 +70,27 @@ class Collectives:
 
     def reduce_in_pieces(self, large: tf.Tensor, awaited: typing.Any,
                          mean: bool = False) -> Received:
-        """The sum, or the mean, of the workers' dense gradients, or weights, of one static shape.
+        """The sum of the workers' dense gradients of a variable, or the mean of their weights.
 
         What does not fit a buffer is sent in several messages: in one, 64 MB take twice as long.
-        With `Cluster(wire=…)` gradients travel as 16-bit numbers, and `mean` is not asked for.
+
+        Args:
+          large: of this worker; all workers' tensors have one shape.
+          awaited: the message, or operation, for which the first message waits.
+          mean: whether these are weights; with them no `Cluster(wire=…)` is given.
         """
         dtype = large.dtype.base_dtype
         tensor = tf.cast(large, type_of_sent_gradient(dtype))
-        pieces = self._pieces(tensor)
         reduced = []
-        for piece in pieces:
-            # A gather has to know the shape of its result.
-            if self._wire is not None and piece.shape.is_fully_defined():
-                piece, awaited = self._reduce_in_16_bits(piece, awaited)
+        for piece in self._pieces(tensor):
+            has_static_shape = piece.shape.is_fully_defined()  # by which a gather is made
+            if self._wire is not None and has_static_shape:
+                received = self._reduce_in_16_bits(piece, awaited)
             else:
-                piece = self.reduce(piece, awaited, mean)
-                awaited = piece
-            reduced.append(piece)
+                reduced_piece = self.reduce(piece, awaited, mean)
+                received = Received(reduced_piece, message=reduced_piece)
+            reduced.append(received.values)
+            awaited = received.message
         total = reduced[0]
         if len(reduced) > 1:
             total = tf.reshape(tf.concat(reduced, 0), tensor.shape)
@@ -110,23 +114,26 @@ class Collectives:
         numbers travel as the bits of an int32.
         """
         count = tensor.shape.num_elements()
-        numbers = tf.cast(tf.reshape(tensor, [-1]), self._wire)
-        numbers = tf.pad(numbers, [[0, count % 2]])  # the last of an odd number needs a partner
-        pairs = tf.bitcast(tf.reshape(numbers, [1, -1, 2]), tf.int32)
-        num_pairs = pairs.shape.as_list()[1]
-        gathered = self._gather(pairs, [self.num_workers, num_pairs], awaited)
-        numbers_of_workers = tf.unstack(tf.bitcast(gathered, self._wire))
-        total = sum(tf.cast(numbers, tf.float32) for numbers in numbers_of_workers)
-        total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)
+        own_numbers = tf.cast(tf.reshape(tensor, [-1]), self._wire)
+        is_odd = count % 2
+        own_numbers = tf.pad(own_numbers, [[0, is_odd]])  # a zero as the partner of the last
+        own_pairs = tf.bitcast(tf.reshape(own_numbers, [1, -1, 2]), tf.int32)  # [1, pairs]
+        num_pairs = own_pairs.shape.as_list()[1]
+        gathered = self._gather(own_pairs, [self.num_workers, num_pairs], awaited)
+        numbers = tf.bitcast(gathered, self._wire)  # [W, pairs, 2]
+        total = sum(tf.cast(of_worker, tf.float32) for of_worker in tf.unstack(numbers))
+        total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)  # without the zero
         return Received(tf.cast(total, tensor.dtype), gathered)
 
     def gather(self, rows: tf.Tensor, awaited: typing.Any) -> tf.Tensor:
         """The workers' tensors `rows`, [n, …], one after the other: [W n, …]. n is the same on all
         workers, and may differ from step to step."""
+        # On TF 1.15 a gather takes only the n of its first step.
         if compat.GATHERS_ANY_ROWS:
             with tf.control_dependencies([awaited]):
                 return tf.raw_ops.CollectiveGather(
                     input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next_key())
+        # There, the rows are a sum: each worker has zeros in the places of the others' rows.
         with_zeros = compat.among_zeros(rows, self._rank, self.num_workers)
         return tf.cast(self.reduce(with_zeros, awaited), rows.dtype)
 
@@ -143,8 +150,8 @@ class Collectives:
         return gathered
 
     def broadcast(self, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
-        """An operation that gives variables their values on worker 0; all workers have the same
-        variables."""
+        """An operation that gives variables their values on worker 0. All workers have the same
+        variables, and send them in the order of their names, one message after the other."""
         operations = []
         awaited: typing.List[tf.Tensor] = []
         for variable in sorted(variables, key=lambda each: each.op.name):
@@ -152,7 +159,7 @@ class Collectives:
                 with tf.control_dependencies(awaited):
                     value = self._value_of_worker_0(variable)
                 awaited = [value]
-                if self._rank == 0:
+                if self._rank == 0:  # which sends its value, and keeps it
                     operations.append(value.op)
                 else:
                     value = tf.cast(value, variable.dtype.base_dtype)
@@ -178,7 +185,7 @@ class Collectives:
 
 
 def _keys_in_use(graph: tf.Graph) -> typing.List[int]:
-    """The keys of the messages that are in a graph already, as of another build."""
+    """The keys of the messages that another build has made in the graph."""
     keys = []
     for op in graph.get_operations():
         if op.type.startswith('Collective') and 'group_key' in op.node_def.attr:

@@ -34,6 +34,7 @@ def _answer_to_signature(signature_of_worker_0: typing.Any, own: dict) -> dict:
     signature differs, '' if it does not."""
     try:
         reason = difference(signature_of_worker_0, own)
+    # Another program at worker 0's port may have sent anything, which `difference` does not check.
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
         reason = 'worker 0 sends no signature of a worker'
     return {'digest': digest_of(signature_of_worker_0), 'why': reason or ''}
@@ -93,7 +94,7 @@ class Connection:
         self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(signature)}
         self._session = 0  # the number of the newest session
         self._answer: typing.Optional[dict] = None  # to what this worker is about to begin
-        self._is_member = False  # whether all are there, and train the same
+        self._is_member = False  # whether worker 0 has said that all are there, and train the same
         self._in_step = False
         self._all_ended = False  # whether all have said that their training is over
         self._reset_session()
@@ -130,7 +131,7 @@ class Connection:
             return own_rank, ('it waits %s, and start_timeout is over: start all, see why one was '
                               'refused, or give a longer one' % self._awaited)
         rank, reason = self.lost
-        if rank:  # another worker is refused; of rank 0, it is the connection that is lost
+        if rank:  # worker 0 has refused this worker, or another one; else worker 0 is lost
             return rank, reason
         if reason != WHY_CUT:
             return own_rank, reason
@@ -140,8 +141,8 @@ class Connection:
         return own_rank, reason + ': see what it says'
 
     def _has_begun_without_this(self) -> bool:
-        """Whether worker 0's port is its TensorFlow server's already, which begins when all workers
-        are there."""
+        """Whether TensorFlow's server answers at worker 0's address. It gets this port when all
+        workers are there: the run has begun."""
         return self._cluster.has_addresses and not why_silent(self._cluster.workers[0])
 
     def _reset_session(self) -> None:
@@ -156,7 +157,7 @@ class Connection:
         self._step_failed = False  # whether the newest step has not come to its end
 
     def ask(self, signal: int = 0, check: bool = False) -> None:
-        """Asks something of all workers, with the next thing that this worker begins.
+        """Asks something of all workers. It is sent with the next thing that this worker begins.
 
         Args:
           signal: the number of a signal, by which all stop after their next step; 0 for none.
@@ -196,7 +197,8 @@ class Connection:
           ClusterError: the workers begin other steps.
           WorkerLostError: a worker is gone.
         """
-        if self._cluster.waits:
+        begins_on_all_or_none = self._cluster.waits
+        if begins_on_all_or_none:
             self._begin_together(builds)
         elif self.lost is not None:
             raise self._lost_error(self.lost)
@@ -234,13 +236,15 @@ class Connection:
         self._wants_check = False
 
     def leave(self) -> None:
-        """Says that this session makes no more steps, unless that is known.
+        """Says that this session makes no more steps, unless the others know.
 
-        Not after a step that has failed here, such as by the end of this worker's data: the others
-        may be in that step, which they cannot end without this worker. In local steps they can.
+        Nothing is said after a step that has failed here, such as by the end of this worker's data.
+        The others may be in that step for ever, since they cannot end it without this worker: then
+        its training has ended too early, and the coordinator has to find that out. A local step
+        needs no other worker.
         """
-        others_may_be_in_step = self._step_failed and not self._cluster.has_local_steps
-        if not others_may_be_in_step and not self.is_over:
+        others_may_need_this = self._step_failed and not self._cluster.has_local_steps
+        if not others_may_need_this and not self.is_over:
             self.is_over = True
             self._lines.send({'type': 'left', 'session': self._session, 'signal': self._signal})
 
@@ -256,8 +260,9 @@ class Connection:
         """
         with self._changed:
             self._answer = None
+        digest = digest_of([self._session, what])  # by which worker 0 sees whether all begin it
         self._lines.send(dict(fields, type='begin', session=self._session, signal=self._signal,
-                              digest=digest_of([self._session, what])))
+                              digest=digest))
         with self._changed:
             self._changed.wait_for(lambda: self._answer is not None or self.lost is not None
                                    or not self._lines.is_open)
@@ -265,6 +270,7 @@ class Connection:
             return self._answer
         if self.lost is not None:
             raise self._lost_error(self.lost)
+        # The connection is closed, as at the end of `join`.
         raise ClusterError('the worker has left the cluster: make sessions and steps within '
                            'towers.join.')
 
@@ -280,7 +286,7 @@ class Connection:
         rank, reason = lost
         text = '' if rank is None else self._cluster.who(rank) + ' is lost: '
         text += reason.rstrip('.') + '.'
-        if START_AGAIN not in text:  # as it is in what another worker has said
+        if START_AGAIN not in text:  # another worker's error, which is the reason, may have it
             text += ' %s.' % START_AGAIN
         return WorkerLostError(text)
 
@@ -296,7 +302,7 @@ class Connection:
                 return
             self.lost = (rank, why)
             self._changed.notify_all()
-        if self._is_member:
+        if self._is_member:  # before, `meet` raises
             self._on_lost(self._lost_error((rank, why)))
 
     def finish(self) -> None:
@@ -331,7 +337,7 @@ class Connection:
             if was_frozen:  # this process itself, which has heard nobody in that time
                 self._heard_at = time.monotonic()
             if self._is_member:
-                self._look_for_silence(started)
+                self._look_for_silence()
 
     def _hear(self, seconds: float) -> None:
         """Takes what worker 0 says within some seconds."""
@@ -341,22 +347,25 @@ class Connection:
                     self._heard_at = time.monotonic()
                     self._take(message)
         except OSError:
-            if not self._closed.is_set():
+            if not self._closed.is_set():  # by this side
                 self.lose(0, WHY_CUT)
         except ClusterError as error:
             self.lose(0, 'it sent %s: another program may use its port' % error)
 
     def _look_for_silence(self, started: float) -> None:
-        """Loses worker 0 after a long silence, and says that this worker waits after a shorter one;
-        `started` is when this round of the thread began."""
+        """Loses worker 0 after a long silence, and says that this worker waits for it after a
+        shorter one."""
+        now = time.monotonic()
+        silence = now - self._heard_at
         # Worker 0 gives a sign of life at least each `FIRST_LINE_AFTER` seconds.
-        is_late = started - self._heard_at > 1.5 * FIRST_LINE_AFTER
-        if time.monotonic() - self._heard_at > self.dead_after:
+        is_late = silence > 1.5 * FIRST_LINE_AFTER
+        if silence > self.dead_after:
             reason = WHY_SILENT % self.dead_after
-            self._lines.send({'type': 'lost', 'rank': 0, 'why': reason})  # if it thaws
+            # If its process was frozen, worker 0 hears that when it goes on.
+            self._lines.send({'type': 'lost', 'rank': 0, 'why': reason})
             self.lose(0, reason)
-        elif is_late and started > self._say_at:
-            self._say_at = started + NEXT_LINE_AFTER
+        elif is_late and now > self._say_at:
+            self._say_at = now + NEXT_LINE_AFTER
             self._say('waiting        for %s' % self._cluster.who(0))
 
     def _take(self, message: dict) -> None:
@@ -364,7 +373,7 @@ class Connection:
         kind = message['type']
         rank = message.get('rank', 0)
         reason = message.get('why', '')
-        if kind == 'compare':
+        if kind == 'compare':  # then this worker says hello again, with the result
             answer = _answer_to_signature(message.get('signature'), self._signature)
             self._lines.send(dict(self._hello, **answer))
         elif kind == 'waiting':

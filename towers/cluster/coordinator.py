@@ -30,6 +30,7 @@ from towers.cluster.messages import (
 )
 from towers.errors import ClusterError
 
+_SECONDS_TO_CLOSE = 0.5  # that the other workers have, when worker 0 has closed its connection
 _ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not: see until_all_end'
 
 
@@ -39,7 +40,7 @@ class _Worker:
     Attributes:
       rank: its number.
       lines: the `Lines` of its connection; None before it has come.
-      has_come: whether it has come, though it may have gone again.
+      has_come: whether it has ever come; it may be gone.
       session: the number of its newest session; 0 before the first.
       session_left: the number of its newest session that makes no more steps; 0 before the first.
       begins: the digest of what it waits to begin; None if it does not wait.
@@ -52,6 +53,7 @@ class _Worker:
     """
 
     def __init__(self, rank: int, lines: typing.Optional[Lines] = None):
+        """A worker that has come over a connection; without `lines` one that has not come."""
         self.rank = rank
         self.lines = lines
         self.has_come = lines is not None
@@ -148,8 +150,8 @@ class Coordinator:
         self._is_lost = False  # whether a worker is lost, and with it all
         self._between_signs = seconds_between_signs(dead_after)
         self._sign_at = 0.  # when to give the next sign of life
-        self._began_at = 0.  # when all began something last, such as a step
-        self._lasted = 0.  # seconds from the time before that they began something until then
+        self._began_at = 0.  # when all began something together last, such as a step; 0 if never
+        self._last_duration = 0.  # seconds between the last two times that they did
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)  # the connection with worker 0 itself
         self._connections = [self._own]  # of workers, and of strangers
@@ -157,36 +159,40 @@ class Coordinator:
         self._thread.start()
 
     def give_up(self) -> ClusterError:
-        """Tells the workers that are here which one has not come; returns the error about all that
-        have not come, or have been refused."""
+        """Ends the wait for workers that have not come, at the end of `start_timeout`: tells the
+        workers that are here of one of them, and returns the error about all of them."""
         missing = [worker for worker in self._workers[1:] if not worker.is_here]
         never_came = [worker for worker in missing if not worker.has_come]
-        for absent in (never_came or missing)[:1]:  # a worker keeps the first that it hears of
-            refused = {'type': 'refused', 'rank': absent.rank,
+        if never_came:  # others have come and gone, because these did not come
+            missing = never_came
+        if missing:
+            refused = {'type': 'refused', 'rank': missing[0].rank,
                        'why': 'it did not join within start_timeout: start it, correct its '
                               'address, or see why it was refused'}
             for worker in self._workers[1:]:
                 worker.send(refused)
+        names = self._named(missing) or 'the last worker'  # which has come just now
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
-            'it was refused, or give a longer one.' % (
-                self._named(never_came or missing) or 'the last worker'))
+            'it was refused, or give a longer one.' % names)
 
     def close(self) -> None:
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
         self._thread.join(10.)
 
     def _run(self) -> None:
-        """The thread: hears all until worker 0 has closed its end, and then for half a second until
-        the others have closed theirs. What the system has not sent yet may be lost with a
-        connection that is closed before."""
-        pause = min(0.5, self._between_signs)
+        """The thread: hears all workers until worker 0 has closed its end.
+
+        Then it leaves the others half a second to close theirs: what this side has said last may be
+        lost to a worker whose connection this side closes first.
+        """
+        pause = min(0.5, self._between_signs)  # between two looks at who is silent
         end_at = float('inf')
         while self._connections and time.monotonic() < end_at:
             started = time.monotonic()
             worker_0_has_closed = not self._own.is_open
             if worker_0_has_closed:
-                end_at = min(end_at, started + 0.5)
+                end_at = min(end_at, started + _SECONDS_TO_CLOSE)  # the one of the first such round
             self._hear_all(pause)
             self._look(started)
             self._connections = [lines for lines in self._connections if lines.is_open]
@@ -266,8 +272,9 @@ class Coordinator:
         # The digest of worker 0's signature is known to who has the same, or has compared it.
         knows_signature = message.get('digest') == self._digest
         num_workers = len(self._workers)
-        # Rank 0 is that of this process, which alone comes by its own connection.
-        if not 0 < rank < num_workers and lines is not self._own:
+        is_worker_0 = lines is self._own  # no other process is, whatever rank it says
+        may_have_rank = is_worker_0 or 0 < rank < num_workers
+        if not may_have_rank:
             self._refuse(lines, rank, 'its rank is %d, and the cluster has %d workers' % (
                 rank, num_workers))
         elif self._workers[rank].is_here:
@@ -275,10 +282,11 @@ class Coordinator:
                          'place in the cluster' % rank)
         elif message.get('why'):
             refused = self._refuse(lines, rank, message['why'])
-            if knows_signature:  # a worker of this run that trains something else: none begins
+            if knows_signature:  # it is a worker of this run, and no stranger: so none can begin
                 self._send_all(refused)
         elif not knows_signature:
-            # The worker finds the difference: no stranger makes worker 0 read much.
+            # The process itself compares, and says hello again. So worker 0 does not read long
+            # signatures of strangers.
             lines.send({'type': 'compare', 'signature': self._signature})
         else:
             self._take_in(lines, rank)
@@ -309,11 +317,11 @@ class Coordinator:
         """Does what a message of a worker says."""
         worker.take(message)
         kind = message['type']
-        if kind == 'lost':  # worker 0, which was frozen: it hears so from its own coordinator
+        if kind == 'lost':  # worker 0 is, which was frozen: it hears so by this coordinator
             self._own.send(message)
         elif kind == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
-        elif kind != 'alive':
+        elif kind != 'alive':  # it may be the message that the others wait for
             self._let_begin()
 
     def _let_begin(self) -> None:
@@ -329,43 +337,49 @@ class Coordinator:
     def _let_begin_together(self) -> None:
         """Lets synchronous workers begin when all wait for it; ends a session that a worker has
         left."""
-        signal = _signal_of(self._workers)
-        newest_left = max(worker.session_left for worker in self._workers)
-        waiting = []
-        for worker in self._workers:
-            if not worker.waits:
-                continue
-            if worker.session <= newest_left:
-                worker.answer(dict(signal, type='over'))
-            else:
-                waiting.append(worker)
-        if len(waiting) < len(self._workers):
+        self._end_sessions_that_were_left()
+        if not all(worker.waits for worker in self._workers):
             return
         now = time.monotonic()
-        if self._began_at:
-            self._lasted = now - self._began_at
+        has_begun_before = self._began_at > 0.
+        if has_begun_before:
+            self._last_duration = now - self._began_at
         self._began_at = now
-        answer = self._answer_to_all(signal)
-        for worker in waiting:
+        answer = self._answer_to_all()
+        for worker in self._workers:
             worker.answer(answer)
 
-    def _answer_to_all(self, signal: dict) -> dict:
-        """The answer to all workers when all wait to begin; `signal` has the fields about a signal.
-        """
+    def _end_sessions_that_were_left(self) -> None:
+        """Answers workers that wait to begin something in a session in which another worker makes
+        no more steps. Sessions have the same numbers on all workers: 1, 2, …"""
+        newest_left = max(worker.session_left for worker in self._workers)
+        over = dict(_signal_of(self._workers), type='over')
+        for worker in self._workers:
+            if worker.waits and worker.session <= newest_left:
+                worker.answer(over)
+
+    def _answer_to_all(self) -> dict:
+        """The answer to all workers when all wait to begin. After a signal to any worker, what they
+        begin is the last thing."""
         for worker in self._workers:
             if worker.begins != self._workers[0].begins:
                 return {'type': 'differs', 'rank': worker.rank}
         checks = any(worker.checks for worker in self._workers)
-        return dict(signal, type='go', checks=checks, is_last=bool(signal))
+        signal = _signal_of(self._workers)
+        has_signal = bool(signal)
+        return dict(signal, type='go', checks=checks, is_last=has_signal)
 
     def _let_begin_alone(self) -> None:
-        """Lets asynchronous workers begin once the chief has begun a session.
+        """Lets asynchronous workers begin their sessions once the chief has begun its own, in which
+        the variables get their values.
 
-        When the chief has left, all are told that the training is over, and their sessions end. A
-        worker that has ended its own training may leave at once.
+        When the chief makes no more steps, all are told that the training is over, with the signal
+        that has ended it, if one has. Their sessions end then. A worker that has ended its own
+        training may leave at once.
         """
         chief = self._workers[0]
-        if chief.session_left or chief.has_ended:
+        chief_makes_no_more_steps = chief.session_left > 0 or chief.has_ended
+        if chief_makes_no_more_steps:
             self._send_all(dict(_signal_of([chief]), type='over'))
         has_chief_begun = chief.session > 0
         for worker in self._workers:
@@ -384,7 +398,8 @@ class Coordinator:
           why: why it is lost.
         """
         is_asynchronous = not self._cluster.synchronous
-        if self._is_lost or (is_asynchronous and worker.has_ended):
+        nobody_needs_it = is_asynchronous and worker.has_ended
+        if self._is_lost or nobody_needs_it:  # all have been told of the first loss
             return
         others_go_on = is_asynchronous and worker.rank > 0
         if others_go_on:
@@ -407,7 +422,7 @@ class Coordinator:
                 worker.begin_to_wait()
         for worker in self._workers:
             self._tell_waiting(worker, now)
-        if not self._is_complete or self._is_lost:
+        if not self._is_complete or self._is_lost:  # no worker can be lost yet; or all are
             return
         if now >= self._sign_at:
             self._sign_at = now + self._between_signs
@@ -429,50 +444,56 @@ class Coordinator:
             worker.send({'type': 'waiting', 'why': why})
 
     def _look_for_early_end(self, now: float) -> None:
-        """Loses a synchronous worker that has ended its training long before others, who wait for
-        it in a step, or to begin one."""
+        """Loses a synchronous worker that has ended its training more than `dead_after` before
+        others, who wait for it in a step, or to begin one."""
         others_wait = any(worker.in_step or worker.waits for worker in self._workers)
         if not self._cluster.synchronous or not others_wait:
             return
         for worker in self._workers:
-            if worker.ended_at is not None:
-                if now - worker.ended_at > self._dead_after:
-                    self._lose(worker, _ENDED_EARLY)
-                return
+            if worker.ended_at is not None and now - worker.ended_at > self._dead_after:
+                self._lose(worker, _ENDED_EARLY)
+                return  # with one worker all are lost
 
     def _why_waits(self, worker: _Worker, now: float) -> str:
         """What a worker waits for, in words; '' if for nothing."""
-        if not worker.is_here:
+        if not worker.is_here:  # nobody to tell
             return ''
         waited_for = self._waited_for(worker, now)
         if waited_for:
             return 'for ' + self._named(waited_for)
-        if not self._is_complete or not self._cluster.waits:
-            return ''
-        is_in_step_of_all = worker.in_step and not worker.has_ended and not worker.waits
-        seconds = now - self._began_at
-        # A step may take twice as long as the one before, and a bit more, without a word.
-        usual_seconds = FIRST_LINE_AFTER + min(2. * self._lasted, NEXT_LINE_AFTER)
-        if is_in_step_of_all and seconds > usual_seconds:
+        if self._is_in_long_step(worker, now):
             return ('for the end of a step that all have begun %.0f s ago: it is a long one, '
-                    'or some worker has no input' % seconds)
+                    'or some worker has no input' % (now - self._began_at))
         return ''
+
+    def _is_in_long_step(self, worker: _Worker, now: float) -> bool:
+        """Whether a worker is in a step that all have begun together, and that takes longer than
+        twice the one before and a bit more."""
+        steps_together = self._is_complete and self._cluster.waits
+        if not steps_together or not worker.in_step or worker.has_ended or worker.waits:
+            return False
+        usual_seconds = FIRST_LINE_AFTER + min(2. * self._last_duration, NEXT_LINE_AFTER)
+        return now - self._began_at > usual_seconds
 
     def _waited_for(self, worker: _Worker, now: float) -> typing.List[_Worker]:
         """The workers that a worker waits for, as its log is to tell the user."""
-        if not self._is_complete:
+        if not self._is_complete:  # until all have come
             return [each for each in self._workers if not each.is_here]
-        if worker.has_ended:
+        if worker.has_ended:  # until all have ended, too
             return [each for each in self._workers if not each.has_ended]
         if self._cluster.synchronous:
             return self._held_up_by(worker, now)
-        if worker.waits:
+        if worker.waits:  # an asynchronous worker, for the chief's session
             return self._workers[:1]
         return []
 
     def _held_up_by(self, worker: _Worker, now: float) -> typing.List[_Worker]:
-        """The workers that hold up a worker that trains in step with all others: who have not come
-        to what it waits to begin; else who are silent, and in a step who have ended, too."""
+        """The workers that hold up a synchronous worker that has not ended its training.
+
+        While it waits to begin something these are all that do not. Else they are those of which
+        there is no sign of life; and in a step, which the worker cannot end without them, also
+        those that have ended their training.
+        """
         if worker.waits:
             return [other for other in self._workers if not other.waits]
         # Each gives a sign of life every `_between_signs` seconds, which may come a bit late.
@@ -494,7 +515,8 @@ class Coordinator:
         return ', '.join(self._cluster.who(worker.rank) for worker in workers)
 
     def _send_all(self, message: dict, but: typing.Optional[_Worker] = None) -> None:
-        """Sends a message to all workers `but` one; to worker 0 last, which may end by it."""
+        """Sends a message to all workers `but` one; to worker 0 last, which may end by it, and this
+        thread with it."""
         for worker in reversed(self._workers):
             if worker is not but:
                 worker.send(message)

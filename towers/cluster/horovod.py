@@ -33,12 +33,13 @@ def _load() -> typing.Any:
     try:
         import horovod.tensorflow as hvd
         hvd.init()
+    # It is not installed; or it was built for another TensorFlow, and fails by what that lacks.
     except (ImportError, ValueError, AttributeError) as error:
+        first_line = str(error).split('\n', 1)[0]
         raise MissingPackageError(
             "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip "
             'install horovod` (the extra horovod), which builds for TensorFlow 1.15 to 2.18; or '
-            "use kind='ring', TensorFlow's own, which needs nothing." % (
-                str(error).split('\n', 1)[0])) from None
+            "use kind='ring', TensorFlow's own, which needs nothing." % first_line) from None
     return hvd
 
 
@@ -54,11 +55,12 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
     num_examples = None
     loss_weight: typing.Any = weighting.constant
     if not weighting.is_constant:
-        # Before the backward pass, and not with the gradients: the weight is in the losses.
+        # The losses have their weight before the backward pass, so the numbers of examples cannot
+        # be added up with the gradients.
         with only_device('/cpu:0'), tf.name_scope(_SCOPE):
             own_examples = tf.reshape(weighting.own_examples(), [1])
-            num_examples = messages.sum(own_examples, 'towers_numbers')[0]
-            loss_weight = weighting.in_step(num_examples)
+            num_examples = messages.sum(own_examples, name='towers_numbers')[0]
+            loss_weight = weighting.factor_in_step(num_examples)
     workers = Workers(num_workers=cluster.num_workers, rank=cluster.rank,
                       fraction=weighting.own_fraction(loss_weight),
                       has_batch=weighting.has_batch(),
@@ -72,10 +74,10 @@ class _Messages:
     """Makes the messages of a step: operations by which Horovod adds up, or gathers, the tensors of
     one name on all processes.
 
-    For TensorFlow these operations have no state. One of a constant, such as a static number of
-    rows, it would run a single time, while it prepares the step; of two that have one input it
-    would run one. Each process finds out by itself what is a constant, so that one would wait for a
-    message that another has left out. Hence `_known_in_step`.
+    TensorFlow takes Horovod's operations for functions of their input, which it may simplify. One
+    of a constant, such as a static number of rows, it would run a single time, when it prepares the
+    session; of two with one input it would run one. Each process simplifies by itself, so that one
+    process could wait for a message that another has left out. Hence `_known_in_step`.
     """
 
     def __init__(self, hvd: typing.Any, check: tf.Operation):
@@ -83,46 +85,51 @@ class _Messages:
 
         Args:
           hvd: Horovod's module.
-          check: the check of the `SessionGuard`; all messages need the value that it reads.
+          check: the check of the `SessionGuard`, whose value all messages need.
         """
         self._hvd = hvd
         with only_device('/cpu:0'):
-            self._has_begun = check.outputs[0] >= 0.  # true, which TensorFlow cannot know
+            # Always true. But TensorFlow does not know that before a step: it reads a variable.
+            self._has_begun = check.outputs[0] >= 0.
 
     def sum(self, tensor: tf.Tensor, name: typing.Optional[str] = None) -> tf.Tensor:
         """The sum of the processes' tensors, of one shape.
 
         Args:
           tensor: of this process.
-          name: of the operation in its name scope, where TensorFlow makes it unique; None: Horovod
-            makes one of the tensor's name.
+          name: the name of the operation in the present name scope; where it is in use already,
+            TensorFlow adds a number. None: Horovod makes a name of the tensor's.
         """
         return self._hvd.allreduce(self._known_in_step(tensor), op=self._hvd.Sum, name=name)
 
     def sum_of_values(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of the processes' values of the forward pass, or of the gradients of such
         values."""
-        total = self.sum(tf.cast(tensor, type_of_sent_value(tensor)), 'towers_value')
+        summand = tf.cast(tensor, type_of_sent_value(tensor))
+        total = self.sum(summand, name='towers_value')
         return tf.cast(total, tensor.dtype)
 
     def sum_of_gradients(self, gradient: typing.Any, variable: tf.Variable) -> typing.Any:
         """The sum of the processes' gradients of a variable, in the type in which they are sent.
 
-        Of sparse gradients, Horovod gathers the rows, and adds none of them up. So each row is sent
-        once, where many of them are likely to have one index, and the gathered rows are added up
-        afterwards.
+        Of sparse gradients, Horovod gathers the rows of all processes, and adds none of them up. So
+        the gathered rows of one index are added up here. Where many rows of this process may have
+        one index, they are added up before they are sent, too.
         """
         sent = cast(gradient, type_of_sent_gradient(gradient.dtype))
         if not isinstance(sent, tf.IndexedSlices):
             return self.sum(sent)
-        rows = sent if has_few_static_rows(sent, variable) else each_row_once(sent)
+        rows = sent
+        may_have_many_rows_of_one_index = not has_few_static_rows(sent, variable)
+        if may_have_many_rows_of_one_index:
+            rows = each_row_once(sent)
         rows = tf.IndexedSlices(self._known_in_step(rows.values),
                                 self._known_in_step(rows.indices), rows.dense_shape)
         return each_row_once(self._hvd.allreduce(rows, op=self._hvd.Sum))
 
     def _known_in_step(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The same values, which TensorFlow takes neither for constants, as they come out of one of
-        two branches, nor for those of another message, as they are a placeholder's."""
+        """The same values, so that TensorFlow cannot simplify what takes them: they come out of one
+        of two branches, and are no constant; they are a placeholder's, and no other tensor's."""
         branches = tf.raw_ops.Switch(data=tensor, pred=self._has_begun)
         values = tf.raw_ops.Merge(inputs=list(branches)).output
         return tf.placeholder_with_default(values, tensor.shape)
@@ -144,15 +151,16 @@ class _HorovodStep(typing.NamedTuple):
         combined = _combined(self.messages, gradients)
         if not self.data_may_end:
             return EngineGradients(combined, [], self.guard.begin)
-        # A process that left the step before a message would let the others wait in it.
-        with tf.control_dependencies(tensors_of(combined) + list(values)):
+        # A process that ended the step before a message would let the others wait in it.
+        messages = tensors_of(combined) + list(values)
+        with tf.control_dependencies(messages):
             ended = worker_step.raise_at_end(self.num_examples <= 0.)
         return EngineGradients(worker_step.after(ended, combined), [ended], self.guard.begin)
 
 
 def _combined(messages: _Messages, gradients: Pairs) -> Pairs:
-    """The sums of the processes' gradients. Horovod brings them together by the names of their
-    operations, which are made of the variables' names."""
+    """The sums of the processes' gradients. Horovod adds up the gradients whose operations have one
+    name on all processes: it is made of the variable's name."""
     combined = []
     for gradient, variable in gradients:
         scope = '%ssums/%s/' % (_SCOPE, variable.op.name)
@@ -191,7 +199,7 @@ def gathered_lines(text: str) -> typing.List[str]:
         except tf.errors.OpError as error:
             raise ClusterError('Horovod lost a process before all had joined; see what that one '
                                'says: %s' % reason_of(error)) from None
-    ends = np.cumsum(sizes)
+    ends = np.cumsum(sizes)  # `texts` has the bytes of all processes, one after the other
     return [texts[end - size:end].tobytes().decode('utf-8') for size, end in zip(sizes, ends)]
 
 

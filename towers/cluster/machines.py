@@ -41,11 +41,11 @@ class StepOfWorkers:
     def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
         """Begins a step; the arguments are those of `Cluster.begin_step`."""
         weighting = Weighting(cluster, examples, reduction)
-        steps_with_others = cluster.workers_a_step > 1
-        if steps_with_others:
-            step = cluster.engine.begin_step(cluster, weighting)
-        else:
+        updates_by_own_gradients = cluster.workers_a_step == 1  # alone, or not in step with others
+        if updates_by_own_gradients:
             step = EngineStep(functools.partial(_gradients_of_this_worker, cluster))
+        else:
+            step = cluster.engine.begin_step(cluster, weighting)
         self.loss_weight = step.loss_weight
         self.workers = step.workers
         self.same_examples = weighting.same_examples
@@ -60,8 +60,9 @@ class StepOfWorkers:
           gradients: `(gradient, variable)` pairs over this machine's towers, whose losses have the
             factor `loss_weight`.
           loss: of this machine's batch, without that factor; or None.
-          values: exchanged values that each step computes: when all data end, no worker leaves the
-            step before them, for which others wait.
+          values: the sums over the workers that the forward pass computes in each step. The
+            operation that ends the training waits for them: a worker that left the last step
+            before would let others wait in them.
         """
         combine = functools.partial(self._combine, loss=loss, values=values)
         return Exchange(self._cluster, gradients, self.same_examples, combine, values)
@@ -96,11 +97,11 @@ class Exchange:
         self._cluster = cluster
         self.own = gradients
         self.same_examples = same_examples
-        # In steps on parameter servers that all workers make together, the chief alone updates.
-        makes_step_of_chief = cluster.served_rank is not None and not cluster.is_chief
-        self.updates_here = not makes_step_of_chief
+        # Where several workers make one step on parameter servers, the chief alone updates.
+        makes_step_on_servers = cluster.served_rank is not None
+        self.updates_here = cluster.is_chief or not makes_step_on_servers
         data_may_end = cluster.active is not None
-        if data_may_end and cluster.num_workers > 1:
+        if data_may_end and cluster.num_workers > 1:  # a single worker stops at its end
             gradients = worker_step.empty_at_end(gradients, cluster.active)
         combined = combine(gradients)
         self.gradients = combined.gradients
@@ -108,12 +109,11 @@ class Exchange:
         self.begin_session = combined.begin_session
         self._operation_of_step = combined.operation_of_step  # a function of the update
         self.names_of_sums: typing.FrozenSet[str] = frozenset()
-        if cluster.workers_a_step > 1:
+        are_sums_over_workers = cluster.workers_a_step > 1
+        if are_sums_over_workers:
             self.gradients = [(without_gradient(gradient), variable)
                               for gradient, variable in self.gradients]
-            sums: typing.List[typing.Any] = [gradient for gradient, _ in self.gradients]
-            sums += values
-            self.names_of_sums = frozenset(getattr(each, 'values', each).op.name for each in sums)
+            self.names_of_sums = _names_of_sums(self.gradients, values)
 
     def completed(self, update: tf.Operation, awaited: typing.Sequence,
                   replicated: typing.Container[str],
@@ -135,16 +135,33 @@ class Exchange:
         update_operations = [op for op in step_operations([update])
                              if op.name not in model_operations]
         written = writes_of(Writes(update.graph), variable_names, update_operations)
+        if redirect is None:
+            redirect = _redirect_nothing
         state: typing.List[tf.Variable] = []
-        # With variables on servers, or steps of its own, a worker reads no other's state.
-        if self._cluster.has_copies and self._cluster.workers_a_step > 1:
+        # Variables on servers are one for all workers, and in steps of its own a worker has its own
+        # state. Else each worker's update has to compute with the state of worker 0.
+        needs_state_of_worker_0 = self._cluster.has_copies and self._cluster.workers_a_step > 1
+        if needs_state_of_worker_0:
             shared_state = SharedState(self.own, self.gradients, update, model_operations)
             state = shared_state.variables(replicated)
             if state:
                 update = shared_state.sent_before_update(self._cluster, update, awaited)
         return Machines(exchange=self, train_op=self._operation_of_step(update),
-                        redirect=redirect or (lambda: None), written=written,
+                        redirect=redirect, written=written,
                         model_operations=model_operations, state=state)
+
+
+def _names_of_sums(gradients: Pairs, values: typing.Sequence[tf.Tensor]) -> typing.FrozenSet[str]:
+    """Names of the operations of gradients, of which a sparse one counts by its values, and of
+    further values."""
+    names = [value.op.name for value in values]
+    for gradient, _ in gradients:
+        names.append(getattr(gradient, 'values', gradient).op.name)
+    return frozenset(names)
+
+
+def _redirect_nothing() -> None:
+    """Takes the place of `Machines.redirect` in a build without updates that may be skipped."""
 
 
 class Machines(typing.NamedTuple):
@@ -175,7 +192,7 @@ def _gradients_of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typin
     """The gradients of a worker that makes its update by its own gradients alone: of a single
     worker, an asynchronous one, or one in local steps; see `StepOfWorkers.combine`."""
     del loss, values  # which are for steps of several workers
-    # An optimizer's kernel may add up a row that comes twice in any order, which gives other bits.
+    # An optimizer's kernel adds up rows of one index in any order, so that bits differ by the run.
     gradients = rows_once(gradients)
     conditions = []
     data_may_end = cluster.active is not None

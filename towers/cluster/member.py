@@ -65,7 +65,7 @@ class Member:
         self.listeners: typing.List[tf.train.CheckpointSaverListener] = []
         if cluster.has_local_steps:
             self.hooks.append(AveragingHook(cluster, built, connection))
-        elif cluster.has_copies:
+        elif cluster.has_copies:  # which all make the same update, and have to stay the same
             self.hooks.append(DriftHook(cluster, built, connection))
             self.listeners.append(AskForCheck(connection))
 
@@ -79,7 +79,8 @@ class Member:
         """A `tf.train.MonitoredSession` that saves nothing; its variables begin with worker 0's
         values. `hooks` come after `self.hooks`."""
         scaffold = tf.train.Scaffold()
-        if self.is_chief or not self.cluster.is_served:
+        initializes_variables = self.is_chief or not self.cluster.is_served
+        if initializes_variables:  # TensorFlow calls that a chief
             creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
         else:
             creator = tf.train.WorkerSessionCreator(scaffold, self.target, self.config)
@@ -132,7 +133,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     meeting = _meeting(cluster, own, start_timeout, dead_after, say, on_lost or end.with_error)
     with meeting as connection, servers_watched(cluster, connection, say):
         try:
-            target = ''
+            target = ''  # of a session on this process's own devices, as with Horovod
             if cluster.has_addresses:
                 target = start_server(cluster, config).target
                 check_reachable(cluster, time.monotonic() + start_timeout, say)
@@ -142,11 +143,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             reason = _reason_of_failure(error, connection)
             if _comes_to_its_end(cluster, connection):
                 end.comes_by_itself()
-            cause = reason or error
-            why = reason_of(cause)
-            if not isinstance(cause, TowersError):  # which says by itself what is wrong
-                why = '%s: %s' % (type(cause).__name__, why)
-            connection.fail(why)
+            connection.fail(_text_for_others(reason or error))
             if reason is not None:
                 raise reason from None
             raise
@@ -156,6 +153,15 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         lost = connection.error()
         if lost is not None:
             raise lost
+
+
+def _text_for_others(error: BaseException) -> str:
+    """What other workers are told of the error that ends this one: an error of `towers` says by
+    itself what is wrong; of any other the type is named, too."""
+    why = reason_of(error)
+    if isinstance(error, TowersError):
+        return why
+    return '%s: %s' % (type(error).__name__, why)
 
 
 def _check_arguments(config: typing.Any, start_timeout: typing.Any, dead_after: typing.Any,
@@ -210,10 +216,11 @@ def _reason_of_failure(error: BaseException,
     reason = explained(error) or worker_step.explained(error)
     if reason is not None:
         return reason
-    # That a worker is lost is known when it has been silent for `dead_after`, and a second is for
-    # the news of it.
-    seconds = connection.dead_after + 1. if _may_be_of_other_worker(error) else 0.
-    return connection.error(seconds)
+    seconds_to_wait = 0.
+    if _may_be_of_other_worker(error):
+        # It is lost when it has been silent for `dead_after`; a second is for the news of that.
+        seconds_to_wait = connection.dead_after + 1.
+    return connection.error(seconds_to_wait)
 
 
 # The errors of a step when another worker dies; others are only if their text has a word of these.
@@ -259,12 +266,14 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
       start_timeout, dead_after, say: as for `join`.
       lose: called with a `WorkerLostError`, in another thread.
     """
-    if cluster.has_addresses and not cluster.is_chief:
+    has_server_to_start = cluster.has_addresses and not cluster.is_chief  # the chief listens below
+    if has_server_to_start:
         _check_port(cluster, own, time.monotonic() + start_timeout, say)
     _wait_for_servers(cluster, time.monotonic() + start_timeout, say)
     address = _address_to_meet(cluster, say)
     listener = listen(address) if cluster.is_chief else None
-    deadline = time.monotonic() + start_timeout
+    deadline = time.monotonic() + start_timeout  # the time for each of these waits is the whole
+    coordinator = None
     with contextlib.ExitStack() as stack:
         if listener is None:
             connected = connect(address, cluster.who(0), deadline, say)
@@ -277,8 +286,8 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
         try:
             connection.meet(deadline)
         except ClusterError:
-            is_timeout_of_chief = listener is not None and connection.lost is None
-            if is_timeout_of_chief:  # the coordinator knows who is missing
+            is_timeout = connection.lost is None  # and no refusal
+            if coordinator is not None and is_timeout:  # it knows who is missing
                 raise coordinator.give_up() from None
             raise
         yield connection
@@ -293,14 +302,15 @@ def _wait_for_servers(cluster: Cluster, deadline: float, say: typing.Callable) -
 
 
 def _check_port(cluster: Cluster, own: dict, deadline: float, say: typing.Callable) -> None:
-    """Raises `ClusterError` where TensorFlow's server of this worker would not get its port. Worker
-    0 is told before, as soon as it is there, so that all end.
+    """Raises `ClusterError` where TensorFlow's server of this worker, which starts when all are
+    there, would not get its port. Before, this says so at once, waits for worker 0, and tells it,
+    so that no worker waits for this one.
 
     Args:
       cluster: the `Cluster`.
       own: the signature of this worker.
       deadline: by `time.monotonic()`, until when worker 0 may come.
-      say: called with lines: the error itself at once.
+      say: called with lines.
     """
     try:
         listen(cluster.workers[cluster.rank]).close()

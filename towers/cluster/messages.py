@@ -76,7 +76,7 @@ class Lines:
     """
 
     def __init__(self, connected: socket.socket, most: int = _MOST_BYTES):
-        """Takes a connected socket; `most` are the bytes of a message that is received."""
+        """Takes a connected socket; a message that is received has at most `most` bytes."""
         self.socket = connected
         self.is_open = True
         self._most = most
@@ -84,11 +84,11 @@ class Lines:
             # Without this, the system waits up to 40 ms for more to send along.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()  # the beginning of a line whose end has not come
-        self._sending = threading.Lock()
+        self._sending = threading.Lock()  # of the main thread, or of the one that hears
 
     def send(self, message: dict) -> None:
-        """Sends a message. On a broken connection nothing is raised: the thread that reads finds
-        out."""
+        """Sends a message. On a broken connection nothing is raised: the thread that takes messages
+        finds out."""
         if 'why' in message:
             message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
         with self._sending, contextlib.suppress(OSError):
@@ -159,9 +159,10 @@ def _is_message(value: typing.Any) -> bool:
     if not isinstance(value, dict) or value.get('type') not in _TYPES:
         return False
     for name, field in value.items():
-        if type(field) is not _FIELDS.get(name):
+        if type(field) is not _FIELDS.get(name):  # which is None for a field that is not known
             return False
         if type(field) is int and not 0 <= field < _MOST_NUMBER:
             return False
-    text = value.get('why', '')
-    return text == shown(text)
+    why = value.get('why', '')
+    is_one_printable_line = why == shown(why)  # `shown` escapes all other characters
+    return is_one_printable_line

@@ -5,8 +5,9 @@ chief takes the sums when all gradients have come, makes the one update, and giv
 worker a token, for which it waits before its step ends. Other than in `SyncReplicasOptimizer`, a
 worker adds exactly one gradient a step, and gradients are clipped once, over all workers.
 
-The number of a round grows with the time of day, so that what another run has left on the servers
-is older, and is dropped. A token is the number of the round; its negative at the end of all data.
+A *round* is a step of all workers. Its number grows with the time of day, so that what another run
+has left on the servers has a lower one, and is dropped. A *token* is the number of the round that
+the chief has ended; it has a minus sign where all data have ended, such as -7 in the round 7.
 """
 
 import functools
@@ -49,10 +50,11 @@ class _Sums(typing.NamedTuple):
 
 
 def begin_step(cluster: typing.Any, weighting: Weighting) -> EngineStep:
-    """Begins a step of the workers on servers, which does not weight the losses.
+    """Begins a step of the workers on servers. The losses get no weight.
 
-    The gradients are multiplied by the numbers of examples, and their sum is divided by the number
-    of all examples. So no worker waits for the others' numbers before it has its losses.
+    Instead each worker's gradients are multiplied by its number of examples, and the sum of these
+    is divided by the number of all examples. So no worker waits for the others' numbers before it
+    has its losses.
 
     Args:
       cluster: the `Cluster`.
@@ -66,8 +68,9 @@ def _combine(cluster: typing.Any, weighting: Weighting, gradients: Pairs,
              ) -> EngineGradients:
     """Adds up the gradients in the accumulators on the servers; see `StepOfWorkers.combine`.
 
-    The chief gets the gradients over all machines. Every other worker gets its own gradients back:
-    it never runs an update, but builds the same one, by which the workers' programs are compared.
+    The chief gets the gradients over all machines, for the one update. Every other worker gets its
+    own gradients back. It makes the operations of an update, too, by which the workers' programs
+    are compared, but never runs them.
 
     Args:
       cluster: the `Cluster`.
@@ -77,31 +80,34 @@ def _combine(cluster: typing.Any, weighting: Weighting, gradients: Pairs,
       values: none, since workers on servers exchange no values.
     """
     del values
-    # The chief writes the variables as soon as all gradients are there. Another worker, which may
-    # still read variables for its loss, sends its gradients when it has the loss.
-    awaited = [] if cluster.is_chief or loss is None else [loss]
+    # The chief writes the variables as soon as all gradients are there. Another worker may still
+    # read variables for its loss then, unless it sends its gradients after that.
+    awaited = []
+    if loss is not None and not cluster.is_chief:
+        awaited = [loss]
     with tf.name_scope(_SCOPE):
         rounds = _Rounds(cluster)
         sums = _sums(cluster, weighting, gradients, rounds, awaited)
-        pushes = [each.push for each in sums.listed()]
-        operation_of_step = functools.partial(_end_of_step, cluster, rounds, pushes)
         if cluster.is_chief:
-            begin = rounds.beginning([each.accumulator for each in sums.listed()])
-            return _gradients_of_chief(cluster, gradients, weighting, rounds, sums)._replace(
-                begin_session=begin, operation_of_step=operation_of_step)
-        own = rows_once([(_as_sum(gradient, variable), variable)
-                         for gradient, variable in gradients])
-        return EngineGradients(own, [], lambda session: session.run(rounds.take_up),
-                               operation_of_step)
+            result = _gradients_of_chief(cluster, gradients, weighting, rounds, sums)
+            begin_session = rounds.beginning([each.accumulator for each in sums.listed()])
+        else:
+            own = [(_as_sum(gradient, variable), variable) for gradient, variable in gradients]
+            result = EngineGradients(rows_once(own), conditions=[])
+            begin_session = rounds.begin_after_chief
+        pushes = [each.push for each in sums.listed()]
+        return result._replace(
+            begin_session=begin_session,
+            operation_of_step=functools.partial(_end_of_step, cluster, rounds, pushes))
 
 
 def _end_of_step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.Operation],
                  update: tf.Operation) -> tf.Operation:
     """The operation that ends a step of this worker.
 
-    The chief's makes the update, and sends the number of the round to all workers as a token; the
-    others' wait for it. With `Cluster(active=…)` a token below 0 says that the data of all workers
-    have ended, and raises.
+    The chief's makes the update, and sends the number of the round to all others as a token. The
+    others' waits for that token. With `Cluster(active=…)` a token below 0 says that the data of all
+    workers have ended, and the operation raises.
 
     Args:
       cluster: the `Cluster`.
@@ -128,18 +134,18 @@ def _end_of_step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.
 class _Rounds:
     """The number of the round, and the queues in which the chief sends it to the other workers.
 
-    A round is a step of all workers. Its number is on the first server, from where a worker takes
-    it up at its start, and on each worker, which counts on by itself.
+    The number of the first round is on the first server, where the chief puts it. Every other
+    worker takes it up from there when its session begins. Then each worker counts by itself.
 
     Attributes:
       own: the variable with this worker's number.
-      take_up: the operation that gives `own` the number on the server: begins a session of a
-        worker but the chief.
     """
 
     def __init__(self, cluster: typing.Any):
         """Makes the variables and the queues of a `Cluster`."""
         self._rank = cluster.rank
+        # These variables are in no collection of TensorFlow's, so that no session initializes them,
+        # and no checkpoint has them.
         with only_device(_FIRST_SERVER):
             self._shared = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
                                        collections=['towers_rounds'], name='round')
@@ -152,14 +158,24 @@ class _Rounds:
             self.own = tf.Variable(
                 tf.zeros([], tf.int64), trainable=False, use_resource=True, name='own_round',
                 collections=COLLECTIONS)
-            self.take_up = tf.assign(self.own, self._shared.read_value()).op
+            self._take_up = tf.assign(self.own, self._shared.read_value()).op
+
+    def begin_after_chief(self, session: tf.Session) -> None:
+        """Begins the rounds of a worker but the chief, which has begun them: takes up the number
+        from the server."""
+        session.run(self._take_up)
 
     def beginning(self, accumulators: typing.List[typing.Any]) -> typing.Callable:
-        """Function of a session by which the chief begins its rounds, before the others take them
-        up. It drops the gradients that another run has left in the accumulators."""
+        """Makes the operations by which the chief begins its rounds, before the others do. They
+        also drop the gradients that another run has left in the accumulators.
+
+        Returns:
+          A function of a session that runs them.
+        """
         with only_device(_FIRST_SERVER):
             first_round = tf.placeholder(tf.int64, [])
             num_dropped = tf.placeholder(tf.int32, [])
+            # An accumulator drops a gradient whose `local_step` is lower than its global step.
             refuse_older = tf.group(*[accumulator.set_global_step(first_round)
                                       for accumulator in accumulators])
             counts = [accumulator.num_accumulated() for accumulator in accumulators]
@@ -189,9 +205,9 @@ class _Rounds:
         queue = self._queues[self._rank]
         with tf.control_dependencies(pushes):
             own = self.own.read_value()
-        # Tokens of lower rounds are left from another run, and are passed over. A token that ends
-        # the training is the number of its round with a minus sign, hence the absolute value.
-        with compat.control_flow_v1():  # a queue takes part in no loop of control flow v2
+        # Takes tokens until one is of this round: lower ones are left from another run. Of a token
+        # with a minus sign, which ends the training, the absolute value is the round.
+        with compat.control_flow_v1():  # a loop of control flow v2 cannot take a queue
             token = tf.while_loop(lambda token: tf.abs(token) < own,
                                   lambda token: queue.dequeue(), [tf.zeros([], tf.int64)])
         with tf.control_dependencies([token]):
@@ -212,12 +228,13 @@ class _Beginning(typing.NamedTuple):
         """Begins the rounds; the number of the first one is the time in microseconds, which is
         above the number of any round of an earlier run."""
         feed = {self.first_round: int(time.time() * 1e6)}
-        session.run(self.refuse_older, feed)
+        session.run(self.refuse_older, feed)  # so that no old gradient comes after the count
         for dropped, count in zip(self.dropped, session.run(self.counts)):
             if count:
                 fetch = getattr(dropped, 'indices', dropped)  # one tensor of a sparse gradient
                 session.run(fetch, {self.num_dropped: count})
-        # Taking gradients out raises an accumulator's number by 1: it is set again.
+        # To take gradients out raises an accumulator's number by 1. So it is set again; and only
+        # now, when no old gradient is left, other workers find the number on the server.
         session.run([self.refuse_older, self.set_round], feed)
 
 
@@ -242,15 +259,17 @@ def _sums(cluster: typing.Any, weighting: Weighting, gradients: Pairs, rounds: _
       rounds: this worker's count of the rounds.
       awaited: what this worker's summands wait for.
     """
-    factor: typing.Any = weighting.constant
-    sum_of_examples = None
-    if not weighting.is_constant:
+    if weighting.is_constant:
+        factor: typing.Any = weighting.constant
+        sum_of_examples = None
+    else:  # the chief divides by the sum of the examples
         factor = weighting.own_examples()
-        own_examples = _Summand(factor, [], 'examples', _FIRST_SERVER)
-        sum_of_examples = _sum(cluster, rounds, own_examples, awaited)
+        summand_of_examples = _Summand(value=factor, shape=[], name='examples',
+                                       device=_FIRST_SERVER)
+        sum_of_examples = _sum(cluster, rounds, summand_of_examples, awaited)
     summands = _summands(cluster, gradients, factor)
     sums = [_sum(cluster, rounds, summand, awaited) for summand in summands]
-    return _Sums(sums, sum_of_examples)
+    return _Sums(gradients=sums, examples=sum_of_examples)
 
 
 def _summands(cluster: typing.Any, gradients: Pairs, factor: typing.Any
@@ -276,8 +295,8 @@ def _summands(cluster: typing.Any, gradients: Pairs, factor: typing.Any
             weighted = times(cast(gradient, dtype), factor)
             if isinstance(weighted, tf.IndexedSlices):
                 weighted = each_row_once(weighted)
-        summands.append(_Summand(weighted, variable.get_shape(), 'sums/' + name,
-                                 device_of_server(tasks[name])))
+        summands.append(_Summand(value=weighted, shape=variable.get_shape(), name='sums/' + name,
+                                 device=device_of_server(tasks[name])))
     return summands
 
 
@@ -302,9 +321,11 @@ def _sum(cluster: typing.Any, rounds: _Rounds, summand: _Summand,
         add = accumulator.apply_indexed_slices_grad if is_sparse else accumulator.apply_grad
         own_round = rounds.own.read_value()
         with tf.control_dependencies(awaited):
+            # The accumulator drops the summand if its round is lower than the chief's first one.
             push = add(summand.value, local_step=own_round)
         with tf.control_dependencies([push]):
-            total = without_gradient(_take(accumulator, cluster.num_workers), summand.value)
+            total = _take(accumulator, cluster.num_workers)
+            total = without_gradient(total, own=summand.value)
     return _Sum(accumulator, push, total)
 
 
@@ -317,10 +338,13 @@ def _as_sum(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices = tf.cast(gradient.indices, tf.int64)
-    shape = tf.cast(tf.shape(variable), tf.int64)
     indices.set_shape([None])
-    gradient.values.set_shape(tf.TensorShape([None]).concatenate(variable.get_shape()[1:]))
-    return tf.IndexedSlices(gradient.values, indices, tf.placeholder_with_default(shape, None))
+    shape_of_values = tf.TensorShape([None]).concatenate(variable.get_shape()[1:])
+    gradient.values.set_shape(shape_of_values)
+    dense_shape = tf.cast(tf.shape(variable), tf.int64)
+    # A server's sum has a dense shape that nothing is known of before a step.
+    dense_shape = tf.placeholder_with_default(dense_shape, None)
+    return tf.IndexedSlices(gradient.values, indices, dense_shape)
 
 
 def _take(accumulator: typing.Any, count: typing.Any) -> typing.Any:
@@ -345,11 +369,9 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
         tensors = tensors_of([(each.total, None) for each in sums.listed()])
         all_gradients = tf.group(*tensors, name='all_gradients')
     totals = [each.total for each in sums.gradients]
-    num_examples: typing.Any = None  # of all workers; None where it is static
     if sums.examples is not None:
-        num_examples = sums.examples.total
         with only_device(_FIRST_SERVER):
-            factor = weighting.of_one_example(num_examples)
+            factor = weighting.factor_of_one_example(sums.examples.total)
         totals = [times(total, factor) for total in totals]
     with only_device('/cpu:0'):
         combined = []
@@ -359,17 +381,17 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
         # An accumulator adds up the rows of one index only where all workers send their rows in
         # ascending order.
         combined = rows_once(combined)
-    data_may_end = cluster.active is not None
-    if not data_may_end:
+    if cluster.active is None:  # then the data do not end
         return EngineGradients(combined, [all_gradients])
-    ended = _raise_when_all_ended(rounds, all_gradients, num_examples)
+    assert sums.examples is not None  # with `active` the number of examples is not the same always
+    ended = _raise_when_all_ended(rounds, all_gradients, sums.examples.total)
     return EngineGradients(worker_step.after(ended, combined), [ended])
 
 
 def _raise_when_all_ended(rounds: _Rounds, all_gradients: tf.Operation,
                           num_examples: tf.Tensor) -> tf.Operation:
-    """The operation that ends the chief's training in a step in which no worker has an example, and
-    before that sends the others a token below 0, by which they end, too.
+    """The operation that ends the chief's training in a step in which no worker has an example.
+    Before that it sends the others a token below 0, by which they end, too.
 
     Args:
       rounds: this worker's count of the rounds.
@@ -378,7 +400,8 @@ def _raise_when_all_ended(rounds: _Rounds, all_gradients: tf.Operation,
     """
     with only_device(_FIRST_SERVER):
         is_over = num_examples <= 0.
-    # The token is sent in every step: in all others it is 0, which a worker passes over.
+    # This token is sent in every step. It is minus the number of the round in the last step, and
+    # else 0, which a worker passes over.
     with tf.control_dependencies([all_gradients]), only_device('/cpu:0'):
         token = -rounds.own.read_value() * tf.cast(is_over, tf.int64)
         token_sent = rounds.send_tokens(token)

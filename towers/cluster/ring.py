@@ -40,13 +40,13 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
         num_examples = None
         loss_weight: typing.Any = weighting.constant
         if not weighting.is_constant:
-            # Before the backward pass, and not with the gradients: the weight is in the losses.
+            # The losses have their weight before the backward pass, so the numbers of examples
+            # cannot be added up with the gradients.
             with only_device('/cpu:0'):
                 own_examples = tf.reshape(weighting.own_examples(), [1])
                 awaited = ring.reduce(own_examples, awaited)
                 num_examples = awaited[0]
-                loss_weight = weighting.in_step(num_examples)
-
+                loss_weight = weighting.factor_in_step(num_examples)
     workers = Workers(num_workers=cluster.num_workers, rank=cluster.rank,
                       fraction=weighting.own_fraction(loss_weight),
                       has_batch=weighting.has_batch(),
@@ -89,14 +89,14 @@ class _RingStep(typing.NamedTuple):
                 values: typing.Sequence[tf.Tensor]) -> EngineGradients:
         """Adds up the gradients over the workers; see `StepOfWorkers.combine`."""
         del loss  # parameter servers alone wait for it
-        for _, variable in gradients:
-            type_of_sent_variable(variable)  # raises for complex numbers, which are not added up
+        _check_can_be_sent(gradients)
         with only_device('/cpu:0'), tf.name_scope('ring'):
             # Dense and sparse gradients form two chains, each in the same order on all workers.
             dense = _add_dense(self.ring, gradients, self.awaited)
             sparse = add_rows(self.ring, gradients, self.awaited, self.have_equal_batches)
-            # A worker that left the step before a message would let the others wait in it.
-            with tf.control_dependencies([dense.message, sparse.message] + list(values)):
+            # A worker that ended the step before a message would let the others wait in it.
+            messages = [dense.message, sparse.message] + list(values)
+            with tf.control_dependencies(messages):
                 ended = self._raise_without_data()
             sums = dict(dense.values, **sparse.values)
             gradients = [(sums[variable.op.name], variable) for _, variable in gradients]
@@ -110,6 +110,13 @@ class _RingStep(typing.NamedTuple):
         if self.num_examples is None:
             return tf.no_op()
         return worker_step.raise_at_end(self.num_examples <= 0.)
+
+
+def _check_can_be_sent(gradients: Pairs) -> None:
+    """Raises `ClusterError` for a gradient that the workers cannot add up: of complex numbers, or
+    of a variable whose shape is not static."""
+    for _, variable in gradients:
+        type_of_sent_variable(variable)  # which raises for these
 
 
 def _add_dense(ring: Collectives, gradients: Pairs, awaited: typing.Any) -> Received:
@@ -157,8 +164,7 @@ def buffers_of(pairs: Pairs, max_bytes: int) -> typing.List[Pairs]:
     Args:
       pairs: `(gradient, variable)` pairs. The backward pass computes the last of them first, so
         they are taken from the last on.
-      max_bytes: the size of a buffer. A gradient that is larger travels alone; so does one of a
-        variable without a static shape, by which a buffer is taken apart again.
+      max_bytes: the size of a buffer. A gradient that is larger travels alone.
 
     Returns:
       A list of lists of pairs, each of one type.
@@ -168,7 +174,7 @@ def buffers_of(pairs: Pairs, max_bytes: int) -> typing.List[Pairs]:
     bytes_used: typing.Dict[tf.DType, int] = {}  # of the open buffer of each type
     for gradient, variable in reversed(pairs):
         size = bytes_of(variable)
-        if size > max_bytes or not variable.get_shape().is_fully_defined():
+        if size > max_bytes:
             buffers.append([(gradient, variable)])
             continue
         dtype = gradient.dtype.base_dtype

@@ -90,35 +90,38 @@ def _add_static_rows(ring: Collectives, pairs: Pairs, sent: tf.DType,
     Returns:
       `Received` with `Sums`.
     """
-    vectors = []
+    vectors: typing.List[tf.Tensor] = []  # indices and values of each gradient in turn
     for slices, variable in pairs:
-        vectors += vectors_of(slices, variable, sent)
+        vectors.extend(vectors_of(slices, variable, sent))
     received = ring.gather_static(tf.concat(vectors, 0), awaited)
     by_worker = tf.reshape(received, [ring.num_workers, -1])
     sizes = [vector.shape.num_elements() for vector in vectors]
-    vectors_of_all = tf.split(by_worker, sizes, 1)  # each [W, numbers of a worker]
+    vectors_of_workers = tf.split(by_worker, sizes, 1)  # for each of `vectors` [W, its size]
+    indices_of_workers = vectors_of_workers[0::2]
+    values_of_workers = vectors_of_workers[1::2]
     sums: Sums = {}
-    for number, (slices, variable) in enumerate(pairs):
-        bits, values = vectors_of_all[2 * number: 2 * number + 2]
+    for (slices, variable), bits, values in zip(pairs, indices_of_workers, values_of_workers):
         sums[variable.op.name] = each_row_once(slices_of(bits, values, slices, variable))
     return Received(sums, received)
 
 
-def vectors_of(slices: tf.IndexedSlices, variable: tf.Variable,
-               sent: tf.DType) -> typing.List[tf.Tensor]:
-    """A sparse gradient as two vectors of one type: its indices, as bits, and its values.
+class _Vectors(typing.NamedTuple):
+    """A sparse gradient as two vectors of one type."""
+    bits: tf.Tensor
+    """The n indices, as their bits: [n], or [2 n] where an index has 64 bits and the type 32."""
+    values: tf.Tensor  # [n * numbers of a row]
 
-    They stay apart, as large pieces are copied faster than the many short rows of a matrix that
-    has an index in front of each row.
+
+def vectors_of(slices: tf.IndexedSlices, variable: tf.Variable, sent: tf.DType) -> _Vectors:
+    """The indices and the values of a sparse gradient.
+
+    They are two vectors, since large pieces are copied faster than the many short rows of a matrix
+    that has an index in front of each row.
 
     Args:
       slices: the gradient, of n rows.
       variable: its variable.
       sent: the type of the vectors, a float of 32 or 64 bits.
-
-    Returns:
-      [indices, values]: [n], or [2 n] if an index has 64 bits and `sent` has 32; and [n * numbers
-      of a row].
     """
     indices = slices.indices
     if indices.dtype.size < sent.size:  # a bitcast does not make one number of a smaller one
@@ -127,7 +130,7 @@ def vectors_of(slices: tf.IndexedSlices, variable: tf.Variable,
     num_rows = slices.indices.shape.num_elements()
     num_values = num_rows * variable.get_shape()[1:].num_elements()
     values = tf.reshape(tf.cast(slices.values, sent), [num_values])
-    return [bits, values]
+    return _Vectors(bits, values)
 
 
 def slices_of(bits: tf.Tensor, values: tf.Tensor, like: tf.IndexedSlices,
@@ -135,22 +138,30 @@ def slices_of(bits: tf.Tensor, values: tf.Tensor, like: tf.IndexedSlices,
     """The sparse gradient that has the rows of W workers.
 
     Args:
-      bits: of the indices, [W, …], as `vectors_of` makes them on each worker.
-      values: [W, …], likewise.
+      bits: `_Vectors.bits` of each worker, [W, …].
+      values: `_Vectors.values` of each worker, [W, …].
       like: a gradient of the same types, and of as many rows as each worker has.
       variable: its variable.
     """
     numbers_per_index = bits.shape.as_list()[1] // like.indices.shape.num_elements()
-    if numbers_per_index == 1:
-        index_type = tf.int64 if bits.dtype.size == tf.int64.size else tf.int32
-        bits = tf.reshape(bits, [-1])
-    else:
-        index_type = tf.int64
-        bits = tf.reshape(bits, [-1, numbers_per_index])
-    indices = tf.cast(tf.bitcast(bits, index_type), like.indices.dtype)
+    indices = _indices_in(bits, numbers_per_index)
     row_shape = variable.get_shape()[1:].as_list()
     rows = tf.cast(tf.reshape(values, [-1] + row_shape), like.values.dtype)
-    return tf.IndexedSlices(rows, indices, like.dense_shape)
+    return tf.IndexedSlices(rows, tf.cast(indices, like.indices.dtype), like.dense_shape)
+
+
+def _indices_in(bits: tf.Tensor, numbers_per_index: int) -> tf.Tensor:
+    """The indices, int32 or int64, of all workers, one after the other.
+
+    Args:
+      bits: the bits of the indices, as floats of 32 or 64 bits.
+      numbers_per_index: of how many of these floats an index consists: 2 where it has 64 bits and
+        a float has 32, else 1.
+    """
+    if numbers_per_index == 2:
+        return tf.bitcast(tf.reshape(bits, [-1, 2]), tf.int64)
+    index_type = tf.int64 if bits.dtype == tf.float64 else tf.int32
+    return tf.bitcast(tf.reshape(bits, [-1]), index_type)
 
 
 # ---- numbers of rows that only a step knows ------------------------------------------------------
@@ -176,19 +187,19 @@ def _add_dynamic_rows(ring: Collectives, pairs: Pairs, awaited: typing.Any) -> R
       `Received` with `Sums`.
     """
     own = [_rows_of(slices, variable) for slices, variable in pairs]
-    num_rows = tf.stack([rows.num_rows for rows in own])
-    counts = ring.gather(num_rows[tf.newaxis], awaited)  # [W, number of gradients]
+    own_counts = tf.stack([rows.num_rows for rows in own])  # [number of gradients]
+    counts = ring.gather(own_counts[tf.newaxis], awaited)  # [W, number of gradients]
     # All workers pad to the most rows of any worker; at least one, as a message is never empty.
     most_rows = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(own))
     own_indices = [tf.cast(rows.indices, tf.int64) for rows in own]
     indices, awaited = _gathered(ring, own_indices, most_rows, awaited=counts)
     values, awaited = _gathered_values(ring, own, most_rows, awaited)
     sums: Sums = {}
-    for number, rows in enumerate(own):
-        is_row = tf.sequence_mask(counts[:, number], most_rows[number])  # False for padding
-        is_row = tf.reshape(is_row, [-1])
-        values_of_all = tf.boolean_mask(values[number], is_row)
-        indices_of_all = tf.boolean_mask(indices[number], is_row)
+    for position, rows in enumerate(own):
+        is_row = tf.sequence_mask(counts[:, position], most_rows[position])  # [W, most rows]
+        is_row = tf.reshape(is_row, [-1])  # False for padding
+        values_of_all = tf.boolean_mask(values[position], is_row)
+        indices_of_all = tf.boolean_mask(indices[position], is_row)
         slices = tf.IndexedSlices(tf.cast(values_of_all, rows.slices.values.dtype),
                                   tf.cast(indices_of_all, rows.slices.indices.dtype),
                                   rows.slices.dense_shape)
@@ -215,19 +226,16 @@ def _gathered_values(ring: Collectives, own: typing.List[_Rows],
     Returns:
       `Received` with a list of tensors, one for each of `own`, as `_gathered` gives them.
     """
-    numbers_by_type: typing.Dict[tf.DType, typing.List[int]] = {}  # of the gradients, in `own`
-    for number, rows in enumerate(own):
-        sent = type_of_sent_gradient(rows.slices.dtype)
-        numbers_by_type.setdefault(sent, []).append(number)
-    values: typing.Dict[int, tf.Tensor] = {}
+    sent_types = [type_of_sent_gradient(rows.slices.dtype) for rows in own]
+    values: typing.Dict[int, tf.Tensor] = {}  # by the position of the gradient in `own`
     # Sorted, as all workers have to send in the same order.
-    for sent in sorted(numbers_by_type, key=lambda dtype: dtype.name):
-        numbers = numbers_by_type[sent]
-        sums_of_rows = [_sums_of_rows(own[number], sent) for number in numbers]
-        most_of_type = [most_rows[number] for number in numbers]
+    for sent in sorted(set(sent_types), key=lambda dtype: dtype.name):
+        positions = [position for position, dtype in enumerate(sent_types) if dtype == sent]
+        sums_of_rows = [_sums_of_rows(own[position], sent) for position in positions]
+        most_of_type = [most_rows[position] for position in positions]
         gathered, awaited = _gathered(ring, sums_of_rows, most_of_type, awaited)
-        values.update(zip(numbers, gathered))
-    return Received([values[number] for number in range(len(own))], awaited)
+        values.update(zip(positions, gathered))
+    return Received([values[position] for position in range(len(own))], awaited)
 
 
 def _sums_of_rows(rows: _Rows, sent: tf.DType) -> tf.Tensor:
@@ -260,8 +268,9 @@ def _gathered(ring: Collectives, tensors: typing.List[tf.Tensor],
     received = ring.gather(vector, awaited)
     by_worker = tf.reshape(received, [ring.num_workers, -1])
     sizes = tf.stack([tf.size(tensor) for tensor in padded])
-    numbers_by_tensor = tf.split(by_worker, sizes, 1, num=len(padded))
+    numbers_by_tensor = tf.split(by_worker, sizes, 1, num=len(padded))  # each [W, size]
     gathered = []
     for numbers, tensor in zip(numbers_by_tensor, padded):
-        gathered.append(tf.reshape(numbers, [-1] + tensor.shape.as_list()[1:]))
+        row_shape = tensor.shape.as_list()[1:]
+        gathered.append(tf.reshape(numbers, [-1] + row_shape))
     return Received(gathered, received)

@@ -22,7 +22,8 @@ def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) 
     """Spreads the complete graph of a build, and of the `tf.train.Scaffold` of its session."""
     graph = tf.get_default_graph()
     trained = [variable for _, variable in built.gradients]
-    if cluster.is_chief and cluster.workers_a_step > 1:  # the worker that makes the update
+    updates_for_all = cluster.is_chief and cluster.workers_a_step > 1  # not asynchronous
+    if updates_for_all:  # then all workers have to read the values that this update makes
         check_writes(graph, built)
     read_after_writes(graph, trained + tf.global_variables(), built.train_op)
     scaffold.finalize()
@@ -32,13 +33,16 @@ def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) 
 def check_writes(graph: tf.Graph, built: typing.Any) -> None:
     """Raises `ClusterError` if something beside the step computes new values of trained variables,
     which other workers would read before or after that, by chance. Values may be loaded."""
-    updates = [update for tower in built.towers for update in tower.updates]
-    step_names = names_of(step_operations([built.train_op] + updates))
+    fetches = [built.train_op]
+    for tower in built.towers:
+        fetches.extend(tower.updates)  # which the program may run with the train op
+    step_names = names_of(step_operations(fetches))
     writes = Writes(graph)
     for _, variable in built.gradients:
         initializer = variable.initializer.name
         for op in writes.writers_of(variable):
-            if op.name in step_names or op.name == initializer or _loads(op):
+            may_write = op.name in step_names or op.name == initializer or _loads(op)
+            if may_write:
                 continue
             raise ClusterError(
                 '%r writes the trained variable %r beside built.train_op, and other workers '
@@ -58,9 +62,10 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
                       train_op: typing.Optional[tf.Operation] = None) -> None:
     """Gives each operation that waits for a write of a reference variable the value after it.
 
-    Between a server and a worker the value is sent at the start of the step: moving averages that
-    take the global step after the train op would get the one before it. Here such an operation gets
-    a read of its own, on the server, which waits for all else that the operation waits for.
+    On one device an operation that takes a reference variable reads its memory when it runs. But
+    from a server to a worker TensorFlow sends the value at the start of the step: moving averages
+    that take the global step after the train op would get the one before it. Here such an operation
+    gets a read of its own, on the server, which waits for all else that the operation waits for.
 
     Args:
       graph: the graph of the operations.
@@ -76,11 +81,12 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
         return
     for op in graph.get_operations():
         for position, tensor in enumerate(op.inputs):
+            # What the tensor is read from, perhaps by way of a loop, or reshaped.
             source = source_through(tensor, LEAD_IN | RESHAPES).op
-            if not reads.is_late(op, tensor, source):
+            if not reads.needs_late_read(op, tensor, source):
                 continue
             is_plain_read = source_through(tensor, ('Identity',)).op is source
-            if not is_plain_read:
+            if not is_plain_read:  # a read at the operation would be outside of the loop, say
                 raise ClusterError(
                     '%r takes the value of the variable %r after a write that it waits for. %r is '
                     'a reference variable on a parameter server, whose value is sent at the start '
@@ -107,34 +113,45 @@ class _LateReads:
                 written = names if op is train_op else names.intersection(finder.written_by(op))
                 for name in written:
                     self.writes.setdefault(name, []).append(op)
-        self._order = Precedence(sum(self.writes.values(), []))
+        all_writes: typing.List[tf.Operation] = sum(self.writes.values(), [])
+        self._order = Precedence(all_writes)  # knows what comes after which write
 
-    def is_late(self, op: tf.Operation, tensor: tf.Tensor, source: tf.Operation) -> bool:
+    def needs_late_read(self, op: tf.Operation, tensor: tf.Tensor, source: tf.Operation) -> bool:
         """Whether an operation takes a value that is too old: it waits for a write of the variable
-        `source`, and its input `tensor`, which has the variable's value, does not."""
-        if source.name not in self.writes:
+        `source`, and its input `tensor`, which has the variable's value, does not.
+
+        Args:
+          op: the operation.
+          tensor: one of its inputs.
+          source: the operation of the variable that the tensor is read from, or any other one.
+        """
+        if source.name not in self.writes:  # no variable, or none that is written
             return False
-        if op.type in ('Merge', 'RefMerge'):  # it takes one of its inputs, whichever comes
+        if op.type in ('Merge', 'RefMerge'):
+            # Of its inputs, one is dead. A read that waits for the others would be dead with it.
             return False
-        if source.name in _variables_taken(op):  # it takes the variable itself, not its value
+        if source.name in _variables_taken(op):
+            # It runs on the server, where it reads the variable's memory itself.
             return False
         return self._waits_for_write(op, source) and not self._waits_for_write(tensor.op, source)
 
     def _waits_for_write(self, op: tf.Operation, source: tf.Operation) -> bool:
-        """Whether an operation waits for another one that writes a variable."""
+        """Whether an operation waits for another operation that writes the variable `source`."""
         return any(op is not write and self._order.waits_for(op, write)
                    for write in self.writes[source.name])
 
 
 def _replace_by_late_read(op: tf.Operation, position: int, source: tf.Operation) -> None:
     """Gives an operation, in the place of an input, a read of the variable `source` that waits for
-    all else that the operation waits for."""
+    all else that the operation waits for. The read is on the variable's server."""
     replaced = op.inputs[position]
-    others = [tensor.op for tensor in op.inputs if tensor is not replaced]
-    with op.graph.as_default(), tf.control_dependencies(None), \
-            tf.name_scope('served/after/'), op.graph.colocate_with(source, ignore_existing=True), \
-            tf.control_dependencies(others + list(op.control_inputs)):
-        compat.replace_input(op, position, tf.identity(source.outputs[0], source.name + '/read'))
+    awaited = list(op.control_inputs)
+    awaited += [tensor.op for tensor in op.inputs if tensor is not replaced]
+    with op.graph.as_default(), tf.name_scope('served/after/'), \
+            op.graph.colocate_with(source, ignore_existing=True):
+        with tf.control_dependencies(None), tf.control_dependencies(awaited):  # and nothing else
+            read = tf.identity(source.outputs[0], source.name + '/read')
+    compat.replace_input(op, position, read)
 
 
 def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
@@ -150,29 +167,45 @@ def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
       What `servers_of_variables` returns.
     """
     tasks = servers_of_variables(cluster, graph, first)
-    # {name of an operation on a server: its device}. At first variables, accumulators and queues of
-    # tokens; the loop adds what takes a variable, or is colocated with one.
+    # {name of an operation on a server: its device}: of variables, and of what has such a device
+    # already, as the accumulators and the queues of tokens have. The loop adds more of them.
     servers = {name: device_of_server(task) for name, task in tasks.items()}
     for op in graph.get_operations():
         if '/job:ps' in op.device:
             servers[op.name] = op.device
     for op in graph.get_operations():
         device = tf.DeviceSpec.from_string(op.device or '')
-        if device.job is not None:
+        has_job = device.job is not None
+        if has_job:
             continue
-        neighbours = [op.name]
-        if op.type not in CALLS:  # a function runs on this worker, whatever variables it takes
-            neighbours += _variables_taken(op) + colocation_group(op)
-        known = [servers[name] for name in neighbours if name in servers]
-        if known:
-            servers[op.name] = known[0]
-            compat.set_device(op, known[0])
+        server = _server_of(op, servers)
+        if server is not None:
+            servers[op.name] = server
+            compat.set_device(op, server)
         else:
             on_this_worker = tf.DeviceSpec(
                 job='worker', task=cluster.rank, device_type=device.device_type,
                 device_index=device.device_index)
             compat.set_device(op, on_this_worker.to_string())
     return tasks
+
+
+def _server_of(op: tf.Operation, servers: typing.Dict[str, str]) -> typing.Optional[str]:
+    """The device of the server on which an operation runs: a variable, what takes a variable, or
+    what is colocated with an operation on a server. None if it runs on this worker.
+
+    Args:
+      op: the operation.
+      servers: {name of an operation on a server: its device}.
+    """
+    companions = [op.name]
+    calls_functions = op.type in CALLS
+    if not calls_functions:  # functions run on this worker, whatever variables they take
+        companions += _variables_taken(op) + colocation_group(op)
+    for name in companions:
+        if name in servers:
+            return servers[name]
+    return None
 
 
 def device_of_server(task: int) -> str:
@@ -203,17 +236,18 @@ def servers_of_variables(cluster: typing.Any, graph: tf.Graph,
 
 
 def _leader_of(name: str, variables: typing.Dict[str, tf.Variable]) -> str:
-    """The name of the variable that a variable is colocated with, in the end; its own name if with
-    none.
+    """The name of the variable that a variable is colocated with, as a slot is; its own name where
+    there is none. A leader may have a leader in turn, so the search goes on from there.
 
     Args:
       name: of the variable.
       variables: {name: variable} of all variables.
     """
-    group = [other for other in colocation_group(variables[name].op) if other in variables]
-    if not group or name in group:
+    leaders = [other for other in colocation_group(variables[name].op) if other in variables]
+    leads_itself = name in leaders  # so TensorFlow says of an operation that has no leader
+    if leads_itself or not leaders:
         return name
-    return _leader_of(group[0], variables)
+    return _leader_of(leaders[0], variables)
 
 
 def tasks_by_size(sizes: typing.Dict[str, int], count: int,
@@ -224,13 +258,13 @@ def tasks_by_size(sizes: typing.Dict[str, int], count: int,
     Args:
       sizes: bytes of each variable, by its name.
       count: how many servers there are.
-      first: names of the variables that come before all others.
+      first: names of the variables that are dealt out before all others.
 
     Returns:
       {name of a variable: number of its server}.
     """
     def order(name: str) -> tuple:
-        """The key to sort the variables by."""
+        """The key to sort the variables by: `first`, then the largest, then by name."""
         return name not in first, -sizes[name], name
     bytes_of_servers = [0] * count
     tasks = {}
@@ -246,7 +280,9 @@ def _variables_taken(op: tf.Operation) -> typing.List[str]:
     may_take_reference = any(argument.is_ref for argument in op.op_def.input_arg)
     names = []
     for tensor in op.inputs:
-        is_reference = may_take_reference and tensor.dtype != tensor.dtype.base_dtype
-        if tensor.dtype == tf.resource or is_reference:
-            names.append(source_through(tensor, LEAD_IN).op.name)
+        is_handle = tensor.dtype == tf.resource
+        has_type_of_reference = tensor.dtype != tensor.dtype.base_dtype  # such as `float32_ref`
+        if is_handle or (may_take_reference and has_type_of_reference):
+            variable = source_through(tensor, LEAD_IN).op  # from outside of loops and branches
+            names.append(variable.name)
     return names

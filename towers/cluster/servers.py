@@ -87,8 +87,11 @@ def _is_any_worker_at_work(cluster: Cluster) -> bool:
 
 
 def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> None:
-    """Raises `ClusterError` where the server of another worker is not reached by its address: its
-    steps would wait without an end. Worker 0 looks at all, every other worker at the next one.
+    """Raises `ClusterError` where the server of another worker is not reached by its address: steps
+    would wait for it without an end.
+
+    Worker 0 looks at all others, and every other worker at the next one only: of W workers each is
+    looked at from two sides at least, by 2 W - 2 looks in the place of W (W - 1).
 
     Args:
       cluster: the `Cluster`.
@@ -131,8 +134,11 @@ def servers_watched(cluster: Cluster, connection: Connection,
 
 def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callable,
                    stop: threading.Event) -> None:
-    """The thread that says which server does not work: lost after `dead_after`, or at the second
-    look if nobody listens at its port, for its process has ended.
+    """The thread that looks whether all servers work.
+
+    At the first look that finds a server silent it says so. The server is lost when it is silent
+    for `dead_after`; or at the next look already, if nobody listens at its port: then its process
+    has ended.
 
     Args:
       cluster: the `Cluster`.
@@ -142,19 +148,19 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
     """
     dead_after = connection.dead_after
     pause = min(FIRST_LINE_AFTER, dead_after) / 2.
+    pause_while_silent = pause / 5.  # shorter, to lose a server, or to go on, in time
+    # It may have been silent for a pause before it was found so, and a look takes a while.
+    lost_after = dead_after - 2. * pause
     silent_since: typing.Optional[float] = None  # when a server was first found silent
-    # At a server that was found silent it looks again sooner, to lose it or to go on in time.
-    while not stop.wait(pause if silent_since is None else pause / 5.):
-        silent = silent_servers(cluster)
+    while not stop.wait(pause if silent_since is None else pause_while_silent):
+        silent = silent_servers(cluster)  # in words; '' if all work
         now = time.monotonic()
         if not silent:
             silent_since = None
         elif silent_since is None:
             silent_since = now
             say('waiting        ' + silent)
-        elif not stop.is_set():
-            # It may have been silent a pause before it was found so, and a look takes a while.
-            is_dead = now - silent_since > dead_after - 2. * pause
-            if is_dead or NOBODY_LISTENS in silent:
+        elif not stop.is_set():  # during the look, by the end of the training
+            if now - silent_since > lost_after or NOBODY_LISTENS in silent:
                 connection.lose(None, silent)
                 return

@@ -44,7 +44,7 @@ class BeginHook(tf.train.SessionRunHook):
         self._connection = connection
         self._lost = lost
         self._is_by_member = False  # whether the session to come is made by `creator`
-        self._was_served = False  # whether one was made already, with parameter servers
+        self._is_used_up = False  # whether `creator` may make no further session
         self._has_begun = False  # whether the session has begun with those of all workers
         # By these operations others get worker 0's values of the variables with these names.
         self._operations: typing.List[tf.Operation] = []
@@ -52,20 +52,21 @@ class BeginHook(tf.train.SessionRunHook):
 
     def creator(self, creator: tf.train.SessionCreator,
                 scaffold: tf.train.Scaffold) -> types.SimpleNamespace:
-        """The creator that `Member.session_creator` returns, for the same arguments."""
-        if self._was_served:
+        """The creator that `Member.session_creator` returns, for the same arguments: what
+        `MonitoredSession` takes for one, an object with a function `create_session`."""
+        if self._is_used_up:
             raise ClusterError(
                 'join with parameter servers is for one session, and this is the second one: train '
                 'in one, and evaluate its checkpoints in another process.')
         self._is_by_member = True
-        self._was_served = self._cluster.is_served
-        has_made: typing.List[bool] = []  # an entry when the session is made
+        self._is_used_up = self._cluster.is_served  # the graph can be spread over servers once
+        calls: typing.List[str] = []  # of `create`
 
         def create() -> tf.Session:
             """Makes the session. `MonitoredSession` calls this again after a machine was lost."""
-            if has_made:
+            if calls:
                 raise self._lost()
-            has_made.append(True)
+            calls.append('create')
             self._prepare_session(scaffold)
             return creator.create_session()
         return types.SimpleNamespace(create_session=create)
@@ -88,7 +89,7 @@ class BeginHook(tf.train.SessionRunHook):
         if not is_by_member:
             self._check_may_be_made_without_member()
             self._initialize_own_variables()
-        if cluster.has_copies:
+        if cluster.has_copies:  # and worker 0 gives its values to the others
             variables = shared_variables(self._built)
             self._names = [variable.op.name for variable in variables]
             broadcast = cluster.engine.broadcast(cluster, variables)
@@ -110,20 +111,23 @@ class BeginHook(tf.train.SessionRunHook):
         it waits until the chief has run them. But in a ring each worker's variables live in its own
         server, where they keep their values for the session to come.
         """
-        if self._cluster.has_addresses and not self._cluster.is_chief:
+        is_in_ring = self._cluster.has_addresses  # one with parameter servers was refused before
+        if is_in_ring and not self._cluster.is_chief:
             with tf.Session(self._target, config=self._config) as session:
                 session.run([variable.initializer for variable in tf.global_variables()])
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
-        was lost, and for workers with other variables, which would wait for ever."""
+        was lost; and for workers with different variables, of which one would wait for ever for a
+        value that no other sends."""
         if self._has_begun:  # `MonitoredSession` has made another session after an error
             raise self._lost()
         self._has_begun = True
         builds = builds_of(self._built)
         for build in builds:
-            build.machines.exchange.begin_session(session)
-        # Other workers of parameter servers have waited already, see `_prepare_session`.
+            build.machines.exchange.begin_session(session)  # lets steps be made in it
+        # Workers of parameter servers other than the chief have waited already, for the values that
+        # the chief gives the variables: see `_prepare_session`.
         has_still_to_wait = not self._cluster.is_served or self._cluster.is_chief
         if has_still_to_wait:
             differing_rank = self._connection.begin_session(self._names)
@@ -200,8 +204,8 @@ class _StepsTogether:
             return call()
 
     def _builds_stepped_by(self, fetches: typing.Any) -> typing.List[int]:
-        """The positions of the builds whose train op some fetches run; of all for fetches that are
-        no nest of tensors, operations and names."""
+        """The positions of the builds whose train op some fetches run. Fetches that are no nest of
+        tensors, operations and names may run any: the result is all positions."""
         try:
             leaves = tf.nest.flatten(fetches, expand_composites=True)
             fetched = [getattr(leaf, 'op', leaf) for leaf in leaves]
@@ -314,13 +318,19 @@ class StopTogetherHook(StopOnSignalHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
-        """Asks the session to stop when all do: after a step that ends a round."""
+        """Asks the session to stop when it is time.
+
+        Synchronous workers stop together, after a step of the build that the hook was made with: of
+        the two builds of a GAN, say, which are trained in turns, it is the second one's. A single
+        worker, or an asynchronous one, stops when it gets a signal itself, or when the chief stops.
+        """
         connection = self._connected()
         has_made_step = connection.steps_made > self._steps
         self._steps = connection.steps_made
-        if self._cluster.waits:
-            ends_round = has_made_step and self._position in connection.builds
-            stops = connection.is_over and ends_round
+        stops_with_others = self._cluster.waits
+        if stops_with_others:
+            was_step_of_build = has_made_step and self._position in connection.builds
+            stops = connection.is_over and was_step_of_build
         else:
             stops = connection.is_over or self.received is not None
         if stops:

@@ -54,28 +54,29 @@ class SharedState:
           model_operations: names of the operations of the model that the update waits for.
         """
         self._finder = Writes(tf.get_default_graph())
-        self._model_operations = model_operations
+        self._model_operations = model_operations  # names
         self._step = step_operations([update])
         self._sums = tensors_of(sums)
         self._own_gradients = tensors_of(own_gradients)
-        before_update = model_operations | names_of(step_operations(self._sums))
-        self._update_operations = [op for op in self._step if op.name not in before_update]
+        names_before_update = model_operations | names_of(step_operations(self._sums))
+        self._update_operations = [op for op in self._step if op.name not in names_before_update]
         trained = [variable for _, variable in own_gradients]
         self._trained_names = {variable.op.name for variable in trained}
         self._variables = {variable.op.name: variable
                            for variable in tf.global_variables() + trained}
-        names = self._names_read() & set(self._variables)
         operations_of_model = [op for op in self._step if op.name in model_operations]
-        self._writes = writes_of(self._finder, names, operations_of_model)
+        # {name of a variable of the state: the operations by which the model writes it}
+        self._writes = writes_of(self._finder, self._variables_read(), operations_of_model)
 
-    def _names_read(self) -> typing.Set[str]:
-        """Names of the operations, variables among them, that training reads: for gradients, and in
-        the update. What is trained counts as read."""
+    def _variables_read(self) -> typing.Set[str]:
+        """Names of the variables that training reads: the gradients are computed from them, or an
+        operation of the update takes their value. A trained variable counts as read."""
         names = ancestors(self._own_gradients) | self._trained_names
         for op in self._update_operations:
             for tensor in op.inputs:
-                names.update(source.name for source in read_from(tensor))
-        return names
+                variables = read_from(tensor)  # whose value the tensor is
+                names.update(names_of(variables))
+        return names & set(self._variables)
 
     def variables(self, replicated: typing.Container[str]) -> typing.List[tf.Variable]:
         """The variables of the state, sorted by name.
@@ -100,29 +101,42 @@ class SharedState:
           update: the operation of the update.
           awaited: the losses and update ops that the optimizer waits for.
         """
-        # One message after the other, in the same order on all workers, after the gradients'.
-        waits_for = self._last_writes(awaited) + [tensor.op for tensor in self._sums]
+        last_message = self._messages_of_worker_0(cluster, awaited)
+        for op in self._update_operations:
+            takes_state = any(_variable_held_by(tensor) in self._writes for tensor in op.inputs)
+            if takes_state:
+                compat.add_control_inputs(op, [last_message])
+        return tf.group(update, last_message)
+
+    def _messages_of_worker_0(self, cluster: typing.Any,
+                              awaited: typing.Sequence) -> tf.Operation:
+        """Makes the messages by which the others get worker 0's values, when the model has written
+        them; the arguments are those of `sent_before_update`. They come after the messages with
+        gradients, one after the other, in the same order on all workers.
+
+        Returns:
+          The last message.
+        """
+        before_message = self._last_writes(awaited) + [tensor.op for tensor in self._sums]
         with only_device('/cpu:0'), tf.name_scope('shared_state'):
             for name in sorted(self._writes):
-                with tf.control_dependencies(waits_for):
-                    waits_for = [cluster.engine.broadcast(cluster, [self._variables[name]])]
-        for op in self._update_operations:
-            takes_state = any(_held_variable(tensor) in self._writes for tensor in op.inputs)
-            if takes_state:
-                compat.add_control_inputs(op, waits_for)
-        return tf.group(update, *waits_for)
+                with tf.control_dependencies(before_message):
+                    message = cluster.engine.broadcast(cluster, [self._variables[name]])
+                before_message = [message]
+        return message
 
     def _last_writes(self, awaited: typing.Sequence) -> typing.List[tf.Operation]:
         """The operations to wait for so that the model has written the state: those of the losses
         and update ops that come after a write of it."""
         writes = sum(self._writes.values(), [])
-        after_writes = reachable_from(writes, self._step, control=True)
-        waits_for: typing.List[tf.Operation] = []
+        names_after_writes = reachable_from(writes, self._step, control=True)
+        operations: typing.List[tf.Operation] = []
         for fetch in awaited:
             op = getattr(fetch, 'op', fetch)
-            if op.name in after_writes:
-                waits_for.extend(operations_to_await(op, self._finder))
-        return waits_for
+            if op.name in names_after_writes:
+                # The operation; if it calls functions, also what waits for these.
+                operations.extend(operations_to_await(op, self._finder))
+        return operations
 
     def _check_trained(self, replicated: typing.Container[str]) -> None:
         """Raises `ClusterError` for a trained variable that the model writes where the other
@@ -149,11 +163,12 @@ class SharedState:
         frames = Frames(self._update_operations)
         for op in self._update_operations:
             # What was made before the gradients is at hand in the program, which may run it outside
-            # of a step, where worker 0 sends nothing to wait for; and an operation in a loop cannot
-            # wait for one outside of it.
-            waits_for_message = op.name not in early_names and frames.is_outside(op)
+            # of a step, where worker 0 sends nothing to wait for.
+            runs_in_steps_alone = op.name not in early_names
+            is_outside_of_loops = frames.is_outside(op)  # in one, it cannot wait for what is not
+            can_wait = runs_in_steps_alone and is_outside_of_loops
             for tensor in op.inputs:
-                for name in self._variables_read_early(tensor, waits_for_message):
+                for name in self._variables_read_early(tensor, can_wait):
                     if name in self._writes:
                         raise ClusterError(
                             'variable %r is written by the model of each worker and read by %r, '
@@ -168,24 +183,23 @@ class SharedState:
         early = itertools.takewhile(lambda op: op.name not in gradient_names, operations)
         return names_of(early)
 
-    def _variables_read_early(self, tensor: tf.Tensor,
-                              waits_for_message: bool) -> typing.List[str]:
-        """Names of the variables whose values an input of an operation of the update may have from
-        before the message of worker 0.
+    def _variables_read_early(self, tensor: tf.Tensor, can_wait: bool) -> typing.List[str]:
+        """Names of the variables whose values an operation of the update may have from before the
+        message of worker 0.
 
         Args:
-          tensor: the input.
-          waits_for_message: whether the operation reads what it takes after that message for sure.
+          tensor: an input of the operation.
+          can_wait: whether the operation can wait for that message.
         """
-        held = _held_variable(tensor)
-        if held is not None:  # the operation itself reads the variable
-            return [] if waits_for_message else [held]
-        if tensor.op.name in self._model_operations:  # the model has read it
-            return [source.name for source in read_from(tensor)]
+        name = _variable_held_by(tensor)
+        if name is not None:  # the operation itself reads the variable, when it runs
+            return [] if can_wait else [name]
+        if tensor.op.name in self._model_operations:  # the model has read the value before
+            return [variable.name for variable in read_from(tensor)]
         return []
 
 
-def _held_variable(tensor: tf.Tensor) -> typing.Optional[str]:
+def _variable_held_by(tensor: tf.Tensor) -> typing.Optional[str]:
     """The name of the variable whose handle or reference a tensor is; None for any other tensor."""
     source = variable_op(tensor) if is_variable(tensor) else None
     return None if source is None else source.name

@@ -83,7 +83,7 @@ def signature(cluster: typing.Any, built: typing.Any,
 
 
 def _of_build(built: typing.Any, compares_programs: bool) -> dict:
-    """What has to be the same of one build; of the operations if `compares_programs`."""
+    """What has to be the same of one build; its operations are in it if `compares_programs`."""
     machines = built.machines
     leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
     inputs = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
@@ -111,8 +111,8 @@ def _type_and_shape(variable: tf.Variable) -> str:
 
 
 def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
-    """The gradient of each variable as a text, with its position, since the gradients of several
-    workers meet by their positions in a message."""
+    """The gradient of each variable as a text, with its number, since gradients of several workers
+    are added up that have the same place in a message: `'dense float32, number 3'`."""
     texts = {}
     have_equal_batches = machines.exchange.same_examples is not None
     for position, (gradient, variable) in enumerate(machines.exchange.own):
@@ -186,23 +186,27 @@ def _different_entry(text: str, first: dict, other: dict) -> typing.Optional[str
 
 
 def _different_operation(section: str, first: dict, other: dict) -> typing.Optional[str]:
-    """The text about the first operation of another worker's build that is not that of worker 0's.
+    """The text about the first operation of another worker's build that is not that of worker 0's;
+    None if there is none, or if the operations are not compared.
 
     Args:
       section: of the build: `'loss'` or `'update'`.
       first: the build of worker 0.
       other: the build of the other worker.
     """
-    if not first[section] or not other[section]:  # programs are not compared
+    compares_programs = first[section] and other[section]  # else [], as with compare='variables'
+    if not compares_programs:
         return None
-    # Of a size that is not static, TensorFlow makes other operations, as of its gradient.
-    if _known_sizes(first['shapes']) != _known_sizes(other['shapes']):
+    # Where a size is static, TensorFlow makes fewer operations, for gradients say.
+    have_same_static_sizes = _known_sizes(first['shapes']) == _known_sizes(other['shapes'])
+    if not have_same_static_sizes:
         return None
     num_compared = _NUM_COMPARED
-    if first['shapes'] != other['shapes']:
+    if first['shapes'] != other['shapes']:  # as the batches of uneven workers have
         num_compared = _NUM_COMPARED_OF_OTHER_SIZES
     pairs = itertools.zip_longest(first[section], other[section], fillvalue=_NOTHING)
     for first_line, other_line in pairs:
+        # A line of worker 0's comes through JSON as a list.
         if list(first_line[:num_compared]) != list(other_line[:num_compared]):
             return ('its program is another one: its %s is computed by %s, and that of worker 0 by '
                     '%s. Run one program with the same flags, which makes its operations in one '
@@ -229,9 +233,9 @@ def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.
     losses = [loss.op for loss in flat(built.towers[0].data_loss) if loss is not None]
     input_names = {tensor.op.name for tensor in inputs}
     operations = losses[0].graph.get_operations()
-    before = itertools.takewhile(lambda op: op.name not in input_names, operations)
-    # A value of the whole batch is computed from the shard's, which is looked into.
-    return _Program(losses, known=input_names, outside=names_of(before), reduced=()).lines()
+    made_before = itertools.takewhile(lambda op: op.name not in input_names, operations)
+    # The walk goes on through sums over the workers: these are of values that the model computes.
+    return _Program(losses, known=input_names, outside=names_of(made_before), reduced=()).lines()
 
 
 def _lines_of_update(machines: Machines) -> typing.List[_Line]:
@@ -239,8 +243,9 @@ def _lines_of_update(machines: Machines) -> typing.List[_Line]:
     writes = []
     for _, operations in sorted(machines.written.items()):
         writes += sorted(operations, key=lambda op: op.name)
-    sums = {tensor.op.name for tensor in tensors_of(machines.exchange.gradients)}
-    return _Program(writes, known=sums, outside=machines.model_operations,
+    gradient_names = {tensor.op.name for tensor in tensors_of(machines.exchange.gradients)}
+    # What an update takes from the model, such as a loss, is compared with the losses.
+    return _Program(writes, known=gradient_names, outside=machines.model_operations,
                     reduced=_REDUCED).lines()
 
 
@@ -252,10 +257,12 @@ class _Program:
         """
         Args:
           ends: the operations from which the walk goes back to what they are computed from.
-          known: names of inputs, or of sums over the workers, at which it ends.
-          outside: names of what was made before, at which it ends, too, but for constants.
+          known: names of the operations at which it ends: of inputs, or of the gradients over all
+            workers.
+          outside: names of further ones, at which it ends unless they are constants: of what was
+            made before the inputs, or of the model.
           reduced: beginnings of the types of operations at which it ends, since they have the same
-            results on all workers.
+            results on all workers; () for none.
         """
         self._known = known
         self._outside = outside
@@ -282,14 +289,15 @@ class _Program:
 
     def _line(self, op: tf.Operation) -> _Line:
         """The line of an operation; gives its inputs numbers, and so lines, too."""
-        if op.type in VARIABLE_OPS:
-            return _Line('variable', op.name, '', op.name)
+        if op.type in VARIABLE_OPS:  # of which the names are compared
+            return _Line(kind='variable', inputs=op.name, attributes='', name=op.name)
         if self._ends_walk(op):
-            return _Line('given', '', '', op.name)
+            return _Line(kind='given', inputs='', attributes='', name=op.name)
         inputs = []
         for tensor in op.inputs:
             inputs.append('%d:%d' % (self._number_of(tensor.op), tensor.value_index))
-        return _Line(op.type, ' '.join(inputs), self._texts.attributes(op.node_def), op.name)
+        return _Line(kind=op.type, inputs=' '.join(inputs),
+                     attributes=self._texts.attributes(op.node_def), name=op.name)
 
     def _ends_walk(self, op: tf.Operation) -> bool:
         """Whether an operation is not looked into: data, sums over the workers, and the like."""
@@ -308,13 +316,13 @@ class _Texts:
         self._checksums: typing.Dict[str, int] = {}  # of functions, by name
 
     def attributes(self, node: tf.NodeDef) -> str:
-        """The attributes of a `NodeDef` that are compared; of a constant its type, and its number
-        where that is compared."""
+        """The attributes of a `NodeDef` that are compared, and a checksum of each function that it
+        calls; of a constant what `_constant` says."""
         if node.op == 'Const':
             return self._constant(node.attr['value'].tensor)
         texts = ['calls %08x' % self._checksum(name) for name in self._library.called_by(node)]
         for name, value in sorted(node.attr.items()):
-            if self._counts(name, value):
+            if self._is_compared(name, value):
                 texts.append('%s=%s' % (name, self._value(name, value)))
         return ' '.join(texts)
 
@@ -326,9 +334,10 @@ class _Texts:
             return dtype.name
         return '%s %.9g' % (dtype.name, float(tf.make_ndarray(constant)))
 
-    def _counts(self, name: str, value: tf.AttrValue) -> bool:
-        """Whether an attribute is compared. The names of functions are not: TensorFlow numbers
-        them. Nor are TensorFlow's own attributes, but for that of a custom gradient."""
+    def _is_compared(self, name: str, value: tf.AttrValue) -> bool:
+        """Whether an attribute is compared. The names of functions are not: TensorFlow gives them
+        numbers. Nor are TensorFlow's own attributes, which begin with `_`, but for the name of a
+        custom gradient."""
         if name in _NOT_COMPARED or value.HasField('func') or value.list.func:
             return False
         return not name.startswith('_') or name == '_gradient_op_type'
@@ -336,18 +345,23 @@ class _Texts:
     def _value(self, name: str, value: tf.AttrValue) -> str:
         """The value of an attribute as a text."""
         text = tf.as_dtype(value.type).name if value.type else str(value)
-        if name == '_gradient_op_type':  # TensorFlow numbers them in the order of making
+        if name == '_gradient_op_type':  # the name of a custom gradient, with a number
             text = re.sub(r'\d+', '', text)
         return re.sub(r'\s+', ' ', text).strip()
 
     def _checksum(self, name: str) -> int:
         """The checksum of the operations of a function."""
         if name not in self._checksums:
-            self._checksums[name] = 0  # of a function that calls itself
+            self._checksums[name] = 0  # for a call of the function within its own body
             body = []
             for node in self._library.function(name).node_def:
-                # TensorFlow numbers inputs in the order of making. '^' is before awaited ones.
-                inputs = [re.sub(r'_\d+', '', each) for each in node.input if each[0] != '^']
-                body.append((node.op, self.attributes(node), inputs))
+                body.append((node.op, self.attributes(node), self._inputs(node)))
             self._checksums[name] = zlib.crc32(repr(body).encode('utf-8'))
         return self._checksums[name]
+
+    def _inputs(self, node: tf.NodeDef) -> typing.List[str]:
+        """The inputs of a node of a function, without the numbers that TensorFlow gives them in the
+        order of making: `'add_3:z:0'` becomes `'add:z:0'`. Control edges, such as `'^add_3'`, are
+        left out."""
+        tensors = [each for each in node.input if not each.startswith('^')]
+        return [re.sub(r'_\d+', '', each) for each in tensors]

@@ -87,10 +87,12 @@ def explained(error: Exception) -> typing.Optional[TowersError]:
 
 
 def raise_at_end(is_over: tf.Tensor) -> tf.Operation:
-    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true."""
-    # The end of an empty data set raises. In control flow v1, what waits for the branch waits for
-    # its operations; in v2 it would wait for the condition alone.
-    # The scope is towers' own, as what runs on one server shares iterators of one name.
+    """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true: it asks an
+    empty data set for an element then."""
+    # In control flow v2, what waits for the branch would wait for its condition alone; in v1 it
+    # waits for the operations in the branch, which raise.
+    # Sessions on one server share iterators of one name. The name scope makes a name that a program
+    # does not have.
     with only_device('/cpu:0'), compat.control_flow_v1(), tf.name_scope('towers_no_data'):
         no_data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(0))
         number = tf.cond(is_over, no_data.get_next, lambda: tf.constant(0, tf.int64))
@@ -106,8 +108,9 @@ def after(operation: tf.Operation, gradients: typing.Iterable) -> list:
 def empty_at_end(gradients: typing.Iterable, active: tf.Tensor) -> list:
     """The gradients of a worker, without effect when its data have ended.
 
-    It computes its first batch again then. A weight of 0 is not enough: momentum moves the rows
-    that a sparse gradient has, and 0 times infinity is NaN in the sum of all workers.
+    The worker computes its first batch again then, with a weight of 0. That is not enough: momentum
+    moves the rows that a sparse gradient has, whatever their values; and 0 times infinity is NaN,
+    which the sum of all workers would be, too.
 
     Args:
       gradients: `(gradient, variable)` pairs.
@@ -203,30 +206,30 @@ class Weighting:
         self._cluster = cluster
         self._examples = examples
         self.is_mean = reduction == 'mean'
-        self.same_examples: typing.Optional[int] = None
-        data_may_end = cluster.active is not None
-        if isinstance(examples, int) and not cluster.uneven and not data_may_end:
-            self.same_examples = examples
-        self.is_constant = self.same_examples is not None
+        is_static = isinstance(examples, int)
+        data_may_end = cluster.active is not None  # then a worker has 0 examples from a step on
+        # Other workers with another number are refused at the start, by the signature.
+        self.is_constant = is_static and not cluster.uneven and not data_may_end
+        self.same_examples: typing.Optional[int] = examples if self.is_constant else None
         self.constant = 1. / cluster.num_workers if self.is_mean else 1.
 
     def own_examples(self) -> tf.Tensor:
         """n_w in a step, a float64 scalar: 0 when the data of this worker have ended."""
         examples = tf.cast(self._examples, tf.float64)
-        active = self._cluster.active  # 1, or 0 when the data have ended; None if they never do
+        active = self._cluster.active  # 1, or 0 when the data have ended; None if it is always 1
         if active is not None:
             examples *= tf.cast(active, tf.float64)
         return examples
 
-    def of_one_example(self, num_examples: tf.Tensor) -> tf.Tensor:
+    def factor_of_one_example(self, num_examples: tf.Tensor) -> tf.Tensor:
         """The factor of a worker with one example: 1 / n for the mean, W / n for the sum. A float64
         scalar; `num_examples` is n, of which 0 counts as 1: there is no gradient then."""
         numerator = 1. if self.is_mean else float(self._cluster.num_workers)
         return numerator / tf.maximum(num_examples, 1.)
 
-    def in_step(self, num_examples: tf.Tensor) -> tf.Tensor:
+    def factor_in_step(self, num_examples: tf.Tensor) -> tf.Tensor:
         """The factor of this worker in a step, a float64 scalar; `num_examples` is n."""
-        return self.own_examples() * self.of_one_example(num_examples)
+        return self.own_examples() * self.factor_of_one_example(num_examples)
 
     def own_fraction(self, loss_weight: typing.Any) -> typing.Any:
         """n_w / n, a float or a float64 scalar, from the factor of this worker."""
@@ -244,13 +247,15 @@ def without_gradient(gradient: typing.Any, own: typing.Any = None) -> typing.Any
 
     Args:
       gradient: a gradient over all workers.
-      own: this machine's summand, where TensorFlow would not find the way from the gradient to the
-        variables, as it does not through a server's accumulator, and so would not raise; or None.
+      own: this machine's summand of a gradient that comes out of a server's accumulator. From there
+        no edge of the graph leads back to the variables: without `own`, whose edges do,
+        TensorFlow would give None and not raise. None for other gradients.
     """
     def without(values: tf.Tensor) -> tf.Tensor:
         """The same values, which cannot be differentiated."""
         with only_device(values.device or None):
             if own is not None:
-                values = tf.identity_n([values, getattr(own, 'values', own)])[0]
+                own_values = getattr(own, 'values', own)  # of a sparse gradient its `values`
+                values = tf.identity_n([values, own_values])[0]
             return tf.raw_ops.PreventGradient(input=values, message=_NO_GRADIENT)
     return map_values(without, gradient)
