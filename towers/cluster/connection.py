@@ -334,7 +334,7 @@ class Connection:
                 self._lines.send({'type': 'alive', 'in_step': self._in_step})
             self._hear(min(pause, 0.2))  # not longer, so that a `close` ends the thread soon
             was_frozen = time.monotonic() - started > self.dead_after / 2.
-            if was_frozen:  # this process itself, which has heard nobody in that time
+            if was_frozen:  # this process itself, so that it has heard nobody
                 self._heard_at = time.monotonic()
             if self._is_member:
                 self._look_for_silence()
@@ -352,7 +352,7 @@ class Connection:
         except ClusterError as error:
             self.lose(0, 'it sent %s: another program may use its port' % error)
 
-    def _look_for_silence(self, started: float) -> None:
+    def _look_for_silence(self) -> None:
         """Loses worker 0 after a long silence, and says that this worker waits for it after a
         shorter one."""
         now = time.monotonic()

@@ -64,7 +64,7 @@ class _Worker:
         self.signal = 0
         self.in_step = False
         self.ended_at: typing.Optional[float] = None
-        self.begin_to_wait()
+        self.restart_clocks()
 
     @property
     def is_here(self) -> bool:
@@ -81,8 +81,8 @@ class _Worker:
         """Whether its training is over."""
         return self.ended_at is not None
 
-    def begin_to_wait(self) -> None:
-        """Notes that it is heard of, and is to be told after a while for whom it waits."""
+    def restart_clocks(self) -> None:
+        """Begins to count anew how long it is silent, and how long it waits."""
         self.heard_at = time.monotonic()
         self.tell_at = self.heard_at + FIRST_LINE_AFTER
 
@@ -93,7 +93,7 @@ class _Worker:
         if kind == 'alive':
             self.in_step = message.get('in_step', False)
         elif kind == 'begin':
-            self.begin_to_wait()
+            self.restart_clocks()
             self.session = message.get('session', 0)
             self.begins = message.get('digest', '')
             self.checks = message.get('checks', False)
@@ -106,7 +106,7 @@ class _Worker:
 
     def retire(self) -> None:
         """Notes that it makes no more steps, or is lost to others that go on without it."""
-        self.begin_to_wait()
+        self.restart_clocks()
         self.ended_at = self.heard_at
         self.in_step = False
 
@@ -310,7 +310,7 @@ class Coordinator:
         self._is_complete = True
         self._listener.close()  # TensorFlow's server of worker 0 may need the port
         for worker in self._workers:
-            worker.begin_to_wait()
+            worker.restart_clocks()
             worker.send({'type': 'welcome'})
 
     def _take(self, worker: _Worker, message: dict) -> None:
@@ -417,9 +417,9 @@ class Coordinator:
         is when this round of the thread began."""
         now = time.monotonic()
         was_frozen = now - started > self._dead_after / 2.
-        if was_frozen:  # this process itself, which has heard nobody in that time
+        if was_frozen:  # this process itself, so that it has heard nobody
             for worker in self._workers:
-                worker.begin_to_wait()
+                worker.restart_clocks()
         for worker in self._workers:
             self._tell_waiting(worker, now)
         if not self._is_complete or self._is_lost:  # no worker can be lost yet; or all are

@@ -215,7 +215,8 @@ def builds_of(built: typing.Any) -> typing.List[typing.Any]:
 
 
 def number_of(built: typing.Any) -> int:
-    """The position of a build among `builds_of` its graph."""
+    """The position of a build among `builds_of` its graph: of the one with the same exchange, which
+    is an object, and not a tuple of tensors as a build is."""
     exchanges = [each.machines.exchange for each in builds_of(built)]
     return exchanges.index(built.machines.exchange)
 

@@ -266,13 +266,13 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
       start_timeout, dead_after, say: as for `join`.
       lose: called with a `WorkerLostError`, in another thread.
     """
-    has_server_to_start = cluster.has_addresses and not cluster.is_chief  # the chief listens below
-    if has_server_to_start:
+    needs_port_later = cluster.has_addresses and not cluster.is_chief  # which listens at it now
+    if needs_port_later:
         _check_port(cluster, own, time.monotonic() + start_timeout, say)
     _wait_for_servers(cluster, time.monotonic() + start_timeout, say)
     address = _address_to_meet(cluster, say)
     listener = listen(address) if cluster.is_chief else None
-    deadline = time.monotonic() + start_timeout  # the time for each of these waits is the whole
+    deadline = time.monotonic() + start_timeout  # anew for each wait: servers, then workers
     coordinator = None
     with contextlib.ExitStack() as stack:
         if listener is None:

@@ -383,7 +383,7 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
         combined = rows_once(combined)
     if cluster.active is None:  # then the data do not end
         return EngineGradients(combined, [all_gradients])
-    assert sums.examples is not None  # with `active` the number of examples is not the same always
+    assert sums.examples is not None  # with `active`, `weighting` is not constant
     ended = _raise_when_all_ended(rounds, all_gradients, sums.examples.total)
     return EngineGradients(worker_step.after(ended, combined), [ended])
 

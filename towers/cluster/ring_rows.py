@@ -57,9 +57,11 @@ def add_rows(ring: Collectives, gradients: Pairs, awaited: typing.Any,
 
 
 def has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool:
-    """Whether a sparse gradient has a static number of rows, and no more rows than its variable. Of
-    more rows many have one index: it is cheaper to add these up before they are sent, and their
-    number is then not static."""
+    """Whether a sparse gradient has a static number of rows, at most as many as its variable has.
+
+    Of 1,000 rows of a variable with 50, many have the same index. It is cheaper to add these up
+    before they are sent; how many rows that leaves is not static.
+    """
     num_rows = slices.indices.shape.num_elements()
     if not num_rows or not variable.get_shape().is_fully_defined():
         return False

@@ -90,8 +90,8 @@ def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> 
     """Raises `ClusterError` where the server of another worker is not reached by its address: steps
     would wait for it without an end.
 
-    Worker 0 looks at all others, and every other worker at the next one only: of W workers each is
-    looked at from two sides at least, by 2 W - 2 looks in the place of W (W - 1).
+    Worker 0 looks at all others, and every other worker at the next one only: these are 2 W - 2
+    looks in the place of W (W - 1).
 
     Args:
       cluster: the `Cluster`.

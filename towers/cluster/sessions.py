@@ -211,14 +211,14 @@ class _StepsTogether:
             fetched = [getattr(leaf, 'op', leaf) for leaf in leaves]
             key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
             if key not in self._known:
-                self._known[key] = _builds_stepped_by(fetched, self._builds)
+                self._known[key] = _positions_of_steps(fetched, self._builds)
             return self._known[key]
         except (TypeError, ValueError, KeyError):  # an unknown object, or a name of nothing
             return list(range(len(self._builds)))
 
 
-def _builds_stepped_by(fetched: typing.List[typing.Any],
-                       builds: typing.List[BuiltTowers]) -> typing.List[int]:
+def _positions_of_steps(fetched: typing.List[typing.Any],
+                        builds: typing.List[BuiltTowers]) -> typing.List[int]:
     """The positions of those of `builds` of which a call of `session.run` makes a step.
 
     Args:

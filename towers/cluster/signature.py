@@ -170,8 +170,10 @@ def _difference_of_servers(first: typing.Dict[str, int],
                            other: typing.Dict[str, int]) -> typing.Optional[str]:
     """How another worker spreads variables over the servers otherwise than worker 0, the `first`: a
     clause, or None. The chief alone may have more variables, such as those of its evaluation."""
-    if not first:
+    has_servers = bool(first)
+    if not has_servers:
         return None
+    # Without the chief's own variables. One of the other worker alone would get no value.
     in_both = {name: first[name] for name in sorted(first) if name in other}
     return _different_entry(_SERVER_DIFFERS, in_both, other)
 
@@ -217,11 +219,17 @@ def _different_operation(section: str, first: dict, other: dict) -> typing.Optio
 
 def _known_sizes(shapes: list) -> list:
     """Which sizes of each shape are static: a list of bools; None for no shape."""
-    return [shape and [size is not None for size in shape] for shape in shapes]
+    known: list = []
+    for shape in shapes:
+        if shape is None:
+            known.append(None)
+        else:
+            known.append([size is not None for size in shape])
+    return known
 
 
 def _line_text(line: typing.Sequence[str]) -> str:
-    """A line of a signature for people."""
+    """A line of a signature for people. One without attributes that differs has other inputs."""
     kind, _, attributes, name = line
     return '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
 
