@@ -189,6 +189,21 @@ def test_a_worker_that_has_ended_is_told_for_whom_it_waits(monkeypatch):
         of_all[1].connection.begin_session()
 
 
+def test_who_has_ended_long_before_others_is_lost_though_another_one_has_just_ended():
+    of_all = members(3)
+    for rank in (1, 2):
+        threading.Thread(target=of_all[rank].connection.finish, daemon=True).start()
+    records = of_all[0].coordinator._workers
+    wait_until(lambda: records[1].has_ended and records[2].has_ended, PATIENCE)
+    records[2].ended_at -= 1000.
+
+    def wait_for_others():
+        with contextlib.suppress(WorkerLostError):
+            of_all[0].connection.begin_session()
+    threading.Thread(target=wait_for_others, daemon=True).start()
+    assert of_all[0].lost()[0] == 2
+
+
 def test_a_step_that_does_not_end_is_said_by_all_who_are_in_it(monkeypatch):
     monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
     of_all = members(2, dead_after=1.)
