@@ -80,7 +80,8 @@ class Lines:
         self.socket = connected
         self.is_open = True
         self._most = most
-        if connected.family in (socket.AF_INET, socket.AF_INET6):
+        goes_over_network = connected.family in (socket.AF_INET, socket.AF_INET6)
+        if goes_over_network:  # unlike the connection of worker 0 with its own coordinator
             # Without this, the system waits up to 40 ms for more to send along.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()  # the beginning of a line whose end has not come
@@ -146,7 +147,7 @@ def _parsed(line: bytes) -> dict:
     """The message in a line; raises `ClusterError` if there is none in it."""
     try:
         message = json.loads(line.decode('utf-8'))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or one nested thousands deep
         message = None
     if not _is_message(message):
         raise ClusterError('%.40r is no message' % line)

@@ -66,7 +66,8 @@ def _sum_of_values(ring: Collectives, awaited: typing.Any, tensor: tf.Tensor) ->
     summand = tf.cast(tensor, type_of_sent_value(tensor))
     # TensorFlow's reduction of a tensor without numbers is a segmentation fault: where the shape
     # does not exclude that, a zero goes with the numbers.
-    if tensor.shape.num_elements():
+    surely_has_numbers = bool(tensor.shape.num_elements())  # which is None if not static
+    if surely_has_numbers:
         total = ring.reduce(summand, awaited)
     else:
         vector = tf.pad(tf.reshape(summand, [-1]), [[0, 1]])

@@ -145,22 +145,21 @@ def slices_of(bits: tf.Tensor, values: tf.Tensor, like: tf.IndexedSlices,
       like: a gradient of the same types, and of as many rows as each worker has.
       variable: its variable.
     """
-    numbers_per_index = bits.shape.as_list()[1] // like.indices.shape.num_elements()
-    indices = _indices_in(bits, numbers_per_index)
+    floats_per_index = bits.shape.as_list()[1] // like.indices.shape.num_elements()
+    indices = _indices_in(bits, floats_per_index)
     row_shape = variable.get_shape()[1:].as_list()
     rows = tf.cast(tf.reshape(values, [-1] + row_shape), like.values.dtype)
     return tf.IndexedSlices(rows, tf.cast(indices, like.indices.dtype), like.dense_shape)
 
 
-def _indices_in(bits: tf.Tensor, numbers_per_index: int) -> tf.Tensor:
+def _indices_in(bits: tf.Tensor, floats_per_index: int) -> tf.Tensor:
     """The indices, int32 or int64, of all workers, one after the other.
 
     Args:
       bits: the bits of the indices, as floats of 32 or 64 bits.
-      numbers_per_index: of how many of these floats an index consists: 2 where it has 64 bits and
-        a float has 32, else 1.
+      floats_per_index: 2 where an index has 64 bits and a float has 32, else 1.
     """
-    if numbers_per_index == 2:
+    if floats_per_index == 2:
         return tf.bitcast(tf.reshape(bits, [-1, 2]), tf.int64)
     index_type = tf.int64 if bits.dtype == tf.float64 else tf.int32
     return tf.bitcast(tf.reshape(bits, [-1]), index_type)

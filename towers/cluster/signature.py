@@ -99,7 +99,7 @@ def _of_build(built: typing.Any, compares_programs: bool) -> dict:
                    'optimizer': built.plan.line('optimizer')},
         'variables': {variable.op.name: _type_and_shape(variable) for variable in built.variables},
         'gradients': _gradient_texts(machines),
-        'state': {variable.op.name: 'sent' for variable in machines.state},
+        'state': {variable.op.name: 'sent' for variable in machines.state},  # the names count
         'shapes': [_static_sizes(tensor) for tensor in inputs],
         'loss': loss,
         'update': update}
