@@ -154,9 +154,10 @@ class Exchange:
 def _names_of_sums(gradients: Pairs, values: typing.Sequence[tf.Tensor]) -> typing.FrozenSet[str]:
     """Names of the operations of gradients, of which a sparse one counts by its values, and of
     further values."""
-    names = [value.op.name for value in values]
+    names = [tensor.op.name for tensor in values]
     for gradient, _ in gradients:
-        names.append(getattr(gradient, 'values', gradient).op.name)
+        value: typing.Any = getattr(gradient, 'values', gradient)
+        names.append(value.op.name)
     return frozenset(names)
 
 
