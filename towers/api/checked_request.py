@@ -68,11 +68,13 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
     model = checked_model(model, objectives)
     if global_step is not None:
         check_step_variable(global_step)
+    # `Cluster` is of a room above this one, so that its class is not known here.
     if cluster is not None and not hasattr(cluster, 'check_build'):
         raise InvalidArgumentError(
             'cluster=%.80r: expected a towers.Cluster, or None.' % (cluster,))
     call = _checked_call(model, copies, reuse)
 
+    # One of the two is 1: `check_micro_batches` refuses both options together.
     accumulate = max(memory.accumulate, pipeline.micro_batches)
     if objectives.names is not None:
         check_losses(objectives.names, accumulate, numerics, cluster)

@@ -80,7 +80,8 @@ def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory
         raise InvalidArgumentError(
             '%s=%d, and there is no optimizer: it is for gradients. Evaluate in smaller batches.'
             % (name, count))
-    if len(stages_of(devices[0])) == 1:
+    has_stages = len(stages_of(devices[0])) > 1
+    if not has_stages:
         if is_pipeline:
             raise _without_stages('micro_batches=%d' % count)
         if pipeline.stages is not None:

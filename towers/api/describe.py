@@ -152,10 +152,12 @@ def _lines_of_variables(variables: typing.List[tf.Variable], tower_set: TowerSet
       update: the update of the variables.
     """
     request = tower_set.request
-    if request.training.objectives:
+    trains = bool(request.training.objectives)
+    if trains:  # perhaps only some of the trainable variables
         num_trainable = len(tower_set.roles.trainable)
     else:
         num_trainable = len(operation_names(tf.trainable_variables()) & operation_names(variables))
+    # A variable without a static shape counts as of no parameter.
     num_parameters = sum(variable.get_shape().num_elements() or 0 for variable in variables)
     num_bytes = sum(map(bytes_of, variables))
     placed = _placed(request, tower_set.recorded)

@@ -238,7 +238,10 @@ def _objective(given: typing.Any, argument: str) -> Objective:
 
 
 def _checked_var_list(var_list: typing.Any) -> typing.Any:
-    """None, a function, or a list of variables; else `InvalidArgumentError`."""
+    """The `var_list` of an `Objective`: None, a function, or a list with each variable once.
+
+    Raises `InvalidArgumentError` for anything else.
+    """
     expected = ('None, a list of variables, or a function from all trainable variables to such a '
                 'list')
     if callable(var_list):

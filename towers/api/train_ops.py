@@ -331,9 +331,10 @@ class _Steps:
         """
         tower_set = self._tower_set
         riding = updates + follow_updates(tower_set.roles.replicas, updates, after=readers)
-        # A worker that leaves the update to the chief never runs these: nothing has to be ordered.
-        writes_for_others = self._has_machines and self._updates_here
-        if not writes_for_others:
+        # One machine alone waits for nobody, and a worker that leaves the update to the chief never
+        # runs these operations.
+        waits_for_other_workers = self._has_machines and self._updates_here
+        if not waits_for_other_workers:
             return HeldBack(riding, redirect=None, waits=[])
         return hold_back(riding, conditions=self._conditions,
                          active=tower_set.request.cluster.active, fetchable=self._fetchable)

@@ -129,7 +129,7 @@ def trained_variables(objectives: Objectives) -> typing.Dict[typing.Optional[str
     trained = {}
     candidates = tf.trainable_variables()
     for objective in objectives:
-        # What errors say beside: for which of several losses.
+        # For errors: which of several losses is meant.
         for_objective = '' if objective.name is None else ' for %r' % objective.name
         var_list = objective.var_list
         if var_list is None:

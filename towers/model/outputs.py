@@ -343,7 +343,7 @@ def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
       inputs: the shard of tower 0.
     """
     if not isinstance(value, tf.Tensor):
-        return
+        return  # a number of Python's or numpy's is the same for every shard
     # The search ends at writes of variables: what a counter is written from does not matter.
     writes_of_counters = SETS | ADDS | ADDS_ROWS
     computed_from = ancestors([value], ends=writes_of_counters)
