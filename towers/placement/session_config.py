@@ -97,9 +97,9 @@ def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
     the first run of many towers, and make no step faster or smaller there."""
     rewrites = config.graph_options.rewrite_options
     rewrites.meta_optimizer_iterations = rewrites.ONE  # TensorFlow does all passes twice
-    rewrites.memory_optimization = rewrites.NO_MEM_OPT
+    rewrites.memory_optimization = rewrites.NO_MEM_OPT  # its time grows with the towers
     rewrites.layout_optimizer = rewrites.OFF  # it only changes operations on GPUs
-    compat.switch_off_graph_dialect(rewrites)
+    compat.switch_off_graph_dialect(rewrites)  # a translation to MLIR and back
 
 
 def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional[tf.ConfigProto]:

@@ -195,8 +195,8 @@ class _Order:
         the first users of the segment wait for. A user is a first one if it waits for no other
         user, directly or not.
 
-        In the diagram above, the gradients of a and b are users. The gradient of b is the first; it
-        waits for the gradient of c, which comes into the segment.
+        In the diagram of this module, the gradients of a and b are users. The gradient of b is the
+        first; it waits for the gradient of c, which comes into the segment.
 
         Args:
           users: the operations of the backward pass that take tensors of the segment.

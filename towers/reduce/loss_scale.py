@@ -127,9 +127,11 @@ class ScaledLosses:
           gradients: the `(gradient, variable)` pairs, before the user's function transforms them:
             it might hide an Inf.
         """
-        are_finite = []
+        are_finite = []  # of each gradient, on the device of its variable
         for gradient, variable in gradients:
-            values = getattr(gradient, 'values', gradient)  # of a sparse gradient, its rows
+            values = gradient
+            if isinstance(gradient, tf.IndexedSlices):
+                values = gradient.values
             with self.placement.scope_of(variable):
                 are_finite.append(tf.reduce_all(tf.is_finite(values)))
         with only_device(self.placement.main):

@@ -182,8 +182,8 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
     varying = _names_not_folded(step)
     for op in step:
         stage_of_op = _stage_of(op, stages)
-        is_of_micro_batch = micro_batch.has(op.name) and op.name in varying
-        if stage_of_op is None or not is_of_micro_batch:
+        is_of_some_pass = micro_batch.has(op.name) and op.name in varying
+        if stage_of_op is None or not is_of_some_pass:
             continue
         if not _may_wait(op, names_of_initialization):
             continue

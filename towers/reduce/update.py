@@ -153,10 +153,11 @@ def safe_to_fetch(pairs: Pairs) -> Pairs:
     """The same pairs, but for reference variables: in the place of their gradients they have
     identities of these.
 
-    A program may fetch a gradient in the run that updates its variable. TensorFlow 1.15 rewrites a
-    gradient that is a sum of products with the variable's value: the update gets one sum, and the
-    fetched gradient is computed a second time, from memory that the update may have written
-    already. It rewrites no identity, so the program and the update get the same tensor.
+    A program may fetch a gradient in the run that updates its variable. If the gradient is a sum of
+    products with the variable's value, TensorFlow 1.15 computes it twice: once for the update, as
+    another expression of the same value, and once for the program. The second may read memory that
+    the update has written already. TensorFlow leaves an identity as it is, so with one the program
+    and the update get the same tensor.
     """
     identities = []
     for gradient, variable in pairs:
