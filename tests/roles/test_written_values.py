@@ -281,3 +281,55 @@ def test_a_count_in_a_branch_of_control_flow_v2_is_refused(batch):
             '', use_resource=True), pytest.raises(
                 towers.SharedVariableError, match='in a branch|of a batch of static size'):
         towers.build_towers(model_fn, batch(X), momentum(), 2, 'mean')
+
+
+@pytest.mark.parametrize('is_same_variable', (False, True))
+@pytest.mark.parametrize('by_examples', (False, True))
+def test_a_write_in_a_function_is_looked_at_beside_others(is_same_variable, by_examples):
+    def model_fn(x):
+        w = tf.get_variable('w', [6, 1])
+        variables = []
+        for name in ('seen', 'total'):
+            variables.append(tf.get_variable(name, [6], trainable=False, use_resource=True,
+                                             initializer=tf.zeros_initializer()))
+        total = variables[not is_same_variable]
+
+        @tf.function
+        def update(batch):
+            delta = tf.reduce_sum(batch, 0) if by_examples else tf.ones([6])
+            first = variables[0].assign_add(tf.ones([6]))
+            with tf.control_dependencies([first]):
+                second = tf.raw_ops.ResourceApplyGradientDescent(
+                    var=total.handle, alpha=-1., delta=delta)
+            with tf.control_dependencies([second]):
+                return tf.constant(0.)
+
+        return towers.ModelOutput(tf.reduce_mean(tf.matmul(x, w)), updates=[update(x).op])
+
+    with tf.Graph().as_default():
+        x = tf.placeholder_with_default(X.astype('float32'), [None, 6])
+        if by_examples:
+            with pytest.raises(towers.SharedVariableError, match='in another way than by an assign'):
+                towers.build_towers(model_fn, x, momentum(), 2)
+            return
+        built = towers.build_towers(model_fn, x, momentum(), 2)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            _, after = values_after(session, built.loss, built.train_op, steps=1)
+        expected = (2., 0.) if is_same_variable else (1., 1.)
+        assert (after['seen'][0], after['total'][0]) == expected
+
+
+@pytest.mark.parametrize('optimizer, reason', [
+    (momentum, 'its new value does not depend on the examples'),
+    (None, 'no operation of a step writes it')])
+def test_a_count_of_another_kind_has_its_reason(optimizer, reason):
+    def model_fn(x):
+        steps = tf.get_variable('steps', [], tf.int32, tf.zeros_initializer(), trainable=False)
+        loss = tf.reduce_mean(tf.matmul(x, tf.get_variable('w', [6, 1])))
+        return towers.ModelOutput(loss, updates=[tf.count_up_to(steps, 100)])
+
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [None, 6])
+        built = towers.build_towers(model_fn, x, optimizer and optimizer(), 2)
+        [role] = [role for role in built.plan.variable_roles if role.variable == 'steps']
+        assert role.reason == reason

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, names_of, operation_of
+from towers.graph.variable_access import Writes
 from towers.proof.fixed_point import Settled, settle
 from towers.proof.scratch import Scratch, make_scratch, make_whole_scratch
 from towers.proof.stand_ins import SizeConstants, have_one_size, states_of_inputs, static_size
@@ -25,7 +26,7 @@ from towers.proof.states import (
 )
 from towers.proof.static_batch import find_size_constants
 from towers.proof.view import View
-from towers.proof.written import Written, written_by
+from towers.proof.written import Written, written_by, written_otherwise
 
 
 class Analysis(typing.NamedTuple):
@@ -239,12 +240,20 @@ def _holds_size(analysis: Analysis) -> bool:
 
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
     """{name of an operation of the program: what it writes, itself or in functions it calls}."""
+    view = settled.view
+    bodies = view.bodies
+    finder = Writes(view.graph)
     found: typing.Dict[str, typing.List[Written]] = {}
     for op in settled.operations:
-        written = written_by(op, settled.view)
+        name_in_program = bodies.outermost_call(op.name)
+        written = written_by(op, view)
         if written is not None:
-            name_in_program = settled.view.bodies.outermost_call(op.name)
             found.setdefault(name_in_program, []).append(written)
+        elif bodies.is_in_body(op.name) and not bodies.is_seen_through(op.name):
+            # In a function it may be beside other writes, which do not tell of it.
+            others = written_otherwise(op, view, finder)
+            if others:
+                found.setdefault(name_in_program, []).extend(others)
     return found
 
 

@@ -53,6 +53,10 @@ class Bodies(typing.NamedTuple):
         """Whether the operation of a name is in the body of a function."""
         return name in self.outermost_calls
 
+    def is_seen_through(self, name: str) -> bool:
+        """Whether the operation of a name is a call whose bodies are in the scratch graph."""
+        return name in self.branch_results or name in self.loops
+
 
 def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
     """Imports the bodies of all functions that are called, and of those that they call.

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph.op_types import ADDS, QUOTIENTS, SETS, is_fused_batch_norm
-from towers.graph.variable_access import variable_op
+from towers.graph.variable_access import Writes, is_variable, variable_op
 from towers.proof.contexts import conditions_around
-from towers.proof.states import Kind, State, unknown
+from towers.proof.states import INDEPENDENT, Kind, State, unknown
 from towers.proof.view import View
 
 
@@ -80,6 +80,27 @@ def _static_scalar(tensor: tf.Tensor, view: View) -> typing.Optional[float]:
     if value is None or np.ndim(value) > 0:
         return None
     return float(value)
+
+
+def written_otherwise(op: tf.Operation, view: View, finder: Writes) -> typing.List[Written]:
+    """The writes, one for each variable, of an operation that is no assign, add or scatter; [] for
+    an operation that writes no variable. What it writes is unknown, unless all that it takes is the
+    same on every tower.
+
+    Args:
+      op: the operation, in the scratch graph.
+      view: `View`.
+      finder: finds the writes of the scratch graph.
+    """
+    taken = [view.state(tensor) for tensor in op.inputs if not is_variable(tensor)]
+    if all(map(_is_shared, taken)):
+        value = INDEPENDENT
+    else:
+        value = unknown(op, 'writes it in another way than by an assign, an add or a scatter')
+    return [Written(operation=op.name, type=op.type, variable=variable,
+                    value=_in_its_branch(op, value, view), indices=None,
+                    dependence=Dependence.NONE, is_scalar=False, constant=None)
+            for variable in finder.written_by(op)]
 
 
 def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:

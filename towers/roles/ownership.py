@@ -30,7 +30,7 @@ from towers.model.request import Request
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.roles.inline_updates import InlineUpdates, Write, inline_updates, writes_by, writes_of
 from towers.roles.own_state import StateWrites, find_own_state, make_own_state
-from towers.roles.written_values import proven_writers
+from towers.roles.written_values import is_divided, proven_writers
 
 FIRST = 'first'  # tower 0 writes for all
 EVERY = 'every'  # every tower writes, in turn
@@ -390,10 +390,12 @@ def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, st
       request: `Request` of the build.
     """
     update_ops = request.training.update_ops
-    if update_ops == 'first':
-        unproven_reason = 'one tower does all of the batch'  # else it would be proven
-    else:
+    if update_ops != 'first':
         unproven_reason = 'update_ops=%r says so' % update_ops
+    elif is_divided(request):  # all that is written is proven
+        unproven_reason = 'no operation of a step writes it'
+    else:
+        unproven_reason = 'one tower does all of the batch'
     reason_of = {}
     for name, role in role_of.items():
         if role in _REASON_OF_ROLE:

@@ -52,10 +52,12 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
       SharedVariableError: a value that neither tower 0 nor every tower can write.
     """
     proven = ProvenWriters(set(), {})
-    if not _needs_proof(request):
+    if request.training.update_ops != 'first' or not is_divided(request):
         return proven
     judge = _Judge(recorded)
     for write in writes:
+        for variable in write.variables:  # of which no value is known below
+            proven.reasons.setdefault(variable, _SAME_ON_TOWERS.reason)
         for written in judge.values_of(write):
             verdict = judge.verdict(written, write.op)
             if verdict.writer is _Writer.NONE:
@@ -67,16 +69,11 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
     return proven
 
 
-def _needs_proof(request: Request) -> bool:
-    """Whether it depends on the written values who is to write, in the build of a `Request`: the
-    batch has several parts, and `update_ops` does not say already that all or none of them write.
-
-    On parameter servers the batch has a part for each worker, and `request.split.parts` are this
-    worker's.
-    """
+def is_divided(request: Request) -> bool:
+    """Whether several towers, on parameter servers of several workers, write the same variables, in
+    the build of a `Request`: each has a part of the batch."""
     is_on_parameter_servers = request.served_rank is not None
-    is_divided = len(request.split.parts) > 1 or is_on_parameter_servers
-    return is_divided and request.training.update_ops == 'first'
+    return len(request.split.parts) > 1 or is_on_parameter_servers
 
 
 class _Writer(enum.Enum):
