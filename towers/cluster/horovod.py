@@ -67,7 +67,7 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
                       add_up=messages.sum_of_values)
     step = _HorovodStep(messages=messages, guard=guard, num_examples=num_examples,
                         data_may_end=cluster.active is not None)
-    return EngineStep(step.combine, loss_weight, workers)
+    return EngineStep(step.combine, loss_weight=loss_weight, workers=workers)
 
 
 class _Messages:
@@ -150,12 +150,13 @@ class _HorovodStep(typing.NamedTuple):
         del loss  # parameter servers alone wait for it
         combined = _combined(self.messages, gradients)
         if not self.data_may_end:
-            return EngineGradients(combined, [], self.guard.begin)
+            return EngineGradients(combined, conditions=[], begin_session=self.guard.begin)
         # A process that ended the step before a message would let the others wait in it.
         messages = tensors_of(combined) + list(values)
         with tf.control_dependencies(messages):
             ended = worker_step.raise_at_end(self.num_examples <= 0.)
-        return EngineGradients(worker_step.after(ended, combined), [ended], self.guard.begin)
+        return EngineGradients(worker_step.after(ended, combined), conditions=[ended],
+                               begin_session=self.guard.begin)
 
 
 def _combined(messages: _Messages, gradients: Pairs) -> Pairs:

@@ -129,7 +129,7 @@ class Exchange:
           redirect: function that makes operations which wait for skippable updates wait for what
             always runs, see `roles.update_order`; None where no update can be skipped.
         """
-        model_operations = frozenset(op.name for op in step_operations(awaited))
+        model_operations = frozenset(op.name for op in step_operations(awaited))  # names
         variables = tf.global_variables() + [variable for _, variable in self.gradients]
         variable_names = {variable.op.name for variable in variables}
         update_operations = [op for op in step_operations([update])
@@ -207,7 +207,7 @@ def _gradients_of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typin
     # made in a session that has not begun with these.
     guard = worker_step.session_guard()
     gradients = worker_step.after(guard.check, gradients)
-    return EngineGradients(gradients, conditions, guard.begin)
+    return EngineGradients(gradients, conditions, begin_session=guard.begin)
 
 
 def builds_of(built: typing.Any) -> typing.List[typing.Any]:

@@ -250,8 +250,9 @@ def _signature_with_servers(cluster: Cluster, built: BuiltTowers, settings: dict
     `settings` is what else has to be the same on all workers."""
     own = signature(cluster, built, settings)
     if cluster.is_served:
+        trained = [variable for _, variable in built.gradients]
         own['servers'] = server_placement.servers_of_variables(
-            cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
+            cluster, tf.get_default_graph(), first=trained)
     return own
 
 

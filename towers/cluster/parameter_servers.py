@@ -356,7 +356,8 @@ def _take(accumulator: typing.Any, count: typing.Any) -> typing.Any:
 
 def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weighting,
                         rounds: _Rounds, sums: _Sums) -> EngineGradients:
-    """The sums over all workers as the chief's gradients, and the conditions of its writes.
+    """The sums over all workers as the chief's gradients, and what its writes have to wait for:
+    that all workers' gradients are there; with `Cluster(active=…)` also that the data go on.
 
     Args:
       cluster: the `Cluster`.
@@ -382,10 +383,10 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
         # ascending order.
         combined = rows_once(combined)
     if cluster.active is None:  # then the data do not end
-        return EngineGradients(combined, [all_gradients])
+        return EngineGradients(combined, conditions=[all_gradients])
     assert sums.examples is not None  # with `active`, `weighting` is not constant
     ended = _raise_when_all_ended(rounds, all_gradients, sums.examples.total)
-    return EngineGradients(worker_step.after(ended, combined), [ended])
+    return EngineGradients(worker_step.after(ended, combined), conditions=[ended])
 
 
 def _raise_when_all_ended(rounds: _Rounds, all_gradients: tf.Operation,

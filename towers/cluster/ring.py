@@ -54,7 +54,7 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
     step = _RingStep(ring=ring, guard=guard, awaited=awaited, num_examples=num_examples,
                      have_equal_batches=weighting.is_constant,
                      data_may_end=cluster.active is not None)
-    return EngineStep(step.combine, loss_weight, workers)
+    return EngineStep(step.combine, loss_weight=loss_weight, workers=workers)
 
 
 def _sum_of_values(ring: Collectives, awaited: typing.Any, tensor: tf.Tensor) -> tf.Tensor:
@@ -103,7 +103,7 @@ class _RingStep(typing.NamedTuple):
             gradients = [(sums[variable.op.name], variable) for _, variable in gradients]
             gradients = worker_step.after(ended, gradients)
         conditions = [ended] if self.data_may_end else []
-        return EngineGradients(gradients, conditions, self.guard.begin)
+        return EngineGradients(gradients, conditions, begin_session=self.guard.begin)
 
     def _raise_without_data(self) -> tf.Operation:
         """The operation that ends training in a step in which no worker has an example; it does

@@ -162,5 +162,5 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
             say('waiting        ' + silent)
         elif not stop.is_set():  # during the look, by the end of the training
             if now - silent_since > lost_after or NOBODY_LISTENS in silent:
-                connection.lose(None, silent)
+                connection.lose(rank=None, why=silent)
                 return
