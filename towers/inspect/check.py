@@ -27,7 +27,7 @@ from towers.inspect.check_finished import FinishedProgram
 from towers.inspect.check_machines import Machines, run_machines
 from towers.inspect.check_one_device import run_one_device
 from towers.inspect.check_report import CheckedRuns, TowersReport, report_on
-from towers.inspect.check_runs import Program, map_leaves, run_towers
+from towers.inspect.check_runs import Program, map_arrays, run_towers
 from towers.model.outputs import ModelOutput
 from towers.placement.devices import MOST_TOWERS, resolve_devices
 from towers.placement.tower_device import all_devices
@@ -288,7 +288,7 @@ def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
 def _numbers_of_examples(inputs: typing.Any) -> typing.List[typing.Optional[int]]:
     """For each leaf of the inputs its number of examples; None for scalars and sparse leaves."""
     leaves: typing.List[typing.Any] = []
-    map_leaves(leaves.append, inputs)
+    map_arrays(leaves.append, inputs)
     return list(map(_number_of_examples, leaves))
 
 
@@ -322,7 +322,7 @@ def _first_shard_repeated(inputs: typing.Any, num_parts: int) -> typing.Any:
         if len(leaf) < num_parts:  # a part has no example
             raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
         return np.concatenate([leaf[:len(leaf) // num_parts]] * num_parts)
-    return map_leaves(repeated, inputs)
+    return map_arrays(repeated, inputs)
 
 
 def _checked_options(options: typing.Dict[str, typing.Any]) -> typing.Dict[str, typing.Any]:

@@ -23,7 +23,7 @@ from towers.inspect.check_runs import (
     Program,
     assigned,
     constants,
-    map_leaves,
+    map_arrays,
     train,
 )
 from towers.inspect.comparison import FIRST_STEP, Numbers
@@ -94,7 +94,7 @@ def _examples_of_worker(inputs: typing.Any, sizes: typing.Sequence[int], rank: i
     """
     begin = sum(sizes[:rank])
     end = begin + sizes[rank]
-    return map_leaves(lambda leaf: np.asarray(leaf)[begin:end], inputs)
+    return map_arrays(lambda leaf: np.asarray(leaf)[begin:end], inputs)
 
 
 def _on_servers(machines: Machines, work: Work, uneven: bool

@@ -135,7 +135,7 @@ def _names_on_one_device(variables: typing.Iterable[tf.Variable], initial: Initi
 
 def constants(inputs: typing.Any) -> typing.Any:
     """The inputs, a nest of arrays and `tf.SparseTensorValue`s, as constants of the graph."""
-    return map_leaves(_constant, inputs)
+    return map_arrays(_constant, inputs)
 
 
 def _constant(leaf: typing.Any) -> typing.Any:
@@ -260,18 +260,18 @@ def _labelled(shaped: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
     return [('of %s' % name, value) for name, value in shaped.items()]
 
 
-def map_leaves(function: typing.Callable, inputs: typing.Any) -> typing.Any:
-    """Applies a function to each leaf of a nest, as `tf.nest.map_structure` does.
+def map_arrays(function: typing.Callable, inputs: typing.Any) -> typing.Any:
+    """Applies a function to each array of a nest, as `tf.nest.map_structure` does.
 
-    A `tf.SparseTensorValue` is a leaf here; `tf.nest` takes it apart.
+    A `tf.SparseTensorValue` counts as an array here; `tf.nest` takes it apart.
     """
-    if inputs is None:
+    if inputs is None:  # an input without an array
         return None
     if isinstance(inputs, tf.SparseTensorValue) or not tf.nest.is_nested(inputs):
         return function(inputs)
     if isinstance(inputs, dict):
-        return {key: map_leaves(function, inputs[key]) for key in inputs}
-    mapped = [map_leaves(function, entry) for entry in inputs]
+        return {key: map_arrays(function, inputs[key]) for key in inputs}
+    mapped = [map_arrays(function, entry) for entry in inputs]
     if hasattr(inputs, '_fields'):  # a namedtuple takes its entries one by one
         return type(inputs)(*mapped)
     return type(inputs)(mapped)

@@ -66,6 +66,7 @@ def written_page(reports: typing.Sequence[dict]) -> str:
         'reports': '\n'.join(data),
         'script': _file('page.js'),
     }
+    # All in one pass, so that no text that was put in is taken for another place.
     return re.sub(r'\{(title|style|reports|script)\}', lambda found: parts[found.group(1)],
                   _file('page.html'))
 

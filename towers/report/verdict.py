@@ -18,6 +18,7 @@ from towers.report.parts import (
 from towers.report.time_use import TimeUse
 
 _LEAST_SHARE = 0.05  # what costs a smaller share of the step is not in the verdict
+_MOST_OF_TIME = 0.8  # a device that does more of some parts than that is named with them
 
 
 class Finding(typing.NamedTuple):
@@ -183,12 +184,12 @@ _SUBJECTS = {
 
 
 def _where(parts: typing.Sequence[str], use: TimeUse) -> str:
-    """`' on /cpu:0'` if that device does more than 80 % of the given parts; else `''`."""
+    """`' on /cpu:0'` if that device does most of the given parts; else `''`."""
     micros = {}
     for device, shares in use.shares.items():
         micros[device] = sum(shares.get(part, 0) for part in parts)
     busiest = max(micros, key=lambda device: micros[device])
-    does_most = micros[busiest] > 0.8 * sum(micros.values())
+    does_most = micros[busiest] > _MOST_OF_TIME * sum(micros.values())
     return ' on %s' % busiest if does_most else ''
 
 

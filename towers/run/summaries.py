@@ -46,7 +46,8 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
       InvalidArgumentError: `built` was built without an optimizer; or the learning rate is no
         number.
     """
-    is_built = hasattr(built, 'train_op') and not isinstance(built, type)
+    is_class = isinstance(built, type)  # `BuiltTowers` itself has the attribute, too
+    is_built = hasattr(built, 'train_op') and not is_class
     if not is_built:
         raise InvalidArgumentError('built=%.80r: expected the result of build_towers.' % (built,))
     if built.train_op is None:
@@ -56,7 +57,7 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
     values = dict(with_parts('loss', built.loss))
     if learning_rate is not None:
         values['learning_rate'] = _checked_rate(learning_rate)
-    with tf.name_scope('summaries/'):
+    with tf.name_scope('summaries/'):  # with '/', a second call goes on in this scope
         if norms:
             values.update(_norms(built))
         with tf.device('/cpu:0'):
@@ -76,7 +77,7 @@ def _checked_rate(learning_rate: typing.Any) -> typing.Any:
       InvalidArgumentError: the learning rate is no number.
     """
     if isinstance(learning_rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
-        scalar_tensors('learning_rate', {'rate': learning_rate})
+        scalar_tensors('learning_rate', {'rate': learning_rate})  # raises if it is none
         return learning_rate
     check_number('learning_rate', learning_rate, expected='a scalar tensor, a number, or None')
     return float(learning_rate)
