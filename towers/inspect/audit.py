@@ -93,9 +93,12 @@ class Audit(typing.NamedTuple):
         if self.broken:
             verdict = counted(len(self.broken), 'broken promise')
         lines = ['audit: ' + verdict]
-        lines += ['  BROKEN  ' + line for line in self.broken]
-        lines += ['  note    ' + line for line in self.notes]
-        lines += ['  sent    %s' % (transfers,) for transfers in self.transfers[:_MOST_TRANSFERS]]
+        for line in self.broken:
+            lines.append('  BROKEN  ' + line)
+        for line in self.notes:
+            lines.append('  note    ' + line)
+        for transfers in self.transfers[:_MOST_TRANSFERS]:
+            lines.append('  sent    ' + str(transfers))
         others = self.transfers[_MOST_TRANSFERS:]
         if others:
             size = sum(transfers.bytes for transfers in others)
@@ -381,12 +384,22 @@ def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfe
                 sent.setdefault((source, target), {})[tensor.name] = tensor
     transfers = []
     for (source, target), tensors in sent.items():
-        sizes = [_size_of(tensor) for tensor in tensors.values()]
-        known_sizes = [size for size in sizes if size is not None]
-        transfers.append(Transfers(
-            source, target, tensors=len(sizes), bytes=sum(known_sizes),
-            unknown=len(sizes) - len(known_sizes)))
+        transfers.append(_transfers_of_pair(source, target, tensors.values()))
     return sorted(transfers, key=lambda transfers_of_pair: -transfers_of_pair.bytes)
+
+
+def _transfers_of_pair(source: str, target: str, tensors: typing.Collection[tf.Tensor]
+                       ) -> Transfers:
+    """The `Transfers` from one device to another, of these tensors."""
+    total = 0
+    unknown = 0
+    for tensor in tensors:
+        size = _size_of(tensor)
+        if size is None:
+            unknown += 1
+        else:
+            total += size
+    return Transfers(source, target, tensors=len(tensors), bytes=total, unknown=unknown)
 
 
 def _crosses(tensor: tf.Tensor, source: str, target: str) -> bool:

@@ -150,9 +150,14 @@ def _findings_of_xla(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
     """Yields how many clusters of each tower XLA has compiled; nothing for a build without XLA."""
     if not built.xla:
         return
-    clusters = xla_clusters(run_metadata)
-    counts = ['%d clusters for %s' % (clusters[tower.device], short_name(tower.device))
-              for tower in built.towers]
-    yield note('XLA compiled %s' % ', '.join(counts))
-    if not all(clusters[tower.device] for tower in built.towers):
+    clusters_of_devices = xla_clusters(run_metadata)
+    texts = []
+    has_tower_without = False
+    for tower in built.towers:
+        num_clusters = clusters_of_devices[tower.device]
+        texts.append('%d clusters for %s' % (num_clusters, short_name(tower.device)))
+        if num_clusters == 0:
+            has_tower_without = True
+    yield note('XLA compiled %s' % ', '.join(texts))
+    if has_tower_without:
         yield broken('XLA compiled nothing for some tower')
