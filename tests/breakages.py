@@ -50,7 +50,7 @@ BREAKAGES = [
      '            if False:', 'proof/test_verdict.py'),
     ('towers/proof/written_before.py', '        decisive += conditions_around(write, view)',
      '        pass', 'proof/test_verdict.py'),
-    ('towers/proof/rules/loops_v2.py', '    if is_of_each or carried.is_kept or',
+    ('towers/proof/rules/loops_v2.py', '    if has_elements_of_examples or carried.is_kept or',
      '    if True or', 'proof/test_verdict.py'),
     ('towers/proof/rules/reductions.py', '    if op.outputs[0].dtype.is_integer:',
      '    if False:', 'proof/test_verdict.py'),

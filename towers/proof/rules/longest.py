@@ -48,9 +48,25 @@ class Longest(typing.NamedTuple):
     lengths: tf.Tensor  # the length of each example, of which it is the maximum
 
 
+def condition_for(value: Carried, loop: Loop, condition: State, view: View) -> State:
+    """The state of the condition that ends a loop, as one of the values that leave the loop depends
+    on it: without the mark of the longest example, where the value does not depend on that.
+
+    Args:
+      value: the value.
+      loop: the loop, over time.
+      condition: the state of its condition.
+      view: `View`.
+    """
+    longest = _longest_of(loop, view)
+    if longest is None or not _is_kept(value, longest, loop):
+        return condition
+    return condition._replace(shard_statistics=condition.shard_statistics - {longest.statistic})
+
+
 # ---- what ends a loop ----------------------------------------------------------------------------
 
-def longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
+def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
     """The maximum over lengths that ends a loop; None where it ends in another way.
 
     All other limits of the counter have to be the same for a shard and for the batch.
@@ -58,40 +74,56 @@ def longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
     limits = _limits_of(loop.test, loop)
     if limits is None:
         return None
-    lengths_by_maximum = {}  # {name of a maximum over the examples: of which lengths}
+    maxima = []
     others = []
     for limit in limits:
         if _is_longest(limit, view):
-            lengths_by_maximum[limit.op.name] = _source(limit.op.inputs[0], loop)
+            maxima.append(limit)
         else:
             others.append(limit)
-    if len(lengths_by_maximum) != 1:
+    names = {maximum.op.name for maximum in maxima}  # one may be a limit several times
+    if len(names) != 1:
         return None
-    [(statistic, lengths)] = lengths_by_maximum.items()
-    if not all(_is_alike(limit, statistic, view) for limit in others):
+    maximum = maxima[0].op
+    if not all(_is_alike(limit, maximum.name, view) for limit in others):
         return None
-    return Longest(statistic, lengths)
+    return Longest(statistic=maximum.name, lengths=_source(maximum.inputs[0], loop))
 
 
 def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
     """The limits in a test that counters are below limits: of `t < min(steps, longest)` these are
-    `steps` and `longest`. None of any other test."""
+    `steps` and `longest`.
+
+    Returns:
+      The limits; None of any other test.
+    """
     test = graph_walk.source_through(test, ('Identity',))
     if test.op.type == 'LogicalAnd':
-        limits: typing.List[tf.Tensor] = []
-        for part in test.op.inputs:
-            limits_of_part = _limits_of(part, loop)
-            if limits_of_part is None:
-                return None
-            limits += limits_of_part
-        return limits
-    if test.op.type != 'Less' or not loop.is_counter(test.op.inputs[0]):
+        return _limits_of_parts(test.op, loop)
+    if test.op.type != 'Less':
         return None
-    return _compared(test.op.inputs[1], loop)
+    counter, limit = test.op.inputs
+    if not loop.is_counter(counter):
+        return None
+    return _compared(limit, loop)
+
+
+def _limits_of_parts(conjunction: tf.Operation,
+                     loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
+    """The limits in the two tests of a `LogicalAnd`, as `_limits_of` gives them; None where either
+    is another test."""
+    limits: typing.List[tf.Tensor] = []
+    for test in conjunction.inputs:
+        limits_of_test = _limits_of(test, loop)
+        if limits_of_test is None:
+            return None
+        limits += limits_of_test
+    return limits
 
 
 def _compared(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:
-    """The tensors, before the loop, of which a limit is the minimum or the maximum; else itself."""
+    """The tensors, before the loop, of which a limit is the minimum or the maximum: of
+    `min(steps, longest)` both. Any other limit is returned itself."""
     limit = _source(limit, loop)
     if limit.op.type not in ('Minimum', 'Maximum'):
         return [limit]
@@ -100,7 +132,7 @@ def _compared(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:
 
 
 def _source(tensor: tf.Tensor, loop: Loop) -> tf.Tensor:
-    """The tensor, before the loop, that a value is handed on from."""
+    """The tensor before the loop that a tensor in the loop has the numbers of."""
     entering = loop.outside(graph_walk.source_through(tensor, _SAME))
     return graph_walk.source_through(entering, _SAME)
 
@@ -110,33 +142,32 @@ def _is_longest(limit: tf.Tensor, view: View) -> bool:
     if limit.op.type != 'Max':
         return False
     lengths = limit.op.inputs[0]
-    state = view.state_or_none(lengths)
-    is_vector = view.rank(lengths) == 1
-    return is_vector and state is not None and state.layout == ROW_OF_EACH_EXAMPLE
+    if view.rank(lengths) != 1:
+        return False
+    state = view.state_or_none(lengths)  # none yet, in the first round, of a tensor of the loop
+    return state is not None and state.layout == ROW_OF_EACH_EXAMPLE
 
 
 def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
     """Whether a limit is the same for a shard and for the batch, and does not depend on a maximum.
 
+    Marks of other statistics stay on the condition, so that they end the proof anyway.
+
     Args:
       limit: the tensor.
-      statistic: the name of the maximum.
+      statistic: the name of the maximum, whose mark is to be taken away.
       view: `View`.
     """
-    state = view.state_or_none(limit)
+    state = view.state_or_none(limit)  # none yet, in the first round, of a tensor of the loop
     if state is None or state.kind not in (Kind.INDEPENDENT, Kind.SIZES):
         return False
-    return not state.depends_on_size and statistic not in state.shard_statistics
-
-
-def without(state: State, longest: Longest) -> State:
-    """A state without the mark of the maximum that ends a loop."""
-    return state._replace(shard_statistics=state.shard_statistics - {longest.statistic})
+    is_of_any_batch = not state.depends_on_size
+    return is_of_any_batch and statistic not in state.shard_statistics
 
 
 # ---- what an iteration does after the end of an example ------------------------------------------
 
-def is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
+def _is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
     """Whether an iteration, from the length of an example on, leaves a carried value as it is; or,
     of an array or a list, writes zeros at the number of the iteration.
 
@@ -145,17 +176,13 @@ def is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
       longest: what ends the loop.
       loop: the loop.
     """
-    if carried.is_before(carried.after):
+    if carried.is_before(carried.after):  # no iteration changes it
         return True
     write = _write_of(carried.after.op)
-    if write is None:
-        value = _value_after_end(carried.after, longest, loop)
-        return value is not None and carried.is_before(value)
-    is_at_counter = loop.is_counter(write.index) and carried.is_before(write.array)
-    if not carried.begins_empty or not is_at_counter:
-        return False
-    element = _value_after_end(write.element, longest, loop)
-    return element is not None and _is_zeros(element, loop)
+    if write is not None:
+        return _writes_zeros(write, carried, longest, loop)
+    value = _value_after_end(carried.after, longest, loop)
+    return value is not None and carried.is_before(value)
 
 
 class _Write(typing.NamedTuple):
@@ -163,6 +190,25 @@ class _Write(typing.NamedTuple):
     array: tf.Tensor  # the flow of the array, or the list, before it
     index: tf.Tensor
     element: tf.Tensor
+
+
+def _writes_zeros(write: _Write, carried: Carried, longest: Longest, loop: Loop) -> bool:
+    """Whether an iteration, from the length of an example on, writes zeros for the example.
+
+    Only in an array that was empty before the loop, and at the number of the iteration alone, are
+    they what is read where nothing is written, after a loop that makes fewer iterations.
+
+    Args:
+      write: what the iteration writes.
+      carried: the array or the list.
+      longest: what ends the loop.
+      loop: the loop.
+    """
+    is_into_array = carried.begins_empty and carried.is_before(write.array)
+    if not is_into_array or not loop.is_counter(write.index):
+        return False
+    element = _value_after_end(write.element, longest, loop)
+    return element is not None and _is_zeros(element, loop)
 
 
 def _write_of(op: tf.Operation) -> typing.Optional[_Write]:
@@ -178,13 +224,16 @@ def _write_of(op: tf.Operation) -> typing.Optional[_Write]:
 
 def _value_after_end(value: tf.Tensor, longest: Longest,
                      loop: Loop) -> typing.Optional[tf.Tensor]:
-    """What a value is for an example in an iteration that is not below its length: the `kept` of
-    `tf.where(t >= lengths, kept, new)`; None where that is not known.
+    """What a value is for an example in the iterations from its length on: the `kept` of
+    `tf.where(t >= lengths, kept, new)`.
 
     Args:
       value: the value.
       longest: what ends the loop; it has the lengths.
       loop: the loop.
+
+    Returns:
+      Tensor; None where the value is no such choice.
     """
     select = graph_walk.source_through(value, ('Identity',)).op
     if select.type not in ('Select', 'SelectV2'):
@@ -194,12 +243,15 @@ def _value_after_end(value: tf.Tensor, longest: Longest,
     if comparison.type != 'GreaterEqual':
         return None
     counter, lengths = comparison.inputs
+    is_by_iteration = loop.is_counter(counter)
     is_by_length = _source(lengths, loop).name == longest.lengths.name
-    return kept if loop.is_counter(counter) and is_by_length else None
+    if not is_by_iteration or not is_by_length:
+        return None
+    return kept
 
 
 def _is_zeros(tensor: tf.Tensor, loop: Loop) -> bool:
-    """Whether all entries of a tensor are 0."""
+    """Whether it is known that all entries of a tensor of a loop are 0."""
     tensor = graph_walk.source_through(loop.outside(tensor), ('Identity',))
     if tensor.op.type == 'ZerosLike':
         return True

@@ -56,10 +56,14 @@ def switch(op: tf.Operation, states: _States, view: View) -> State:
 def in_branch(op: tf.Operation, value: State, condition: State, view: View) -> State:
     """The state of a value that there is, or that is chosen, by the condition of a branch.
 
-        the same on every tower    all towers take the same branch
-        of one example             in a loop over the examples: the value is of this example, too
-        of the mean of the shard   one tower may take another branch than the next: the value is
-                                   marked with that mean
+    The condition may be
+
+        the same on every tower        all towers take the same branch: the value stays as it is
+        of one example, in a loop      a value of this example, or one that all examples have alike,
+        over the examples              is chosen by this example, and so is of it
+        a mean or a sum of the shard   towers may take other branches: the value is marked with it
+
+    and by any other condition nothing is known of the value.
 
     Args:
       op: the operation that a refusal points to.
@@ -85,31 +89,45 @@ def merge(op: tf.Operation, states: _PerhapsStates,
     """`Merge`, the end of a branch, or the beginning of an iteration: either of the two values.
 
     Returns:
-      The states of the value and of the number of the branch; None as long as a condition has none.
+      The states of its two results, the value and the number of the branch that it came from; None
+      as long as they are not known.
     """
-    branch_number = unknown(op, 'tells which branch was taken')
-    back = contexts.back_edge(op)
-    if back is not None:  # a loop, whose value after an iteration comes back here
+    value_after_iteration = contexts.back_edge(op)
+    if value_after_iteration is None:
+        value = _end_of_branch(op, states, view)
+    else:
         known = [state for state in states if state is not None]
-        return [_carried(op, known, back, view), branch_number]
+        value = _carried(op, known, value_after_iteration, view)
+    if value is None:
+        return None
+    return [value, unknown(op, 'tells which branch was taken')]
+
+
+def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typing.Optional[State]:
+    """The state of the value at a `Merge` that ends a branch, which depends on the conditions, too.
+
+    Returns:
+      The state; None as long as a condition has no state, since a loop comes back to it later.
+    """
     conditions = contexts.conditions_of(op, view)
     if not conditions:
-        return [unknown(op, 'ends a branch whose condition is not known'), branch_number]
+        return unknown(op, 'ends a branch whose condition is not known')
     state = either(op, branch_states(op.inputs, states, view), view)
     for condition in conditions:
         if condition is None:
             return None
         state = in_branch(op, state, condition, view)
-    return [state, branch_number]
+    return state
 
 
 def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
                   view: View) -> _States:
-    """The states of the results of branches, as far as they are known.
+    """The states of the results of branches, as far as they are known, for `either`.
 
-    A uniform value, such as zeros, may stand for zeros of each example (`State.is_uniform`). As the
-    result of a branch whose other result is [n, 4] it may not, if it has a shape of its own, as
-    zeros [8, 4]. Zeros like another tensor, whose shape is not static, have the batch's.
+    A uniform value, such as zeros, may stand for zeros of each example (`State.is_uniform`). Zeros
+    of a static shape [8, 4] may not: TensorFlow lets the other branch have the result x [n, 4], so
+    that 8 need not be the number of examples. Zeros whose shape is not static, as those of
+    `tf.zeros_like(x)`, have the shape of the batch.
 
     Args:
       tensors: a result of each branch.
@@ -121,8 +139,8 @@ def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
         if state is None:
             continue
         shape = view.shape(tensor)
-        has_own_shape = shape is not None and None not in shape
-        if has_own_shape:
+        has_static_shape = shape is not None and None not in shape
+        if has_static_shape:
             state = state._replace(is_uniform=False)
         known.append(state)
     return known
@@ -141,23 +159,33 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
     """
     # A list in which nothing is written yet fits any other list, so that the others decide.
     written = [state for state in states if state.kind is not Kind.EMPTY]
-    states = written or states[:1]
-    if all(state == states[0] for state in states):
+    if not written:
         return states[0]
-    not_known = first_unknown(states)
+    first = written[0]
+    if all(state == first for state in written):
+        return first
+    not_known = first_unknown(written)
     if not_known is not None:
         return not_known
-    numbers = as_numbers(op, states, view)
+    numbers = as_numbers(op, written, view)
     if any_by_example(numbers):
-        return _either_of_examples(op, numbers, view).with_marks_of(*states)
+        return _either_of_examples(op, numbers, view).with_marks_of(*written)
     if any(state.is_position for state in numbers):
         return unknown(op, 'joins numbers of the examples')
-    # All towers choose alike, so one of f and g is of the kind that f + g is.
+    # All towers choose alike. So a choice between the means of f and of g is a mean, of f or of g,
+    # as their sum is one; and so it is with sums and constants.
     return sum_of_totals(op, numbers, view)
 
 
 def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
-    """One of several values of the examples, which have them in the same place."""
+    """The state of a tensor that has one of several values, where one of them at least has entries
+    of single examples: all others have to have the examples in the same place.
+
+    Args:
+      op: the operation that chooses.
+      states: the states of the values.
+      view: `View`.
+    """
     values = states
     # In a graph of the program's own, static size of a batch, states only tell where the examples
     # are in this very graph. There, uniform values, such as the zeros [8, 4] that a recurrent cell
@@ -165,7 +193,8 @@ def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
     has_size_of_program = view.is_as_built
     if has_size_of_program:
         values = [state for state in states if not state.is_uniform]
-    # In the iteration of an example, either a value of this example or one that all examples have.
+    # In the iteration of an example, a value of this example, or one that all examples have alike:
+    # whichever it is, it depends on no other example.
     kinds = {state.kind for state in values}
     if kinds == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
         return ONE_EXAMPLE
@@ -185,9 +214,10 @@ def enter(op: tf.Operation, states: _States, view: View) -> State:
     over the examples: there it could not be told from those of that loop.
     """
     state = states[0]
-    may_be_scalar = view.rank(op.inputs[0]) in (0, None)  # unlike the positions [n] of all examples
-    is_counter = state.kind is Kind.POSITION and may_be_scalar
-    is_of_iteration = state.kind is Kind.ONE_EXAMPLE or is_counter
+    # A scalar POSITION is the number of an iteration; a vector has the positions of all examples.
+    may_be_scalar = view.rank(op.inputs[0]) in (0, None)
+    is_number_of_iteration = state.kind is Kind.POSITION and may_be_scalar
+    is_of_iteration = state.kind is Kind.ONE_EXAMPLE or is_number_of_iteration
     if is_of_iteration and contexts.frame_is_over_examples(op, view):
         return unknown(op, 'enters a loop over the examples from another one')
     return state
@@ -195,6 +225,10 @@ def enter(op: tf.Operation, states: _States, view: View) -> State:
 
 def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> State:
     """The state of a value that a loop carries, at the `Merge` where its iterations begin.
+
+    In a loop over time this is the value before the loop, or that after an iteration. In a loop
+    over the examples only counters and the flows of arrays may go from one iteration to the next,
+    since the next one is of another example.
 
     Args:
       op: the `Merge`.
@@ -216,18 +250,20 @@ def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> 
 
 
 def _carried_flow(states: _States) -> State:
-    """The flow of an array, a tensor without numbers that orders the operations on it: it carries
-    the marks of all writes, and the end of a proof in one of them."""
+    """The state of an array's flow, a tensor without numbers that orders the operations on the
+    array. It carries the marks of all writes, and the end of a proof in one of them."""
     return first_unknown(states) or states[0].with_marks_of(*states)
 
 
 # ---- the end of a loop ---------------------------------------------------------------------------
 
 def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
-    """`Exit`: the value after the last iteration. All towers have to make the same number of
-    iterations; otherwise the value depends on the shard.
+    """`Exit`: the value after the last iteration.
 
-    Out of a loop over n examples come its counter, which is n at the end, and arrays of n elements.
+    The condition of a loop over time tells how many iterations a tower makes. If towers may make
+    other numbers of them, the value depends on the shard, as behind a branch (`in_branch`). A loop
+    over n examples makes n iterations. Out of it come its counter, which is n at the end, and
+    arrays of n elements; anything else is that of the last example.
     """
     state = states[0]
     loop = contexts.loop_of(op, view)
@@ -241,10 +277,10 @@ def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _condition_of_end(leaving: tf.Operation, loop: contexts.Loop, view: View) -> State:
-    """The state of the condition that ends a loop, for one of the values that leave it.
+    """The state of the condition that ends a loop over time, for one of the values that leave it.
 
-    Where the loop ends with the longest example, and the value does not depend on that, the state
-    is without the mark of the maximum of the lengths (`longest`).
+    `longest.condition_for` takes the mark of the longest example away where the value does not
+    depend on that. This function finds in the graph what it asks for.
 
     Args:
       leaving: the `Exit` of the value.
@@ -254,20 +290,16 @@ def _condition_of_end(leaving: tf.Operation, loop: contexts.Loop, view: View) ->
     switch_op = leaving.inputs[0].op
     merge_op = switch_op.inputs[0].op
     test = switch_op.inputs[1].op
-    back = contexts.back_edge(merge_op)
-    if back is None or test.type != 'LoopCond':
+    value_after_iteration = contexts.back_edge(merge_op)
+    if value_after_iteration is None or test.type != 'LoopCond':
         return loop.condition
-    frame = longest.Loop(test.inputs[0], _before_loop, _is_counter)
-    longest_example = longest.longest_of(frame, view)
-    if longest_example is None:
-        return loop.condition
+    loop_over_time = longest.Loop(
+        test=test.inputs[0], outside=_before_loop, is_counter=_is_counter)
     value = longest.Carried(
-        after=graph_walk.source_through(back, ('NextIteration', 'Identity')),
+        after=graph_walk.source_through(value_after_iteration, ('NextIteration', 'Identity')),
         is_before=functools.partial(_is_carried_by, merge_op),
         begins_empty=_before_loop(merge_op.inputs[0]).op.type == 'TensorArrayV3')
-    if longest.is_kept(value, longest_example, frame):
-        return longest.without(loop.condition, longest_example)
-    return loop.condition
+    return longest.condition_for(value, loop_over_time, loop.condition, view)
 
 
 def _before_loop(tensor: tf.Tensor) -> tf.Tensor:

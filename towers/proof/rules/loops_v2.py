@@ -72,7 +72,7 @@ class Carried(typing.NamedTuple):
 
 
 def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that is handed on as this one."""
+    """The tensor that `Identity` operations hand on as this one."""
     return graph_walk.source_through(tensor, ('Identity',))
 
 
@@ -82,8 +82,7 @@ def _carried_values(op: tf.Operation, body: LoopBody) -> typing.List[Carried]:
 
 
 def _carried_as(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> typing.Optional[Carried]:
-    """The carried value that a tensor of an iteration is, as it is when the iteration begins; None
-    where the tensor is no carried value."""
+    """The carried value whose argument a tensor of an iteration is; None for any other tensor."""
     for carried in _carried_values(op, body):
         if carried.is_argument(tensor):
             return carried
@@ -93,7 +92,8 @@ def _carried_as(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> typing.O
 # ---- the beginning of an iteration ---------------------------------------------------------------
 
 def argument(carried: Carried, view: View) -> typing.Optional[State]:
-    """The state of a value that a loop carries, at the beginning of an iteration.
+    """The state of a value that a loop carries, at the beginning of an iteration: that of its
+    argument.
 
     Returns:
       The state; None as long as the value before the loop has none.
@@ -109,21 +109,32 @@ def argument(carried: Carried, view: View) -> typing.Optional[State]:
 def _initial_or_result(carried: Carried, initial: State, view: View) -> State:
     """The state of a value that is from before the loop, or from the iteration before.
 
-    In the first round of the analysis, the value after an iteration has no state yet.
+    Args:
+      carried: the value.
+      initial: the state that it has before the loop.
+      view: `View`.
     """
     result = view.state_or_none(carried.result)
-    if result is None or carried.is_kept:
+    is_first_round = result is None  # of the analysis, which comes to the result later
+    if is_first_round or carried.is_kept:
         return initial
     return loops.either(carried.loop, [initial, result], view)
 
 
 def _carried_over_examples(carried: Carried, initial: State, view: View) -> State:
-    """The state of a value that a loop over the examples carries."""
+    """The state of a value that a loop over the examples carries, at the beginning of an iteration.
+
+    Args:
+      carried: the value.
+      initial: the state that it has before the loop.
+      view: `View`.
+    """
     if carried.is_counter:
         return State(Kind.POSITION)
     if carried.is_list:
         return _list_over_examples(carried, initial, view)
-    # The example, or the number, of an iteration of another loop around this one.
+    # What an iteration of another loop around this one has, its example or its number, could not
+    # be told here from what an iteration of this loop has.
     if initial.kind in (Kind.ONE_EXAMPLE, Kind.POSITION):
         return unknown(carried.loop, 'is a loop over the examples in another one')
     if carried.is_kept:
@@ -132,13 +143,22 @@ def _carried_over_examples(carried: Carried, initial: State, view: View) -> Stat
 
 
 def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
-    """The state of a list that a loop over the examples carries: each iteration leaves the list as
-    it is, or writes the element of its example. An element at a place that all iterations share is
-    refused, since the next iteration could read it."""
+    """The state of a list that a loop over the examples carries.
+
+    Each iteration may leave the list as it is, or write the element of its example. An element at a
+    place that all iterations share is refused, since the next iteration could read it.
+
+    Args:
+      carried: the list.
+      initial: the state that it has before the loop.
+      view: `View`.
+    """
     state = _initial_or_result(carried, initial, view)
-    is_of_each = state.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY, Kind.UNKNOWN)
-    is_first_round = view.state_or_none(carried.result) is None
-    if is_of_each or carried.is_kept or is_first_round:
+    is_first_round = view.state_or_none(carried.result) is None  # what is written comes later
+    has_elements_of_examples = state.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY)
+    if has_elements_of_examples or carried.is_kept or is_first_round:
+        return state
+    if state.kind is Kind.UNKNOWN:  # which has a reason already
         return state
     return unknown(carried.loop, 'carries a value from one example to the next')
 
@@ -146,7 +166,7 @@ def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
 # ---- the end of a loop ---------------------------------------------------------------------------
 
 def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typing.List[State]]:
-    """The states of the results of a loop, whose number of iterations all towers have alike.
+    """The states of the results of a loop, the values that it carries after the last iteration.
 
     Args:
       op: the loop, of the scratch graph.
@@ -159,20 +179,32 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
     condition = view.state_or_none(body.condition)
     if condition is None:
         return None
-    states = []
-    for tensor in body.arguments:
-        state = view.state_or_none(tensor)
+    is_over_time = not is_over_examples(op, body, view)
+    found = []
+    for carried in _carried_values(op, body):
+        state = view.state_or_none(carried.argument)
         if state is None:
             return None
-        states.append(state)
-    values = _carried_values(op, body)
-    if is_over_examples(op, body, view):
-        return [_after_examples(carried, state) for carried, state in zip(values, states)]
-    found = []
-    for carried, state in zip(values, states):
-        condition_of_end = _condition_of_end(carried, condition, view)
-        found.append(loops.in_branch(op, state, condition_of_end, view))
+        if is_over_time:
+            found.append(_after_time(carried, state, condition, view))
+        else:
+            found.append(_after_examples(carried, state))
     return found
+
+
+def _after_time(carried: Carried, state: State, condition: State, view: View) -> State:
+    """The state of a value after a loop over time. Its condition tells how many iterations a tower
+    makes; if towers may make other numbers of them, the value depends on the shard, as behind a
+    branch.
+
+    Args:
+      carried: the value.
+      state: its state at the beginning of an iteration.
+      condition: the state of the condition.
+      view: `View`.
+    """
+    condition_of_end = _condition_of_end(carried, condition, view)
+    return loops.in_branch(carried.loop, state, condition_of_end, view)
 
 
 def _after_examples(carried: Carried, state: State) -> State:
@@ -192,30 +224,27 @@ def _after_examples(carried: Carried, state: State) -> State:
 
 
 def _condition_of_end(carried: Carried, condition: State, view: View) -> State:
-    """The state of the condition that ends a loop over time, for one of the values that it leaves.
+    """The state of the condition that ends a loop over time, for one of the values that leave it.
 
-    Where the loop ends with the longest example, and the value does not depend on that, the state
-    is without the mark of the maximum of the lengths (`longest`).
+    `longest.condition_for` takes the mark of the longest example away where the value does not
+    depend on that. This function finds in the graph what it asks for.
 
     Args:
       carried: the value.
       condition: the state of the condition.
       view: `View`.
     """
-    op, body, _ = carried
-    frame = longest.Loop(
+    op = carried.loop
+    body = carried.body
+    loop_over_time = longest.Loop(
         test=body.condition,
         outside=functools.partial(_before_loop, op=op, body=body),
         is_counter=functools.partial(_is_counter, op=op, body=body))
-    longest_example = longest.longest_of(frame, view)
-    if longest_example is None:
-        return condition
     value = longest.Carried(
-        after=_behind_identities(carried.result), is_before=carried.is_argument,
+        after=_behind_identities(carried.result),
+        is_before=carried.is_argument,
         begins_empty=view.state(carried.initial).kind is Kind.EMPTY)
-    if longest.is_kept(value, longest_example, frame):
-        return longest.without(condition, longest_example)
-    return condition
+    return longest.condition_for(value, loop_over_time, condition, view)
 
 
 def _before_loop(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> tf.Tensor:
@@ -240,9 +269,8 @@ def is_over_examples(op: tf.Operation, body: LoopBody, view: View) -> bool:
 
 
 def _is_below_examples(test: tf.Tensor, op: tf.Operation, body: LoopBody, view: View) -> bool:
-    """Whether a test of a loop is that counters are below the number of examples.
-
-    That number may be computed outside of the loop, and carried through it as it is.
+    """Whether a test of a loop is that counters are below the number of examples: `i < n`, or, as
+    `tf.map_fn` has it, `i < n and i_of_lists < n`.
 
     Args:
       test: the condition for one more iteration, or a part of it.
@@ -258,11 +286,9 @@ def _is_below_examples(test: tf.Tensor, op: tf.Operation, body: LoopBody, view: 
     counter, limit = test.op.inputs
     if not _is_counter(counter, op, body):
         return False
-    limit = _behind_identities(limit)
     carried_limit = _carried_as(limit, op, body)
-    if carried_limit is not None:
-        if not carried_limit.is_kept:
-            return False
-        limit = carried_limit.initial
+    if carried_limit is not None and not carried_limit.is_kept:  # another one in each iteration
+        return False
+    limit = _before_loop(limit, op, body)
     state = view.state_or_none(limit)
     return state is not None and sizes_in(limit, state, view) == NUMBER_OF_EXAMPLES
