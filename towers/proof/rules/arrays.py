@@ -44,15 +44,18 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     if op.type == 'TensorArrayV3':  # which makes one, in which nothing is yet
         return INDEPENDENT
     flow = states[-1]
-    if flow.kind is Kind.UNKNOWN:
+    if flow.kind is Kind.UNKNOWN:  # the proof has ended at an earlier operation on the array
         return flow
     rule = _RULES.get(op.type)
     if rule is None:
         return unknown(op, 'has no rule')
-    maker = graph_walk.source_through(op.inputs[0], HAND_ON_IN_LOOP | {'Merge'}).op
+    handle = op.inputs[0]
+    maker = graph_walk.source_through(handle, HAND_ON_IN_LOOP | {'Merge'}).op
     states = as_numbers(op, states, view)
     found = rule(op, states, view, maker)
-    return None if found is None else found.with_marks_of(*states)
+    if found is None:
+        return None
+    return found.with_marks_of(*states)
 
 
 # The rules below have these parameters:
@@ -82,24 +85,25 @@ def _is_written_for_each(flow: tf.Tensor, view: View) -> bool:
     """Whether an array that was made empty comes out of a loop over the examples, each iteration of
     which writes an element at its number.
 
-    In the graph: TensorArrayV3 of size 0 -> Enter -> Merge -> Switch -> TensorArrayWriteV3 ->
-    NextIteration -> the Merge again; and from the Switch to the Exit.
+    The flow goes from TensorArrayV3 of size 0 -> Enter -> Merge -> Switch -> TensorArrayWriteV3 ->
+    NextIteration -> the Merge again; and from the Switch to the Exit. It is followed back here.
     """
     leaving = graph_walk.source_through(flow, ('Identity',)).op
     if leaving.type != 'Exit' or not contexts.loop_of(leaving, view).is_over_examples:
         return False
     switch = leaving.inputs[0].op
     merge = switch.inputs[0].op
-    back = contexts.back_edge(merge)
     maker = graph_walk.source_through(merge.inputs[0], ('Identity', 'Enter')).op
-    if back is None or maker.type != 'TensorArrayV3' or contexts.constant_of(maker.inputs[0]) != 0:
+    is_made_empty = maker.type == 'TensorArrayV3' and contexts.constant_of(maker.inputs[0]) == 0
+    flow_after_iteration = contexts.back_edge(merge)
+    if not is_made_empty or flow_after_iteration is None:
         return False
-    write = graph_walk.source_through(back, ('NextIteration', 'Identity')).op
+    write = graph_walk.source_through(flow_after_iteration, ('NextIteration', 'Identity')).op
     if write.type != 'TensorArrayWriteV3':
         return False
     _, index, _, flow_before = write.inputs
-    is_of_this_array = graph_walk.source_through(flow_before, ('Identity', 'Switch')).op is merge
-    return is_of_this_array and view.state(index).is_position_of_each
+    is_only_write = graph_walk.source_through(flow_before, ('Identity', 'Switch')).op is merge
+    return is_only_write and view.state(index).is_position_of_each
 
 
 # ---- writes --------------------------------------------------------------------------------------
@@ -112,6 +116,10 @@ def _scatter(op: tf.Operation, states: _States, view: View, maker: tf.Operation)
 
 def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
     """The state of the elements that a tensor is taken apart into.
+
+        x [n, 4]          each element is an example, if it gets the number of the example
+        x [time, n, 4]    each element [n, 4] is of the batch
+        x [8, 4]          any value without the examples: each element is of the same state
 
     Args:
       op: the operation `TensorArrayScatterV3`.
@@ -126,7 +134,7 @@ def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
         return ONE_EXAMPLE.with_marks_of(value)
     if indices.kind is not Kind.INDEPENDENT:
         return unknown(op, 'writes elements at places that are computed from the examples')
-    if is_of_batch(value):  # along a later dimension, as time-major x [time, n, 4]
+    if is_of_batch(value):  # its examples are along a later dimension
         return value._replace(axis=value.axis - 1)
     return value
 
@@ -139,6 +147,9 @@ def _write(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -
 
 def _element_written(op: tf.Operation, value: State, index: State) -> State:
     """The state of an element that is written.
+
+    At the counter of a loop over the examples, the element is of the example of the iteration. At a
+    place that is the same on every tower it is of the state of the value.
 
     Args:
       op: the operation `TensorArrayWriteV3`.
@@ -162,7 +173,8 @@ def _element_written(op: tf.Operation, value: State, index: State) -> State:
 def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) -> State:
     """Notes the state of an element that is written; the result is the state of the flow.
 
-    An array that is written in two places has elements that may be of either.
+    An array to which two operations write has elements of the one and of the other: what is read
+    may be either.
     """
     before = view.arrays.written(maker.name)
     if before is not None:
@@ -186,6 +198,9 @@ def _read(op: tf.Operation, states: _States, view: View,
 def element_at(op: tf.Operation, element: State, index: State, view: View) -> State:
     """The state of an element that is read from an array or a list.
 
+    The element of an example may be read in the iteration of this example alone, at its counter.
+    Any other element has to be read at a place that is no number of an example.
+
     Args:
       op: the operation that reads.
       element: the state of the elements.
@@ -196,11 +211,12 @@ def element_at(op: tf.Operation, element: State, index: State, view: View) -> St
         return element
     is_of_example = element.kind is Kind.ONE_EXAMPLE
     is_at_counter = index.is_position_of_each
-    if is_of_example != is_at_counter:
-        return unknown(op, TAKES_BY_PLACES)
-    if is_of_example:
+    if is_of_example and is_at_counter:
         return element
-    choice = not_linear(op, [index], view)  # a place that is computed from a mean chooses by it
+    if is_of_example or is_at_counter:
+        return unknown(op, TAKES_BY_PLACES)
+    # A place that is computed from a mean of the shard chooses by that mean: the mark names it.
+    choice = not_linear(op, [index], view)
     if choice.kind is Kind.UNKNOWN:
         return choice
     return element.with_marks_of(choice)
@@ -208,7 +224,12 @@ def element_at(op: tf.Operation, element: State, index: State, view: View) -> St
 
 def _gather(op: tf.Operation, states: _States, view: View,
             maker: tf.Operation) -> typing.Optional[State]:
-    """`stack`: the elements along a new first dimension; n examples [d] give [n, d]."""
+    """`stack`: the elements along a new first dimension.
+
+        n examples [d]             [n, d], if each of them is taken, in their order
+        elements [n, d] by time    [time, n, d], with the examples along dimension 1
+        elements without examples  of their state: the entries of means are means
+    """
     indices = states[1]
     element = view.arrays.element(maker.name)
     if element is None or element.kind is Kind.UNKNOWN:
@@ -222,6 +243,7 @@ def _gather(op: tf.Operation, states: _States, view: View,
     if indices.kind is not Kind.INDEPENDENT:
         return unknown(op, TAKES_BY_PLACES)
     if element.is_by_example:
+        # The elements of other iterations may be other ones, so that they are not constant.
         element = element._replace(axis=element.axis + 1, is_constant=False)
     return element.with_marks_of(indices)
 

@@ -30,6 +30,7 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _NO_STATIC_LENGTH = 'makes a list of a length that is not static'
+_NO_PLACE_OF_EACH = 'stacks a list that has not one place for each example'
 
 
 def _list_of(element: State, length: Sizes) -> State:
@@ -58,7 +59,13 @@ def empty_list(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
-    """`unstack`: an element for each entry along the first dimension; of x [n, 4], an example."""
+    """`unstack`: an element for each entry along the first dimension.
+
+        x [n, 4]          n elements, each an example
+        x [2 n, 4]        refused: the element at e is not known to be of example e
+        x [time, n, 4]    elements [n, 4] of the batch, as many as the static length says
+        x [8, 4]          any value without the examples: 8 elements of the same state
+    """
     value = as_number(op, states[0], view)
     is_apart_by_example = is_of_batch(value) and value.axis == 0
     if is_apart_by_example:
@@ -69,7 +76,7 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
     if shape is None or shape[0] is None:
         return unknown(op, _NO_STATIC_LENGTH)
     element = value
-    if value.is_by_example:  # along a later dimension, as time-major x [time, n, 4]
+    if value.is_by_example:  # its examples are along a later dimension
         element = value._replace(axis=value.axis - 1)
     return _list_of(element, (Size(shape[0]),))
 
@@ -88,49 +95,72 @@ def list_item(op: tf.Operation, states: _States, view: View) -> State:
     """An element: of a list of examples, at the counter of the loop over the examples alone."""
     list_ = states[0]
     index = as_number(op, states[1], view)
-    if list_.kind is Kind.EMPTY:
+    if list_.kind is Kind.EMPTY:  # no element is written that the one at this place could be
         return unknown(op, TAKES_BY_PLACES)
     return element_at(op, _element_of(list_), index, view)
 
 
 def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
-    """One element more, at the loop's counter or at a place that is the same on every tower.
+    """The list with one element written.
 
-    The other elements are those from before, so that an element may have either state.
+    The other elements are those from before. So an element that is read later may have the state of
+    these, or that of the new one.
     """
     list_ = states[0]
     index, value = as_numbers(op, states[1:], view)
-    is_at_counter = index.is_position_of_each
-    if is_at_counter:
-        if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
-            return unknown(op, 'writes a value of all examples for each')
-        value = ONE_EXAMPLE.with_marks_of(value)
-    elif index.kind is not Kind.INDEPENDENT or Kind.ONE_EXAMPLE in (list_.kind, value.kind):
-        # A place that is the same on every tower is that of no example.
-        return unknown(op, 'writes elements at places that are not known')
-    element = loops.either(op, [_element_of(list_), value.with_marks_of(index)], view)
+    new_element = _element_written(op, list_, index, value)
+    if new_element.kind is Kind.UNKNOWN:
+        return new_element
+    element = loops.either(op, [_element_of(list_), new_element], view)
     if element.kind is Kind.UNKNOWN:
         return element
     return _list_of(element, list_.sizes)
 
 
+def _element_written(op: tf.Operation, list_: State, index: State, value: State) -> State:
+    """The state of an element that is written at the counter of a loop over the examples, or at a
+    place that is the same on every tower.
+
+    Args:
+      op: the operation `TensorListSetItem`.
+      list_: the state of the list before.
+      index: the state of the place, a scalar.
+      value: the state of what is written.
+    """
+    is_at_counter = index.is_position_of_each
+    if is_at_counter:
+        if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
+            return unknown(op, 'writes a value of all examples for each')
+        return ONE_EXAMPLE.with_marks_of(value, index)
+    # A place that is the same on every tower is that of no example.
+    has_values_of_examples = Kind.ONE_EXAMPLE in (list_.kind, value.kind)
+    if index.kind is not Kind.INDEPENDENT or has_values_of_examples:
+        return unknown(op, 'writes elements at places that are not known')
+    return value.with_marks_of(index)
+
+
 # ---- back to a tensor ----------------------------------------------------------------------------
 
 def list_stack(op: tf.Operation, states: _States, view: View) -> State:
-    """`stack`: the elements along a new first dimension; n examples [d] give [n, d]."""
+    """`stack`: the elements along a new first dimension.
+
+        n examples [d]             [n, d]
+        elements [n, d] by time    [time, n, d], with the examples along dimension 1
+        elements without examples  of their state: the entries of means are means
+
+    Elements of examples have to be n, all others a number that is the same on every tower.
+    """
     list_ = states[0]
-    is_of_each = list_.kind is Kind.ONE_EXAMPLE
-    if is_of_each:
-        has_right_length = list_.sizes == NUMBER_OF_EXAMPLES
-    else:
-        has_right_length = not list_.depends_on_length
-    if not has_right_length:
-        return unknown(op, 'stacks a list that has not one place for each example')
+    if list_.kind is Kind.ONE_EXAMPLE:
+        if list_.sizes != NUMBER_OF_EXAMPLES:
+            return unknown(op, _NO_PLACE_OF_EACH)
+        return per_example(0).with_marks_of(list_)
+    if list_.depends_on_length:
+        return unknown(op, _NO_PLACE_OF_EACH)
     if list_.kind is Kind.EMPTY:  # TensorFlow gives zeros
         return INDEPENDENT
-    if is_of_each:
-        return per_example(0).with_marks_of(list_)
     element = _element_of(list_)
     if element.is_by_example:
+        # The elements of other iterations may be other ones, so that they are not constant.
         return element._replace(axis=element.axis + 1, is_constant=False)
     return element
