@@ -16,13 +16,14 @@ import tensorflow.compat.v1 as tf
 from towers.proof.rules.common import COMPUTES_WITH_POSITIONS
 from towers.proof.rules.gathers import values_at
 from towers.proof.rules.moves import moves_entries
-from towers.proof.sizes import as_number, sizes_in
+from towers.proof.sizes import Sizes, as_number, sizes_in
 from towers.proof.states import (
     NO_STATIC_ARGUMENT,
     NO_STATIC_RANK,
     ONE_EXAMPLE,
     ROW_OF_EACH_EXAMPLE,
     Kind,
+    Size,
     State,
     first_unknown,
     unknown,
@@ -72,20 +73,17 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
       limits: its arguments begin, end and strides, each a vector with a number for each item.
       view: `View`.
     """
-    begins, ends, strides = [_numbers_of(tensor, view) for tensor in limits]
     shape = view.shape(limits[0])
     if shape is None or shape[0] is None:
         return None
+    begins, ends, strides = [_numbers_of(tensor, view) for tensor in limits]
     items = []
     for place in range(shape[0]):
-        form = _form(op, place)
-        begin = begins.get(place)
-        if _is_in_mask(op, 'begin_mask', place):  # `:3`; an index without a begin is not known
-            begin = 0 if form is _Form.RANGE else None
-        end = ends.get(place)
-        is_past_any_end = end is not None and end >= _WITHOUT_END
-        reaches_end = is_past_any_end or _is_in_mask(op, 'end_mask', place)
-        items.append(_Item(form, begin, reaches_end, strides.get(place)))
+        items.append(_Item(
+            form=_form(op, place),
+            begin=_begin(op, place, begins.get(place)),
+            reaches_end=_reaches_end(op, place, ends.get(place)),
+            stride=strides.get(place)))
     return items
 
 
@@ -95,6 +93,24 @@ def _numbers_of(vector: tf.Tensor, view: View) -> typing.Dict[int, int]:
     if value is None:
         return {}
     return {place: int(number) for place, number in enumerate(value)}
+
+
+def _begin(op: tf.Operation, place: int, number: typing.Optional[int]) -> typing.Optional[int]:
+    """Where the item at a place begins: at 0, where the mask says that a begin is left out, as in
+    `:3`; else at the number that the vector of begins has for it, if that is static."""
+    is_left_out = _is_in_mask(op, 'begin_mask', place)
+    if not is_left_out:
+        return number
+    is_range = _form(op, place) is _Form.RANGE
+    return 0 if is_range else None  # Python has no index without a begin: nothing is known of one
+
+
+def _reaches_end(op: tf.Operation, place: int, number: typing.Optional[int]) -> bool:
+    """Whether the item at a place ends with the dimension, since the mask says that an end is left
+    out, as in `1:`, or since the vector of ends has a number that no dimension reaches."""
+    is_left_out = _is_in_mask(op, 'end_mask', place)
+    is_past_any_end = number is not None and number >= _WITHOUT_END
+    return is_left_out or is_past_any_end
 
 
 def _form(op: tf.Operation, place: int) -> _Form:
@@ -114,10 +130,11 @@ def _is_in_mask(op: tf.Operation, mask: str, place: int) -> bool:
 
 
 def _for_each_dimension(items: typing.List[_Item], rank: int) -> typing.List[_Item]:
-    """The items for `rank` dimensions: whole ranges in the place of the ellipsis, or at the end."""
+    """The items for `rank` dimensions, with whole ranges for those that the brackets do not name:
+    in the place of the ellipsis, or at the end. `None` is an item, but for no dimension of x."""
     forms = [item.form for item in items]
-    dimensions = forms.count(_Form.RANGE) + forms.count(_Form.INDEX)
-    rest = [_WHOLE] * (rank - dimensions)
+    named_dimensions = forms.count(_Form.RANGE) + forms.count(_Form.INDEX)
+    rest = [_WHOLE] * (rank - named_dimensions)
     if _Form.ELLIPSIS not in forms:
         return items + rest
     place = forms.index(_Form.ELLIPSIS)
@@ -132,6 +149,7 @@ def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
     Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration
     e of a loop over the examples, `x[e]` is one example.
     """
+    # First, since the limits `tf.stack([e, …])` and `tf.stack([e + 1, …])` are UNKNOWN themselves.
     if _is_at_counter(op, states[0], view):
         return ONE_EXAMPLE.with_marks_of(*states)
     not_known = first_unknown(states)
@@ -158,9 +176,6 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
             view: View) -> State:
     """The state of a slice of values with the examples along a dimension.
 
-    Goes through the items up to that of the examples, and counts the dimensions that the result has
-    before it: a range keeps its dimension, an index drops it, `None` adds one.
-
     Args:
       op: the operation.
       state: of the values, PER_EXAMPLE or ROWS.
@@ -171,29 +186,38 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
     items = _items(op, limits, view)
     if items is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    dimension = 0  # of the values, which the next item is for
-    axis = 0  # of the result, which comes next
-    for item in _for_each_dimension(items, rank):
-        if item.form is _Form.NEW_AXIS:
-            axis += 1
-        elif dimension == state.axis:
-            if not item.is_from_first_to_last:
-                return unknown(op, _TAKES_SOME)
-            if item.stride != 1:
-                return unknown(op, 'takes some of the examples, or changes their order')
-            return state._replace(axis=axis)
-        else:
-            dimension += 1
-            if item.form is _Form.RANGE:
-                axis += 1
-    return unknown(op, NO_STATIC_RANK)
+    items = _for_each_dimension(items, rank)
+    place = _place_of_dimension(items, state.axis)
+    if place is None:
+        return unknown(op, NO_STATIC_RANK)
+    item_of_examples = items[place]
+    if not item_of_examples.is_from_first_to_last:
+        return unknown(op, _TAKES_SOME)
+    if item_of_examples.stride != 1:
+        return unknown(op, 'takes some of the examples, or changes their order')
+    return state._replace(axis=_dimensions_of_result(items[:place]))
+
+
+def _place_of_dimension(items: typing.List[_Item], dimension: int) -> typing.Optional[int]:
+    """The place of the item for a dimension of x, which `None`s may stand before; None where there
+    are fewer items."""
+    places = [place for place, item in enumerate(items) if item.form is not _Form.NEW_AXIS]
+    return places[dimension] if dimension < len(places) else None
+
+
+def _dimensions_of_result(items: typing.List[_Item]) -> int:
+    """How many dimensions the result has of some items: a range keeps its dimension, an index drops
+    it, `None` adds one."""
+    dimensions_kept = [item for item in items if item.form is not _Form.INDEX]
+    return len(dimensions_kept)
 
 
 @moves_entries
 def slice_(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.slice(x, [0, 1], [-1, 2])`: all of the examples, from the first to the last.
+    """`tf.slice(x, [0, 1], [-1, 2])`: all of the examples, and a part of the other dimensions.
 
-    A size of -1 is all that are left; any other number would be the size of one batch.
+    Along the examples it has to begin at 0 and have the size -1, all entries that are left: any
+    other size would be that of one batch.
     """
     begin = view.entry(op.inputs[1], state.axis)
     size = view.entry(op.inputs[2], state.axis)
@@ -217,19 +241,17 @@ def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
       state: of x.
       view: `View`.
     """
-    begin = op.inputs[1].op
-    end = op.inputs[2].op
-    is_index = _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
-    are_stacked = begin.type == 'Pack' and end.type == 'Pack'
-    if not is_index or not are_stacked or state.layout != ROW_OF_EACH_EXAMPLE:
+    _, begin, end, strides = op.inputs
+    are_stacked = begin.op.type == 'Pack' and end.op.type == 'Pack'
+    if not are_stacked or state.layout != ROW_OF_EACH_EXAMPLE:
         return False
-    number = begin.inputs[0]
+    is_index = _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
+    number = begin.op.inputs[0]
     is_counter = view.state(number).is_position_of_each and view.rank(number) == 0
-    if not is_counter:
+    if not is_index or not is_counter:
         return False
     # What is taken of the other dimensions may depend on the example, but on no other one.
-    strides = list(op.inputs)[3:]
-    other_limits = list(begin.inputs)[1:] + list(end.inputs)[1:] + strides
+    other_limits = [*list(begin.op.inputs)[1:], *list(end.op.inputs)[1:], strides]
     return all(_is_of_one_or_shared(view.state(tensor)) for tensor in other_limits)
 
 
@@ -247,7 +269,7 @@ def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
     column from the end, -1, may be either.
     """
     items = _items(op, list(op.inputs)[1:], view)
-    if items is None or len(items) != 2:
+    if items is None or len(items) != 2:  # not `[:, column]`
         return unknown(op, COMPUTES_WITH_POSITIONS)
     rows, column = items
     is_column = rows == _WHOLE and column.form is _Form.INDEX
@@ -259,11 +281,7 @@ def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
 
 
 def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> State:
-    """The gradient of `x[:, 1]`: [n] becomes [n, 4], with zeros around.
-
-    The result is of the same examples if the slice took all examples of x. To find this out, the
-    rule slices once more a value with the shape of x, whose examples are along the dimension that
-    has a multiple of n in the shape: the examples have to come out where the gradient has them.
+    """The gradient of `x[:, 1]`: [n] becomes [n, 4], the shape of x, with zeros around.
 
     The inputs are the shape of x, the begin, the end and the strides of the slice, and the gradient
     of its result.
@@ -274,15 +292,34 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     shape = sizes_in(op.inputs[0], shape_state, view)
     if shape is None or not all(_is_shared(state) for state in limit_states):
         return unknown(op, NO_STATIC_ARGUMENT)
-    axes = [axis for axis, size in enumerate(shape) if size.per_example]
-    is_without_examples = not axes and not gradient.is_by_example
-    if is_without_examples and not gradient.has_offset:  # zeros around an offset would have none
+    axes_of_examples = [axis for axis, size in enumerate(shape) if size.per_example]
+    if not axes_of_examples and not gradient.is_by_example:  # zeros around a mean are means, too
+        if gradient.has_offset:  # but zeros around a sum with an offset are without one
+            return unknown(op, _TAKES_SOME)
         return gradient
-    if len(axes) != 1 or gradient.kind is not Kind.PER_EXAMPLE:
+    if len(axes_of_examples) != 1 or gradient.kind is not Kind.PER_EXAMPLE:
         return unknown(op, _TAKES_SOME)
-    axis = axes[0]
+    return _gradient_of_examples(op, gradient, shape, axes_of_examples[0], view)
+
+
+def _gradient_of_examples(op: tf.Operation, gradient: State, shape: Sizes, axis: int,
+                          view: View) -> State:
+    """The state of the gradient of a slice of x: of the same examples, if the slice took all
+    examples of x.
+
+    To find this out, a value with the shape of x is sliced once more: the examples have to come out
+    along the dimension where the gradient has them.
+
+    Args:
+      op: the operation.
+      gradient: the state of the gradient of the slice, PER_EXAMPLE.
+      shape: of x.
+      axis: the dimension of x with the examples.
+      view: `View`.
+    """
     length = shape[axis]
-    if length.constant or length.per_example != gradient.outer * gradient.inner:
+    entries_of_each = gradient.outer * gradient.inner
+    if length != Size(constant=0, per_example=entries_of_each):
         return unknown(op, _TAKES_SOME)
     result = gradient._replace(axis=axis, is_constant=False)
     limits = list(op.inputs)[1:4]
