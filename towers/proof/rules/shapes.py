@@ -10,9 +10,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.proof import sizes
+from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.sizes import Sizes, sizes_in, sizes_of_dimensions
 from towers.proof.states import (
     INDEPENDENT,
+    NO_STATIC_RANK,
     Kind,
     Size,
     State,
@@ -47,9 +49,9 @@ def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View)
         rank = view.rank(tensor)  # static or not, it is the same on every tower
         return INDEPENDENT if rank is None else sizes_state([Size(rank)])
     lengths = sizes_of_dimensions(tensor, state, view)
+    if lengths is None and state.kind is Kind.ROWS:
+        return unknown(op, 'counts rows of which examples have different numbers')
     if lengths is None:
-        if state.kind is Kind.ROWS:
-            return unknown(op, 'counts rows of which examples have different numbers')
         return unknown(op, 'is a size that is not static')
     if op.type != 'Size':
         return sizes_state(lengths)
@@ -80,23 +82,27 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
         return None
     left = sizes_in(op.inputs[0], states[0], view)
     right = sizes_in(op.inputs[1], states[1], view)
-    if not left or not right:
-        return None
-    length = max(len(left), len(right))
-    if min(len(left), len(right)) not in (1, length):  # of which none broadcasts to the other
+    if not left or not right:  # not known; or a vector without a number
         return None
     results = []
-    for one, other in zip(_repeated(left, length), _repeated(right, length)):
+    for one, other in _pairs(left, right):
         result = function(one, other)
         if result is None:
             return None
         results.append(result)
-    return sizes_state(results)
+    return sizes_state(results) if results else None
 
 
-def _repeated(numbers: Sizes, length: int) -> Sizes:
-    """The numbers of a vector of a length, to which a scalar, or a vector, broadcasts."""
-    return numbers * (length // len(numbers))
+def _pairs(left: Sizes, right: Sizes) -> typing.List[typing.Tuple[Size, Size]]:
+    """The numbers of two vectors that an operation takes together; a single number goes together
+    with each one of the other vector. [] of vectors that do not broadcast to each other."""
+    if len(left) == 1:
+        left = left * len(right)
+    if len(right) == 1:
+        right = right * len(left)
+    if len(left) != len(right):
+        return []
+    return list(zip(left, right))
 
 
 def _are_vectors(tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
@@ -105,12 +111,15 @@ def _are_vectors(tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
 
 
 def prod_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """`tf.reduce_prod` of a vector of sizes, (n, 4): 4 n. None where the result is no size."""
-    factors = states[0].sizes
-    is_of_vector = op.type == 'Prod' and view.rank(op.inputs[0]) == 1
-    if not is_of_vector or not factors:
+    """`tf.reduce_prod` of a vector of sizes, (n, 4): 4 n.
+
+    Returns:
+      The state of the size; None for other operations, and where the result is no size, as n * n.
+    """
+    is_product_of_vector = op.type == 'Prod' and view.rank(op.inputs[0]) == 1
+    if not is_product_of_vector:
         return None
-    product = sizes.product_of_all(factors)
+    product = sizes.product_of_all(states[0].sizes)
     return None if product is None else sizes_state([product])
 
 
@@ -131,6 +140,7 @@ def rearranged_sizes(op: tf.Operation, states: _States, view: View) -> typing.Op
     if op.type == 'ConcatV2':
         return _joined_sizes(list(op.inputs)[:-1], states, view)  # all inputs but the axis
     numbers = sizes_in(op.inputs[0], states[0], view)
+    # A large constant of integers is no shape: to follow each of its numbers would take long.
     if numbers is None or len(numbers) > _MOST_NUMBERS:
         return None
     places = _picked_places(op, len(numbers), view)
@@ -163,12 +173,12 @@ def _joined_sizes(tensors: typing.List[tf.Tensor], states: _States,
 
 
 def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[np.ndarray]:
-    """The places of the numbers that an operation picks of a vector: `shape[1:]` of 3 numbers picks
-    those at 1 and 2.
+    """The places of the numbers that an operation picks of its first input: `shape[1:]` of 3
+    numbers picks those at 1 and 2.
 
     Args:
-      op: the operation, whose first input is the vector.
-      count: how many numbers that has.
+      op: the operation.
+      count: how many numbers its first input has, in row-major order.
       view: `View`.
 
     Returns:
@@ -177,22 +187,30 @@ def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[
     places = np.arange(count)
     if op.type in _SAME_NUMBERS:
         return places
-    arguments: typing.List[typing.Any] = [view.value(tensor) for tensor in list(op.inputs)[1:]]
-    if view.rank(op.inputs[0]) != 1 or any(value is None for value in arguments):
+    if op.type not in _PICKS or view.rank(op.inputs[0]) != 1:  # of a matrix, it would pick rows
         return None
-    if op.type == 'StridedSlice':
-        return _slice_of(places, op, arguments)
-    if op.type == 'Slice':
-        begin, length = [int(np.ravel(value)[0]) for value in arguments]
-        is_to_the_end = length < 0
-        return places[begin:] if is_to_the_end else places[begin:begin + length]
-    if op.type in ('Gather', 'GatherV2'):
-        return np.ravel(places[arguments[0]])
-    return None
+    arguments: typing.List[typing.Any] = [view.value(tensor) for tensor in list(op.inputs)[1:]]
+    if any(value is None for value in arguments):
+        return None
+    return _PICKS[op.type](places, op, arguments)
 
 
-def _slice_of(places: np.ndarray, op: tf.Operation,
-              limits: typing.List[np.ndarray]) -> typing.Optional[np.ndarray]:
+def _picked_by_slice(places: np.ndarray, op: tf.Operation,
+                     limits: typing.List[np.ndarray]) -> np.ndarray:
+    """`tf.slice(places, [begin], [length])`, where a length of -1 is all that are left.
+
+    Args:
+      places: array of int.
+      op: the operation `Slice`.
+      limits: its arguments begin and length, each of one number.
+    """
+    begin, length = [int(np.ravel(value)[0]) for value in limits]
+    is_to_the_end = length < 0
+    return places[begin:] if is_to_the_end else places[begin:begin + length]
+
+
+def _picked_by_brackets(places: np.ndarray, op: tf.Operation,
+                        limits: typing.List[np.ndarray]) -> typing.Optional[np.ndarray]:
     """`places[begin:end:stride]`, or `places[begin]`, as an array; None for `places[None]`.
 
     Args:
@@ -213,6 +231,25 @@ def _slice_of(places: np.ndarray, op: tf.Operation,
     return places[slice(None if has_no_begin else begin, None if has_no_end else end, stride)]
 
 
+def _picked_by_indices(places: np.ndarray, op: tf.Operation,
+                       arguments: typing.List[np.ndarray]) -> np.ndarray:
+    """`tf.gather(places, indices)`, one after the other.
+
+    Args:
+      places: array of int.
+      op: the operation `Gather` or `GatherV2`.
+      arguments: its indices, and the axis, if it has one.
+    """
+    indices = arguments[0]
+    return np.ravel(places[indices])
+
+
+_PICKS: typing.Dict[str, typing.Callable] = {
+    'StridedSlice': _picked_by_brackets, 'Slice': _picked_by_slice,
+    'Gather': _picked_by_indices, 'GatherV2': _picked_by_indices}
+"""{type of an operation that picks numbers of a vector: the function that does it}"""
+
+
 # ---- tensors of a shape --------------------------------------------------------------------------
 
 def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state: State) -> State:
@@ -226,21 +263,24 @@ def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state
       shape: its shape, where that is known.
       shape_state: the state of the tensor that tells the shape.
     """
-    if shape is None:
-        if shape_state.kind is Kind.INDEPENDENT:  # not static, but the same on every tower
-            return _UNIFORM
-        return unknown(op, _NO_SHAPE_OF_EXAMPLES)
-    axes = [axis for axis, size in enumerate(shape) if size.per_example]
-    if not axes:
+    if shape is None and shape_state.kind is Kind.INDEPENDENT:  # though it is not static
         return _UNIFORM
-    axis = axes[0]
-    if len(axes) > 1 or shape[axis].constant:
+    if shape is None:
+        return unknown(op, _NO_SHAPE_OF_EXAMPLES)
+    axes_of_examples = [axis for axis, size in enumerate(shape) if size.per_example]
+    if not axes_of_examples:
+        return _UNIFORM
+    axis = axes_of_examples[0]
+    length = shape[axis]
+    is_multiple_of_examples = not length.constant  # 2 n, and not n + 1
+    if len(axes_of_examples) > 1 or not is_multiple_of_examples:
         return unknown(op, 'has a shape that is not a multiple of the number of examples')
-    return per_example(axis, inner=shape[axis].per_example, is_constant=True)
+    return per_example(axis, inner=length.per_example, is_constant=True)
 
 
 def fill(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.fill`, `tf.zeros`: the same value for every example, where a dimension is theirs."""
+    """`tf.fill`, `tf.zeros`: the same value for every example, where a dimension of the shape is
+    theirs. The value has to be a number that does not depend on the shard, not even on its size."""
     shape_state, value = states
     is_shared = value.kind in (Kind.INDEPENDENT, Kind.SIZES) and not value.depends_on_size
     if not is_shared:
@@ -250,12 +290,17 @@ def fill(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.zeros_like`, `tf.ones_like`: the same value for every example of x [n, 4]; of a tensor
-    without a dimension of the examples, the same on every tower."""
+    """`tf.zeros_like`, `tf.ones_like`: zeros or ones of the shape of a tensor.
+
+        like x [n, 4]       the same for every example
+        like x [rows, 4]    of as many rows of each example
+        like one example    of its shape, which may be another one than that of the next
+        like a mean, …      the same on every tower, all entries equal
+    """
     state = states[0]
     if state.kind is Kind.PER_EXAMPLE:
         return per_example(state.axis, state.outer, state.inner, is_constant=True)
-    if state.kind in (Kind.ROWS, Kind.ONE_EXAMPLE):  # whose number of entries is its own
+    if state.kind in (Kind.ROWS, Kind.ONE_EXAMPLE):
         return state
     return _UNIFORM.with_marks_of(*states)  # a statistic of the shard may have decided the shape
 
@@ -279,10 +324,12 @@ def range_of(op: tf.Operation, states: _States, view: View) -> State:
     if any(state.kind not in (Kind.INDEPENDENT, Kind.SIZES) for state in states):
         return unknown(op, 'has a length that is computed from the examples')
     limits = [sizes_in(tensor, state, view) for tensor, state in zip(op.inputs, states)]
-    if not any(state.depends_on_size for state in states):
+    is_same_on_towers = not any(state.depends_on_size for state in states)
+    if is_same_on_towers:
         return _static_range(limits) or INDEPENDENT.with_marks_of(*states)
-    from_0_to_n = [(Size(0),), (Size(0, 1),), (Size(1),)]  # begin, end, step
-    if limits == from_0_to_n:
+    begin, end, step = limits
+    is_from_0_by_1 = begin == (Size(0),) and step == (Size(1),)
+    if is_from_0_by_1 and end == NUMBER_OF_EXAMPLES:
         return State(Kind.POSITION)
     return unknown(op, 'numbers the examples of the shard')
 
@@ -292,14 +339,17 @@ def _static_range(limits: typing.List[typing.Optional[Sizes]]) -> typing.Optiona
     axes, or of places in a shape. None for any other range.
 
     Args:
-      limits: begin, end and step, each a constant scalar; None of one that is not known.
+      limits: begin, end and step, each a scalar without the number of examples; None of one that
+        is not known.
     """
     numbers = []
     for limit in limits:
         if limit is None:
             return None
-        numbers.append(limit[0].constant)
-    counted = range(*numbers)
+        [number] = limit
+        numbers.append(number.constant)
+    begin, end, step = numbers
+    counted = range(begin, end, step)
     if len(counted) > _MOST_NUMBERS:
         return None
     return sizes_state(Size(number) for number in counted)
@@ -318,38 +368,49 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     rank = view.rank(op.inputs[0])
     if shape is None:
         return unknown(op, _NO_SHAPE_OF_EXAMPLES)
-    if value.kind is Kind.PER_EXAMPLE and rank is not None:
-        return _broadcast_examples(op, value, shape, rank)
+    if rank is None:
+        return unknown(op, NO_STATIC_RANK)
+    new_dimensions = len(shape) - rank  # which broadcasting puts first
+    if value.kind is Kind.PER_EXAMPLE:
+        return _broadcast_examples(op, value, shape, new_dimensions)
     if value.kind is not Kind.INDEPENDENT:
         return unknown(op, 'repeats %s' % value.kind.value)
-    result = tensor_of_shape(op, shape, shape_state)
-    if result.kind is Kind.PER_EXAMPLE and rank:
-        axis_in_value = result.axis - (len(shape) - rank)
-        if _has_own_length(op.inputs[0], axis_in_value, view):  # it fits batches of one size only
+    result = tensor_of_shape(op, shape, shape_state).with_marks_of(*states)
+    if result.kind is Kind.PER_EXAMPLE:
+        axis_of_value = result.axis - new_dimensions
+        if _has_own_length(op.inputs[0], axis_of_value, view):  # it fits batches of one size only
             return unknown(op, 'has another size of its own along the examples')
-    is_uniform = result.is_uniform and (rank == 0 or value.is_uniform)
-    return result._replace(is_uniform=is_uniform).with_marks_of(*states)
+    has_equal_entries = rank == 0 or value.is_uniform
+    return result._replace(is_uniform=result.is_uniform and has_equal_entries)
 
 
 def _has_own_length(tensor: tf.Tensor, axis: int, view: View) -> bool:
-    """Whether a tensor may have another length than 1 along a dimension; one that it lacks, and
-    gets by broadcasting, is negative."""
+    """Whether a tensor may have another length than 1 along a dimension.
+
+    Args:
+      tensor: the tensor.
+      axis: the dimension; negative for one that the tensor lacks, and gets by broadcasting.
+      view: `View`.
+    """
     if axis < 0:
         return False
     lengths = view.shape(tensor)
     return lengths is None or lengths[axis] != 1
 
 
-def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, rank: int) -> State:
+def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, new_dimensions: int) -> State:
     """The state of values of the examples that are broadcast to a shape.
+
+    In the shape the examples have the dimension that they have in the values; n in another one, as
+    in (n, n) for x [n] or [n, 1], would repeat them.
 
     Args:
       op: the operation.
       value: the state of the values, PER_EXAMPLE.
-      shape: the shape, which begins with the new dimensions.
-      rank: the number of dimensions before.
+      shape: the shape.
+      new_dimensions: how many dimensions it has before those of the values.
     """
-    axis = value.axis + len(shape) - rank
+    axis = value.axis + new_dimensions
     for place, size in enumerate(shape):
         if place != axis and size.per_example:
             return unknown(op, 'repeats the examples')
