@@ -53,11 +53,11 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(table [20, 4], x [n])`: [n, 4], a row of the table for each example; or
     `tf.gather(x [n, 4], [2, 0], axis=1)`: [n, 2], two columns of each example.
 
-    Indices of which nothing else is known may still be those of one row in each block of rows of an
-    example (`blocks`). A gather from a shape picks some of its sizes.
+    A gather from a shape picks some of its sizes.
     """
     params, indices = states[:2]
     axis_of_rows = states[2:]  # [] where the operation has no such input
+    # The sum of positions and other numbers is UNKNOWN, but may be one row in each block of rows.
     if indices.kind is Kind.UNKNOWN:
         row_of_each = row_of_each_block(op, params, view)
         if row_of_each is not None:
@@ -71,7 +71,7 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
             return sizes
     if not are_shared_arguments(axis_of_rows):
         return unknown(op, OWN_ARGUMENTS)
-    params, indices = as_numbers(op, states[:2], view)  # sizes that stay no sizes count as numbers
+    params, indices = as_numbers(op, states[:2], view)  # the result is no shape
     return _gathered(op, params, indices, view)
 
 
@@ -84,28 +84,31 @@ def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> St
       indices: the state of their indices.
       view: `View`.
     """
-    if indices.kind is Kind.ROW_POSITION:
+    if indices.kind is Kind.ROW_POSITION:  # those of the rows that a mask of rows keeps
         return rows_of_rows(op, params, indices, view)
     if params.is_position or indices.kind is Kind.INDICES:
         return unknown(op, COMPUTES_WITH_POSITIONS)
-    if indices.kind is Kind.POSITION:
+    if indices.kind is Kind.POSITION:  # those of all examples, or of those that a mask keeps
         return rows_at_positions(op, params, indices, view)
-    if not any_by_example([params, indices]):
-        if indices.is_total:  # a row that is chosen by a mean of the shard
-            return not_linear(op, [params, indices], view)
-        return params.with_marks_of(indices)  # a row of a mean is a mean
-    if any_of_kind([params, indices], Kind.ONE_EXAMPLE):  # whose entries are all its own
+    if any_of_kind([params, indices], Kind.ONE_EXAMPLE):
         return by_example(op, [params, indices], view)
-    return _gathered_of_batch(op, params, indices, view)
+    if any_by_example([params, indices]):
+        return _gathered_of_batch(op, params, indices, view)
+    if indices.is_total:  # a mean of the shard chooses the row
+        return not_linear(op, [params, indices], view)
+    return params.with_marks_of(indices)  # a row of a mean is a mean
 
 
 def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: View) -> State:
     """The state of rows where the params or the indices, or both, are values of the batch.
 
-        rows of a table [20, 4] at x [n]      [n, 4]: the indices' dimensions in the place of `axis`
-        columns of x [n, 4] at [2, 0]         [n, 2]: the examples where they were
-        of each example, at its own indices   `batch_dims`: the examples where they were
-        of the examples at any indices        not known: rows of other examples
+    The result has the dimensions of the indices in the place of the params' dimension `axis`:
+
+        a table [20, 4] at x [n], axis 0         [n, 4]: the examples where the indices have them
+        x [n, 4] at [2, 0], axis 1               [n, 2]: behind the examples, which stay there
+        x [3, n] at [[2, 0], [1, 1]], axis 0     [2, 2, n]: before them, which are moved by it
+        x [n, 4] at y [n, 2], `batch_dims` 1     [n, 2]: each example at its own indices
+        x [n, 4] at any indices, axis 0          not known: rows of other examples
 
     Args:
       op: the operation.
@@ -117,35 +120,45 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
     rank_of_indices = view.rank(op.inputs[1])
     if axis is None or rank_of_indices is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    # Dimensions that params and indices have in common: each entry along them by itself.
-    batch_dims = op.get_attr('batch_dims') if 'batch_dims' in op.node_def.attr else 0
-    if batch_dims:
-        are_of_same_examples = params.kind is Kind.PER_EXAMPLE and params.layout == indices.layout
-        if are_of_same_examples and params.axis < batch_dims <= axis:
-            return params._replace(is_constant=False).with_marks_of(indices)
-        return unknown(op, _BY_PLACES)
+    has_batch_dims = 'batch_dims' in op.node_def.attr and op.get_attr('batch_dims') != 0
+    if has_batch_dims:
+        return _gathered_of_each(op, params, indices, axis)
     if params.kind is Kind.INDEPENDENT:
         return indices._replace(axis=axis + indices.axis).with_marks_of(params)
     if indices.kind is not Kind.INDEPENDENT or axis == params.axis:
         return unknown(op, _BY_PLACES)
     if axis > params.axis:
         return params.with_marks_of(indices)
-    # The indices' dimensions come before the examples, in the place of one.
     moved_axis = params.axis + rank_of_indices - 1
     return params._replace(axis=moved_axis).with_marks_of(indices)
 
 
+def _gathered_of_each(op: tf.Operation, params: State, indices: State, axis: int) -> State:
+    """The state of rows with `batch_dims`: the params and the indices have that many dimensions in
+    common, and each entry along these is gathered by itself. One of them has to be the examples'.
+
+    Args:
+      op: the operation.
+      params: the state of what rows are taken of.
+      indices: the state of their indices.
+      axis: the dimension of the params along which rows are taken.
+    """
+    batch_dims = op.get_attr('batch_dims')
+    are_of_same_examples = params.kind is Kind.PER_EXAMPLE and params.layout == indices.layout
+    if are_of_same_examples and params.axis < batch_dims <= axis:
+        return params._replace(is_constant=False).with_marks_of(indices)
+    return unknown(op, _BY_PLACES)
+
+
 def _axis_of_gather(op: tf.Operation, view: View) -> typing.Optional[int]:
     """The dimension along which a gather takes rows; None where it is not static."""
-    if op.type == 'ResourceGather':  # its first input, the handle of a variable, has another rank
-        return 0
-    rank = view.rank(op.inputs[0])
-    if rank is None:
-        return None
-    if op.type != 'GatherV2':  # which alone has the axis as an input
+    if op.type != 'GatherV2':  # `Gather` and `ResourceGather` have no such argument
         return 0
     axis = view.value(op.inputs[2])
-    return None if axis is None else int(axis) % rank
+    rank = view.rank(op.inputs[0])
+    if axis is None or rank is None:
+        return None
+    return int(axis) % rank
 
 
 def rows_at_positions(op: tf.Operation, params: State, positions: State, view: View) -> State:
@@ -160,11 +173,11 @@ def rows_at_positions(op: tf.Operation, params: State, positions: State, view: V
     axis = view.value(op.inputs[2]) if op.type == 'GatherV2' else 0
     has_vectors = op.type.endswith('GatherNd')
     rank_of_positions = 2 if has_vectors else 1
-    row_of_each = per_example(0, positions.outer, positions.inner)
-    is_along_first = axis == 0 and positions.axis == 0
-    if not is_along_first or params.layout != row_of_each.layout:
+    if axis != 0 or positions.axis != 0 or view.rank(op.inputs[1]) != rank_of_positions:
         return unknown(op, _BY_PLACES)
-    if view.rank(op.inputs[1]) != rank_of_positions:
+    # A position tells the row of its example only among rows that are as many, in the same order.
+    rows_of_positions = per_example(0, positions.outer, positions.inner)
+    if params.layout != rows_of_positions.layout:
         return unknown(op, _BY_PLACES)
     if positions.selection == EVERY_EXAMPLE:
         return params.with_marks_of(positions)
@@ -176,20 +189,21 @@ def rows_at_positions(op: tf.Operation, params: State, positions: State, view: V
 def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather_nd(x, indices)`: entries, or rows, at the index vectors along the last dimension.
 
-        x [n, 4] at [tf.range(n), y] [n, 2]    [n]: the entry y of each example
-        x [n, 4] at tf.range(n) [n, 1]         [n, 4]: the row of each example
+        x [n, 4] at [tf.range(n), y] [n, 2]    INDICES: [n], the entry y of each example
+        x [n, 4] at tf.range(n) [n, 1]         POSITION: [n, 4], the row of each example
         a table [20, 4] at y [n, 2]            [n]: the entry of the table for each example
     """
     params = as_number(op, states[0], view)
     indices = states[1]
     if indices.kind is Kind.POSITION:
         shape = view.shape(op.inputs[1])
-        if shape is None or shape[-1] != 1:
+        are_vectors_of_one = shape is not None and shape[-1] == 1
+        if not are_vectors_of_one:
             return unknown(op, _BY_PLACES)
-        # The positions are along dimension 0 of the vectors [n, 1]; other ranks are refused there.
+        # The positions [n, 1] are along dimension 0; other ranks are refused there.
         return rows_at_positions(op, params, indices._replace(axis=0), view)
     if indices.kind is Kind.INDICES:
-        if params.layout != ROW_OF_EACH_EXAMPLE:
+        if params.layout != ROW_OF_EACH_EXAMPLE:  # the first number of a vector is no row, then
             return unknown(op, _BY_PLACES)
         return values_at(indices).with_marks_of(params, indices)
     if not any_by_example([params, indices]):
@@ -200,7 +214,11 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View) -> State:
-    """The state of entries of a table that all towers share, at index vectors of the examples."""
+    """The state of entries of a table that all towers share, at index vectors of the examples.
+
+    A vector is along the last dimension of the indices [n, 2]. In indices [2, n] it would have
+    numbers of several examples.
+    """
     rank = view.rank(op.inputs[1])
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
