@@ -96,9 +96,11 @@ def linear(op: tf.Operation, states: _States, view: View) -> State:
 def cast(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.cast`: the same numbers in another type, so the same state, where the type has them all.
 
-    Between types of floats, rounding is not counted. A float that becomes an integer loses its
-    fraction, so that the integer of a mean is no mean; an integer type may be too narrow for a
-    number of examples.
+        positions           wide integers alone: a rounded position is that of another example
+        sizes               wide integers, or floats, whose rounding is not counted
+        means, sums, …      floats alone: the mean of integers that have lost their fractions is not
+                            the integer of the mean
+        any other state     any type: each entry is cast by itself
     """
     state = states[0]
     dtype = op.outputs[0].dtype
@@ -117,9 +119,12 @@ def cast(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def divide(op: tf.Operation, states: _States, view: View) -> State:
-    """Quotients: f / g of an example; a sum divided by the number of examples is a mean."""
-    rounds = op.outputs[0].dtype.is_integer
-    if rounds:  # so it is not linear in the dividend
+    """Quotients: f / g of an example; a sum divided by the number of examples is a mean.
+
+    A quotient of integers is rounded, so that it is not linear in the dividend.
+    """
+    is_rounded = op.outputs[0].dtype.is_integer
+    if is_rounded:
         return elementwise(op, states, view)
     states = as_numbers(op, states, view)
     if any_by_example(states):
@@ -143,7 +148,7 @@ def select(op: tf.Operation, states: _States, view: View) -> State:
             return _selected_rows(op, condition, values)
         return by_example(op, states, view)
     if condition.is_alike_on_towers:
-        # The one that is chosen, f or g, is of the kind that f + g is.
+        # One of the means of f and of g is a mean, of f or of g, as their sum is one.
         return sum_of_totals(op, values, view).with_marks_of(condition)
     return not_linear(op, states, view)
 
@@ -162,10 +167,6 @@ def _selected_rows(op: tf.Operation, condition: State, values: _States) -> State
 def by_example(op: tf.Operation, states: _States, view: View) -> State:
     """A function of single entries, at least one input of which has entries of single examples.
 
-    All inputs that have examples have them along the same dimension, counted from the last one, as
-    broadcasting does. All other inputs have one entry along this dimension, which goes to each
-    example: x [n, 4] and a weight [4] or [1, 4], but not one [8, 4].
-
     Args:
       op: the operation.
       states: of its inputs, sizes as numbers.
@@ -173,10 +174,25 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
     """
     # An example to which a mean of the shard goes depends on all examples of the shard.
     marks = marks_of_totals(op, states, view, "gives each example a value of all examples ('%s')")
-    if any_of_kind(states, Kind.ONE_EXAMPLE):
-        if any(is_of_batch(state) for state in states):
-            return unknown(op, 'joins one example with the whole batch')
-        return ONE_EXAMPLE.with_marks_of(marks)
+    if not any_of_kind(states, Kind.ONE_EXAMPLE):
+        return _by_example_of_batch(op, states, view).with_marks_of(marks)
+    if any(is_of_batch(state) for state in states):
+        return unknown(op, 'joins one example with the whole batch')
+    return ONE_EXAMPLE.with_marks_of(marks)
+
+
+def _by_example_of_batch(op: tf.Operation, states: _States, view: View) -> State:
+    """The state of a function of single entries of values of the batch.
+
+    All inputs that have examples have them along the same dimension, counted from the last one, as
+    broadcasting does. All other inputs have one entry along this dimension, which goes to each
+    example: x [n, 4] and a weight [4] or [1, 4], but not one [8, 4].
+
+    Args:
+      op: the operation.
+      states: of its inputs, at least one of which is PER_EXAMPLE or ROWS.
+      view: `View`.
+    """
     layouts = _layouts_from_end(op, states, view)
     rank = view.rank(op.outputs[0])
     if layouts is None or rank is None:
@@ -185,18 +201,23 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
     if len(layouts) > 1:
         return unknown(op, COUPLES_EXAMPLES)
     layout = layouts.pop()
+    axis_from_end = layout.axis
     for tensor, state in zip(op.inputs, states):
         has_entry_of_each = state.is_by_example or fits_examples_as_built(state, view)
-        if not has_entry_of_each and not _is_broadcast_along(tensor, layout.axis, view):
+        if not has_entry_of_each and not _is_broadcast_along(tensor, axis_from_end, view):
             return unknown(op, HAS_OWN_SIZE)
-    result = state_of_layout(layout._replace(axis=rank + layout.axis))
-    return result._replace(is_constant=_are_constant(states)).with_marks_of(marks)
+    result = state_of_layout(layout._replace(axis=rank + axis_from_end))
+    return result._replace(is_constant=_are_constant(states))
 
 
 def _layouts_from_end(op: tf.Operation, states: _States,
                       view: View) -> typing.Optional[typing.Set[Layout]]:
     """The layouts of the inputs that have examples, with the axis counted from the last dimension,
-    which is -1; None where a rank is not static."""
+    which is -1: x [n, 4] and y [3, n, 4] have the examples along -2.
+
+    Returns:
+      Set of layouts; None where a rank is not static.
+    """
     layouts = set()
     for tensor, state in zip(op.inputs, states):
         if not state.is_by_example:
@@ -211,22 +232,24 @@ def _layouts_from_end(op: tf.Operation, states: _States,
 def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
     """The layouts of tensors that an operation demands to have equal lengths along the examples.
 
-    [k n] and [m n] have equal lengths where k = m. A length that is not static has a large prime in
-    its place (`stand_ins`): if k is such a prime, m takes its place. If both are, the lengths are
-    unknown, but equal by the demand of the operation, and the smaller prime stands for both.
+    x [n L] has L entries of each example, where the length L is not static: a large prime is `inner`
+    in its place (`stand_ins`). In x + y [8 n], L can only be 8: then both have 8 as `inner`. In
+    x [n L] + z [n M], with another prime for M, the operation demands that L is M: then both have
+    the smaller prime.
     """
     if not layouts:
         return layouts
-    entries_of_each = min(layout.inner for layout in layouts)  # a static number, if there is any
+    smallest_inner = min(layout.inner for layout in layouts)  # static, if that of any layout is
     equal = set()
     for layout in layouts:
         is_static = layout.inner < LEAST_STAND_IN
-        equal.add(layout if is_static else layout._replace(inner=entries_of_each))
+        equal.add(layout if is_static else layout._replace(inner=smallest_inner))
     return equal
 
 
 def _are_constant(states: _States) -> bool:
-    """Whether a function of values with these states is the same for each example."""
+    """Whether a function of values with these states is the same for each example: not, if one of
+    them depends on the examples and is not constant itself."""
     for state in states:
         depends_on_examples = state.is_by_example or state.is_total
         if depends_on_examples and not state.is_constant:
