@@ -232,10 +232,10 @@ def _layouts_from_end(op: tf.Operation, states: _States,
 def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
     """The layouts of tensors that an operation demands to have equal lengths along the examples.
 
-    x [n L] has L entries of each example, where the length L is not static: a large prime is `inner`
-    in its place (`stand_ins`). In x + y [8 n], L can only be 8: then both have 8 as `inner`. In
-    x [n L] + z [n M], with another prime for M, the operation demands that L is M: then both have
-    the smaller prime.
+    x [n L] has L entries of each example, where the length L is not static: a large prime stands in
+    its place as `inner` (`stand_ins`). In x + y [8 n], L can only be 8: then both have 8 as
+    `inner`. In x [n L] + z [n M], with another prime for M, the operation demands that L is M: then
+    both have the smaller prime.
     """
     if not layouts:
         return layouts

@@ -37,7 +37,7 @@ _NOT_STATIC_SHAPE = 'has a shape that is not static'
 def reshape(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reshape`: [n, 3, 4] becomes [3 n, 4], with 3 neighbouring rows of each example."""
     before = view.shape(op.inputs[0])
-    after = view.shape_by_inference(op.outputs[0])
+    after = view.shape_by_inference(op.outputs[0])  # not by the state that is to be found here
     if before is None or after is None:
         return unknown(op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
@@ -68,18 +68,24 @@ def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int]
     """
     stride = state.inner * _product(before[state.axis + 1:])
     places = _places_of_stride(stride, after, view.examples)
-    if len(places) != 1:
+    has_one_place = len(places) == 1
+    if not has_one_place:
         return unknown(op, 'spreads an example over several dimensions')
-    axis, inner = places[0]
+    [(axis, inner)] = places
     if not has_examples_at(axis, op.inputs[1], view):
         return unknown(op, 'has a shape that is another one for another number of examples')
-    outer = after[axis] // (view.examples * inner)
+    entries_of_a_round = view.examples * inner
+    outer = after[axis] // entries_of_a_round
     return per_example(axis, outer, inner, state.is_constant)
 
 
 def _places_of_stride(stride: int, lengths: typing.List[int],
                       examples: int) -> typing.List[_Place]:
     """The dimensions along which some steps go from one example to the next.
+
+    With the stride 12, in [3 n, 4], a step along dimension 0 goes over 4 entries. So 3 steps go to
+    the next example, and the length 3 n is a multiple of 3 steps for each example. A step along
+    dimension 1 goes over 1 entry, but the length 4 is no multiple of 12 steps for each example.
 
     Args:
       stride: the number of entries from one example to the next.
@@ -89,8 +95,8 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
     places = []
     for axis, length in enumerate(lengths):
         entries_of_step = _product(lengths[axis + 1:])
-        is_empty = not stride or not entries_of_step or not length
-        if is_empty or stride % entries_of_step:
+        is_empty = 0 in (stride, entries_of_step, length)
+        if is_empty or stride % entries_of_step != 0:
             continue
         steps = stride // entries_of_step
         if length % (examples * steps) == 0:
@@ -122,8 +128,8 @@ def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
 def _product(lengths: typing.Iterable) -> int:
     """The number of entries in dimensions of these lengths.
 
-    It is exact: lengths that are not static have large primes in their places, whose product may
-    exceed an int64 of numpy.
+    It is computed with Python's integers, since lengths that are not static have large primes in
+    their places, whose product may exceed an int64 of numpy.
     """
     product = 1
     for length in lengths:
@@ -148,30 +154,28 @@ def _reshaped_with_unknown(op: tf.Operation, state: State, before: _Lengths, aft
     if blocks is not None:
         return blocks
     # Where all dimensions up to the examples' keep their lengths, the examples stay there.
-    up_to_examples = before[:state.axis + 1]
-    if None not in up_to_examples and up_to_examples == after[:state.axis + 1]:
+    lengths_before = before[:state.axis + 1]
+    lengths_after = after[:state.axis + 1]
+    if None not in lengths_before and lengths_before == lengths_after:
         return state
     return _reshaped_if(op, state, after, view)
 
 
 def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
-    """The state after a reshape of [n, L, 4], where each example is a block of entries.
-
-    In the shape (k n, 4), which names the number n of examples, the result has k rows of each
-    example, since the number of entries is the same before and after. In the shape (-1, 4), it has
-    e / 4 rows of each example, where e is the number of entries of an example and divisible by 4.
+    """The state after a reshape of [n, L, 4], where the entries of each example are neighbours.
 
     Returns:
-      The state; None where it is not known that each example has the same number of rows.
+      The state, with the examples along dimension 0; None where it is not known that each example
+      has the same number of rows of the result.
     """
-    is_of_blocks = state.axis == 0 and state.outer == 1
+    are_neighbours = state.axis == 0 and state.outer == 1
     lengths = sizes_of_dimensions(op.inputs[0], state, view)
     shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
-    if not is_of_blocks or lengths is None or not shape:
+    if not are_neighbours or lengths is None or not shape:
         return None
     rows = shape[0]
     row = shape[1:]
-    if any(size.per_example for size in row):
+    if any(size.per_example for size in row):  # the examples are not along dimension 0 alone
         return None
     entries_of_each = state.inner * _product(size.constant for size in lengths[1:])
     rows_of_each = _rows_of_each(rows, [size.constant for size in row], entries_of_each)
@@ -181,23 +185,27 @@ def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optio
 
 
 def _rows_of_each(rows: Size, row: typing.List[int], entries: int) -> typing.Optional[int]:
-    """How many rows of the result belong to each example; None where that is not known.
+    """How many rows of the result belong to each example.
+
+        shape (k n, 4)    k rows, since the number of entries is the same before and after
+        shape (-1, 4)     a fourth of the entries of an example, if 4 divides their number
+        any other shape   None: not known
 
     Args:
-      rows: the number of rows, the first one of the shape: k n, or -1 for as many as there are.
-      row: the lengths of a row, of which one may be -1 where the first number is not.
+      rows: the first number of the shape, which tells the number of rows.
+      row: the other numbers, the lengths of a row; one is -1, as long as is left, or none.
       entries: the number of entries of each example.
     """
     is_multiple_of_examples = rows.per_example > 0 and not rows.constant
+    takes_all_rows = rows == Size(-1)
     if is_multiple_of_examples:
         has_entries = all(length > 0 or length == -1 for length in row)
         return rows.per_example if has_entries else None
-    takes_all_rows = rows == Size(-1)
-    is_row_known = all(length > 0 for length in row)
-    if not takes_all_rows or not is_row_known:
-        return None
-    width = _product(row)
-    return None if entries % width else entries // width
+    if takes_all_rows and all(length > 0 for length in row):
+        entries_of_row = _product(row)
+        is_whole_rows = entries % entries_of_row == 0
+        return entries // entries_of_row if is_whole_rows else None
+    return None
 
 
 def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) -> State:
@@ -205,12 +213,19 @@ def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) ->
 
     The graph does not tell whether it is so. The result has a mark of this operation, and a proof
     that needs it says what it supposes.
+
+    Args:
+      op: the operation.
+      state: of the values, PER_EXAMPLE.
+      after: the lengths of the dimensions of the result.
+      view: `View`.
     """
     shape = view.value(op.inputs[1])
     if state.layout != ROW_OF_EACH_EXAMPLE or shape is None:
         return unknown(op, _NOT_STATIC_SHAPE)
+    has_rows = len(shape) >= 2 and shape[0] == -1
     row = after[1:]
-    if len(shape) < 2 or shape[0] != -1 or None in row:
+    if not has_rows or None in row:
         return unknown(op, _NOT_STATIC_SHAPE)
     view.suppose(op, 'takes %d numbers of each example' % _product(row))
     return state.with_shard_statistics([op.name])
@@ -220,16 +235,20 @@ def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Len
     """The state of rows [rows, 3, 4] as [rows, 12], or [1, rows, 12]: right where each row keeps
     its number of entries, and the dimensions before the rows have length 1.
 
-    The number of rows is the one length that is not static.
+    Args:
+      op: the operation.
+      state: of the values, ROWS.
+      before: the lengths of their dimensions.
+      after: those of the result; the number of rows is the one that is not static.
     """
     if after.count(None) != 1:
         return unknown(op, _NOT_STATIC_SHAPE)
     axis = after.index(None)
+    lengths_before_rows = before[:state.axis] + after[:axis]
+    if any(length != 1 for length in lengths_before_rows):
+        return unknown(op, _NOT_STATIC_SHAPE)
     row_before = before[state.axis + 1:]
     row_after = after[axis + 1:]
-    lengths_before_rows = set(before[:state.axis] + after[:axis])
-    if not lengths_before_rows <= {1} or None in row_before:
-        return unknown(op, _NOT_STATIC_SHAPE)
-    if _product(row_before) != _product(row_after):
+    if None in row_before or _product(row_before) != _product(row_after):
         return unknown(op, _NOT_STATIC_SHAPE)
     return state._replace(axis=axis)
