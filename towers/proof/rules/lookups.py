@@ -54,13 +54,13 @@ def sparse_reshape(op: tf.Operation, states: _States, view: View) -> typing.List
     indices, shape_state, new_shape_state = states
     if indices.kind is not Kind.INDICES:
         return [not_linear(op, states, view)] * 2
-    before = sizes_in(op.inputs[1], shape_state, view)
-    after = sizes_in(op.inputs[2], new_shape_state, view)
     # Those of `tf.stack([tf.range(n), y], 1)`, one for each example, are of no sparse tensor.
     is_of_sparse_tensor = indices.selection != EVERY_EXAMPLE
-    if before is None or after is None or not is_of_sparse_tensor:
+    before = sizes_in(op.inputs[1], shape_state, view)
+    new_shape = sizes_in(op.inputs[2], new_shape_state, view)
+    if not is_of_sparse_tensor or before is None or new_shape is None:
         return [unknown(op, _NOT_OF_EXAMPLES)] * 2
-    after = _with_rest(before, after)
+    after = _with_rest(before, new_shape)
     if not _has_examples_first(before) or not _has_examples_first(after):
         return [unknown(op, _NOT_OF_EXAMPLES)] * 2
     if product_of_all(before) != product_of_all(after):
@@ -69,15 +69,17 @@ def sparse_reshape(op: tf.Operation, states: _States, view: View) -> typing.List
 
 
 def _with_rest(before: Sizes, after: Sizes) -> Sizes:
-    """The shape after a reshape, with the number of entries that are left in the place of its -1.
+    """The shape after a reshape, with the length that is left in the place of its -1: of the shape
+    (n, 4, 5) as (n, -1), it is (n, 20).
 
-    The new shape is returned unchanged where it has no -1, or the number is not known.
+    The new shape is returned unchanged where it has no -1, or the length is not known.
     """
+    if after.count(_AS_MANY_AS_ARE_LEFT) != 1:
+        return after
     others = [size for size in after if size != _AS_MANY_AS_ARE_LEFT]
     entries = product_of_all(before)
     entries_of_others = product_of_all(others)
-    has_one_left = len(others) == len(after) - 1
-    if not has_one_left or entries is None or entries_of_others is None:
+    if entries is None or entries_of_others is None:
         return after
     rest = quotient(entries, entries_of_others)
     if rest is None:
@@ -86,7 +88,7 @@ def _with_rest(before: Sizes, after: Sizes) -> Sizes:
 
 
 def _has_examples_first(shape: typing.Optional[Sizes]) -> bool:
-    """Whether a shape is (n, 3, …), of lengths that are all known."""
+    """Whether a shape is (n, 3, …), of lengths that are all known, and n at no other place."""
     if not shape or shape[0] != _EACH_EXAMPLE:
         return False
     return not any(size.per_example or size.constant < 0 for size in shape[1:])
@@ -101,10 +103,10 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> typing.Lis
       operation as their selection; of whether an example had none, [n]; and of the number of the
       new row for each old one.
     """
-    indices, values, shape_state, default = states
+    indices, values, shape_state, value_of_new_rows = states
     shape = sizes_in(op.inputs[2], shape_state, view)
     is_of_examples = is_sparse(indices, values) and _has_examples_first(shape)
-    if not is_of_examples or not default.is_alike_on_towers:  # the value of the new rows
+    if not is_of_examples or not value_of_new_rows.is_alike_on_towers:
         return [unknown(op, 'fills rows that are not known to be of the examples')] * 4
     new_indices = State(Kind.INDICES, selection=op.name)
     new_values = rows(0, op.name)
@@ -116,12 +118,13 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> typing.Lis
 # ---- sums of rows of a table ---------------------------------------------------------------------
 
 def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.sparse.segment_sum(table[different], which, positions)`: [n, 4], the sum or mean of the
-    rows that the values of each example have in a table that all towers share.
+    """`tf.sparse.segment_sum(table, values, positions)`: [n, 4], the sum or mean of the rows that
+    the values of each example have in a table that all towers share.
 
-    `different` and `which` are the results of `tf.unique(values)`, so that `different[which]` are
-    the values: which numbers the shard gives them is of no account. Or the values themselves are
-    looked up: `tf.sparse.segment_sum(table, values, positions)`.
+    Or, as `tf.nn.embedding_lookup_sparse` does, `tf.sparse.segment_sum(table[different], which,
+    positions)`, where `different` and `which` are the results of `tf.unique(values)`. The shard
+    numbers its different values, so that `which` itself is UNKNOWN; but `different[which]` are the
+    values, whatever these numbers are.
     """
     table_rows, which, _ = op.inputs
     unique = graph_walk.source_through(which, _SAME)
@@ -130,17 +133,38 @@ def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
     if _is_lookup_of(unique, gather, view):
         table = view.state(gather.inputs[0])
         values = view.state(unique.op.inputs[0])
-    elif table.kind is not Kind.INDEPENDENT or values.kind is not Kind.ROWS:
-        return first_unknown(states) or _sums_of_others(op, states, view)
+        return _sums_of_examples(op, table, values, positions, view)
+    not_known = first_unknown(states)
+    if not_known is not None:
+        return not_known
+    if table.kind is Kind.INDEPENDENT and values.kind is Kind.ROWS:
+        return _sums_of_examples(op, table, values, positions, view)
+    if any(state.is_by_example or state.is_position for state in states):
+        return unknown(op, 'adds up rows by their numbers')
+    return not_linear(op, states, view)
+
+
+def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: State,
+                      view: View) -> State:
+    """The state of the sums of the rows that the values of each example have in a table: [n, 4], if
+    each example is known to have a value.
+
+    Args:
+      op: the operation.
+      table: the state of the table.
+      values: the state of the values, which are the numbers of rows of the table.
+      positions: the state of the position of each value's example.
+      view: `View`.
+    """
     if positions.kind is Kind.UNKNOWN:
         return positions
     selection = positions.selection
-    are_of_same_rows = positions.kind is Kind.POSITION and (
-        values.layout == rows(0, selection).layout)
+    are_positions_of_values = (
+        positions.kind is Kind.POSITION and values.layout == rows(0, selection).layout)
     is_shared_table = table.kind is Kind.INDEPENDENT
-    if not are_of_same_rows or not is_shared_table or not _has_row_of_each(selection, view):
-        return unknown(op, 'adds up rows that not each example is known to have')
-    return per_example(0).with_marks_of(table, values, positions)
+    if are_positions_of_values and is_shared_table and _has_row_of_each(selection, view):
+        return per_example(0).with_marks_of(table, values, positions)
+    return unknown(op, 'adds up rows that not each example is known to have')
 
 
 def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
@@ -154,12 +178,6 @@ def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
     return graph_walk.source_through(gather.inputs[1], _SAME).name == different.name
 
 
-def _sums_of_others(op: tf.Operation, states: _States, view: View) -> State:
-    """The state of a sum by segments that are not of the examples."""
-    if any(state.is_by_example or state.is_position for state in states):
-        return unknown(op, 'adds up rows by their numbers')
-    return not_linear(op, states, view)
-
 
 def _takes_first_dimension(gather: tf.Operation, view: View) -> bool:
     """Whether entries along the first dimension are gathered."""
@@ -170,8 +188,9 @@ def _takes_first_dimension(gather: tf.Operation, view: View) -> bool:
 
 
 def _has_row_of_each(selection: str, view: View) -> bool:
-    """Whether a selection has at least one row of each example."""
-    if not view.has_operation(selection):  # but the name of an input of the batch
+    """Whether a selection is known to have at least one row of each example."""
+    is_operation = view.has_operation(selection)  # or else an input of the batch, named `x:0`
+    if not is_operation:
         return False
     return view.graph.get_operation_by_name(selection).type == 'SparseFillEmptyRows'
 
@@ -187,8 +206,10 @@ def rows_of_rows(op: tf.Operation, params: State, positions: State, view: View) 
       positions: of the kind ROW_POSITION; its selection is the `Where`.
       view: `View`.
     """
-    mask = view.graph.get_operation_by_name(positions.selection).inputs[0]
-    is_mask_of_rows = params.selection == view.state(mask).selection and params.axis == 0
+    where = view.graph.get_operation_by_name(positions.selection)
+    mask = view.state(where.inputs[0])
+    # The mask has an entry for each of the rows only if the same selection left both.
+    is_mask_of_rows = params.selection == mask.selection and params.axis == 0
     are_whole_rows = view.rank(op.inputs[1]) == 1 and _takes_first_dimension(op, view)
     if not is_mask_of_rows or not are_whole_rows:
         return unknown(op, _ROWS_BY_PLACES)

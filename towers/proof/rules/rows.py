@@ -55,11 +55,12 @@ def where(op: tf.Operation, states: _States, view: View) -> State:
         return not_linear(op, [mask], view)
     is_vector = view.rank(op.inputs[0]) == 1
     if is_vector and has_examples_first(mask):
-        positions = State(Kind.POSITION, 0, mask.outer, mask.inner, selection=op.name)
+        positions = State(Kind.POSITION, axis=0, outer=mask.outer, inner=mask.inner,
+                          selection=op.name)
         return positions.with_marks_of(mask)
     if mask.layout == ROW_OF_EACH_EXAMPLE:
         return State(Kind.INDICES, selection=op.name).with_marks_of(mask)
-    if is_vector and mask.kind is Kind.ROWS and mask.axis == 0:
+    if is_vector and mask.kind is Kind.ROWS:
         return State(Kind.ROW_POSITION, selection=op.name).with_marks_of(mask)
     return unknown(op, 'finds places in more than one dimension')
 
@@ -77,14 +78,14 @@ def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     positions, values, shape_state = states
     if not any_by_example(states) and not any(state.is_position for state in states):
         return not_linear(op, states, view)
-    lengths = view.shape(op.inputs[0])
-    has_vectors_of_one = lengths is not None and lengths[-1] == 1
     shape = sizes_in(op.inputs[2], shape_state, view)
-    if _are_rows_at(positions, values) and has_vectors_of_one:
-        if shape is not None and _begins_with_examples(shape, _length_of_mask(positions)):
-            return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
     if _are_added_up(positions, values, shape):
         return total(Kind.SUM, op).with_marks_of(*states)
+    lengths = view.shape(op.inputs[0])
+    are_vectors_of_one = lengths is not None and lengths[-1] == 1  # [rows, 1]: a position alone
+    is_as_long_as_mask = _begins_with_examples(shape, _length_of_mask(positions))
+    if _are_rows_at(positions, values) and are_vectors_of_one and is_as_long_as_mask:
+        return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
     return unknown(op, _BY_PLACES)
 
 
@@ -92,14 +93,15 @@ def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.math.unsorted_segment_sum(x [rows, 4], positions [rows], n)`: [n, 4], the sum of the rows
     of each example. By the classes [rows] of the rows, 10 different ones, the result [10, 4] is a
     sum over the examples."""
-    values, positions, count = states
-    if not any_by_example(states) and positions.kind is not Kind.POSITION:
+    values, segments, number_state = states
+    if not any_by_example(states) and segments.kind is not Kind.POSITION:
         return not_linear(op, states, view)
-    segments = sizes_in(op.inputs[2], count, view)
-    if _are_added_up(positions, values, segments):
+    number_of_segments = sizes_in(op.inputs[2], number_state, view)
+    if _are_added_up(segments, values, number_of_segments):
         return total(Kind.SUM, op).with_marks_of(*states)
-    if _are_rows_at(positions, values) and segments == (_length_of_mask(positions),):
-        return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
+    is_as_long_as_mask = number_of_segments == (_length_of_mask(segments),)
+    if _are_rows_at(segments, values) and is_as_long_as_mask:
+        return per_example(0, segments.outer, segments.inner).with_marks_of(*states)
     return unknown(op, 'adds up rows by their numbers')
 
 
@@ -126,29 +128,31 @@ def _are_rows_at(positions: State, values: State) -> bool:
 
 
 def _length_of_mask(positions: State) -> Size:
-    """The length k n of the mask that found rows at these positions."""
-    return Size(0, positions.outer * positions.inner)
+    """The length of the mask that found rows at these positions: 3 n of a mask [3 n]."""
+    return Size(constant=0, per_example=positions.outer * positions.inner)
 
 
-def _begins_with_examples(shape: Sizes, length: Size) -> bool:
-    """Whether a shape begins with a length, and has the number of examples there alone."""
+def _begins_with_examples(shape: typing.Optional[Sizes], length: Size) -> bool:
+    """Whether a shape is known to begin with a length, a multiple of the number of examples, and to
+    have that number nowhere else."""
     if not shape or shape[0] != length:
         return False
     return not any(size.per_example for size in shape[1:])
 
 
 def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -> bool:
-    """Whether each row of values is added at the place that the same example tells, in a tensor of
-    a shape that is the same on every tower.
+    """Whether each row of values is added at a place of the same example, in a tensor of a shape
+    that is the same on every tower: then the tensor is a sum over the examples.
 
     Args:
-      places: the state of the places.
+      places: the state of the places, one for each row.
       values: the state of the rows.
       shape: of the tensor; None where it is not known.
     """
     is_shared_shape = shape is not None and not any(size.per_example for size in shape)
     if not is_shared_shape or not is_of_batch(places):
         return False
+    # Along another dimension than 0, the numbers of one place would be of several examples.
     return places.axis == 0 and values.layout == places.layout
 
 
@@ -175,9 +179,10 @@ def sparse_product(op: tf.Operation, states: _States, view: View) -> State:
     if not any_of_kind([indices, values], Kind.INDICES, Kind.ROWS):
         return not_linear(op, states, view)
     shape = sizes_in(op.inputs[2], shape_state, view)
-    is_shared_matrix = matrix.kind is Kind.INDEPENDENT
     is_transposed = op.get_attr('adjoint_a')  # [20, n]: a product over the examples
-    if not _is_sparse_batch(indices, values, shape) or not is_shared_matrix or is_transposed:
+    is_batch = _is_sparse_batch(indices, values, shape) and not is_transposed
+    is_shared_matrix = matrix.kind is Kind.INDEPENDENT
+    if not is_batch or not is_shared_matrix:
         return unknown(op, 'multiplies a sparse tensor that is not known to be of the examples')
     return per_example(0).with_marks_of(*states)
 
