@@ -44,29 +44,29 @@ def row_of_each_block(op: tf.Operation, params: State, view: View) -> typing.Opt
     if numbers is None or not _is_along_first(op, view):
         return None
     blocks = numbers.blocks
-    rows_of_examples = per_example(0, inner=blocks.of_each * blocks.rows)
-    blocks_of_examples = per_example(0, inner=blocks.of_each)
-    place_state = view.state(numbers.places)
-    if params.layout != rows_of_examples.layout:
+    entry_of_each_block = per_example(0, inner=blocks.of_each)
+    entry_of_each_row = per_example(0, inner=blocks.of_each * blocks.rows)
+    places = view.state(numbers.places)
+    has_rows_of_blocks = params.layout == entry_of_each_row.layout
+    has_place_in_each_block = places.layout == entry_of_each_block.layout
+    if not has_rows_of_blocks or not has_place_in_each_block:
         return None
-    if place_state.layout != blocks_of_examples.layout:
-        return None
-    return blocks_of_examples.with_marks_of(params, place_state)
+    return entry_of_each_block.with_marks_of(params, places)
 
 
 def _is_along_first(op: tf.Operation, view: View) -> bool:
-    """Whether rows of a tensor along its first dimension are gathered; False of `ResourceGather`,
-    which takes those of a variable, and so of no examples."""
+    """Whether rows of a tensor along its first dimension are gathered."""
     if op.type == 'Gather':
         return True
-    if op.type != 'GatherV2':
+    if op.type == 'ResourceGather':  # the rows of a variable, and so of no examples
         return False
     axis = view.value(op.inputs[2])
     return axis is not None and int(axis) == 0 and not op.get_attr('batch_dims')
 
 
 def _row_numbers(tensor: tf.Tensor, view: View) -> typing.Optional[_RowNumbers]:
-    """The numbers `range(k n) * rows + argmax` of rows; None of any other tensor."""
+    """The numbers `tf.range(n) * 8 + argmax` of rows, whose terms and factors may be in any order;
+    None of any other tensor."""
     sum_ = graph_walk.source_through(tensor, _SAME).op
     if sum_.type not in ('Add', 'AddV2') or not sum_.outputs[0].dtype.is_integer:
         return None
@@ -76,24 +76,28 @@ def _row_numbers(tensor: tf.Tensor, view: View) -> typing.Optional[_RowNumbers]:
 
 def _row_numbers_of_terms(first_rows: tf.Tensor, places: tf.Tensor,
                           view: View) -> typing.Optional[_RowNumbers]:
-    """The sum of `range(k n) * rows` and an argmax over at most as many `rows`; None of others.
+    """The sum of `tf.range(n) * 8`, the first rows of blocks of 8 rows, and of a place in each
+    block, as an argmax over 8 entries gives it: that is below 8 for all data.
 
     Args:
       first_rows: the term that may be the first rows of the blocks.
       places: the term that may be the places within the blocks.
       view: `View`.
+
+    Returns:
+      `_RowNumbers`; None where the terms are others.
     """
     blocks = _first_rows_of_blocks(first_rows, view)
     if blocks is None or places.op.type not in ('ArgMax', 'ArgMin'):
         return None
-    length = _length_of_argmax(places.op, view)
-    if length is None or length > blocks.rows:
+    entries_of_argmax = _length_of_argmax(places.op, view)
+    if entries_of_argmax is None or entries_of_argmax > blocks.rows:
         return None
     return _RowNumbers(blocks, places)
 
 
 def _first_rows_of_blocks(tensor: tf.Tensor, view: View) -> typing.Optional[_Blocks]:
-    """The first rows of blocks, `range(k n) * rows`; None of any other tensor."""
+    """The first rows of blocks, `tf.range(n) * 8`; None of any other tensor."""
     if tensor.op.type != 'Mul':
         return None
     left, right = tensor.op.inputs
@@ -102,33 +106,45 @@ def _first_rows_of_blocks(tensor: tf.Tensor, view: View) -> typing.Optional[_Blo
 
 def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
                        view: View) -> typing.Optional[_Blocks]:
-    """The product of `range(k n)` and a static number of rows; None of any other.
+    """The product of `tf.range(n)`, the numbers of blocks, and of a static number of rows, 8; or of
+    `tf.range(2 n)`, with two blocks for each example.
 
     Args:
       block_numbers: the factor that may be the range.
       rows: the factor that may be the number of rows.
       view: `View`.
+
+    Returns:
+      `_Blocks`; None where the factors are others.
     """
-    range_ = graph_walk.source_through(block_numbers, _SAME).op
+    blocks_of_each = _count_of_range(graph_walk.source_through(block_numbers, _SAME).op, view)
     rows_of_block = view.value(rows)
-    if range_.type != 'Range' or rows_of_block is None:
+    if blocks_of_each is None or rows_of_block is None:
         return None
-    is_scalar = not rows_of_block.shape
-    if not is_scalar or rows_of_block < 1:
+    is_number_of_rows = rows_of_block.ndim == 0 and rows_of_block >= 1
+    if not is_number_of_rows:
         return None
-    start, limit, step = [sizes_in(each, view.state(each), view) for each in range_.inputs]
-    counts_from_0 = start == (Size(0),) and step == (Size(1),)
-    if not counts_from_0 or limit is None:
+    return _Blocks(of_each=blocks_of_each, rows=int(rows_of_block))
+
+
+def _count_of_range(op: tf.Operation, view: View) -> typing.Optional[int]:
+    """How many numbers for each example a range from 0 on has: 2 of `tf.range(2 n)`; None of other
+    ranges and operations."""
+    if op.type != 'Range':
         return None
-    count = limit[0]
-    if count.per_example <= 0 or count.constant:
+    start, limit, step = [sizes_in(tensor, view.state(tensor), view) for tensor in op.inputs]
+    is_from_0_by_1 = start == (Size(0),) and step == (Size(1),)
+    if not is_from_0_by_1 or limit is None:
         return None
-    return _Blocks(count.per_example, int(rows_of_block))
+    [size] = limit
+    is_multiple_of_examples = size.per_example > 0 and not size.constant
+    return size.per_example if is_multiple_of_examples else None
 
 
 def _length_of_argmax(op: tf.Operation, view: View) -> typing.Optional[int]:
-    """The length of the dimension over which an argmax goes, so that its places are below it; None
-    where the length is not static, or the argmax goes over the examples."""
+    """The length of the dimension over which an argmax of values [n, 8] goes, 8: the places that it
+    gives are below that. None where the length is not static, where the argmax goes over the
+    examples, and for other values."""
     axis = view.value(op.inputs[1])
     shape = view.shape(op.inputs[0])
     state = view.state(op.inputs[0])

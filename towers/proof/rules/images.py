@@ -46,8 +46,12 @@ def images(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> State:
-    """The result of a kernel on images. Images that are a mean or a sum over the examples have no
-    rule, and are refused.
+    """The result of a kernel on images, by the state of the images:
+
+        of the examples, along dimension 0    each image by itself, with the examples there
+        of one example                        of that example
+        the same on every tower               the same on every tower
+        a mean or a sum over the examples     refused: there is no rule
 
     Args:
       op: the operation.
@@ -85,8 +89,9 @@ def transposed_convolution(op: tf.Operation, states: _States, view: View) -> Sta
     if not has_examples_at(0, op.inputs[0], view):
         return unknown(op, 'has a shape that is another one for another number of examples')
     shape, weights, gradient = states
-    shape_marks = INDEPENDENT.with_marks_of(shape)  # the number n in it is the images' own
-    return _of_images(op, gradient, [shape_marks, weights], view)
+    # The number n in the shape is that of the images, and no number that a result depends on.
+    shape_without_examples = INDEPENDENT.with_marks_of(shape)
+    return _of_images(op, gradient, [shape_without_examples, weights], view)
 
 
 def largest_places(op: tf.Operation, states: _States, view: View) -> State:
@@ -113,7 +118,7 @@ def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
     rounds = state.outer * int(np.prod(block_shape))
-    # Not constant is always sound to say. Ones [n, …] may get zeros around them here.
+    # Ones [n, …] may get zeros around them here.
     return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
 
@@ -131,7 +136,6 @@ def batch_to_space(op: tf.Operation, states: _States, view: View) -> State:
     if state.outer % blocks:
         return unknown(op, 'joins blocks of several examples')
     rounds = state.outer // blocks
-    # Whether the joined blocks of an example are those of every other is not followed.
     return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
 
@@ -196,8 +200,8 @@ def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _Stat
     variance = mean.with_shard_statistics([op.name])
     normalized = state._replace(is_constant=False).with_shard_statistics([op.name])
     normalized = normalized.with_marks_of(*scale_and_offset)
-    others = len(op.outputs) - 2
-    return [normalized, mean] + [variance] * others
+    kept_for_gradient = [variance] * (len(op.outputs) - 3)
+    return [normalized, mean, variance, *kept_for_gradient]
 
 
 def _with_statistics(op: tf.Operation, normalized: State, statistic: State) -> typing.List[State]:
@@ -207,19 +211,21 @@ def _with_statistics(op: tf.Operation, normalized: State, statistic: State) -> t
 
 
 def _is_alike_for_examples(parameter: State, channels: State) -> bool:
-    """Whether a scale or an offset [channels] is the same on every tower, and for each example.
+    """Whether a scale or an offset, a vector with a number for each channel, is the same on every
+    tower and for each example.
 
-    It may have a number for each channel [3 n], if the numbers are the same for each example. Their
-    layout has to be that of the channels: where the channels are three rounds of the examples, and
-    the numbers three neighbours for each example, a channel gets the number of another example.
+    It may be ones [n], as Keras makes them for a layer norm of n examples. Of channels [3 n] it is
+    a vector of the same layout: where the channels are three rounds of the examples, and the
+    numbers three neighbours for each example, a channel gets the number of another example.
 
     Args:
       parameter: the state of the scale or the offset.
       channels: the state of the images, with the examples along the channels.
     """
-    number_of_each = per_example(0, channels.outer, channels.inner)
-    is_same_for_each = parameter.layout == number_of_each.layout and parameter.is_constant
-    return parameter.kind is Kind.INDEPENDENT or is_same_for_each
+    if parameter.kind is Kind.INDEPENDENT:
+        return True
+    number_of_each_channel = per_example(0, channels.outer, channels.inner)
+    return parameter.layout == number_of_each_channel.layout and parameter.is_constant
 
 
 # ---- sequences -----------------------------------------------------------------------------------
@@ -230,11 +236,13 @@ def reverse_sequence(op: tf.Operation, states: _States, view: View) -> State:
     lengths = as_number(op, states[1], view)
     if not any_by_example([state, lengths]):
         return not_linear(op, states, view)
-    sequences_are_examples = state.axis == op.get_attr('batch_dim')
+    # A sequence goes along `seq_dim`; the entries along `batch_dim` are the sequences.
+    are_sequences_of_examples = state.axis == op.get_attr('batch_dim')
     reverses_examples = state.axis == op.get_attr('seq_dim')
-    if state.kind is not Kind.PER_EXAMPLE or not sequences_are_examples or reverses_examples:
+    if state.kind is not Kind.PER_EXAMPLE or not are_sequences_of_examples or reverses_examples:
         return unknown(op, GOES_ALONG_EXAMPLES)
-    length_of_each = per_example(0, state.outer, state.inner)
-    if lengths.kind is not Kind.INDEPENDENT and lengths.layout != length_of_each.layout:
+    length_of_each_sequence = per_example(0, state.outer, state.inner)
+    is_length_of_each = lengths.layout == length_of_each_sequence.layout
+    if lengths.kind is not Kind.INDEPENDENT and not is_length_of_each:
         return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False).with_marks_of(lengths)
