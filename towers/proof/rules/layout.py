@@ -94,28 +94,44 @@ def tile(op: tf.Operation, states: _States, view: View) -> _Found:
     """
     state = as_number(op, states[0], view)
     multiples = states[1]
-    has_static_multiples = multiples.kind is not Kind.SIZES
-    if state.is_by_example or has_static_multiples:
-        # By `moves_entries`, the rule also answers for values without examples.
-        return _tiled_examples(op, states, view)
+    are_multiples_from_shapes = multiples.kind is Kind.SIZES  # so that n may be among them
+    if are_multiples_from_shapes and not state.is_by_example:
+        return _repeated_by_sizes(op, state, multiples, view)
+    return _tiled(op, states, view)
+
+
+def _repeated_by_sizes(op: tf.Operation, state: State, multiples: State, view: View) -> State:
+    """`tf.tile(w [1, 4], (n, 1))`: [n, 4], the same row for each example.
+
+    A value [3, 1], repeated n times along dimension 0, would have the rows of w in turn, so that an
+    example would get another row in another shard.
+
+    Args:
+      op: the operation.
+      state: of the value, which has no entries of single examples.
+      multiples: the state of the multiples, SIZES.
+      view: `View`.
+    """
     if state.kind is not Kind.INDEPENDENT:
         return unknown(op, 'repeats %s' % state.kind.value)
-    axes = [axis for axis, size in enumerate(multiples.sizes) if size.per_example]
-    if not axes:
+    axes_of_examples = [axis for axis, size in enumerate(multiples.sizes) if size.per_example]
+    if not axes_of_examples:
         return state
-    axis = axes[0]
+    axis = axes_of_examples[0]
     times = multiples.sizes[axis]
     shape = view.shape(op.inputs[0])
     has_one_entry = shape is not None and shape[axis] == 1
-    if len(axes) > 1 or not has_one_entry or times.constant:
+    is_multiple_of_examples = not times.constant  # n, and not n + 1
+    if len(axes_of_examples) > 1 or not has_one_entry or not is_multiple_of_examples:
         return unknown(op, 'repeats several entries as often as there are examples')
-    return per_example(axis, inner=times.per_example, is_constant=True).with_marks_of(*states)
+    repeated = per_example(axis, inner=times.per_example, is_constant=True)
+    return repeated.with_marks_of(state, multiples)
 
 
 @moves_entries
-def _tiled_examples(op: tf.Operation, state: State, view: View) -> State:
+def _tiled(op: tf.Operation, state: State, view: View) -> State:
     """`tf.tile(x [n, 4], [2, 3])`: [2 n, 12], in which all examples come twice, one round after the
-    other."""
+    other. By `moves_entries` this is the rule for values without examples, too."""
     multiple = view.entry(op.inputs[1], state.axis)
     if multiple is None:
         return unknown(op, NO_STATIC_ARGUMENT)
@@ -130,8 +146,8 @@ def _tiled_examples(op: tf.Operation, state: State, view: View) -> State:
 def _along_axes(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reverse`, `tf.roll`, `tf.cumsum`, `tf.math.cumprod`: along another dimension than the
     examples', each of them by itself."""
-    has_shift_first = op.type == 'Roll'  # tf.roll(x, shift, axis)
-    axes = view.value(op.inputs[2 if has_shift_first else 1])
+    place_of_axes = 2 if op.type == 'Roll' else 1  # tf.roll(x, shift, axis), tf.cumsum(x, axis)
+    axes = view.value(op.inputs[place_of_axes])
     rank = view.rank(op.inputs[0])
     if axes is None or rank is None:
         return unknown(op, NO_STATIC_ARGUMENT)
@@ -153,7 +169,8 @@ def _on_matrices(op: tf.Operation, state: State, view: View) -> State:
     rank = view.rank(op.inputs[0])
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
-    if state.axis >= rank - 2:
+    are_examples_in_matrices = state.axis in (rank - 2, rank - 1)
+    if are_examples_in_matrices:
         return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False)
 
@@ -162,20 +179,23 @@ matrix_band = moves_entries(_on_matrices)
 """The rule for `tf.matrix_band_part`, `tf.matrix_diag` and `tf.matrix_diag_part`, all linear."""
 
 matrix_function = computes_entries(_on_matrices)
-"""The rule for `tf.matrix_inverse` and other functions of matrices that are not linear; the third
-version of some, as `MatrixDiagV3`, puts in a padding of its own."""
+"""The rule for `tf.matrix_inverse` and other functions of matrices that are not linear; among them
+are `MatrixDiagV3` and `MatrixDiagPartV3`, which put in a padding of their own."""
 
 
 def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.linalg.set_diag(x [n, 3, 3], d [n, 3])`: each matrix with its own diagonal.
 
-    Of two means the entries of one and of the other are means.
+    Where both are means, each entry of the result is one of the one or of the other, and so a mean.
     """
     states = as_numbers(op, states, view)
     if not any_by_example(states):
         return sum_of_totals(op, states, view)
     matrices, diagonals = states[:2]  # MatrixSetDiagV2 and V3 have the diagonal's number behind
     rank = view.rank(op.inputs[0])
-    if rank is None or matrices.layout != diagonals.layout or matrices.axis >= rank - 2:
+    have_same_examples = matrices.layout == diagonals.layout
+    # Examples along a dimension of the matrices themselves are mixed by the diagonal.
+    are_matrices_of_one = rank is not None and matrices.axis < rank - 2
+    if not have_same_examples or not are_matrices_of_one:
         return unknown(op, 'sets diagonals that are not known to be of the same examples')
     return matrices._replace(is_constant=False).with_marks_of(*states)

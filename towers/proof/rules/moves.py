@@ -28,11 +28,11 @@ _KEEP_UNIFORM = ('Reshape', 'ExpandDims', 'Squeeze', 'Transpose', 'StridedSlice'
 def moves_entries(rule: typing.Callable) -> typing.Callable:
     """Makes a whole rule of one for values of the batch, of an operation that moves entries.
 
-        sizes               the sizes at their new places
-        values of the batch what `rule` says
-        positions [n]       stay positions as [n, 1] or [1, n]
-        one example         is one example: all of its entries are its own
-        a mean, a sum       stay such: a mean of moved entries is the moved mean
+        sizes                  the sizes at their new places
+        values of the batch    what `rule` says
+        positions [n]          stay positions as [n, 1] or [1, n]
+        one example            is one example: all of its entries are its own
+        a mean, a sum          stay such: a mean of moved entries is the moved mean
 
     Args:
       rule: function of the operation, the state of its first input, which is PER_EXAMPLE or ROWS,
@@ -41,6 +41,9 @@ def moves_entries(rule: typing.Callable) -> typing.Callable:
     @functools.wraps(rule)
     def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
         """The rule for inputs of any state."""
+        sizes = _moved_sizes(op, states, view)
+        if sizes is not None:
+            return sizes
         return _moved(rule, op, states, view)
     return whole_rule
 
@@ -66,7 +69,7 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
 
 
 def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View) -> _Found:
-    """The states of the results of an operation that moves entries.
+    """The states of the results of an operation that moves entries which are no sizes.
 
     Args:
       rule: what the operation does to values of the batch; see `moves_entries`.
@@ -74,9 +77,6 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
       states: of its inputs.
       view: `View`.
     """
-    sizes = _moved_sizes(op, states, view)
-    if sizes is not None:
-        return sizes
     state = as_number(op, states[0], view)
     arguments = list(states[1:])
     # Only a new shape of values of the batch may have their number in it: (n, 4). Elsewhere n, as a
@@ -87,20 +87,23 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
     for argument in arguments:
         if argument.kind not in (Kind.INDEPENDENT, Kind.SIZES):
             return unknown(op, 'moves entries to places that are computed from the examples')
-    if state.is_position:
-        return _moved_positions(op, state, view)
-    if not is_of_batch(state):
+    if is_of_batch(state):
+        results = rule(op, state, view)
+    elif state.is_position:
+        results = _moved_positions(op, state, view)
+    else:
         is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
-        return state._replace(is_uniform=is_uniform).with_marks_of(*arguments)
-    moved = rule(op, state, view)
-    if isinstance(moved, State):
-        return moved.with_marks_of(*arguments)
-    return [result.with_marks_of(*arguments) for result in moved]
+        results = state._replace(is_uniform=is_uniform)
+    if isinstance(results, State):
+        return results.with_marks_of(*arguments)
+    return [result.with_marks_of(*arguments) for result in results]
 
 
 def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """The sizes that an operation moves, or static integers that may go into a shape; None of other
-    numbers."""
+    """The sizes that an operation moves, such as `shape[1:]`; None where the result is no size.
+
+    Static integers, the same on every tower, are sizes, too: they may become lengths in a shape.
+    """
     state = states[0]
     is_shared_integer = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
     if state.kind is Kind.SIZES or is_shared_integer:
@@ -117,9 +120,10 @@ def _moved_positions(op: tf.Operation, state: State, view: View) -> State:
     """
     shape = view.shape(op.outputs[0])
     is_vector_of_positions = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
-    keeps_all = op.type in ('ExpandDims', 'Reshape', 'Squeeze')
-    if is_vector_of_positions and keeps_all and shape is not None:
-        long_axes = [axis for axis, length in enumerate(shape) if length != 1]
-        if len(long_axes) == 1:
-            return state._replace(axis=long_axes[0])
-    return unknown(op, COMPUTES_WITH_POSITIONS)
+    keeps_order = op.type in ('ExpandDims', 'Reshape', 'Squeeze')
+    if not is_vector_of_positions or not keeps_order or shape is None:
+        return unknown(op, COMPUTES_WITH_POSITIONS)
+    axes_of_positions = [axis for axis, length in enumerate(shape) if length != 1]
+    if len(axes_of_positions) != 1:  # as in [2, n]
+        return unknown(op, COMPUTES_WITH_POSITIONS)
+    return state._replace(axis=axes_of_positions[0])
