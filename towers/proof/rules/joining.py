@@ -98,14 +98,26 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     rank = view.rank(op.inputs[inputs.value])
     if axis is None or rank is None:
         return unknown(op, NO_STATIC_ARGUMENT)
-    if int(axis) % rank != state.axis:
-        return state  # each part has all of the examples
+    is_along_examples = int(axis) % rank == state.axis
+    if not is_along_examples:  # each part has all of the examples
+        return state
+    return _split_rounds(op, state)
+
+
+def _split_rounds(op: tf.Operation, state: State) -> State:
+    """The state of equal parts along the examples: 4 rounds of all examples in 2 parts are 2 rounds
+    in each. Other parts would have some of the examples alone.
+
+    Args:
+      op: the operation.
+      state: of what is split, PER_EXAMPLE or ROWS.
+    """
     parts = len(op.outputs)
-    has_equal_parts = op.type == 'Split'
+    are_parts_equal = op.type == 'Split'  # those of `SplitV` have lengths of their own
     are_parts_whole_rounds = state.kind is Kind.PER_EXAMPLE and state.outer % parts == 0
-    if has_equal_parts and are_parts_whole_rounds:
-        return state._replace(outer=state.outer // parts)
-    return unknown(op, TAKES_APART)
+    if not are_parts_equal or not are_parts_whole_rounds:
+        return unknown(op, TAKES_APART)
+    return state._replace(outer=state.outer // parts)
 
 
 # ---- together ------------------------------------------------------------------------------------
@@ -129,18 +141,22 @@ def concat(op: tf.Operation, states: _States, view: View) -> State:
         return unknown(op, NO_STATIC_ARGUMENT)
     first = [state for state in parts if state.is_by_example][0]
     # A value of ONE_EXAMPLE, in a loop over the examples, has no dimension of the examples.
-    if is_of_batch(first) and int(axis) % rank == first.axis:
+    is_along_examples = is_of_batch(first) and int(axis) % rank == first.axis
+    if is_along_examples:
         return _one_after_the_other(op, parts)
     return _beside(op, parts, view)
 
 
 def _one_after_the_other(op: tf.Operation, parts: typing.List[State]) -> State:
-    """The state of tensors that are joined along the examples: [n] and [n] as [2 n].
+    """The state of tensors that are joined along the examples: [n] and [n] as [2 n], [2 n] and [n]
+    as [3 n].
 
-    Each part has all examples, in the same order, maybe in several rounds, which add up.
+    Each part has to have all examples, in the same order, in any number of rounds: these add up.
     """
-    layouts_of_a_round = {
-        state.layout._replace(outer=1) for state in parts if state.is_by_example}
+    layouts_of_a_round = set()
+    for state in parts:
+        if state.is_by_example:
+            layouts_of_a_round.add(state.layout._replace(outer=1))
     if len(layouts_of_a_round) > 1:
         return unknown(op, COUPLES_EXAMPLES)
     if any(state.kind is not Kind.PER_EXAMPLE for state in parts):
@@ -174,15 +190,18 @@ def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View) ->
     position first.
 
     Positions [n, 1] would give [n, 2, 1], in which the second vector of an example is the position
-    of any other.
+    of any other. Stacked along axis 0, vectors [n] would be rows [2, n].
     """
     positions = parts[0]
-    has_vectors = view.rank(op.inputs[0]) == 1 and op.get_attr('axis') in (1, -1)
-    if not positions.is_position_of_each or not has_vectors:
+    columns = parts[1:]
+    are_vectors = view.rank(op.inputs[0]) == 1
+    are_columns = op.get_attr('axis') in (1, -1)
+    if not positions.is_position_of_each or not are_vectors or not are_columns:
         return unknown(op, COMPUTES_WITH_POSITIONS)
-    for column in parts[1:]:
+    for column in columns:
         is_shared = column.kind is Kind.INDEPENDENT
-        if not is_shared and column.layout != ROW_OF_EACH_EXAMPLE:
+        has_number_of_each = column.layout == ROW_OF_EACH_EXAMPLE
+        if not is_shared and not has_number_of_each:
             return unknown(op, COMPUTES_WITH_POSITIONS)
     return State(Kind.INDICES).with_marks_of(*parts)
 
@@ -191,16 +210,18 @@ def _beside(op: tf.Operation, parts: typing.List[State], view: View) -> State:
     """The state of tensors beside each other, along another dimension than the examples'.
 
     All of them have the examples along the same dimension. One without the examples has a length of
-    its own there, so that it fits batches of one size only, unless they are one example of a loop.
+    its own there, so that it fits batches of one size only. But beside the value of one example, in
+    a loop over them, any tensor may stand that all examples have alike: [4] and [2] give [6].
     """
     if any(state.is_total for state in parts):
         return unknown(op, 'puts a value of all examples beside those of each')
-    examples = [state for state in parts if state.is_by_example]
-    are_one_example = any_of_kind(parts, Kind.ONE_EXAMPLE)  # which has no length along examples
-    have_entries_of_each = all(
-        state.is_by_example or fits_examples_as_built(state, view) for state in parts)
-    if not have_entries_of_each and not are_one_example:
-        return unknown(op, HAS_OWN_SIZE)
+    are_of_one_example = any_of_kind(parts, Kind.ONE_EXAMPLE)
+    examples = []
+    for state in parts:
+        if state.is_by_example:
+            examples.append(state)
+        elif not are_of_one_example and not fits_examples_as_built(state, view):
+            return unknown(op, HAS_OWN_SIZE)
     layouts = {state.layout for state in examples}
     if len(layouts) > 1:
         return unknown(op, COUPLES_EXAMPLES)

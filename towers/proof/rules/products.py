@@ -12,7 +12,7 @@ from towers.proof.rules.common import any_by_example, any_of_kind, state_of_layo
 from towers.proof.rules.entries import by_example, multiply
 from towers.proof.rules.totals import not_linear, total
 from towers.proof.sizes import as_numbers
-from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, State, unknown
+from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, Layout, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
@@ -49,7 +49,8 @@ def _equation_of_matmul(op: tf.Operation, left_rank: int, right_rank: int) -> _E
     """The equation of a product of matrices: `ij,jk->ik`; of a transposed left one `ji,jk->ik`.
 
     Tensors [8, 2, 3] and [8, 3, 4] are 8 matrices each, whose number gets a letter: `aij,ajk->aik`.
-    The dimensions before the last two broadcast, so that the last letter of them is that of both.
+    The dimensions before the last two broadcast from the last one on: [5, 8, 2, 3] and [8, 3, 4]
+    have `abij,bjk->abik`.
 
     Args:
       op: `MatMul`, or one of the kinds of `BatchMatMul`.
@@ -106,27 +107,61 @@ def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View
     """
     if any(state.is_total for state in factors):
         return unknown(op, 'multiplies examples with a value of all of them')
-    letters = set()
-    layouts = set()  # but for the axis, which is another one in each factor
-    for state, term in zip(factors, equation.factors):
-        if state.is_by_example:
-            letters.add(term[state.axis])
-            layouts.add(state.layout._replace(axis=0))
-    if len(letters) > 1 or len(layouts) > 1:
+    examples = _examples_of(factors, equation)
+    if examples is None:
         return unknown(op, 'multiplies examples with each other')
-    letter = letters.pop()
-    layout = layouts.pop()
-    has_shared_factor = False  # that has the letter, but no examples
-    for tensor, state, term in zip(op.inputs, factors, equation.factors):
-        if state.is_by_example or letter not in term:
-            continue
-        has_shared_factor = True
-        shape = view.shape(tensor)
-        if shape is None or shape[term.index(letter)] != 1:
-            return unknown(op, HAS_OWN_SIZE)
+    letter, layout = examples
+    shared = _shared_along(op, factors, equation, letter)
+    if not all(_has_one_entry(factor, view) for factor in shared):
+        return unknown(op, HAS_OWN_SIZE)
     if letter in equation.result:
         axis = equation.result.index(letter)
         return state_of_layout(layout._replace(axis=axis)).with_marks_of(*factors)
-    if has_shared_factor:
+    if shared:
         return unknown(op, 'adds up over the examples')
     return total(Kind.SUM, op).with_marks_of(*factors)
+
+
+class _Examples(typing.NamedTuple):
+    """Where the examples are in all factors that have them."""
+    letter: str  # of their dimension
+    layout: Layout  # as if that were dimension 0: it is another one in each factor
+
+
+def _examples_of(factors: _States, equation: _Equation) -> typing.Optional[_Examples]:
+    """Where the examples are in the factors; None where these have them along dimensions of other
+    letters, or in another layout, so that a product would be of two examples."""
+    found = set()
+    for state, letters in zip(factors, equation.factors):
+        if state.is_by_example:
+            found.add(_Examples(letters[state.axis], state.layout._replace(axis=0)))
+    return found.pop() if len(found) == 1 else None
+
+
+class _SharedFactor(typing.NamedTuple):
+    """A factor without examples, which has the letter of the examples."""
+    tensor: tf.Tensor
+    axis: int  # the dimension with that letter
+
+
+def _shared_along(op: tf.Operation, factors: _States, equation: _Equation,
+                  letter: str) -> typing.List[_SharedFactor]:
+    """The factors without examples that have the letter of the examples.
+
+    Args:
+      op: the operation.
+      factors: the states of the factors.
+      equation: `_Equation`.
+      letter: of the dimension of the examples.
+    """
+    shared = []
+    for tensor, state, letters in zip(op.inputs, factors, equation.factors):
+        if letter in letters and not state.is_by_example:
+            shared.append(_SharedFactor(tensor, letters.index(letter)))
+    return shared
+
+
+def _has_one_entry(factor: _SharedFactor, view: View) -> bool:
+    """Whether a factor has one entry along the dimension with the letter of the examples."""
+    shape = view.shape(factor.tensor)
+    return shape is not None and shape[factor.axis] == 1
