@@ -138,7 +138,6 @@ def select(op: tf.Operation, states: _States, view: View) -> State:
 
     By a condition that is the same on every tower, all of them choose the same of two means.
     """
-    states = as_numbers(op, states, view)
     condition = states[0]
     values = states[1:]
     if any_by_example(states):

@@ -26,7 +26,7 @@ from towers.proof.rules.entries import by_example, elementwise
 from towers.proof.rules.lookups import rows_of_rows
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import not_linear
-from towers.proof.sizes import as_number, as_numbers
+from towers.proof.sizes import as_numbers
 from towers.proof.states import (
     EVERY_EXAMPLE,
     INDEPENDENT,
@@ -193,8 +193,7 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
         x [n, 4] at tf.range(n) [n, 1]         POSITION: [n, 4], the row of each example
         a table [20, 4] at y [n, 2]            [n]: the entry of the table for each example
     """
-    params = as_number(op, states[0], view)
-    indices = states[1]
+    params, indices = states
     if indices.kind is Kind.POSITION:
         shape = view.shape(op.inputs[1])
         are_vectors_of_one = shape is not None and shape[-1] == 1

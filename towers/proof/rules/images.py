@@ -20,7 +20,6 @@ from towers.proof.rules.common import (
 from towers.proof.rules.entries import elementwise
 from towers.proof.rules.reshapes import has_examples_at
 from towers.proof.rules.totals import not_linear, total
-from towers.proof.sizes import as_number
 from towers.proof.states import (
     INDEPENDENT,
     NO_STATIC_ARGUMENT,
@@ -232,9 +231,8 @@ def _is_alike_for_examples(parameter: State, channels: State) -> bool:
 
 def reverse_sequence(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.reverse_sequence(x [n, time, 4], lengths [n])`: each sequence by its own length."""
-    state = states[0]
-    lengths = as_number(op, states[1], view)
-    if not any_by_example([state, lengths]):
+    state, lengths = states
+    if not any_by_example(states):
         return not_linear(op, states, view)
     # A sequence goes along `seq_dim`; the entries along `batch_dim` are the sequences.
     are_sequences_of_examples = state.axis == op.get_attr('batch_dim')

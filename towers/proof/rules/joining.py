@@ -30,7 +30,7 @@ from towers.proof.rules.common import (
 from towers.proof.rules.moves import moves_entries
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import sum_of_totals
-from towers.proof.sizes import as_number, as_numbers
+from towers.proof.sizes import as_numbers
 from towers.proof.states import (
     HAS_OWN_SIZE,
     NO_STATIC_ARGUMENT,
@@ -85,13 +85,13 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     of all examples, into [n] and [n].
 
     A part of a mean over the examples is a mean over the examples, and a part of the values of one
-    example belongs to that example. Sizes count as numbers.
+    example belongs to that example.
     """
     inputs = _INPUTS_OF_SPLIT[op.type]
     arguments = [state for place, state in enumerate(states) if place != inputs.value]
     if not are_shared_arguments(arguments) or any(argument.is_total for argument in arguments):
         return unknown(op, 'has parts whose sizes are computed from the examples')
-    state = as_number(op, states[inputs.value], view)
+    state = states[inputs.value]
     if not is_of_batch(state):
         return state
     axis = view.value(op.inputs[inputs.axis])

@@ -18,7 +18,7 @@ from towers.proof.rules.common import (
 )
 from towers.proof.rules.moves import computes_entries, moves_entries
 from towers.proof.rules.totals import sum_of_totals
-from towers.proof.sizes import as_number, as_numbers
+from towers.proof.sizes import as_number
 from towers.proof.states import (
     NO_STATIC_ARGUMENT,
     NO_STATIC_RANK,
@@ -188,7 +188,6 @@ def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State
 
     Where both are means, each entry of the result is one of the one or of the other, and so a mean.
     """
-    states = as_numbers(op, states, view)
     if not any_by_example(states):
         return sum_of_totals(op, states, view)
     matrices, diagonals = states[:2]  # MatrixSetDiagV2 and V3 have the diagonal's number behind

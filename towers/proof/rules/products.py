@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 from towers.proof.rules.common import any_by_example, any_of_kind, state_of_layout
 from towers.proof.rules.entries import by_example, multiply
 from towers.proof.rules.totals import not_linear, total
-from towers.proof.sizes import as_numbers
 from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, Layout, State, unknown
 from towers.proof.view import View
 
@@ -33,16 +32,15 @@ def matmul(op: tf.Operation, states: _States, view: View) -> State:
 
     x [n, 4], transposed, times y [n, 3] is a sum over the examples, of the products of their rows.
     """
-    factors = as_numbers(op, states, view)
-    if not any_by_example(factors):  # linear in each of the two, as a product of numbers is
-        return multiply(op, factors, view)
-    if any_of_kind(factors, Kind.ONE_EXAMPLE):  # all dimensions are of the one example
-        return by_example(op, factors, view)
+    if not any_by_example(states):  # linear in each of the two, as a product of numbers is
+        return multiply(op, states, view)
+    if any_of_kind(states, Kind.ONE_EXAMPLE):  # all dimensions are of the one example
+        return by_example(op, states, view)
     left_rank = view.rank(op.inputs[0])
     right_rank = view.rank(op.inputs[1])
     if left_rank is None or right_rank is None:
         return unknown(op, NO_STATIC_RANK)
-    return _product(op, factors, _equation_of_matmul(op, left_rank, right_rank), view)
+    return _product(op, states, _equation_of_matmul(op, left_rank, right_rank), view)
 
 
 def _equation_of_matmul(op: tf.Operation, left_rank: int, right_rank: int) -> _Equation:
@@ -75,18 +73,17 @@ def _last_letters(text: str, count: int) -> str:
 
 def einsum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.einsum`: `bi,ij->bj` is of each example b; `bi,bj->ij` is a sum over them."""
-    factors = as_numbers(op, states, view)
-    if not any_by_example(factors):
-        if len(factors) == 2:  # linear in each of the two
-            return multiply(op, factors, view)
-        return not_linear(op, factors, view)
-    if any_of_kind(factors, Kind.ONE_EXAMPLE):  # all letters are of the one example
-        return by_example(op, factors, view)
+    if not any_by_example(states):
+        if len(states) == 2:  # linear in each of the two
+            return multiply(op, states, view)
+        return not_linear(op, states, view)
+    if any_of_kind(states, Kind.ONE_EXAMPLE):  # all letters are of the one example
+        return by_example(op, states, view)
     text = op.get_attr('equation').decode().replace(' ', '')
     if '.' in text:
         return unknown(op, 'has an equation with an ellipsis')
     terms, result = text.split('->')
-    return _product(op, factors, _Equation(terms.split(','), result), view)
+    return _product(op, states, _Equation(terms.split(','), result), view)
 
 
 # ---- by letters ----------------------------------------------------------------------------------

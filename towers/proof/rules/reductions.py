@@ -24,7 +24,7 @@ from towers.proof.rules.common import (
 from towers.proof.rules.entries import by_example, elementwise, of_equal_lengths
 from towers.proof.rules.shapes import prod_of_sizes
 from towers.proof.rules.totals import not_linear, shard_statistic, total
-from towers.proof.sizes import as_number, as_numbers
+from towers.proof.sizes import as_number
 from towers.proof.states import HAS_OWN_SIZE, INDEPENDENT, NO_STATIC_RANK, Kind, State, unknown
 from towers.proof.view import View
 
@@ -90,6 +90,11 @@ def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> 
     """The reduction of values of the batch, [n, 4], over other dimensions than the examples': [n].
 
     The mean and the sum of what is the same for each example are the same for each.
+
+    Args:
+      op: the operation.
+      state: of the values, PER_EXAMPLE or ROWS.
+      axes: the dimensions that it reduces.
     """
     is_constant = state.is_constant and op.type in ('Mean', 'Sum')
     result = state._replace(is_constant=is_constant)
@@ -132,7 +137,7 @@ def _mean_over_examples(op: tf.Operation, state: State, view: View) -> State:
 
 def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.nn.l2_loss`: half the sum of the squares of all entries, and so of all examples."""
-    state = as_number(op, states[0], view)  # sizes, cast to floats, are numbers as any others here
+    state = states[0]
     if is_of_batch(state):
         return total(Kind.SUM, op).with_marks_of(state)
     if state.kind is Kind.ONE_EXAMPLE:  # in a loop over the examples: of this example's entries
@@ -157,21 +162,12 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
 
     A loss takes logits [n, 4] and labels [n] or [n, 4], which have the examples in the same place.
     """
-    states = as_numbers(op, states, view)
     if not any_by_example(states):
         return not_linear(op, states, view)
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all rows are of the one example
         return by_example(op, states, view)
-    for tensor, state in zip(op.inputs, states):
-        if view.rank(tensor) is None:
-            return unknown(op, NO_STATIC_RANK)
-        if not state.is_by_example and not _has_one_row(tensor, view):
-            return unknown(op, HAS_OWN_SIZE)
-    layouts = of_equal_lengths({state.layout for state in states if state.is_by_example})
-    if len(layouts) > 1:
-        return unknown(op, COUPLES_EXAMPLES)
-    rows = state_of_layout(layouts.pop()).with_marks_of(*states)
-    if not _is_over_examples(op, states, view):
+    rows = _rows_of_inputs(op, states, view)
+    if rows.kind is Kind.UNKNOWN or not _is_over_examples(op, states, view):
         return rows
     if op.type not in ('Softmax', 'LogSoftmax'):
         return unknown(op, _OVER_EXAMPLES)
@@ -180,9 +176,32 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
     return rows.with_shard_statistics([op.name])
 
 
-def _has_one_row(tensor: tf.Tensor, view: View) -> bool:
-    """Whether a tensor is a scalar, or is broadcast along its first dimension, so that each example
-    gets the same of it."""
+def _rows_of_inputs(op: tf.Operation, states: _States, view: View) -> State:
+    """The state of rows that are computed from those of all inputs: the logits, and the labels of a
+    loss. All inputs have the examples in the same place, or one row for each of them.
+
+    Args:
+      op: the operation.
+      states: of its inputs, of which at least one is PER_EXAMPLE or ROWS.
+      view: `View`.
+    """
+    layouts = set()
+    for tensor, state in zip(op.inputs, states):
+        if view.rank(tensor) is None:
+            return unknown(op, NO_STATIC_RANK)
+        if state.is_by_example:
+            layouts.add(state.layout)
+        elif not _is_same_for_each_row(tensor, view):
+            return unknown(op, HAS_OWN_SIZE)
+    layouts = of_equal_lengths(layouts)
+    if len(layouts) > 1:
+        return unknown(op, COUPLES_EXAMPLES)
+    return state_of_layout(layouts.pop()).with_marks_of(*states)
+
+
+def _is_same_for_each_row(tensor: tf.Tensor, view: View) -> bool:
+    """Whether a tensor is a scalar, or has one row, so that each row of the others gets the same of
+    it."""
     shape = view.shape(tensor)
     if shape is None:
         return False
@@ -192,10 +211,10 @@ def _has_one_row(tensor: tf.Tensor, view: View) -> bool:
 
 def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:
     """Whether the examples are along the last dimension of an input, over which a softmax goes."""
-    tensors = list(op.inputs)
+    inputs_with_rows = list(op.inputs)
     if op.type.startswith('Sparse'):  # whose labels [n] are numbers of classes, and no rows
-        tensors = tensors[:1]
-    for tensor, state in zip(tensors, states):
+        inputs_with_rows = inputs_with_rows[:1]
+    for tensor, state in zip(inputs_with_rows, states):
         rank = view.rank(tensor)
         if state.is_by_example and rank is not None and state.axis == rank - 1:
             return True
@@ -211,10 +230,10 @@ def largest(op: tf.Operation, states: _States, view: View) -> State:
     if not is_of_batch(state):  # one example, or a value without examples
         return elementwise(op, states, view)
     rank = view.rank(op.inputs[0])
-    if rank is None or state.axis == rank - 1:
+    may_be_over_examples = rank is None or state.axis == rank - 1
+    if may_be_over_examples:
         return shard_statistic(op, states, view, 'chooses among the examples of the shard')
-    if op.type.startswith('InTopK'):
-        labels = states[1]
-        if labels.layout != state.layout:
-            return unknown(op, 'has labels that are not known to be of the same examples')
+    has_labels = op.type.startswith('InTopK')
+    if has_labels and states[1].layout != state.layout:
+        return unknown(op, 'has labels that are not known to be of the same examples')
     return state._replace(is_constant=False).with_marks_of(*states)

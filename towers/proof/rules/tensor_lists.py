@@ -66,7 +66,7 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
         x [time, n, 4]    elements [n, 4] of the batch, as many as the static length says
         x [8, 4]          any value without the examples: 8 elements of the same state
     """
-    value = as_number(op, states[0], view)
+    value = states[0]
     is_apart_by_example = is_of_batch(value) and value.axis == 0
     if is_apart_by_example:
         if value.layout != ROW_OF_EACH_EXAMPLE:

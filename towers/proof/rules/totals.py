@@ -72,8 +72,8 @@ def not_linear(op: tf.Operation, states: _States, view: View,
 
 
 def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> State:
-    """A state that is the same on every tower, but for marks: those of all inputs, and one more for
-    each mean, sum and share among them.
+    """The state of a value that is the same on every tower, but for its marks: those of all inputs,
+    and one for each mean, sum and share among them.
 
     Args:
       op: the operation that uses them, but not linearly.
@@ -112,7 +112,7 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
         sum of f + sum of g       the sum of f + g
         sum of f + constant c     a sum with the offset c, which N towers would add N times
         share + share             a share: c / n + d / n = (c + d) / n
-        any other                 not linear: a mean plus a sum is neither
+        any other                 not linear: a mean plus a sum is neither, nor a share plus c
 
     Args:
       op: the operation, to which a refusal points.
@@ -120,10 +120,10 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
       view: `View`.
     """
     shares = [state for state in states if state.kind is Kind.SHARE]
-    if shares:
-        if len(shares) < len(states):
-            return not_linear(op, states, view, 'adds a part for each example to what is none')
+    if shares and len(shares) == len(states):
         return State(Kind.SHARE, reductions=reductions_of(shares)).with_marks_of(*states)
+    if shares:
+        return not_linear(op, states, view, 'adds a part for each example to what is none')
     totals = [state for state in states if state.is_total]
     kinds = {state.kind for state in totals}
     if not totals:
@@ -138,14 +138,17 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
 def _sum_of_sums(states: _States, sums: _States) -> State:
     """The state of the sum of sums over the examples and, maybe, constants.
 
+        2 n + 3 n    is 5 n, a sum to which each example adds the same
+        2 n + 1      is none: it has the offset 1
+
     Args:
       states: of all terms.
       sums: of those that are sums over the examples.
     """
     has_constants = len(sums) < len(states)
     has_offset = has_constants or any(state.has_offset for state in sums)
-    is_constant = not has_constants and all(state.is_constant for state in sums)
-    result = State(Kind.SUM, reductions=reductions_of(sums), is_constant=is_constant,
+    is_multiple_of_n = not has_constants and all(state.is_constant for state in sums)
+    result = State(Kind.SUM, reductions=reductions_of(sums), is_constant=is_multiple_of_n,
                    has_offset=has_offset)
     return result.with_marks_of(*states)
 
@@ -161,18 +164,17 @@ def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
 
     Args:
       op: the operation, to which a refusal points.
-      states: of its inputs, none of which has entries of single examples.
+      states: of its two inputs, neither of which has entries of single examples.
       view: `View`.
     """
     over_all = [state for state in states if state.is_total_or_share]
     if len(over_all) == 1:
         return over_all[0].with_marks_of(*states)
-    if len(over_all) == 2:
-        by_kind = {state.kind: state for state in over_all}
-        if set(by_kind) == {Kind.MEAN, Kind.SUM}:
-            return _mean_times_sum(op, by_kind[Kind.MEAN], by_kind[Kind.SUM], view)
-        if set(by_kind) == {Kind.SUM, Kind.SHARE}:
-            return _sum_times_share(op, by_kind[Kind.SUM], by_kind[Kind.SHARE], view)
+    by_kind = {state.kind: state for state in over_all}  # fewer, where two are of one kind
+    if set(by_kind) == {Kind.MEAN, Kind.SUM}:
+        return _mean_times_sum(op, by_kind[Kind.MEAN], by_kind[Kind.SUM], view)
+    if set(by_kind) == {Kind.SUM, Kind.SHARE}:
+        return _sum_times_share(op, by_kind[Kind.SUM], by_kind[Kind.SHARE], view)
     return not_linear(op, states, view)
 
 
@@ -209,10 +211,10 @@ def quotient_of_totals(op: tf.Operation, dividend: State, divisor: State, view: 
         return dividend.with_marks_of(divisor)
     if divisor.is_count:
         return _divided_by_count(op, dividend, divisor, view)
-    why = None
     if divisor.kind is Kind.SUM:
-        why = 'divides by a sum over the examples of the shard'
-    return not_linear(op, [dividend, divisor], view, why)
+        return not_linear(op, [dividend, divisor], view,
+                          'divides by a sum over the examples of the shard')
+    return not_linear(op, [dividend, divisor], view)
 
 
 def _divided_by_count(op: tf.Operation, dividend: State, count: State, view: View) -> State:
