@@ -46,9 +46,11 @@ linearly (`State.shard_statistics`); no loss with one is proven. Who adds marks:
 - `by_table`, for each total among the inputs that a rule does not account for;
 - `transfer`, for what may overflow, and for gradients of the program's own.
 
-Who hands them on: `by_table` gives each result the marks of all inputs; only a row that does not
-`keeps_marks`, of control flow, says itself which it hands on. Nobody takes a mark away, but
-`longest`, and `verdict` for batch norms.
+Who hands them on: `by_table` gives each result the marks of all inputs; only the rule of a row
+without `keeps_marks`, of control flow, says itself which it hands on. All other rules may add the
+marks of their inputs (`with_marks_of`), which is right in any case, and necessary where a rule has
+made numbers of sizes itself: these numbers have marks that the sizes have not. Nobody takes a mark
+away, but `longest`, and `verdict` for batch norms.
 
 Read `common` (questions about states), `entries` (one by one: `exp`, `+`), `totals` (means and
 sums), `reductions`, `products`, `shapes`; then those that put entries elsewhere: `moves`,

@@ -122,7 +122,7 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
         return unknown(op, NO_STATIC_ARGUMENT)
     has_batch_dims = 'batch_dims' in op.node_def.attr and op.get_attr('batch_dims') != 0
     if has_batch_dims:
-        return _gathered_of_each(op, params, indices, axis)
+        return _gathered_of_each(op, params, indices)
     if params.kind is Kind.INDEPENDENT:
         return indices._replace(axis=axis + indices.axis).with_marks_of(params)
     if indices.kind is not Kind.INDEPENDENT or axis == params.axis:
@@ -133,21 +133,15 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
     return params._replace(axis=moved_axis).with_marks_of(indices)
 
 
-def _gathered_of_each(op: tf.Operation, params: State, indices: State, axis: int) -> State:
-    """The state of rows with `batch_dims`: the params and the indices have that many dimensions in
-    common, and each entry along these is gathered by itself. One of them has to be the examples'.
-
-    Args:
-      op: the operation.
-      params: the state of what rows are taken of.
-      indices: the state of their indices.
-      axis: the dimension of the params along which rows are taken.
-    """
-    batch_dims = op.get_attr('batch_dims')
+def _gathered_of_each(op: tf.Operation, params: State, indices: State) -> State:
+    """The state of rows with `batch_dims`: that many first dimensions are common to the params and
+    the indices, and each entry along these is gathered by itself. One of them has to be that of the
+    examples."""
     are_of_same_examples = params.kind is Kind.PER_EXAMPLE and params.layout == indices.layout
-    if are_of_same_examples and params.axis < batch_dims <= axis:
-        return params._replace(is_constant=False).with_marks_of(indices)
-    return unknown(op, _BY_PLACES)
+    is_common_dimension = params.axis < op.get_attr('batch_dims')
+    if not are_of_same_examples or not is_common_dimension:
+        return unknown(op, _BY_PLACES)
+    return params._replace(is_constant=False).with_marks_of(indices)
 
 
 def _axis_of_gather(op: tf.Operation, view: View) -> typing.Optional[int]:
@@ -242,7 +236,7 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
     arguments = states[1:]
     if not are_shared_arguments(arguments):
         return unknown(op, OWN_ARGUMENTS)
-    if indices.is_total:  # which chooses the place of the one
+    if indices.is_total:  # a mean of the shard chooses the place of the one
         return not_linear(op, [indices], view)
     if not is_of_batch(indices):  # one example, or the same on every tower
         return indices.with_marks_of(*arguments)

@@ -55,7 +55,8 @@ def not_linear(op: tf.Operation, states: _States, view: View,
 
     Args:
       op: the operation.
-      states: of its inputs, none of which has entries of single examples.
+      states: of its inputs. If one has entries of single examples, or positions, the rule that has
+        called this has no answer for it: then the result is unknown.
       view: `View`, in which the use of the statistics is noted.
       why: the predicate of a sentence about the operation; without it, that it is not linear.
     """
@@ -63,7 +64,7 @@ def not_linear(op: tf.Operation, states: _States, view: View,
     for state in states:
         if state.kind is Kind.UNKNOWN:
             return state
-        if state.is_by_example or state.is_position:  # a rule that ends here has no answer for it
+        if state.is_by_example or state.is_position:
             return unknown(op, 'has no rule for where the examples are in its inputs')
     if why is None:
         statistic = 'a mean' if any_of_kind(states, Kind.MEAN) else 'a sum'
@@ -138,8 +139,8 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
 def _sum_of_sums(states: _States, sums: _States) -> State:
     """The state of the sum of sums over the examples and, maybe, constants.
 
-        2 n + 3 n    is 5 n, a sum to which each example adds the same
-        2 n + 1      is none: it has the offset 1
+        2 n + 3 n    5 n, a sum to which each example adds the same: constant, without an offset
+        2 n + 1      a sum with the offset 1, and so no multiple of n: not constant
 
     Args:
       states: of all terms.
