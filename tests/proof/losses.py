@@ -2821,3 +2821,26 @@ def counted_in_a_reference_variable(x):
                         use_resource=False)
     with tf.control_dependencies([tf.assign_add(s, 1.)]):
         return average(tf.square(score(x)) / s)
+
+
+# ---- numbers of examples where they are easily overlooked ----------------------------------------
+
+def _steps_by_number(seq):
+    """For each example the step that has the number of the example, of at most 5 examples."""
+    v = words(seq)
+
+    def body(e, made):
+        steps = tf.TensorArray(tf.float32, 5, element_shape=[]).unstack(v[e])
+        return e + 1, made.write(e, steps.read(e))
+    made = tf.TensorArray(tf.float32, size(seq), element_shape=[])
+    return tf.while_loop(lambda e, _: e < size(seq), body, (0, made))[1].stack()
+
+
+@coupled
+def steps_by_the_number_of_the_example(seq):
+    return average(_steps_by_number(seq))
+
+
+@coupled
+def steps_by_the_number_of_the_example_in_functions(seq):
+    return average(_in_functions(lambda: _steps_by_number(seq)))

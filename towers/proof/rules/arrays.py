@@ -119,7 +119,10 @@ def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
 
         x [n, 4]          each element is an example, if it gets the number of the example
         x [time, n, 4]    each element [n, 4] is of the batch
-        x [8, 4]          any value without the examples: each element is of the same state
+        x [8, 4]          a value without the examples: each element is of the same state
+        x [5, 4]          of one example, in a loop over them: refused. Elements of the state
+                          ONE_EXAMPLE may be read at the number of the example, which would choose
+                          one of the 5 by it
 
     Args:
       op: the operation `TensorArrayScatterV3`.
@@ -134,6 +137,8 @@ def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
         return ONE_EXAMPLE.with_marks_of(value)
     if indices.kind is not Kind.INDEPENDENT:
         return unknown(op, 'writes elements at places that are computed from the examples')
+    if value.kind is Kind.ONE_EXAMPLE:
+        return unknown(op, 'takes the values of one example apart')
     if is_of_batch(value):  # its examples are along a later dimension
         return value._replace(axis=value.axis - 1)
     return value

@@ -64,7 +64,8 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
         x [n, 4]          n elements, each an example
         x [2 n, 4]        refused: the element at e is not known to be of example e
         x [time, n, 4]    elements [n, 4] of the batch, as many as the static length says
-        x [8, 4]          any value without the examples: 8 elements of the same state
+        x [8, 4]          a value without the examples: 8 elements of the same state
+        x [5, 4]          of one example, in a loop over them: refused, as in `arrays`
     """
     value = states[0]
     is_apart_by_example = is_of_batch(value) and value.axis == 0
@@ -72,11 +73,13 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
         if value.layout != ROW_OF_EACH_EXAMPLE:
             return unknown(op, TAKES_APART)
         return _list_of(ONE_EXAMPLE, NUMBER_OF_EXAMPLES).with_marks_of(value)
+    if value.kind is Kind.ONE_EXAMPLE:
+        return unknown(op, 'takes the values of one example apart')
     shape = view.shape(op.inputs[0])
     if shape is None or shape[0] is None:
         return unknown(op, _NO_STATIC_LENGTH)
     element = value
-    if value.is_by_example:  # its examples are along a later dimension
+    if is_of_batch(value):  # its examples are along a later dimension
         element = value._replace(axis=value.axis - 1)
     return _list_of(element, (Size(shape[0]),))
 
