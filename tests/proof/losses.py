@@ -2844,3 +2844,9 @@ def steps_by_the_number_of_the_example(seq):
 @coupled
 def steps_by_the_number_of_the_example_in_functions(seq):
     return average(_in_functions(lambda: _steps_by_number(seq)))
+
+
+@coupled
+def sum_of_products_with_a_share(x):
+    share = variable('s', [4]) / floats(size(x))
+    return tf.einsum('bi,i->', hidden(x), share) / floats(size(x))
