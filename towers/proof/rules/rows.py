@@ -166,10 +166,8 @@ def is_sparse(indices: State, values: State) -> bool:
 
 
 def _is_sparse_batch(indices: State, values: State, shape: typing.Optional[Sizes]) -> bool:
-    """Whether these are the parts of a sparse tensor with a row for each example, (n, …)."""
-    if shape is None or not is_sparse(indices, values):
-        return False
-    return shape[0] == _EACH_EXAMPLE
+    """Whether these are the parts of a sparse tensor with a row for each example, (n, 20)."""
+    return is_sparse(indices, values) and _begins_with_examples(shape, _EACH_EXAMPLE)
 
 
 def sparse_product(op: tf.Operation, states: _States, view: View) -> State:
