@@ -115,8 +115,9 @@ def _initial_or_result(carried: Carried, initial: State, view: View) -> State:
       view: `View`.
     """
     result = view.state_or_none(carried.result)
-    is_first_round = result is None  # of the analysis, which comes to the result later
-    if is_first_round or carried.is_kept:
+    if result is None:  # in the first round of the analysis, which comes to the result later
+        return initial
+    if carried.is_kept:
         return initial
     return loops.either(carried.loop, [initial, result], view)
 
