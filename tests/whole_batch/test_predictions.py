@@ -51,7 +51,7 @@ def test_predictions_are_those_of_one_device(prediction, num_towers):
     (lambda x: tf.nn.top_k(x[:, 0], 1)[0], 'chooses among the examples'),
     (lambda x: x[:1], 'takes some of the examples'),
     (lambda x: tf.concat([x, x], 0), 'a value for each example, 2 times after each other'),
-    (lambda x: tf.py_func(np.sort, [x], tf.float64), 'gives another value to each tower'),
+    (lambda x: tf.py_func(np.sort, [x], tf.float64), 'is Python code, of which nothing is known'),
     (lambda x: tf.reduce_sum(x) + 1., 'a sum over the examples')])
 def test_what_is_none_of_the_batchs_is_refused(prediction, text):
     with pytest.raises(towers.ModelFunctionError, match=text) as caught:

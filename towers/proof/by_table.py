@@ -21,7 +21,16 @@ from towers.graph.op_types import (
 )
 from towers.proof.rules.totals import marks_of_totals
 from towers.proof.sizes import as_numbers
-from towers.proof.states import INDEPENDENT, ONE_EXAMPLE, Kind, State, first_unknown, unknown
+from towers.proof.states import (
+    HAS_NO_RULE,
+    INDEPENDENT,
+    IS_PYTHON,
+    ONE_EXAMPLE,
+    Kind,
+    State,
+    first_unknown,
+    unknown,
+)
 from towers.proof.table import RULES, Row
 from towers.proof.view import View
 
@@ -32,8 +41,8 @@ Results = typing.Union[State, typing.List[State], None]
 """The state of all results, or of each; None as long as a state that it needs is not there."""
 
 _GIVES_OTHER_VALUES = (
-    'IteratorGetNext', 'QueueDequeue', 'ReaderRead', 'PyFunc', 'EagerPyFunc', 'Unstage',
-    'OrderedMap', 'Barrier')
+    'IteratorGetNext', 'QueueDequeue', 'ReaderRead', 'Unstage', 'OrderedMap', 'Barrier')
+_PYTHON = ('PyFunc', 'EagerPyFunc')
 """How the types of operations begin that give another value at each run, and so to each tower."""
 
 _KEEPS_KNOWN_VALUES = frozenset(
@@ -241,6 +250,8 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
         return not_known
     if op.type.startswith(_GIVES_OTHER_VALUES):
         return unknown(op, 'gives another value to each tower')
+    if op.type.startswith(_PYTHON):
+        return unknown(op, IS_PYTHON)
     is_random = graph_walk.is_random(op)
     keeps_values = op.op_def.is_stateful  # TensorFlow says so of random numbers, too
     if keeps_values and op.type not in _KEEPS_KNOWN_VALUES and not is_random:
@@ -254,7 +265,7 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
     # Values that are kept may be those of other examples, from earlier iterations.
     if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not keeps_values:
         return ONE_EXAMPLE.with_marks_of(*numbers)
-    return unknown(op, 'has no rule')
+    return unknown(op, HAS_NO_RULE)
 
 
 def _is_uniform_constant(op: tf.Operation) -> bool:

@@ -59,6 +59,8 @@ TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
 HAS_OWN_SIZE = 'joins the examples with a tensor that has a size of its own there'
 """Why a proof ends where the graph may hold the size of the program's batch."""
 
+HAS_NO_RULE = 'has no rule'
+IS_PYTHON = 'is Python code, of which nothing is known'
 NO_STATIC_RANK = 'has a rank that is not static'
 NO_STATIC_ARGUMENT = 'has an argument that is not static'
 """Why a proof ends where a rule needs a rank, or the value of an argument such as `axis`."""

@@ -8,7 +8,15 @@ from towers.graph import graph_walk
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, statistics_of_normalizations
 from towers.proof.stand_ins import SizeConstants
-from towers.proof.states import TAKES_NO_OTHER_BATCH, Kind, Reason, State, first_unknown
+from towers.proof.states import (
+    HAS_NO_RULE,
+    IS_PYTHON,
+    TAKES_NO_OTHER_BATCH,
+    Kind,
+    Reason,
+    State,
+    first_unknown,
+)
 
 
 class Verdict(typing.NamedTuple):
@@ -62,8 +70,7 @@ def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: Ba
         return _not_proven(_where_it_ends(ends, question))
     what_the_loss_is = _proven_kind(state, question)
     if what_the_loss_is is None:
-        why = _sentence_about_kind(state, analysis.other_divisors)
-        return _not_proven('%s; %s' % (why, _ADVICE))
+        return _not_proven(_sentence_about_kind(state, analysis.other_divisors, question))
     text = '%s (%d operations)' % (what_the_loss_is, len(analysis.operations))
     if state.is_random:
         text += '; each %s draws its own random numbers' % question.names
@@ -230,7 +237,9 @@ def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
 
 # ---- in words ------------------------------------------------------------------------------------
 
-_ADVICE = 'see towers.batch_sum, check_towers'
+_VALUES_OF_ALL_TOWERS = (
+    'towers.batch_sum, batch_mean and batch_concat give values of all towers; check_towers measures '
+    'the difference')
 _MOST_ENDS = 3  # operations that a line names
 
 
@@ -239,19 +248,25 @@ def _sentence(reason: Reason) -> str:
     return "'%s' (%s) %s" % reason
 
 
-def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str]) -> str:
-    """Why a loss that is neither a mean nor unknown is not proven.
+def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str],
+                         question: Question) -> str:
+    """Why a loss that is neither a mean nor unknown is not proven, and what to do.
 
     Args:
       state: of the loss.
       other_divisors: names of divisors any of which may be the size of a shard.
+      question: what the build does to the losses.
     """
     if state.kind is not Kind.SUM:
-        return 'the loss is %s' % state.kind.value
+        return 'the loss is %s; %s' % (state.kind.value, _VALUES_OF_ALL_TOWERS)
+    if question.adds_shards:  # else a sum is proven: see `_proven_kind`
+        return ('the loss is a sum over the examples plus another term, such as a penalty of '
+                "weights, which each tower adds once; return the sum alone (regularization='add' "
+                'adds registered losses once)')
     text = 'the loss is a sum over the examples, of which the towers take the mean'
     if other_divisors:
         text += ', unless one of its divisors (%s) is the size of a shard' % _names(other_divisors)
-    return text
+    return "%s; pass reduction='sum', or return the mean over the examples" % text
 
 
 def _names(names: typing.Iterable[str]) -> str:
@@ -278,4 +293,6 @@ def _where_it_ends(ends: typing.List[Reason], question: Question) -> str:
     text = '; '.join(map(_sentence, ends[:_MOST_ENDS]))
     if len(ends) > _MOST_ENDS:
         text += '; and %d more' % (len(ends) - _MOST_ENDS)
-    return '%s; %s' % (text, _ADVICE)
+    if all(end.why in (HAS_NO_RULE, IS_PYTHON) for end in ends):
+        return '%s; towers.check_towers measures the difference' % text
+    return '%s; %s' % (text, _VALUES_OF_ALL_TOWERS)
