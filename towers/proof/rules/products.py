@@ -102,7 +102,7 @@ def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View
       equation: `_Equation`.
       view: `View`.
     """
-    if any(state.is_over_all for state in factors):
+    if any(state.is_total_or_share for state in factors):
         return unknown(op, 'multiplies examples with a value of all of them')
     examples = _examples_of(factors, equation)
     if examples is None:
