@@ -128,10 +128,9 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     _check_can_be_left(other_writes, used, finder)
     if update_ops == 'first' and is_on_parameter_servers:
         _check_served(other_writes, fetches)
-    write_ops = by_name(write.op for write in other_writes)
-    unused = [op for name, op in write_ops.items() if name not in used]
+    unused = [write.op for write in other_writes if write.op.name not in used]
     updates = _take_out(unused, operations, request)
-    return InlineUpdates(left_out=names_of(unused), shared=write_ops.keys() & used,
+    return InlineUpdates(left_out=names_of(unused), shared=used - in_functions.keys(),
                          in_functions=in_functions, updates=updates)
 
 
@@ -182,10 +181,22 @@ def _removable_in_functions(writes: typing.Iterable[Write],
         if not finder.calls_functions(write.op) or is_loop:
             continue
         positions = _positions_of_variables(write)
-        copies = [without_writes(function, positions) for function in finder.functions(write.op)]
-        if all(copy is not None for copy in copies):
+        if _do_without_writes(finder.functions(write.op), positions):
             in_functions[write.op.name] = positions
     return in_functions
+
+
+def _do_without_writes(functions: typing.Iterable, positions: typing.List[int]) -> bool:
+    """Whether all functions have copies without the writes of variables, see `without_writes`.
+
+    Args:
+      functions: `FunctionDef`s.
+      positions: the positions of the variables among their arguments.
+    """
+    for function in functions:
+        if without_writes(function, positions) is None:
+            return False
+    return True
 
 
 def _positions_of_variables(write: Write) -> typing.List[int]:
@@ -297,10 +308,9 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
     A control edge from a write does not use its value; a read of the variable that waits for the
     write does.
     """
-    write_ops = by_name(write.op for write in writes)
     values = _WrittenValues(writes)
     to_visit = list(map(operation_of, fetches))
-    used = names_of(to_visit) & write_ops.keys()
+    used = names_of(to_visit) & values.write_ops.keys()
     seen = set()
     while to_visit:
         op = to_visit.pop()
@@ -310,28 +320,32 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
         used_by_op = values.used_by(op)
         used |= used_by_op
         to_visit += producers_of(op)
-        to_visit += [write_ops[name] for name in used_by_op]
+        to_visit += [values.write_ops[name] for name in used_by_op]
         # The walk does not visit a write that is only waited for, but what that write waits for.
-        to_visit += awaited_instead(op.control_inputs, write_ops.keys() - used)
+        to_visit += awaited_instead(op.control_inputs, values.write_ops.keys() - used)
     return used
 
 
 class _WrittenValues:
-    """Tells the new values of which writes an operation takes."""
+    """Tells the new values of which writes an operation takes.
+
+    Attributes:
+      write_ops: {name of an operation that writes: the operation}.
+    """
 
     def __init__(self, writes: typing.Sequence[Write]):
         """`writes` are all writes of the forward pass."""
-        self._write_ops = by_name(write.op for write in writes)
+        self.write_ops: typing.Dict[str, tf.Operation] = by_name(write.op for write in writes)
         self._writes_by_reader = _writes_by_reader(writes)
-        self._order = Precedence(list(self._write_ops.values()))
+        self._order = Precedence(list(self.write_ops.values()))
 
     def used_by(self, op: tf.Operation) -> typing.Set[str]:
         """Set of the names of the writes whose new value an operation takes: as the result of the
         write, or by reading the variable after the write."""
-        used = names_of(producers_of(op)) & self._write_ops.keys()
+        used = names_of(producers_of(op)) & self.write_ops.keys()
         for name in self._writes_by_reader.get(op.name, ()):
             is_itself = name == op.name  # a write takes its variable, too
-            if not is_itself and self._order.waits_for(op, self._write_ops[name]):
+            if not is_itself and self._order.waits_for(op, self.write_ops[name]):
                 used.add(name)
         return used
 

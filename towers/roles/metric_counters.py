@@ -142,9 +142,11 @@ class _CounterWrites(typing.NamedTuple):
     """How the update of one tower writes the counters of a metric.
 
     Attributes:
+      update: the metric's update_op.
       additions: {name of a counter: the operations that add to it}.
       others: the operations that write a counter in another way.
     """
+    update: typing.Any
     additions: typing.Dict[str, typing.List[_Addition]]
     others: typing.List[tf.Operation]
 
@@ -168,12 +170,13 @@ def _weigh_metrics(metrics: typing.Sequence[dict], weights: typing.Sequence[Weig
             continue
         value, _ = metric_of_first
         counters_of_metric = counters & _names_upstream(value)
-        updates = [tower_metrics[name][1] for tower_metrics in metrics]
-        writes_of_towers = [_counter_writes(update, counters_of_metric, finder)
-                            for update in updates]
+        writes_of_towers = []
+        for metrics_of_tower in metrics:
+            _, update = metrics_of_tower[name]
+            writes_of_towers.append(_counter_writes(update, counters_of_metric, finder))
         counts_calls = _counts_calls(writes_of_towers)
-        for update, writes, weight in zip(updates, writes_of_towers, weights):
-            _make_fail_without_example(update, writes.others, weight)
+        for writes, weight in zip(writes_of_towers, weights):
+            _make_fail_without_example(writes, weight)
             if counts_calls:
                 _weigh_additions(writes, weight, weighed)
 
@@ -218,7 +221,7 @@ def _counter_writes(update: typing.Any, counters: typing.Set[str],
       counters: names of the counters.
       finder: finds the writes of the graph.
     """
-    writes = _CounterWrites(collections.defaultdict(list), [])
+    writes = _CounterWrites(update, additions=collections.defaultdict(list), others=[])
     for op in step_operations([update]):
         position = _position_of_addition(op)
         for counter in counters.intersection(finder.written_by(op)):
@@ -256,20 +259,19 @@ def _add_one_constant(additions_of_towers: typing.Sequence[typing.List[_Addition
     return all(np.array_equal(constant, constants[0]) for constant in constants)
 
 
-def _make_fail_without_example(update: typing.Any, operations: typing.Iterable[tf.Operation],
-                               weight: Weight) -> None:
-    """Makes the update of a metric fail in a tower without an example: it would count padding.
+def _make_fail_without_example(writes: _CounterWrites, weight: Weight) -> None:
+    """Makes the update of a metric that writes counters in another way than adding to them fail in
+    a tower without an example: it would count padding.
 
     Args:
-      update: the metric's update_op.
-      operations: the operations by which it writes counters in another way than adding to them.
+      writes: the writes of the update.
       weight: the tower's weight.
     """
     if not isinstance(weight, tf.Tensor):
         # Such a shard has examples in each step; or none in any, and its metrics are not run.
         return
-    for op in operations:
-        _assert_has_example(update, op, weight)
+    for op in writes.others:
+        _assert_has_example(writes.update, op, weight)
 
 
 def _assert_has_example(update: typing.Any, op: tf.Operation, weight: tf.Tensor) -> None:

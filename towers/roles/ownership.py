@@ -367,10 +367,18 @@ def _first_roles(writes: typing.Iterable[Write],
     role_of = {}
     for write in writes:
         for variable in write.variables:
-            possible_roles = [role for role, names in names_by_role.items() if variable in names]
-            possible_roles.append(FIRST)
-            role_of[variable] = possible_roles[0]
+            role_of[variable] = _first_role(variable, names_by_role)
     return role_of
+
+
+def _first_role(variable: str,
+                names_by_role: typing.Dict[str, typing.Container[str]]) -> str:
+    """The first role that the variable of a name may have; the arguments are as for `_first_roles`.
+    """
+    for role, names in names_by_role.items():
+        if variable in names:
+            return role
+    return FIRST
 
 
 _REASON_OF_ROLE = {

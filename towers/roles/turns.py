@@ -47,7 +47,11 @@ class Turn(typing.NamedTuple):
 
 def variables_named(names: typing.Iterable[str]) -> Variables:
     """{name: variable} of the graph's variables that have these names."""
-    variables = variables_by_name(tf.global_variables() + tf.local_variables())
+    return chosen(variables_by_name(tf.global_variables() + tf.local_variables()), names)
+
+
+def chosen(variables: Variables, names: typing.Iterable[str]) -> Variables:
+    """{name: variable} of those variables, among the given ones, that have these names."""
     return {name: variables[name] for name in names if name in variables}
 
 

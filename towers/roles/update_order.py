@@ -146,8 +146,14 @@ def _writes_among(operations: typing.Iterable[tf.Operation],
                   left_out: typing.Container[str]) -> typing.List[Write]:
     """List of the writes among operations, without operations of the names `left_out`."""
     finder = Writes(tf.get_default_graph())
-    writes = [Write(op, finder.written_by(op)) for op in operations if op.name not in left_out]
-    return [write for write in writes if write.variables]
+    writes = []
+    for op in operations:
+        if op.name in left_out:
+            continue
+        variables = finder.written_by(op)
+        if variables:
+            writes.append(Write(op, variables))
+    return writes
 
 
 class _GradientReads:

@@ -30,7 +30,14 @@ from towers.graph.order import Frames
 from towers.graph.variable_access import Writes, is_variable
 from towers.graph.waits import Wait, Waits
 from towers.roles.ownership import FIRST, Roles
-from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
+from towers.roles.turns import (
+    Turn,
+    Variables,
+    chosen,
+    take_turns,
+    takes_from_outside,
+    variables_named,
+)
 from towers.roles.write_order import (
     Operations,
     TowerWrite,
@@ -115,7 +122,7 @@ def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variab
     """
     writes = []
     for op in operations:
-        written = {name: variables[name] for name in finder.written_by(op) if name in variables}
+        written = chosen(variables, finder.written_by(op))
         if not written:
             continue
         _check_reads_anew(op, written, tower, forward)
@@ -158,12 +165,17 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
     """
     numbers_of_updates = {len(each.updates) for each in towers}
     has_same_updates = len(numbers_of_updates) == 1
-    if has_same_updates:
-        fetches_of_updates = [[update] for update in tower.updates]
-    else:
-        fetches_of_updates = [list(tower.updates)]
-    for fetches in fetches_of_updates:
-        yield [op for op in tower.own(step_operations(fetches)) if op.name not in forward]
+    if not has_same_updates:
+        yield _operations_beside(forward, tower, tower.updates)
+        return
+    for update in tower.updates:
+        yield _operations_beside(forward, tower, [update])
+
+
+def _operations_beside(forward: Operations, tower: Tower,
+                       updates: list) -> typing.List[tf.Operation]:
+    """List of the operations of a tower that updates run, without those of the forward passes."""
+    return [op for op in tower.own(step_operations(updates)) if op.name not in forward]
 
 
 def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
