@@ -132,7 +132,8 @@ def batch_moments(moments: tf.Tensor) -> tf.Tensor:
 
 
 def _value(x: typing.Any, kind: str) -> tf.Tensor:
-    """The value over all towers of a tensor.
+    """What `batch_sum` and its like return: for now the tower's own x, in whose place `exchange`
+    puts the value over all towers.
 
     Args:
       x: the tensor, or what TensorFlow makes a tensor of.
@@ -151,10 +152,16 @@ def _value(x: typing.Any, kind: str) -> tf.Tensor:
     mark = Mark(next(call.numbers), kind, is_gradient=False)
     if kind != 'concat':
         return _marked(x, mark, x.shape)
-    rows_of_any_number = tf.TensorShape([None]).concatenate(x.shape[1:])
-    marked = _marked(x, mark, rows_of_any_number)
-    marked.set_shape(tf.TensorShape([_num_rows_of_batch(x, call)]).concatenate(x.shape[1:]))
+    # The placeholder takes any number of rows: the tower's own, and then those of the batch. What
+    # reads it sees the batch's number.
+    marked = _marked(x, mark, _with_num_rows(x.shape, None))
+    marked.set_shape(_with_num_rows(x.shape, _num_rows_of_batch(x, call)))
     return marked
+
+
+def _with_num_rows(shape: tf.TensorShape, num_rows: typing.Optional[int]) -> tf.TensorShape:
+    """The shape with another first dimension; None for one that is not static."""
+    return tf.TensorShape([num_rows]).concatenate(shape[1:])
 
 
 def _num_rows_of_batch(rows: tf.Tensor, call: Call) -> typing.Optional[int]:
@@ -194,9 +201,9 @@ def _check_is_in_graph(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
     """Raises `ModelFunctionError` for a tensor of another graph than the outermost one of the
     model. An eager tensor passes."""
     graph_of_x = getattr(x, 'graph', None)
-    # An eager tensor has no graph. `tf.convert_to_tensor` gives one only where TensorFlow executes
-    # eagerly, and so outside of a build: there the whole batch is on one device.
     if graph_of_x is None:
+        # An eager tensor: TensorFlow executes eagerly, so this is no build, and x has the whole
+        # batch.
         return
     if compat.outermost_graph(graph_of_x) is not graph:
         raise ModelFunctionError('batch_%s(%s): the tensor is of another graph: expected one of '
@@ -235,7 +242,7 @@ def _marked(x: tf.Tensor, mark: Mark, shape: tf.TensorShape) -> tf.Tensor:
     Args:
       x: the tensor.
       mark: the mark of the placeholder.
-      shape: the shape of the placeholder, which both inputs have to fit.
+      shape: the shape of the placeholder, which the tensor and the later input both fit.
     """
     compat.register_gradient(_GRADIENT, _backward)
     with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
@@ -258,17 +265,20 @@ def _backward(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     if mark.kind != 'concat':
         return _marked(gradient, mark_of_gradient, gradient.shape)
     # `gradient` has the rows of the batch, and what comes in its place the rows of the tower.
-    rows_of_any_number = tf.TensorShape([None]).concatenate(x.shape[1:])
-    marked = _marked(gradient, mark_of_gradient, rows_of_any_number)
+    marked = _marked(gradient, mark_of_gradient, _with_num_rows(x.shape, None))
     marked.set_shape(x.shape)
     return marked
 
 
 def _mark_for_build(x: tf.Tensor, kind: str) -> tf.Tensor:
-    """The tensor itself, with a note of the kind of exchange for the build of the finished model
-    that it is in. Of an eager tensor, and in the graph of a function, nothing is noted: these are
-    in no finished model."""
-    if not hasattr(x, 'graph') or x.graph is not compat.outermost_graph(x.graph):
+    """Makes an identity of a tensor, with the kind of exchange as its attribute. A later build that
+    gets this model as a finished one exchanges the value, see `mark_import`.
+
+    An eager tensor, or one in the graph of a function, is returned as it is: a finished model has
+    no such tensor.
+    """
+    is_eager = not hasattr(x, 'graph')
+    if is_eager or x.graph is not compat.outermost_graph(x.graph):
         return x
     marked = tf.identity(x, name='batch_' + kind)
     compat.set_attribute(marked.op, BATCH_VALUE_TO_BE, tf.AttrValue(s=kind.encode()))
@@ -300,8 +310,8 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
     mark = Mark(next(call.numbers), kind, is_gradient=False)
     shape = op.outputs[0].shape
     if kind == 'concat':
-        shape = tf.TensorShape([None]).concatenate(shape[1:])
-    # From an Identity to the placeholder that `_marked` makes.
+        shape = _with_num_rows(shape, None)
+    # The node becomes the placeholder that `_marked` makes: an identity has its dtype in 'T'.
     node.op = 'PlaceholderWithDefault'
     node.attr['dtype'].type = node.attr['T'].type
     node.attr['shape'].shape.CopyFrom(shape.as_proto())
@@ -352,11 +362,11 @@ _WITHOUT_ROWS = (Kind.MEAN, Kind.SUM, Kind.INDEPENDENT, Kind.SIZES)  # no axis h
 
 
 def _is_made_for(kind: str, state: State) -> bool:
-    """Whether a kind of exchange is made for a tensor in a state; also where nothing is proven of
-    the tensor: its author may know."""
+    """Whether a kind of exchange is made for a tensor in a state. A tensor of which nothing is
+    proven passes: its author may know."""
     has_examples_along_axis = state.kind in _OF_EXAMPLES
-    if kind != 'concat':
+    if kind != 'concat':  # it would add up different examples, one of each tower
         return not has_examples_along_axis
     if has_examples_along_axis:
-        return state.axis == 0
+        return state.axis == 0  # what is joined are rows, along the first dimension
     return state.kind not in _WITHOUT_ROWS

@@ -25,6 +25,9 @@ from towers.whole_batch.workers import Workers
 Marks = typing.Dict[Mark, typing.List[tf.Operation]]
 """{mark: the operations of one tower that have it, in the order of making}."""
 
+OperationsByTower = typing.List[typing.List[tf.Operation]]
+"""For each tower its operations of one mark, in the order of making."""
+
 
 class _Batch(typing.NamedTuple):
     """How the examples are shared out among what exchanges values."""
@@ -54,7 +57,8 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
       workers: the workers whose towers take part; None for this worker alone.
 
     Returns:
-      The exchanged values and gradients that every step computes.
+      The exchanged values and gradients that every step computes. In a cluster no worker leaves a
+      step before them, since the other workers wait for its part.
 
     Raises:
       ModelFunctionError: towers ask for different values, or a tower has no rows to concatenate.
@@ -69,45 +73,54 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
     # Outside of the caller's control dependencies: a value is computed when a tower needs it.
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
         for mark in sorted(marks_of_towers[0]):  # a value comes before its gradient
-            by_tower = [marks[mark] for marks in marks_of_towers]
+            operations_by_tower = [marks[mark] for marks in marks_of_towers]
             if mark.is_gradient:
-                values = _put_gradients(by_tower, exchanges[mark.number], batch)
+                values = _put_gradients(operations_by_tower, exchanges[mark.number], batch)
             else:
-                own_values = [operations[0].inputs[0] for operations in by_tower]
-                exchanges[mark.number] = _EXCHANGES[mark.kind](own_values, batch)
-                values = [_put_value(by_tower, exchanges[mark.number])]
-            is_in_every_step = not compat.in_control_flow(by_tower[0][0])  # and in no branch
-            if is_in_every_step:
+                exchange_of_value = _exchange_of_kind(mark.kind, operations_by_tower, batch)
+                exchanges[mark.number] = exchange_of_value
+                values = [_put_value(operations_by_tower, exchange_of_value)]
+            first_operation = operations_by_tower[0][0]
+            is_in_branch = compat.in_control_flow(first_operation)  # loops were refused
+            if not is_in_branch:
                 exchanged += values
     return exchanged
 
 
-def _put_value(by_tower: typing.List[typing.List[tf.Operation]],
+def _exchange_of_kind(kind: str, operations_by_tower: OperationsByTower,
+                      batch: _Batch) -> '_Exchange':
+    """Exchanges the values that the operations of one mark hand on so far: each its own tower's."""
+    # A tower has several operations where the value is recomputed; all hand on the same value.
+    own_values = [operations[0].inputs[0] for operations in operations_by_tower]
+    return _EXCHANGES[kind](own_values, batch)
+
+
+def _put_value(operations_by_tower: OperationsByTower,
                exchange_of_value: '_Exchange') -> tf.Tensor:
-    """Gives the operations of a mark of a value, a list for each tower, the value over all towers,
-    which is returned."""
+    """Makes the operations of a mark hand on the value over all towers, which is returned."""
     value = exchange_of_value.value
-    for operations in by_tower:
-        for op in operations:  # several where the value is recomputed: it is the same again
+    for operations in operations_by_tower:
+        for op in operations:
             compat.replace_input(op, 0, value)
     return value
 
 
-def _put_gradients(by_tower: typing.List[typing.List[tf.Operation]],
-                   exchange_of_value: '_Exchange', batch: _Batch) -> typing.List[tf.Tensor]:
-    """Gives the operations of a mark of a gradient, a list for each tower, the gradients of the
-    towers' values. A gradient that the towers take several times is exchanged each time.
+def _put_gradients(operations_by_tower: OperationsByTower, exchange_of_value: '_Exchange',
+                   batch: _Batch) -> typing.List[tf.Tensor]:
+    """Makes the operations of a mark of a gradient hand on each tower's gradient of its own value.
+    So far each hands on its tower's gradient of the value over all towers.
 
     Args:
-      by_tower: the operations.
+      operations_by_tower: the operations.
       exchange_of_value: the exchange of the value whose gradient this is.
       batch: how the examples are shared out.
 
     Returns:
-      The sums over all towers, from which the gradients are taken.
+      The sums of the gradients over all towers; several, if the towers take the gradient several
+      times.
     """
     sums = []
-    for operations in zip(*by_tower):  # an operation a tower
+    for operations in zip(*operations_by_tower):  # all towers' first operations, then their second
         total = batch.sum(tf.add_n([op.inputs[0] for op in operations]))
         for op, gradient in zip(operations, exchange_of_value.gradients(total)):
             compat.replace_input(op, 0, gradient)
@@ -122,12 +135,17 @@ def _marks_of(towers: typing.Sequence) -> typing.List[Marks]:
         for tower, marks in zip(towers, marks_of_towers):
             if tower.has(op.name):
                 marks[mark_of(op)].append(op)
-    # The order of making in the first tower, which an import does not keep, is in the names:
-    # 'batch_sum_9' was made before 'batch_sum_10'.
     for marks in marks_of_towers:
         for operations in marks.values():
-            operations.sort(key=lambda op: (len(op.name), op.name))
+            operations.sort(key=_place_in_tower)
     return marks_of_towers
+
+
+def _place_in_tower(op: tf.Operation) -> typing.Tuple[int, str]:
+    """Key by which the operations of a mark are sorted into the order in which tower 0 made them.
+    An import does not keep that order, but it keeps the names, which TensorFlow numbers:
+    'batch_sum_9' was made before 'batch_sum_10', and is shorter."""
+    return len(op.name), op.name
 
 
 def _check_alike(towers: typing.Sequence, marks_of_towers: typing.Sequence[Marks]) -> None:
@@ -206,30 +224,38 @@ class _Concat(_Exchange):
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
         self._num_rows = tf.stack([tf.shape(rows)[0] for rows in values])  # of each tower
-        self._own_rows: typing.Optional[_OwnRows] = None  # with several workers
+        self._own_rows: typing.Optional[_OwnRows] = None  # where there are other workers
         with tf.control_dependencies(_assertions_of_examples(batch.machine_weights)):
             rows = tf.concat(values, 0)
             if batch.workers is not None:
                 own = _own_rows(rows, batch.workers)
                 self._own_rows = own
-                rows = batch.workers.concat(rows[:own.size], own.begin, own.total)
+                rows = batch.workers.concat(
+                    rows[:own.size], num_before=own.begin, num_rows=own.total)
             self.value = _of_any_size(rows)
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
-        own = self._own_rows
-        if own is not None:
-            total = total[own.begin:own.begin + own.size]
-            # A worker without a batch has computed rows, whose gradients are zeros.
-            num_missing = tf.reduce_sum(self._num_rows) - own.size
-            total = tf.pad(total, [[0, num_missing]] + [[0, 0]] * (total.shape.ndims - 1))
-        return list(map(_of_any_size, tf.split(total, self._num_rows)))
+        if self._own_rows is not None:
+            total = self._rows_of_this_worker(total, self._own_rows)
+        gradients_of_towers = tf.split(total, self._num_rows)
+        return list(map(_of_any_size, gradients_of_towers))
+
+    def _rows_of_this_worker(self, total: tf.Tensor, own: _OwnRows) -> tf.Tensor:
+        """Of the gradients of all workers' rows those of the rows that this worker's towers have
+        computed."""
+        gradients = total[own.begin:own.begin + own.size]
+        # Without a batch the towers have computed rows as well, of which none was handed in
+        # (`own.size` is 0): their gradients are zeros.
+        num_not_handed_in = tf.reduce_sum(self._num_rows) - own.size
+        other_axes = [[0, 0]] * (gradients.shape.ndims - 1)
+        return tf.pad(gradients, [[0, num_not_handed_in]] + other_axes)
 
 
 def _own_rows(rows: tf.Tensor, workers: Workers) -> _OwnRows:
     """Which of all workers' rows a worker's rows are; takes a message where their numbers are not
     static, or differ from worker to worker."""
     static_size = rows.shape.as_list()[0]
-    have_equal_batches = isinstance(workers.fraction, float)
+    have_equal_batches = isinstance(workers.fraction, float)  # it is 1 / W in every step
     if static_size is not None and have_equal_batches:
         return _OwnRows(begin=static_size * workers.rank, size=static_size,
                         total=static_size * workers.num_workers)
@@ -251,22 +277,27 @@ class _Moments(_Exchange):
         self._moments_of_towers = _ChannelMoments.of(vectors)
         joined = self._moments_of_towers.joined()
         if batch.workers is not None:
+            # Each worker has one row: the moments of all of its towers.
             vectors_of_workers = batch.workers.concat(
-                joined.vectors(), batch.workers.rank, batch.workers.num_workers)
+                joined.vectors(), num_before=batch.workers.rank,
+                num_rows=batch.workers.num_workers)
             joined = _ChannelMoments.of(vectors_of_workers).joined()
         self._moments_of_batch = joined
         self.value = joined.vectors()[0]
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
+        # The formulas of dm_k and dv_k are in the docstring of `batch_values`. `total` is laid out
+        # as the value is, so that its parts are the sums of gm_j and of gv_j.
         total_gradients = _ChannelMoments.of(total[tf.newaxis])
         moments = self._moments_of_towers
-        weight = moments.count / self._moments_of_batch.count
-        distance = moments.mean - self._moments_of_batch.mean
+        weight = moments.count / self._moments_of_batch.count  # p_k
+        distance = moments.mean - self._moments_of_batch.mean  # m_k - M
         gradient_of_variance = weight * total_gradients.variance
         gradient_of_mean = weight * (
             total_gradients.mean + 2. * distance * total_gradients.variance)
-        gradients = _ChannelMoments(gradient_of_mean, gradient_of_variance,
-                                    tf.zeros_like(moments.count))
+        gradients = _ChannelMoments(
+            mean=gradient_of_mean, variance=gradient_of_variance,
+            count=tf.zeros_like(moments.count))  # a count is computed from shapes alone
         return tf.unstack(gradients.vectors())
 
 
@@ -294,8 +325,8 @@ class _ChannelMoments(typing.NamedTuple):
         count = tf.reduce_sum(self.count, 0, keepdims=True)
         weight = self.count / count
         mean = tf.reduce_sum(weight * self.mean, 0, keepdims=True)
-        squares = self.variance + tf.squared_difference(self.mean, mean)
-        variance = tf.reduce_sum(weight * squares, 0, keepdims=True)
+        squared_distances = self.variance + tf.squared_difference(self.mean, mean)
+        variance = tf.reduce_sum(weight * squared_distances, 0, keepdims=True)
         return _ChannelMoments(mean, variance, count)
 
 

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import SharedVariableError
-from towers.graph.graph_walk import ancestors, operation_names, producers_of, reached
+from towers.graph.graph_walk import ancestors, operation_names, operation_of, producers_of, reached
 from towers.graph.variable_access import metric_variables
 from towers.proof.analysis import Analysis
 from towers.proof.states import Kind
@@ -24,8 +24,8 @@ from towers.whole_batch.batch_values import batch_sum
 
 class _Read(typing.NamedTuple):
     """A read of a sum over the shard, on the way to the write of an average."""
-    total: tf.Tensor
-    reader: tf.Operation
+    total: tf.Tensor  # the sum
+    reader: tf.Operation  # the operation that reads it
 
 
 def exchange_sums(operations: typing.Iterable[tf.Operation], analysis: Analysis,
@@ -47,27 +47,51 @@ def exchange_sums(operations: typing.Iterable[tf.Operation], analysis: Analysis,
       SharedVariableError: the towers cannot exchange a sum.
     """
     by_name = {op.name: op for op in operations}
-    # All reads are found before one is replaced: an operation may be on the way to two writes.
+    # All reads are found before one is replaced. A read may be on the way to two writes: it is
+    # replaced once.
     reads: typing.Dict[typing.Tuple[str, str], _Read] = {}
-    for name, write in _averages_of_sums(analysis):
-        consumers = _Consumers(by_name[name], outputs)
-        for statistic in sorted(write.value.reductions):
-            op = by_name.get(statistic)  # None in a function
-            if op is None or not compat.in_branches_alone(op):
-                raise _refusal(name, write, 'the sum is taken in a loop or a function')
-            if no_batch_values is not None:
-                raise _refusal(name, write, no_batch_values)
-            reads_of_sum = _reads_of_sum(op, analysis, consumers)
-            if not reads_of_sum:
-                raise _refusal(name, write, 'no operation is known that takes it to the write')
-            for read in reads_of_sum:
-                if consumers.is_for_outputs(read.reader):
-                    raise _refusal(name, write, 'what is computed from it goes into the loss or '
-                                   'another output, too')
-                reads[read.total.name, read.reader.name] = read
+    for average in _averages_of_sums(analysis):
+        if no_batch_values is not None:
+            raise _refusal(average, no_batch_values)
+        consumers = _Consumers(by_name[average.operation], outputs)
+        for read in _reads_for_average(average, by_name, analysis, consumers):
+            reads[read.total.name, read.reader.name] = read
     for read in reads.values():
         _replace_by_batch_sum(read)
     return bool(reads)
+
+
+class _Average(typing.NamedTuple):
+    """A write of a moving average of sums."""
+    operation: str  # name of the operation of the forward pass that writes, or calls the function
+    write: Written
+
+
+def _reads_for_average(average: _Average, by_name: typing.Dict[str, tf.Operation],
+                       analysis: Analysis, consumers: '_Consumers') -> typing.List[_Read]:
+    """The reads of all sums that a moving average is updated with. Raises `SharedVariableError` for
+    a sum that cannot be exchanged.
+
+    Args:
+      average: the write of the moving average.
+      by_name: {name: operation} of the forward pass.
+      analysis: the analysis of the forward pass.
+      consumers: what is computed for this write.
+    """
+    reads: typing.List[_Read] = []
+    for name in sorted(average.write.value.reductions):
+        op = by_name.get(name)  # None if it is in a function
+        if op is None or not compat.in_branches_alone(op):
+            raise _refusal(average, 'the sum is taken in a loop or a function')
+        reads_of_sum = _reads_of_sum(op, analysis, consumers)
+        if not reads_of_sum:
+            raise _refusal(average, 'no operation is known that takes it to the write')
+        for read in reads_of_sum:
+            if consumers.is_for_outputs(read.reader):
+                raise _refusal(average, 'what is computed from it goes into the loss or another '
+                               'output, too')
+        reads += reads_of_sum
+    return reads
 
 
 class _Consumers:
@@ -82,7 +106,7 @@ class _Consumers:
         self._for_write = ancestors(write.inputs) | {write.name}
         # An output that reads the average after the write gets a value of the whole batch. So the
         # walk from the outputs ends at the write, and does not go on to the sum that it takes.
-        operations = [getattr(output, 'op', output) for output in outputs]
+        operations = list(map(operation_of, outputs))
         producers = functools.partial(_producers_but_of, write)
         self._for_outputs = set(reached(operations, producers))
         self._for_outputs.discard(write.name)
@@ -105,11 +129,15 @@ def _reads_of_sum(op: tf.Operation, analysis: Analysis, consumers: _Consumers
                   ) -> typing.List[_Read]:
     """The reads of a sum over the shard on the way to a write.
 
+    The sum of `v + tf.reduce_sum(x)` is the operation's output, which the addition reads. In
+    `v + n`, with n from `tf.shape(x)[0]`, no operation adds up anything: the sum over the towers is
+    that of n, an input of the addition.
+
     Args:
-      op: the operation that takes the sum, or that first uses the number of examples as a number,
-        as `v + n` does: what is summed over the towers is then n.
+      op: the operation that takes the sum; or that computes with a number of examples, such as the
+        addition of `v + n`.
       analysis: the analysis of the forward pass.
-      consumers: those of the write.
+      consumers: what is computed for the write.
     """
     counts = []
     for tensor in op.inputs:
@@ -122,30 +150,31 @@ def _reads_of_sum(op: tf.Operation, analysis: Analysis, consumers: _Consumers
     return [_Read(total, reader) for reader in consumers.for_write(total)]
 
 
-def _averages_of_sums(analysis: Analysis) -> typing.List[typing.Tuple[str, Written]]:
-    """The writes of shared variables that need a sum over the whole batch:
-    `[(name of the operation in the forward pass, its write)]`."""
+def _averages_of_sums(analysis: Analysis) -> typing.List[_Average]:
+    """The writes of shared variables that need a sum over the whole batch."""
     shared = operation_names(tf.global_variables()) - metric_variables().keys()
     found = []
     for name, writes in analysis.writes.items():
         for write in writes:
             if write.variable in shared and _needs_batch(write):
-                found.append((name, write))
+                found.append(_Average(name, write))
     return found
 
 
 def _needs_batch(write: Written) -> bool:
-    """Whether a write needs a sum over the whole batch: a variable is set to what follows from a
-    sum of the shard, or such a value is added to it."""
+    """Whether a write needs a sum S over the whole batch: it sets a variable to a value that S is
+    in, such as d v + (1 - d) S, or adds such a value to it."""
     value = write.value
     if value.kind is not Kind.SUM:
         return False
-    # With statistics of the shard, or by rows, it is not exchanged: `roles` decides on it.
-    if value.shard_statistics or write.indices is not None:
-        return False
-    # A plain sum that is added to a variable, every tower adds in turn.
-    is_plain_sum_to_add = not write.sets and not value.has_offset
-    return not is_plain_sum_to_add
+    is_for_rows = write.indices is not None
+    if value.shard_statistics or is_for_rows:
+        return False  # `roles` decides on it: it is none of these moving averages
+    if write.sets:
+        return True
+    # `v += S` needs no sum over the batch, since each tower adds its own sum in turn. An offset
+    # would be added by each tower: `v += (1 - d) (S - v)` has the offset -(1 - d) v.
+    return value.has_offset
 
 
 def _replace_by_batch_sum(read: _Read) -> None:
@@ -155,9 +184,9 @@ def _replace_by_batch_sum(read: _Read) -> None:
     compat.replace_tensor(read.total, sum_of_batch, [read.reader])
 
 
-def _refusal(name: str, write: Written, why: str) -> SharedVariableError:
-    """The error for a write, by the operation of that name, whose sum cannot be exchanged."""
+def _refusal(average: _Average, why: str) -> SharedVariableError:
+    """The error for a moving average whose sum cannot be exchanged; `why` is said in it."""
     return SharedVariableError(
         'the model function writes variable %s (operation %s) by a sum over its examples, of which '
         'each tower has a part alone, and %s: take the sum outside of the model function, or pass '
-        "update_ops='all' or 'none'." % (write.variable, name, why))
+        "update_ops='all' or 'none'." % (average.write.variable, average.operation, why))

@@ -44,18 +44,24 @@ def merge_predictions(predictions: list, batch: CutBatch, proven: typing.Any) ->
       ModelFunctionError: the nests differ, or a leaf that is no tensor, or that is not known to be
         made of the batch's examples.
     """
-    predictions_by_leaf: typing.List[tuple] = []
-    try:
-        tf.nest.map_structure(lambda *leaves: predictions_by_leaf.append(leaves), *predictions)
-    except (ValueError, TypeError) as error:
-        raise ModelFunctionError('the predictions of the towers differ in structure: %s'
-                                 % str(error).split('\n', 1)[0]) from None
+    _check_structures(predictions)
     are_rows = isinstance(predictions[0], RowsOfExamples)
+    leaves_of_towers = list(map(tf.nest.flatten, predictions))
     merged = []
-    for by_tower in predictions_by_leaf:
+    for by_tower in zip(*leaves_of_towers):  # the first leaf of each tower, then the second
         _check_is_tensor(by_tower[0])
         merged.append(_merged(list(by_tower), batch, proven, are_rows))
     return tf.nest.pack_sequence_as(predictions[0], merged)
+
+
+def _check_structures(predictions: list) -> None:
+    """Raises `ModelFunctionError` where the towers' nests differ in structure."""
+    try:
+        for nest in predictions:
+            tf.nest.assert_same_structure(predictions[0], nest)
+    except (ValueError, TypeError) as error:
+        raise ModelFunctionError('the predictions of the towers differ in structure: %s'
+                                 % str(error).split('\n', 1)[0]) from None
 
 
 _LEAVES = (tf.Tensor, tf.SparseTensor, bool, int, float, str, bytes, np.ndarray,
@@ -93,11 +99,14 @@ def _merged(by_tower: list, batch: CutBatch, proven: typing.Any, are_rows: bool)
     merged = merged_tensor(tensors, batch, proven)
     if merged is not None:
         return merged
-    if are_rows and first.shape.ndims != 0:
-        state = proven.analysis.state(first)
-        axis = state.axis if state.is_by_example else 0
-        return _joined(tensors, axis, batch)
-    raise _refusal(first, why_not_merged(first, proven))
+    is_scalar = first.shape.ndims == 0
+    if not are_rows or is_scalar:
+        raise _refusal(first, why_not_merged(first, proven))
+    # Their author's word is taken. Where at least the dimension of the examples is proven, they are
+    # joined along that one.
+    state = proven.analysis.state(first)
+    axis = state.axis if state.is_by_example else 0
+    return _joined(tensors, axis, batch)
 
 
 def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
@@ -107,7 +116,8 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
     if len(by_tower) == 1:
         return by_tower[0]
     state = proven.analysis.state(by_tower[0])
-    if _statistics_beside_batch_norms(state, proven):
+    depends_on_shard = bool(_statistics_beside_batch_norms(state, proven))
+    if depends_on_shard:  # so that one device would have other values
         return None
     return _merged_by_proof(by_tower, state, batch)
 
@@ -127,7 +137,7 @@ def why_not_merged(first: tf.Tensor, proven: typing.Any) -> str:
     if reason is None and statistics:
         reason = proven.analysis.reasons[statistics[0]]
     if reason is not None:
-        return "'%s' (%s) %s" % reason
+        return "'%s' (%s) %s" % (reason.operation, reason.type, reason.why)
     text = 'it is %s' % state.kind.value
     if state.outer > 1:
         text += ', %d times after each other' % state.outer
@@ -138,8 +148,9 @@ def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State,
                      batch: CutBatch) -> typing.Optional[tf.Tensor]:
     """The batch's value of the towers' tensors, by the state of the first one: a row of the table
     at the top of this module; None where no row fits."""
-    is_of_static_sizes = state.kind is Kind.SIZES and not state.depends_on_size
-    if state.kind is Kind.INDEPENDENT or is_of_static_sizes:
+    # Sizes are computed from shapes: the number of features is the same on every tower.
+    is_size_of_no_batch = state.kind is Kind.SIZES and not state.depends_on_size
+    if state.kind is Kind.INDEPENDENT or is_size_of_no_batch:
         return tf.identity(tensors[0])
     # With `outer` > 1 the shard's examples are there several times, one set after the other: joined
     # shards would not have the order of the batch.
@@ -150,7 +161,7 @@ def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State,
         return weighted_sum(tensors, batch.weights)
     # An offset, which every tower has added, would be in the sum several times.
     is_plain_sum = state.kind is Kind.SUM and not state.has_offset
-    if is_plain_sum or state.is_count:
+    if is_plain_sum or state.is_count:  # a count of the examples, such as `tf.shape(x)[0]`
         return tf.add_n(list(map(zero_if_empty, tensors, batch.weights)))
     return None
 
@@ -200,6 +211,8 @@ def _joined_sparse(by_tower: typing.List[tf.SparseTensor], batch: CutBatch, prov
     """The rows of the sparse tensors of all towers; the arguments are those of `_merged`."""
     if len(by_tower) == 1:
         return by_tower[0]
+    # They are proven to be rows of the examples where each index begins with the position of the
+    # example that its value belongs to, and the same examples were selected for both.
     indices = proven.analysis.state(by_tower[0].indices)
     values = proven.analysis.state(by_tower[0].values)
     are_rows_at_places = indices.kind is Kind.INDICES and values.kind is Kind.ROWS

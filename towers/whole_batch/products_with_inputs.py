@@ -18,7 +18,7 @@ from towers.proof.states import Kind
 
 class _Factor(typing.NamedTuple):
     """A factor of a matrix product."""
-    tensor: tf.Tensor  # the dense shape of a sparse factor, as its shape tells what is asked here
+    tensor: tf.Tensor  # the factor; for a sparse one its `dense_shape`, which is an input if it is
     summed_axis: int  # the dimension that the product adds up over, counted from the last (-1)
     rank: typing.Optional[int]
 
@@ -45,31 +45,36 @@ def check_products_with_inputs(operations: typing.Iterable[tf.Operation], analys
 
 
 def _factors(op: tf.Operation) -> typing.List[_Factor]:
-    """The two factors of a matrix product; of other operations none."""
+    """The two factors of a matrix product; [] for any other operation."""
     if op.type == 'MatMul':
         first, second = op.inputs
         is_first_transposed = op.get_attr('transpose_a')
         is_second_transposed = op.get_attr('transpose_b')
-        rank = first.shape.ndims
+        rank_of_first = first.shape.ndims
     elif op.type == 'SparseTensorDenseMatMul':
-        _, _, first, second = op.inputs  # indices, values, dense shape; the dense factor
+        _unused_indices, _unused_values, first, second = op.inputs  # first: the `dense_shape`
         is_first_transposed = op.get_attr('adjoint_a')
         is_second_transposed = op.get_attr('adjoint_b')
-        rank = 2
+        rank_of_first = 2
     else:
         return []
-    return [_Factor(first, -2 if is_first_transposed else -1, rank),
-            _Factor(second, -1 if is_second_transposed else -2, second.shape.ndims)]
+    # A B adds up over the last dimension of A, and over the one before the last of B.
+    summed_axis_of_first = -2 if is_first_transposed else -1
+    summed_axis_of_second = -1 if is_second_transposed else -2
+    return [_Factor(first, summed_axis_of_first, rank_of_first),
+            _Factor(second, summed_axis_of_second, second.shape.ndims)]
 
 
 def _is_whole(factor: _Factor, shard: typing.Container[str]) -> bool:
-    """Whether a factor is an input, or is fed, and is not cut along the dimension that the product
+    """Whether a factor is what the program feeds, and is whole along the dimension that the product
     adds up over."""
     op = factor.tensor.op
-    if op.name in shard:
-        # An input of the model function is cut along its first dimension.
-        return factor.rank is not None and factor.summed_axis != -factor.rank
-    return op.type in PLACEHOLDERS
+    if op.name not in shard:
+        return op.type in PLACEHOLDERS  # one that is no input is fed to every tower whole
+    if factor.rank is None:
+        return False
+    first_axis = -factor.rank  # counted from the last one, as `summed_axis` is
+    return factor.summed_axis != first_axis  # an input is cut along its first dimension
 
 
 def _is_over_examples(factor: _Factor, analysis: Analysis) -> bool:

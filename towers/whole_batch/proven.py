@@ -67,30 +67,32 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     if not has_several_parts and request.has_whole_batch:  # one tower has it: nothing to prove
         return Proven(output=output, proof=NO_ANALYSIS, analysis=NO_ANALYSIS,
                       batch_norms=NO_BATCH_NORMS, static_size=None, in_sync=0)
-    first_operation = operations[0] if operations else None
     other_fetches = updates + registered
     proof = analyse(operations, inputs, fetches_of(output) + other_fetches)
-    check_batch_values(operations, _of_this_graph(proof))
+    analysis = _of_this_graph(proof)
+    check_batch_values(operations, analysis)
     in_sync = 0
     if has_several_parts:
         shard_names = operation_names(leaves_of(inputs))
-        check_products_with_inputs(operations, _of_this_graph(proof), shard_names)
-        exchanged = _exchange_statistics(operations, _of_this_graph(proof), output, registered,
-                                         request)
+        check_products_with_inputs(operations, analysis, shard_names)
+        exchanged = _exchange_statistics(operations, analysis, output, registered, request)
         output = exchanged.output
         in_sync = exchanged.batch_norms
-        if exchanged.has_changed_graph:
-            operations = _operations_since(first_operation)
+        if exchanged.has_changed_graph:  # the forward pass has new operations, to be analysed, too
+            operations = _operations_since(operations[0])
             proof = analyse(operations, inputs, fetches_of(output) + other_fetches)
-    analysis = _of_this_graph(proof)
+            analysis = _of_this_graph(proof)
     batch_norms = find_batch_norms(analysis, operations)
     return Proven(output=output, proof=proof, analysis=analysis, batch_norms=batch_norms,
                   static_size=static_size(inputs), in_sync=in_sync)
 
 
 def _of_this_graph(proof: Analysis) -> Analysis:
-    """The analysis that tells where the examples are in the graph as it is. It is another one than
-    the proof where the graph takes no batch of another size, see `Analysis.as_built`."""
+    """The analysis that tells where the examples are in the graph as it is.
+
+    The proof is of a batch of any size. Where the graph takes no batch of another size than the
+    program's, the proof ends there, and `as_built` is the analysis for that one size.
+    """
     return proof.as_built or proof
 
 
@@ -118,7 +120,8 @@ def _exchange_statistics(operations: list, analysis: Analysis, output: ModelOutp
         if synchronized.substitutes:
             has_changed_graph = True
             output = _with_substitutes(output, synchronized.substitutes)
-    # With other values of `update_ops`, every tower or none writes the averages.
+    # With 'first' tower 0 writes the averages for all towers, and so needs the sums of the batch.
+    # With 'all' each tower writes an average with its own sum, and with 'none' no tower does.
     if request.training.update_ops == 'first':
         outputs = fetches_of(output) + registered
         if exchange_sums(operations, analysis, outputs, request.no_batch_values):

@@ -66,12 +66,15 @@ def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
 
 def _means_of(batch_norms: BatchNorms,
               operations: typing.List[tf.Operation]) -> typing.List[tf.Tensor]:
-    """The means over the examples that are to be the batch's, each once: the means and variances of
-    batch norms of single operations, and means of the same tensor, as a moving average may be
-    given."""
+    """The means over the examples of a shard that are to become means over the batch's, each once.
+
+    They are the mean and the variance (the mean of squared distances) of each batch norm that is
+    made of single operations; and other means of the same tensor: a program may compute one for the
+    normalization, and a second one for the moving average.
+    """
     means = {}
     for moments in batch_norms.moments:
-        for statistic in moments:  # a variance is a mean, too, of squared distances
+        for statistic in (moments.mean, moments.variance):
             for tensor in [statistic] + same_means(statistic, operations):
                 means[tensor.name] = tensor
     return list(means.values())
@@ -80,6 +83,7 @@ def _means_of(batch_norms: BatchNorms,
 def _check_functions(operations: typing.Iterable[tf.Operation], graph: tf.Graph) -> None:
     """Raises `ModelFunctionError` for a batch norm in a branch of control flow v2, or in another
     function that the forward pass calls."""
+    # 'Call' is in the types `PartitionedCall` and `StatefulPartitionedCall`.
     calls = [op.node_def for op in operations if op.type in BRANCHES_V2 or 'Call' in op.type]
     for name, function in Library(graph).reached_from(calls).items():
         nodes = {node.name: node for node in function.node_def}
@@ -111,11 +115,12 @@ def _check_gradients(batch_norms: typing.Iterable[tf.Operation],
       batch_norms: an operation of each batch norm.
       operations: those of the forward pass.
     """
-    # TensorFlow makes the gradient of the operation 'x/y' in the name scope 'x/y_grad'.
+    # TensorFlow makes the gradient of the operation 'x/y' in the name scope 'gradients/x/y_grad'.
     names_of_gradients = [op.name for op in operations if '_grad/' in op.name]
     for op in batch_norms:
         scope = '/%s_grad/' % op.name
-        if any(scope in name for name in names_of_gradients):
+        has_gradient = any(scope in name for name in names_of_gradients)
+        if has_gradient:
             raise ModelFunctionError(
                 "batch_norm='sync', and the model function takes a gradient through batch norm %s "
                 "(tf.gradients inside): leave that batch norm out, or pass batch_norm='shard'."
@@ -187,8 +192,10 @@ def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
     batch = _moments_of_batch(numbers, axes)
     epsilon = op.get_attr('epsilon')
     factor = scale * tf.rsqrt(batch.variance + epsilon)
-    # One pass of the kernel computes (x - mean) factor + offset, given a variance with which it
-    # divides by 1. It takes its mean for a constant, so the offset carries the mean's gradient.
+    # Not in training, the kernel computes (x - mean) / sqrt(variance + epsilon) scale + offset in
+    # one pass. It is given the variance 1 - epsilon, so that it divides by 1, and `factor` as the
+    # scale. Its gradient takes the mean for a constant. So the gradient of the mean goes by the
+    # offset, to which (mean - mean) factor = 0 is added.
     constant_mean = tf.stop_gradient(batch.mean)
     offset_with_gradient = offset - (batch.mean - constant_mean) * factor
     y = tf.raw_ops.FusedBatchNormV3(
@@ -208,12 +215,13 @@ def _moments_of_batch(numbers: tf.Tensor, axes: typing.List[int]) -> _BatchMomen
     """
     sizes = [tf.shape(numbers)[axis] for axis in axes]
     mean = tf.reduce_mean(numbers, axes, keepdims=True)
-    # The distances from the mean add up to 0, so the variance has no gradient by way of it.
+    # The gradient of the variance with respect to the mean is 0, as the distances from the mean add
+    # up to 0: it need not be computed.
     squared_distances = tf.squared_difference(numbers, tf.stop_gradient(mean))
     variance = tf.reduce_mean(squared_distances, axes)
     count = tf.cast(tf.reduce_prod(sizes), numbers.dtype)
     shard = tf.concat([tf.reshape(mean, [-1]), variance, count[tf.newaxis]], 0)
-    batch = batch_moments(shard)
+    batch = batch_moments(shard)  # of the same layout
     num_channels = tf.size(variance)
     return _BatchMoments(mean=batch[:num_channels], variance=batch[num_channels:-1],
                          count=batch[-1])
