@@ -22,6 +22,8 @@ def test_the_same_operations_from_the_same_variable(graph, use_resource):
         assert not is_computed_from([loss], part)
     first, second = tf.split(weight, 2)  # one output of several is not another
     assert not is_computed_from([l2(tf.identity(first))], l2(tf.identity(second)))
+    third = tf.unstack(tf.transpose(weight))[2]  # of three outputs, where `weight` has two
+    assert not is_computed_from(tf.unstack(weight), third)
 
 
 def test_random_numbers_are_never_the_same_and_loops_are_computed_from_their_start(graph):

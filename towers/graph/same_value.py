@@ -22,10 +22,11 @@ def is_computed_from(tensors: typing.Iterable, term: tf.Tensor) -> bool:
         return True
     for name in sorted(upstream):
         op = term.graph.get_operation_by_name(name)
-        if op.type != term.op.type:
+        if op.type != term.op.type or len(op.outputs) <= term.value_index:
             continue
         candidate = op.outputs[term.value_index]
-        if candidate.shape.ndims == term.shape.ndims and _is_same(term, candidate):
+        has_same_rank = candidate.shape.ndims == term.shape.ndims  # saves most long comparisons
+        if has_same_rank and _is_same(term, candidate):
             return True
     return False
 
@@ -45,6 +46,7 @@ def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
         if one.name == other.name or names in compared:
             continue
         compared.add(names)
+        # Sources are the same only by their names, as above.
         if _is_source(one.op) or not _is_same_function(one, other):
             return False
         pairs.extend(zip(one.op.inputs, other.op.inputs))
