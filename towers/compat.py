@@ -592,11 +592,17 @@ def conditions_around(op: tf.Operation):
     return names
 
 
-def branches_around(op: tf.Operation):
-    """The branches (v1) around an operation, from the inside, as `(pred, taken, alive)`: the branch
-    runs where the scalar `pred` is `taken`, 0 or 1; `alive` is a tensor that is there then."""
+class BranchAround(typing.NamedTuple):
+    """A branch (v1) around an operation."""
+    condition: tf.Tensor  # of the `tf.cond`, a scalar bool
+    runs_if: int  # the value of the condition, 0 or 1, with which the branch runs
+    pivot: tf.Tensor  # has a value in the steps in which the branch runs, and in no other
+
+
+def branches_around(op: tf.Operation) -> typing.List[BranchAround]:
+    """The branches (v1) around an operation, from the inside."""
     branches = [context for context in contexts_around(op) if context.IsCondContext()]
-    return [(branch.pred, branch.branch, branch.pivot) for branch in branches]
+    return [BranchAround(branch.pred, branch.branch, branch.pivot) for branch in branches]
 
 
 def in_branches_alone(op: tf.Operation):

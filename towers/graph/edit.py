@@ -103,7 +103,7 @@ class Library:
         """Sorted list of the names of the graph's functions that a node may call."""
         called = functions_of(node)
         if not called:
-            return []  # here already, since `_functions` may have to export the graph
+            return []  # before `_functions`, which may have to export the graph
         return sorted(called & self._functions().keys())
 
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
@@ -112,7 +112,7 @@ class Library:
         to_visit = self._called_by_any(nodes)
         found: dict = {}
         if not to_visit:
-            return found  # here already, since `gradients` may have to export the graph
+            return found  # before `gradients`, which may have to export the graph
         gradient_of = {each.function_name: each.gradient_func for each in self.gradients()}
         while to_visit:
             name = to_visit.pop()
@@ -143,7 +143,7 @@ class Library:
         definition.versions.CopyFrom(self._graph.graph_def_versions)
         definition.library.function.extend(functions)
         with self._graph.as_default():
-            tf.import_graph_def(definition, name='')
+            tf.import_graph_def(definition, name='')  # adds the functions, and no operation
         self._functions().update((each.signature.name, each) for each in functions)
 
     def _functions(self) -> dict:
@@ -168,20 +168,22 @@ def functions_of(node: tf.NodeDef) -> typing.Set[str]:
     return names
 
 
-def copied_functions(functions: dict, suffix: str, change: typing.Callable
-                     ) -> typing.Tuple[list, typing.Dict[str, str]]:
+class CopiedFunctions(typing.NamedTuple):
+    """Copies of functions, which call each other."""
+    copies: list  # the `FunctionDef`s
+    names: typing.Dict[str, str]  # {name of a function: name of its copy}
+
+
+def copied_functions(functions: dict, suffix: str,
+                     change: typing.Optional[typing.Callable] = None) -> CopiedFunctions:
     """Copies functions together with all that they call.
 
     Args:
       functions: {name: `FunctionDef`}, with all functions that they call.
       suffix: what the copies' names end with: `'f'` becomes `'f__<suffix>'`.
-      change: function `(node, is_beside_resource)` that may change the node of a copy. The second
-        argument says whether the node takes a resource that is an argument of its function, or is
-        colocated with a node that does.
-
-    Returns:
-      `(copies, names)`: list of the copies, `FunctionDef`s; and {name of a function: name of its
-      copy}.
+      change: function `(node, is_beside_resource)` that may change the node of a copy; or None. The
+        second argument says whether the node takes a resource that is an argument of its function,
+        or is colocated with a node that does: then it has to stay on the resource's device.
     """
     names = {name: '%s__%s' % (name, suffix) for name in functions}
     copies = []
@@ -193,11 +195,12 @@ def copied_functions(functions: dict, suffix: str, change: typing.Callable
         _keep_colocations_inside(copy)
         for node in copy.node_def:
             rename_functions(node, names)
-            group = [node.name] + colocation_group_of_node(node)
-            is_beside_resource = not names_beside_resources.isdisjoint(group)
-            change(node, is_beside_resource)
+            if change is not None:
+                group = [node.name] + colocation_group_of_node(node)
+                is_beside_resource = not names_beside_resources.isdisjoint(group)
+                change(node, is_beside_resource)
         copies.append(copy)
-    return copies, names
+    return CopiedFunctions(copies, names)
 
 
 def _keep_colocations_inside(function: typing.Any) -> None:
@@ -210,13 +213,14 @@ def _keep_colocations_inside(function: typing.Any) -> None:
 
 
 def _beside_resources(function: typing.Any) -> typing.Set[str]:
-    """Set of the names of the nodes of a `FunctionDef` that take an argument which is a resource,
-    and of the nodes that these are colocated with: the resource decides where they are."""
+    """Set of the names of the nodes that run on the device of a resource: those of a `FunctionDef`
+    that take an argument which is a resource, and the nodes that these are colocated with."""
     resources = {argument.name for argument in function.signature.input_arg
                  if argument.type == tf.resource.as_datatype_enum}
     names = set()
     for node in function.node_def:
-        if not resources.isdisjoint(node.input):
+        takes_resource = not resources.isdisjoint(node.input)  # an argument's name is the input's
+        if takes_resource:
             names.update([node.name] + colocation_group_of_node(node))
     return names
 
@@ -236,17 +240,17 @@ def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> No
     functions = library.reached_from(definition.node)
     if not functions:
         return
-    def leave_unchanged(node: tf.NodeDef, is_beside_resource: bool) -> None:
-        """Changes nothing in the node of a copy."""
-
-    copies, names = copied_functions(functions, suffix, leave_unchanged)
+    copied = copied_functions(functions, suffix)
+    new_names = copied.names
     for node in definition.node:
-        rename_functions(node, names)
-    definition.library.function.extend(copies)
-    for each in library.gradients():
-        if each.function_name in names:
-            definition.library.gradient.add(function_name=names[each.function_name],
-                                            gradient_func=names[each.gradient_func])
+        rename_functions(node, new_names)
+    definition.library.function.extend(copied.copies)
+    # The copy of a function with a gradient of its own (`Defun(grad_func=)`) gets the copy of that.
+    for own_gradient in library.gradients():
+        if own_gradient.function_name in new_names:
+            definition.library.gradient.add(
+                function_name=new_names[own_gradient.function_name],
+                gradient_func=new_names[own_gradient.gradient_func])
 
 
 def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:

@@ -52,6 +52,7 @@ class FunctionWrites:
         if node.op in LEAVE_UNCHANGED:
             return False
         inputs = _data_inputs(node)
+        # Counted from the last input, as those of the functions that the node may call.
         positions = [index - len(inputs) for index, text in enumerate(inputs)
                      if producer_name(text) in handles]
         if not positions:
@@ -86,8 +87,9 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
             reads.add(node.name)
         else:
             return None
-    # Without the writes, a read that comes after one would give another value.
-    late_reads = reads & _with_followers(writes, function, _all_inputs)
+    # A read that waits for a write would give another value without it.
+    after_writes = _with_followers(writes, function, _all_inputs)
+    late_reads = reads & after_writes
     computed_from_late_reads = _with_followers(late_reads, function, _data_inputs)
     if _takes_any(function.ret.values(), computed_from_late_reads):
         return None
@@ -97,21 +99,23 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
     return changed
 
 
-def _remove_nodes(function: typing.Any, names: typing.Container[str]) -> None:
+def _remove_nodes(function: typing.Any, names: typing.Set[str]) -> None:
     """Removes the nodes of these names from a `FunctionDef`, and the waits for them. No node takes
     their results."""
+    waits = {'^' + name for name in names}  # as control inputs are written
     for node in list(function.node_def):
         if node.name in names:
             function.node_def.remove(node)
             continue
-        inputs = [text for text in node.input if text.lstrip('^') not in names]
+        inputs = [text for text in node.input if text not in waits]
         del node.input[:]
         node.input.extend(inputs)
-    # Operations that the function runs although no result is computed from them.
-    for name, node_name in list(function.control_ret.items()):
+    # `control_ret` is {name of an output: node}, of nodes that the function runs although no result
+    # is computed from them.
+    for output, node_name in list(function.control_ret.items()):
         if node_name in names:
-            del function.control_ret[name]
-            function.signature.control_output.remove(name)
+            del function.control_ret[output]
+            function.signature.control_output.remove(output)
 
 
 # ---- from node to node of a function -------------------------------------------------------------

@@ -246,8 +246,9 @@ def fetches_in(nest: typing.Any) -> list:
 def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
     """Calls a function on each tensor, operation and variable in a nest.
 
-    This is `tf.nest.map_structure`, but for sparse and ragged tensors, which are taken apart, and
-    variables, which are not: with `expand_composites`, TensorFlow would take both apart.
+    `tf.nest.map_structure` takes sparse and ragged tensors for leaves; with `expand_composites` it
+    takes them apart, and variables as well. Here only the tensors of sparse and ragged ones are
+    leaves, and a variable is one.
 
     Args:
       function: from a tensor, an operation or a variable to anything.
@@ -262,7 +263,7 @@ def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
             return None
         if isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
             return function(leaf)
-        if isinstance(leaf, tf.IndexedSlices):
+        if isinstance(leaf, tf.IndexedSlices):  # whose `dense_shape` may be None
             return tf.IndexedSlices(
                 on_leaf(leaf.values), on_leaf(leaf.indices), on_leaf(leaf.dense_shape))
         if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):

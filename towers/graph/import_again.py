@@ -36,14 +36,15 @@ class Imported:
                  substitutes: typing.Dict[str, tf.Tensor], scope: str):
         """
         Args:
-          operations, scope: the attributes.
+          operations, scope: as the attributes.
           substitutes: {name of an original tensor: the tensor that imports take in its place}.
         """
         self.operations = operations
         self.scope = scope
         self._substitutes = substitutes
+        # {name of an original operation: the one that makes the substitute}, for those who wait
         self._substituted_operations = {
-            name.split(':')[0]: tensor.op for name, tensor in substitutes.items()}
+            producer_name(name): tensor.op for name, tensor in substitutes.items()}
 
     def has(self, name: str) -> bool:
         """Whether the original tensor of this name was imported."""
@@ -64,15 +65,14 @@ class Imported:
         return tensor
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The import of a tensor or an operation; its substitute, or itself, if it has none.
-
-        A variable is what `tf.assign` returns for a resource variable: it stands for the operation
-        that assigns. Its import is that of the operation, or itself.
-        """
+        """The import of a tensor or an operation; its substitute, or itself, if it has none. For a
+        variable, which is not imported, the variable; for what `tf.assign` returns, the import of
+        the operation that assigns."""
         if isinstance(leaf, tf.Operation):
             return self.operation(leaf)
         if isinstance(leaf, tf.Tensor):
             return self.tensor(leaf)
+        # Of a resource variable `tf.assign` returns a variable, too: its `op` is what assigns.
         return self.operations.get(leaf.op.name, leaf)
 
     def redirect(self, operations: typing.Iterable[tf.Operation]) -> None:
@@ -115,15 +115,11 @@ def import_again(operations: typing.Sequence[tf.Operation],
     from_outside: typing.Dict[str, tf.Tensor] = {}
     for op in operations:
         node = definition.node.add()
-        node.CopyFrom(op.node_def)
-        make_names_unique(node, scope)
+        _set_node(node, op, scope)
         if change is not None:
             change(op, node)
-        if colocation_group_of_node(node):
-            # With itself for now. TensorFlow gives an operation that is in a group no device of
-            # the `tf.device` scopes around; `_finish` colocates it.
-            set_colocation_group(node, [op.name])
         _set_inputs(node, op, names, substitutes, from_outside)
+    # The copies of functions have the scope in their names, in which there is no slash.
     suffix = graph.unique_name(scope + 'functions', mark_as_used=False).replace('/', '_')
     copy_functions(definition, Library(graph), suffix)
     tf.import_graph_def(definition, from_outside, name=scope)
@@ -133,6 +129,16 @@ def import_again(operations: typing.Sequence[tf.Operation],
         _finish(op, imported)
     _restore_contexts(operations, imported)
     return imported
+
+
+def _set_node(node: tf.NodeDef, op: tf.Operation, scope: str) -> None:
+    """Makes a node the import of `op` into a name scope, but for its inputs."""
+    node.CopyFrom(op.node_def)
+    make_names_unique(node, scope)
+    if colocation_group_of_node(node):
+        # Colocated with itself for now: TensorFlow puts an import with the attribute `_class` on no
+        # device of the `tf.device` scopes around. `_finish` colocates it with imports.
+        set_colocation_group(node, [op.name])
 
 
 def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str],
@@ -150,14 +156,17 @@ def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str]
     """
     del node.input[:]
     for tensor in op.inputs:
-        if tensor.op.name in names and tensor.name not in substitutes:
-            node.input.append(tensor.name)
-        else:
+        is_from_outside = tensor.op.name not in names or tensor.name in substitutes
+        if is_from_outside:
+            # The prefix tells the key from the name of an imported operation, which may have a
+            # substitute for one of its results alone.
             key = '__outside__/%s' % tensor.name
             from_outside[key] = substitutes.get(tensor.name, tensor)
             node.input.append(key)
+        else:
+            node.input.append(tensor.name)
     for awaited in op.control_inputs:
-        if awaited.name in names:
+        if awaited.name in names:  # `_finish` adds the waits for what is outside
             node.input.append('^' + awaited.name)
 
 
@@ -181,7 +190,7 @@ def _finish(op: tf.Operation, imported: Imported) -> None:
         compat.set_device(new, leaders[0].device)
     for name, value in compat.attributes_of_scopes(new).items():
         compat.set_attribute(new, name, value)
-    compat.restore_function_graphs(new)
+    compat.restore_function_graphs(new)  # with which `tf.gradients` differentiates an `If`, `While`
     if not op.graph.is_fetchable(op):  # in a loop or branch
         op.graph.prevent_fetching(new)
 
@@ -230,7 +239,8 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
     """Replaces the names of originals by the names of imports in the definition of a loop or
     branch, and in the definitions of the loops and branches within it.
 
-    Operations that were not imported, since nothing needs them, are left out of it.
+    Operations that were not imported, since nothing needs them, are left out of it; so are loops
+    and branches within it that were not.
 
     Args:
       definition: `CondContextDef` or `WhileContextDef`, which is changed.
@@ -246,10 +256,13 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
     else:
         definition.context_name = imported.scope + definition.context_name
     _put_names_into_values(definition.values_def, imported)
-    for index in reversed(range(len(definition.nested_contexts))):  # since some are deleted
-        either_kind = definition.nested_contexts[index]
-        nested = getattr(either_kind, either_kind.WhichOneof('ctxt'))
-        if imported.has(nested.pivot_name):
+    last_first = reversed(range(len(definition.nested_contexts)))  # since some are deleted
+    for index in last_first:
+        # `ControlFlowContextDef` has one field for a loop and one for a branch: one of them is set.
+        loop_or_branch = definition.nested_contexts[index]
+        nested = getattr(loop_or_branch, loop_or_branch.WhichOneof('ctxt'))
+        is_imported = imported.has(nested.pivot_name)  # each loop or branch has a pivot
+        if is_imported:
             _put_names_of_imports(nested, imported)
         else:
             del definition.nested_contexts[index]
@@ -260,9 +273,10 @@ def _put_names_of_ends(definition: typing.Any, imported: Imported) -> None:
     the name of its frame, by those of the imports."""
     for names in (definition.loop_enter_names, definition.loop_exit_names):
         names[:] = [_new_name(name, imported) for name in names]
+    # A loop's context has the name of its frame, by which TensorFlow makes the loop's gradient.
+    # Each `Enter` of the imported loop has it, see `make_names_unique`.
     graph = tf.get_default_graph()
     enter = graph.get_tensor_by_name(definition.loop_enter_names[0]).op
-    # TensorFlow puts the gradient of a loop into a frame of this name.
     definition.context_name = enter.get_attr('frame_name').decode()
 
 
@@ -275,12 +289,13 @@ def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
         that stands for it inside}.
       imported: the imports.
     """
-    from_outside = {outside: inside for outside, inside in values.external_values.items()
-                    if imported.has(inside)}
-    kept = [name for name in values.values if imported.has(name) or name in from_outside]
-    values.values[:] = [_new_name(name, imported) for name in kept]
+    inside_by_outside = {outside: inside for outside, inside in values.external_values.items()
+                         if imported.has(inside)}
+    # The names of tensors outside are among `values.values`, too; these need not be imported.
+    known = [name for name in values.values if imported.has(name) or name in inside_by_outside]
+    values.values[:] = [_new_name(name, imported) for name in known]
     values.external_values.clear()
-    for outside, inside in from_outside.items():
+    for outside, inside in inside_by_outside.items():
         values.external_values[_new_name(outside, imported)] = _new_name(inside, imported)
 
 

@@ -66,9 +66,12 @@ class Frames:
           branches: each of them runs after `op`, whichever branch is taken. [] if nothing outside
           depends on `op`.
         """
-        def followers_within(inner: tf.Operation) -> typing.Sequence[tf.Operation]:
-            return () if self.always_runs(inner) else self._followers.get(inner.name, ())
-        found = in_order_of_names(reached([op], followers_within))
+        def followers_up_to_end(inner: tf.Operation) -> typing.Sequence[tf.Operation]:
+            if self.always_runs(inner):
+                return ()
+            return self._followers.get(inner.name, ())
+
+        found = in_order_of_names(reached([op], followers_up_to_end))
         return [end for end in found if self.always_runs(end)]
 
     def _note(self, op: tf.Operation) -> None:
@@ -89,6 +92,10 @@ class Frames:
 def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.Tuple[str, ...]:
     """The loops and branches around what takes the results of an operation.
 
+    An `Enter` leads into a loop, and an `Exit` out of it. A `Switch` leads into a branch, and a
+    `Merge` out of it. Loops have these two as well, and stay around them: a `Merge` begins each
+    turn, and a `Switch` by the loop's condition leads to the body or to the `Exit`.
+
     Args:
       op: the operation.
       around: the loops and branches around the operation itself, the outermost first.
@@ -98,12 +105,14 @@ def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.
         kind = kind[len('Ref'):]
     if kind == 'Enter':
         return around + (_LOOP,)
-    if kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
-        return around + (_BRANCH,)  # with a `LoopCond` it leads to the body or out of the loop
     if kind == 'Exit':
         return around[:-1]
-    if kind == 'Merge' and around[-1:] == (_BRANCH,):
-        return around[:-1]  # in a loop a `Merge` begins each turn
+    if kind == 'Switch':
+        is_of_loop = op.inputs[1].op.type == 'LoopCond'
+        return around if is_of_loop else around + (_BRANCH,)
+    if kind == 'Merge':
+        is_of_branch = around[-1:] == (_BRANCH,)
+        return around[:-1] if is_of_branch else around
     return around
 
 
@@ -117,17 +126,22 @@ def end_of_branches(op: tf.Operation) -> tf.Operation:
     if not branches:
         return op
     with tf.control_dependencies(None), tf.device('/cpu:0'), tf.name_scope('has_run/'):
-        # A `Merge` hands on the one input that has a value: `done` if `op` runs; else the tensor of
-        # the branch, among those around `op`, that is not taken.
-        not_taken = []
-        for condition, value_to_run, _ in branches:
-            outputs = tf.raw_ops.Switch(data=condition, pred=condition)
-            other_value = 1 - value_to_run
-            not_taken.append(tf.identity(outputs[other_value]))
-        _, _, tensor_of_branch = branches[0]  # the innermost
+        innermost = branches[0]
         with tf.control_dependencies([op]):
-            done = tf.identity(tensor_of_branch)
-        return tf.raw_ops.Merge(inputs=[done] + not_taken)[0].op
+            has_run = tf.identity(innermost.pivot)
+        not_taken = [_has_value_beside(branch) for branch in branches]
+        # In each step one of these tensors has a value, which the `Merge` hands on: `has_run` if
+        # all branches around `op` are taken, else the one of the branch that is not.
+        return tf.raw_ops.Merge(inputs=[has_run] + not_taken)[0].op
+
+
+def _has_value_beside(branch: compat.BranchAround) -> tf.Tensor:
+    """Makes a tensor that has a value in the steps in which a branch (v1) is not taken, although
+    what is around it is."""
+    # The value of `pred` goes to one output of the `Switch`: to 0 if it is False, to 1 if True.
+    outputs = tf.raw_ops.Switch(data=branch.condition, pred=branch.condition)
+    other_value = 1 - branch.runs_if
+    return tf.identity(outputs[other_value])
 
 
 def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
@@ -135,8 +149,9 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
     """Finds what to wait for in the place of operations that are left out of a copy of the graph:
     what these wait for themselves.
 
-    If b waits for a write, and the write for a, b is to wait for a. In a branch (v1) the values
-    that the write takes are waited for, too: else b would run whichever branch is taken.
+    Say that b waits for a write, and the write for a. Without the write, b has to wait for a. If
+    the write is in a branch (v1), b also waits for the values that the write takes: they are there
+    only if that branch is taken, and else b would run whichever branch is taken.
 
     Args:
       control_inputs: what an operation waits for now.
@@ -146,7 +161,7 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
       List of operations, none of them left out.
     """
     found = []
-    candidates = list(reversed(control_inputs))
+    candidates = list(reversed(control_inputs))  # the last of the list comes first
     seen = set()
     while candidates:
         op = candidates.pop()
@@ -158,7 +173,7 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
             continue
         candidates.extend(op.control_inputs)
         if compat.in_control_flow(op):
-            # A handle is there before the step, and tells nothing of the branch.
+            # Without handles of variables: they are there before the step, in whichever branch.
             candidates.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
     return found
 
@@ -182,8 +197,8 @@ def find_cycle(operations: typing.Sequence[tf.Operation],
         del stuck[op.name]
     if not stuck:
         return []
-    # An operation that never runs waits for a circle, or is in one. So a walk from it, each time to
-    # an operation that the last one waits for, comes to an operation for the second time.
+    # What is left in `stuck` waits for a circle, or is in one. So a walk from one of these, each
+    # time to one that the last one waits for, comes to an operation for the second time.
     walk: typing.List[str] = []
     name = min(stuck)
     while name not in walk:

@@ -38,9 +38,12 @@ def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
         op = tensor.op
         if op.type in VARIABLE_OPS:
             return op
-        if op.type not in HAND_ON or not is_variable(tensor):
+        # The `Identity` of a reference variable is a read: its output is no reference.
+        hands_on_variable = op.type in HAND_ON and is_variable(tensor)
+        if not hands_on_variable:
             return None
         seen.add(op.name)
+        # All but an `IdentityN` hand on their first input.
         position = tensor.value_index if op.type == 'IdentityN' else 0
         tensor = op.inputs[position]
     return None
@@ -78,22 +81,27 @@ def variables_read(
     Returns:
       List of the variables, each once.
     """
-    names = names_of(operations)
+    not_owned = [op for op in operations if op.name not in owned]
+    names_not_owned = names_of(not_owned)
     read = set()  # names of the variables' operations
-    for op in operations:
-        if op.name in owned:
-            continue
+    for op in not_owned:
         for tensor in op.inputs:
-            # A tensor from another one of the operations adds nothing: that one's inputs count.
-            source = tensor.op
-            is_from_outside = source.name not in names or source.name in owned
-            if is_from_outside or source.type in VARIABLE_OPS:
+            # What another one of these operations has computed adds nothing: its inputs count.
+            is_computed_within = tensor.op.name in names_not_owned
+            is_variable_within = is_computed_within and tensor.op.type in VARIABLE_OPS
+            if is_variable_within or not is_computed_within:
                 read |= names_of(read_from(tensor))
+    variables = _variables_of_graph(others)
+    return [variable for name, variable in variables.items() if name in read]
+
+
+def _variables_of_graph(others: typing.Iterable[tf.Variable]) -> typing.Dict[str, tf.Variable]:
+    """{name of its operation: variable} of the graph's collections, then of `others`."""
     in_collections = tf.global_variables() + tf.local_variables() + tf.trainable_variables()
-    known: typing.Dict[str, tf.Variable] = collections.OrderedDict()
+    variables: typing.Dict[str, tf.Variable] = collections.OrderedDict()
     for variable in in_collections + list(others):
-        known.setdefault(variable.op.name, variable)  # a variable may be in several collections
-    return [variable for name, variable in known.items() if name in read]
+        variables.setdefault(variable.op.name, variable)  # it may be in several collections
+    return variables
 
 
 def is_variable(tensor: tf.Tensor) -> bool:
@@ -156,7 +164,8 @@ class Writes:
             return _takes_reference(op, position)
         if not functions:
             return True  # it is not known to leave a variable unchanged
-        return self._function_writes.any_writes(functions, position - len(op.inputs))
+        position_from_end = position - len(op.inputs)  # as the arguments of functions are counted
+        return self._function_writes.any_writes(functions, position_from_end)
 
     def writes_any(self, op: tf.Operation, names: typing.Container[str]) -> bool:
         """Whether an operation may write any of the variables of these names."""
@@ -171,9 +180,9 @@ class Writes:
 
         Args:
           variable: the operation of the variable.
-          memory: whether operations that take a value computed from a reference variable count,
-            too: its value is its memory, which many kernels hand on (`Identity`, `Reshape`) to
-            operations that read it later.
+          memory: whether of a reference variable all operations count that something is handed on
+            to by what takes it, directly or not. For its value is its memory, which many kernels
+            hand on (`Identity`, `Reshape`) to operations that read it later.
 
         Returns:
           List of the operations, without those that hand the variable on into loops and branches.
@@ -192,8 +201,10 @@ class Writes:
                     tensors += handed_on
                     continue
                 takers.append(op)
-                # What takes the result of a write comes after it anyway.
-                if follows_values and variable.name not in self.written_by(op):
+                if not follows_values:
+                    continue
+                # What takes the result of a write comes after the write anyway.
+                if variable.name not in self.written_by(op):
                     tensors += op.outputs
         return takers
 
@@ -207,19 +218,24 @@ class Writes:
             variable's memory in a branch (v1) that does not run where the write does.
 
         Returns:
-          List of the operations that take the variable itself; of a reference variable, of the
-          operations that take its memory, also from operations that hand the memory on.
+          Of a resource variable, list of the operations that take its handle. Of a reference
+          variable, list of those that take its memory, be it from an operation that hands it on,
+          such as an `Identity`; the latter operations are not in the list.
         """
         if variable.type not in REFERENCE_VARIABLES:
             return self.takers(variable)
-        not_running = set() if write is None else branches_not_running(write)
+        not_running: typing.Set[Branch] = set()  # branches that do not run where the write does
+        if write is not None:
+            not_running = branches_not_running(write)
 
         def takers_of_memory(op: tf.Operation) -> typing.List[tf.Operation]:
             """The operations that take an output of `op` which may be the variable's memory."""
-            if op is not variable and op.type not in HAND_ON_MEMORY:
+            has_memory = op is variable or op.type in HAND_ON_MEMORY
+            if not has_memory:
                 return []
             takers: typing.List[tf.Operation] = []
             for output in op.outputs:
+                # For an output of a `Switch`, the branch that it leads into; else None.
                 if branch_of(output) not in not_running:
                     takers += output.consumers()
             return takers
@@ -252,19 +268,23 @@ def _variables_handed_on(op: tf.Operation) -> typing.List[tf.Tensor]:
     return [tensor for tensor in op.outputs if is_variable(tensor)]
 
 
-Branch = typing.Tuple[str, int]
-"""The name of a condition, and the value of it at which the branch runs, 0 or 1."""
+class Branch(typing.NamedTuple):
+    """A branch (v1) of a `tf.cond`."""
+    condition: str  # name of the condition
+    runs_if: int  # the value of the condition, 0 or 1, with which the branch runs
 
 
 def branches_not_running(op: tf.Operation) -> typing.Set[Branch]:
-    """Set of the branches (v1) that do not run in a step in which an operation runs; none for an
-    operation in a loop, where a condition may change from turn to turn."""
+    """Set of the branches (v1) that do not run in a step in which an operation runs: the other
+    branches of each `tf.cond` around it. None for an operation in a loop, where a condition may
+    change from turn to turn."""
     not_running: typing.Set[Branch] = set()
-    if not compat.in_branches_alone(op):
+    is_in_loop = not compat.in_branches_alone(op)
+    if is_in_loop:
         return not_running
-    for condition, value_to_run, _ in compat.branches_around(op):
-        other_value = 1 - value_to_run
-        not_running.add((_original(condition).name, other_value))
+    for around in compat.branches_around(op):
+        other_value = 1 - around.runs_if
+        not_running.add(Branch(_original(around.condition).name, other_value))
     return not_running
 
 
@@ -274,15 +294,15 @@ def branch_of(tensor: tf.Tensor) -> typing.Optional[Branch]:
     if tensor.op.type not in ('Switch', 'RefSwitch'):
         return None
     condition = tensor.op.inputs[1]
-    return _original(condition).name, tensor.value_index
+    return Branch(_original(condition).name, runs_if=tensor.value_index)
 
 
 def _original(condition: tf.Tensor) -> tf.Tensor:
-    """The tensor by which a condition is compared with others: `tf.cond` makes an identity of a
-    condition for each use, and this is what all of these hand on.
+    """The tensor by which a condition is compared with others. `tf.cond` makes identities of its
+    condition, `identity(p)` and `identity(identity(p))`: for all of them it is p.
 
-    A condition that is the memory of a reference variable may change from one use to the next. So
-    it is returned as it is, and equals no other.
+    Where p is a reference variable, a write may change it between two reads. So its identities are
+    returned as they are, and none equals another.
     """
     source = condition
     while source.op.type == 'Identity':

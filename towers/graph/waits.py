@@ -78,30 +78,32 @@ class Waits:
 
         `finder` finds the writes of the graph.
         """
-        # {name of an awaited operation: the operations from which control edges go}
+        # {name of an awaited operation: the operations from which its control edges go}; some of
+        # these are made here, once for all that wait
         edge_sources: typing.Dict[str, typing.List[tf.Operation]] = {}
         waits = []
         for held in self._held.values():
-            control_inputs = []
+            control_inputs: typing.List[tf.Operation] = []
             for name, awaited in held.awaited.items():
                 if name not in edge_sources:
                     edge_sources[name] = operations_to_await(awaited, finder)
                 control_inputs += edge_sources[name]
                 waits.append(Wait(held.op.name, name, held.reasons[name]))
-            compat.add_control_inputs(held.op, _one_a_device(control_inputs, held.op.device))
+            control_inputs = _with_one_transfer_a_device(control_inputs, held.op.device)
+            compat.add_control_inputs(held.op, control_inputs)
         return waits
 
 
-def _one_a_device(awaited: typing.Sequence[tf.Operation],
-                  device: str) -> typing.List[tf.Operation]:
-    """Operations to wait for in the place of others, one for each other device.
+def _with_one_transfer_a_device(awaited: typing.Sequence[tf.Operation],
+                                device: str) -> typing.List[tf.Operation]:
+    """Returns what an operation waits for in the place of `awaited`.
 
-    A wait for an operation of another device is a transfer. So an operation on that device waits
-    for all that is awaited there, and is waited for alone.
+    Each wait for an operation on another device is a transfer. So where it would wait for several
+    on one other device, a new operation there waits for these, and it waits for the new one.
 
     Args:
       awaited: the operations to wait for.
-      device: the device of what waits for them.
+      device: the device of the operation that waits.
     """
     by_device: typing.Dict[str, typing.Dict[str, tf.Operation]] = collections.OrderedDict()
     for op in awaited:
@@ -134,8 +136,8 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
 
     Returns:
       `[op]`; or, since an operation in a loop cannot wait for one outside, the operations that
-      lead the variables into the loop around `op`. [] if the variables themselves enter the loop,
-      without an operation between: a variable cannot wait, as it is there before any step.
+      lead the variables into the loop around `op`. [] if there are none of these: the variables
+      themselves cannot wait, since they are there before any step.
     """
     if frames.is_outside(op):
         return [op]
@@ -144,12 +146,18 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
         variable = variable_taken(tensor)
         if variable is None or variable.name not in variables:
             continue
-        handed_on = tensor
-        while not frames.is_outside(handed_on.op):  # back to where the variable enters the loop
-            handed_on = handed_on.op.inputs[0]
-        if handed_on.op.type not in VARIABLE_OPS:
-            held.append(handed_on.op)
+        leads_in = _outside_of_loops(tensor, frames)
+        if leads_in.type not in VARIABLE_OPS:
+            held.append(leads_in)
     return held
+
+
+def _outside_of_loops(tensor: tf.Tensor, frames: Frames) -> tf.Operation:
+    """The operation outside of all loops that hands a variable on to the operations which hand it
+    on to `tensor`, each by its first input: the `Enter` of the outermost loop."""
+    while not frames.is_outside(tensor.op):
+        tensor = tensor.op.inputs[0]
+    return tensor.op
 
 
 def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
@@ -166,6 +174,7 @@ def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Oper
     if not finder.calls_functions(op):
         return [op]
     values = [tensor for tensor in op.outputs if not is_variable(tensor)]
+    # On the device of `op`, whatever `tf.device` scopes are open here.
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device or None), \
             tf.name_scope(op.name + '_has_run/'):
         return [op] + [tf.identity(value).op for value in values]
@@ -201,14 +210,14 @@ class Precedence:
         self._spread([before])
 
     def _spread(self, operations: typing.Iterable[tf.Operation]) -> None:
-        """Gives the sources before `operations` to all operations that wait for these, directly or
-        not, by edges of the graph or added ones."""
+        """Notes of all that waits for `operations`, directly or not, that the sources before these
+        are before it, too."""
         queue = collections.deque(operations)
         while queue:
             op = queue.popleft()
             bits = self._before.get(op.name, 0)
             if not bits:
-                continue
+                continue  # no source is before it
             for follower in compat.waiting_for(op) + self._added.get(op.name, []):
                 known_bits = self._before.get(follower.name, 0)
                 new_bits = bits & ~known_bits
