@@ -107,7 +107,8 @@ class FinishedModel:
         self._axes = entries.axes
         self._fed = entries.fed
         checked = checked_entries(entries, num_parts)
-        # Asked first, since a regularizer of TF 2 makes its loss when it is asked for.
+        # Before `ModelGraph`, which looks at the operations that are there: a regularizer of TF 2
+        # makes its loss only when it is asked for.
         registered = registered_losses()
         self._graph = ModelGraph(leaves_of(entries.of_model))
         self.operations_before = len(self._graph.operations)
@@ -116,7 +117,7 @@ class FinishedModel:
         self.output = output._replace(updates=updates_of_model(self._graph, output))
         needed = self._graph.needed(fetches_in(tuple(self.output)) + self._registered)
         self._shared = list(filter(self._graph.is_shared, needed.values()))
-        self._operations: typing.List[tf.Operation] = []  # that are imported, as they were made
+        self._operations: typing.List[tf.Operation] = []  # to be imported, in the order of making
         for op in self._graph.operations:
             if op.name in needed and not self._graph.is_shared(op):
                 self._operations.append(op)
@@ -181,7 +182,7 @@ class FinishedModel:
         names = [tensor.name for tensor in self._graph.inputs]
         substitutes = dict(zip(names, leaves_of(shard)))
         for name, batch_axis in self._axes.items():
-            if name in substitutes:  # else the axis is of a tensor of the batch
+            if name in substitutes:  # else it was given for a tensor of the batch: {x: BatchAxis}
                 with tf.name_scope(scope + 'batch_axis/'):
                     substitutes[name] = batch_axis.as_in_model(substitutes[name])
         return substitutes
@@ -212,7 +213,8 @@ class FinishedModel:
         """
         names_in_sentence = set(re.findall(r'[\w./-]+', why))
         for op in self._operations:
-            if scope + op.name not in names_in_sentence:
+            fails = scope + op.name in names_in_sentence
+            if not fails:
                 continue
             upstream = graph_walk.ancestors(op.inputs)
             for fed in self._without_shape():
@@ -262,8 +264,8 @@ class FinishedModel:
 
     def operations_beside(self, tensor: tf.Tensor,
                           has: typing.Callable[[tf.Operation], bool]) -> typing.List[tf.Operation]:
-        """The operations of the program that a tensor needs beside those that towers have, in the
-        order in which they were made: `built.of(tensor)` imports them for each tower.
+        """The operations that `built.of(tensor)` imports for each tower: those that a tensor of the
+        program needs, and that the towers do not have. They are in the order of making.
 
         Args:
           tensor: a tensor of the program.
@@ -273,8 +275,10 @@ class FinishedModel:
             """Whether the search ends at an operation: all towers have it, or share it."""
             if self._graph.is_shared(op):
                 return True
-            # The search goes on through loops and branches, which are imported as a whole.
-            return has(op) and not _loops_around_result(op)
+            # A loop or branch is imported as a whole. So where something in it is not there yet,
+            # what the towers have of it is imported once more.
+            is_in_loop_or_branch = bool(_loops_around_result(op))
+            return has(op) and not is_in_loop_or_branch
 
         needed = self._graph.needed([tensor], is_end)
         beside = []

@@ -24,10 +24,10 @@ _WRITES = SETS | ADDS | ADDS_ROWS
 def updates_of_model(model: ModelGraph, output: ModelOutput) -> list:
     """Lists the updates of a finished model, each once; a step runs them after all towers' reads.
 
-    Of what the program returned, they are all but updates of a `keras.Input`, which no step can
-    run. Of `UPDATE_OPS`, of the Keras 2 layers of a functional model and of Keras 3 layers, they
-    are the updates that depend on the inputs, that the outputs wait for, or that write a variable
-    from which the outputs are computed, such as a counter.
+    What the program returned as updates are all of them the model's, but for updates of a
+    `keras.Input`, which no step can run. `UPDATE_OPS` and the updates of Keras layers may be of
+    other models in the graph. Of these, the model's are the updates that depend on its inputs, that
+    its outputs wait for, or that write a variable from which its outputs are computed (a counter).
 
     Args:
       model: the graph around the model.
@@ -69,7 +69,7 @@ def _keras_3_updates(model: ModelGraph) -> typing.List[tf.Operation]:
     updates = []
     for op in model.operations:
         is_write = op.type in _WRITES and op.name not in left_out
-        # TensorFlow runs no operation by itself that is in a loop or a branch (v1).
+        # What is in a loop or a branch (v1) cannot be fetched, and so is no update.
         if not is_write or compat.in_control_flow(op):
             continue
         if _has_new_value_each_step(op, model) and compat.is_made_in_keras_3_call(op):
@@ -98,7 +98,8 @@ def writes_perhaps_forgotten(model: ModelGraph, output: ModelOutput) -> typing.L
       output: the outputs of the model, with its updates.
     """
     from_batch = model.reachable_from_inputs(model.operations, control=False)
-    left_out = model.needed(fetches_in(tuple(output))).keys() | initializers()
+    in_step = model.needed(fetches_in(tuple(output))).keys()
+    left_out = in_step | initializers()
     trained = operation_names(tf.trainable_variables())
     written_elsewhere = trained | metric_variables().keys()
     finder = Writes(model.graph)
@@ -108,7 +109,8 @@ def writes_perhaps_forgotten(model: ModelGraph, output: ModelOutput) -> typing.L
         if not is_write_of_batch or op.name in left_out:
             continue
         variables = set(finder.written_by(op)) - written_elsewhere
-        if not all(_is_slot(variable, trained) for variable in variables):
+        neither_slots_nor_trained = [name for name in variables if not _is_slot(name, trained)]
+        if neither_slots_nor_trained:
             forgotten.append(op.name)
     return forgotten
 

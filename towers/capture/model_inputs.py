@@ -92,7 +92,7 @@ def entries_of(inputs: typing.Any) -> Entries:
     Raises:
       InputError: a `BatchAxis` of another graph.
     """
-    if is_by_tensor(inputs):
+    if is_by_tensor(inputs):  # {x: batch}
         at_model = tuple(inputs.keys())
         batch = tuple(inputs.values())
         fed = _tensors_fed(inputs)
@@ -175,9 +175,9 @@ def checked_entries(entries: Entries, num_parts: int) -> Inputs:
     model_size = inputs.size
     batch_size = checked_inputs(entries.batch).size
     if model_size is None or num_parts == 1:
-        return inputs
-    if batch_size == num_parts * model_size:  # the model was built for the size of a part
-        return inputs
+        return inputs  # the model takes a part of any size; or the one part is the batch
+    if batch_size == num_parts * model_size:
+        return inputs  # the model was built for the size of a part
     paths_of_static_size = [path for path, _ in inputs.leaves if path not in inputs.unknown]
     raise InputError(
         '%s has the static size %d, which may be in constants of the finished model, and a part of '

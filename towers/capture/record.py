@@ -92,7 +92,7 @@ def record(request: Request, batch: CutBatch, index: int,
     graph = tf.get_default_graph()
     inputs = batch.inputs[index]
     objectives = request.training.objectives
-    before = BuildCollections(graph)
+    before = BuildCollections(graph)  # to tell what the call adds to them
     registered_before = registered_losses()
     if index == 0:
         earlier_build = request.call.earlier
@@ -108,11 +108,13 @@ def record(request: Request, batch: CutBatch, index: int,
             call_of_model_fn(graph, new_variables, request.parts_of_batch,
                              request.has_equal_workers, request.no_batch_values):
         model = _computed(request, batch, index)
-        output = to_model_output(model.output, bool(objectives), objectives.names)
+        needs_loss = bool(objectives)  # without an objective nothing is trained
+        output = to_model_output(model.output, needs_loss, objectives.names)
         updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
         adds_registered_losses = request.training.regularization == 'add'
         keras_losses = _keras_losses(keras, adds_registered_losses)
         registered = without(registered_losses(), registered_before) + model.registered
+        # Statistics of the whole batch become a part of the pass: their operations are recorded.
         proven = prove(made.so_far(), inputs, output, updates,
                        registered + keras_losses.of_activations, request)
     sources = list(map(graph_walk.operation_of, leaves_of(inputs)))
@@ -202,8 +204,10 @@ def _names_from_shard(operations: typing.Iterable[tf.Operation],
       sources: the operations that give the shard.
     """
     random = list(filter(graph_walk.is_random, operations))
-    without_batch_values = [op for op in operations if not is_batch_value(op)]
-    return graph_walk.reachable_from(sources + random, without_batch_values)
+    # A value of the whole batch is the same on every tower, so nothing depends on the shard by way
+    # of it.
+    others = [op for op in operations if not is_batch_value(op)]
+    return graph_walk.reachable_from(sources + random, others)
 
 
 def _variables_of(operations: typing.Iterable[tf.Operation],
@@ -235,11 +239,13 @@ def put_on_devices(recorded: Recorded, request: Request,
     cuts = None
     operations = recorded.operations
     has_several_devices = len(stages_of(device)) > 1
-    if request.memory.cutting is not None and has_several_devices:
+    cuts_model = request.memory.cutting is not None  # stages='auto'
+    if cuts_model and has_several_devices:
         cuts = cut_into_stages(recorded, device, _movable_variables(recorded, request),
                                request.memory.cutting)
     if cuts is None or says_stages(operations):
-        # The model's own towers.stage count, also in a model that is cut besides.
+        # The stages that the model names itself (`towers.stage`) count, also where the rest of it
+        # was cut.
         place_forward(operations, device)
     check_reads_in_loops(operations, [part.device for part in request.split.parts])
     # A model function that takes gradients itself has made the stacks in which loops (v1) keep

@@ -100,8 +100,9 @@ def kept_bytes(operations: typing.Sequence[tf.Operation]) -> typing.Counter[str]
             needed.update(by_name(map(_owner_of_memory, tensors)))
     kept: typing.Counter[str] = collections.Counter()
     for tensor in needed.values():
-        is_variable = tensor.dtype == tf.resource or read_from(tensor)
-        if tensor.op.type != 'Const' and not is_variable:  # which are there in any case
+        is_variable = tensor.dtype == tf.resource or bool(read_from(tensor))
+        is_there_anyway = is_variable or tensor.op.type == 'Const'
+        if not is_there_anyway:
             kept[tensor.op.name] += size_of(tensor)
     return kept
 
@@ -119,17 +120,26 @@ def _needed_for_gradient(op: tf.Operation,
         return []
     if op.type in _TAKES_OUTPUTS:
         return list(op.outputs)
-    inputs = list(op.inputs)
-    if op.type not in _PRODUCTS:
-        return inputs
-    has_gradient = []
-    for tensor in inputs:
-        has_gradient.append(tensor.op.name in differentiated or bool(read_from(tensor)))
+    if op.type in _PRODUCTS:
+        return _needed_factors(op, differentiated)
+    return list(op.inputs)
+
+
+def _needed_factors(op: tf.Operation,
+                    differentiated: typing.Container[str]) -> typing.List[tf.Tensor]:
+    """The factors of a product that its gradient function takes: the gradient of one factor takes
+    the others. Of x w, with x an input of the model and w a variable, it is x alone, since x has no
+    gradient."""
+    factors = list(op.inputs)
+    have_gradients = []
+    for factor in factors:
+        is_variable = bool(read_from(factor))
+        have_gradients.append(is_variable or factor.op.name in differentiated)
     needed = []
-    for position, tensor in enumerate(inputs):
-        others_have_gradient = has_gradient[:position] + has_gradient[position + 1:]
-        if any(others_have_gradient):  # d(x w) / dw takes x, where w has a gradient
-            needed.append(tensor)
+    for position, factor in enumerate(factors):
+        others_have_gradients = have_gradients[:position] + have_gradients[position + 1:]
+        if any(others_have_gradients):
+            needed.append(factor)
     return needed
 
 
@@ -153,6 +163,7 @@ def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, i
         backward pass.
       variables_of: {name of an operation: bytes of the variables that it reads first}.
     """
+    # With what is made elsewhere, such as an input: it crosses the cuts between those who take it.
     crossing = crossing_bytes(operations, others=True)
     ends = _ends_of_pieces(operations)
     pieces = []
@@ -183,7 +194,9 @@ def _ends_of_pieces(operations: typing.Sequence[tf.Operation]) -> typing.List[in
         return []
     ends = []
     for index in computing[:-1]:
-        is_within_control_flow = all(map(is_control_flow, operations[index:index + 2]))
+        next_operation = operations[index + 1]
+        is_within_control_flow = (is_control_flow(operations[index])
+                                  and is_control_flow(next_operation))
         if not is_within_control_flow:
             ends.append(index)
     return ends + [len(operations) - 1]
@@ -221,7 +234,7 @@ class StageCost:
         self._copies = copies
         self._held = 0  # sum held
         self._kept = 0  # copies * sum kept
-        self._worst = 0  # max_j (…)
+        self._worst = 0  # max_j (…), see the formula above
         for piece in pieces:
             self.add_last(piece)
 
@@ -233,12 +246,14 @@ class StageCost:
     def add_last(self, piece: Piece) -> None:
         """Makes the stage larger by a piece at its end.
 
-        The gradients of the piece are there at each earlier piece, too, so that they are added to
-        the maximum over these.
+        The backward pass begins at the new piece, with all activations. Its gradients are still
+        there when the backward pass is at an earlier piece.
         """
         self._held += piece.held
         self._kept += self._copies * piece.kept
-        self._worst = piece.gradients + max(self._worst, self._kept + piece.transient)
+        worst_at_earlier_piece = self._worst + piece.gradients
+        at_new_piece = self._kept + piece.transient + piece.gradients
+        self._worst = max(worst_at_earlier_piece, at_new_piece)
 
 
 def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> typing.List[int]:
@@ -262,7 +277,7 @@ def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> 
     least_limit = _first_number(0, memory_of_one_stage, can_be_cut)
     limit = _SLACK * least_limit
     cuts: typing.List[int] = []
-    for stage in range(len(copies) - 1):
+    for stage in range(len(copies) - 1):  # without the last one, which ends with the last piece
         start = cuts[-1] + 1 if cuts else 0
         first, last = _possible_cuts(pieces, copies[stage:], start, limit)
         cuts.append(_best_cut(pieces, first, last))
@@ -273,12 +288,14 @@ def _best_cut(pieces: typing.Sequence[Piece], first: int, last: int) -> int:
     """The best of the cuts after the pieces from `first` to `last`: the one that the fewest bytes
     cross; then one between layers; then the one next to the middle."""
     middle = (first + last) / 2.
-    ranked = []
-    for index in range(first, last + 1):
-        # Between layers an activation is kept, and variables come next.
-        is_between_layers = pieces[index].kept and pieces[index + 1].held
-        ranked.append((pieces[index].crossing, not is_between_layers, abs(index - middle), index))
-    return min(ranked)[-1]
+
+    def rank(index: int) -> typing.Tuple[int, bool, float]:
+        """What is to be least at the cut after the piece of an index, the most important first."""
+        # A layer ends with an activation that is kept, and the next one begins with variables.
+        is_between_layers = bool(pieces[index].kept and pieces[index + 1].held)
+        return pieces[index].crossing, not is_between_layers, abs(index - middle)
+
+    return min(range(first, last + 1), key=rank)
 
 
 def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int], start: int,
@@ -301,10 +318,11 @@ def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
         return _latest_cuts(pieces[index + 1:], copies[1:], limit) is not None
 
     # The caller has made the limit so high that there are such cuts: they are not None.
-    cuts = _latest_cuts(pieces[start:], copies, limit)
-    last = start + cuts[0]  # type: ignore[index]
+    latest_cuts = _latest_cuts(pieces[start:], copies, limit)
+    last = start + latest_cuts[0]  # type: ignore[index]
     # The later this stage ends, the less the others hold, so `_first_number` can bisect.
-    return _first_number(start, last, can_end), last
+    first = _first_number(start, last, can_end)
+    return first, last
 
 
 def _first_number(low: int, high: int, holds: typing.Callable) -> int:
@@ -335,11 +353,12 @@ def _latest_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
         candidates = pieces[start:len(pieces) - num_stages_after]
         num_pieces = _num_pieces_within(candidates, copies_of_stage, limit)
         if num_pieces == 0:
-            return None
+            return None  # one piece is above the limit
         start += num_pieces
         cuts.append(start - 1)
-    has_all_pieces = start == len(pieces)
-    return cuts[:-1] if has_all_pieces else None
+    if start < len(pieces):
+        return None  # the last stage cannot hold all that is left
+    return cuts[:-1]  # no cut is after the last stage
 
 
 def _num_pieces_within(pieces: typing.Sequence[Piece], copies: int, limit: float) -> int:

@@ -74,18 +74,16 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
     """
     stages = stages_of(device)
     # Operations of variables, such as initial values, go where their variable goes.
-    own = [op for op in recorded.operations if op.name not in recorded.owned]
-    moving = [op for op in own if may_move(op, stages)]
-    mover_of = _movers(own, moving)
+    not_of_variables = [op for op in recorded.operations if op.name not in recorded.owned]
+    moving = [op for op in not_of_variables if may_move(op, stages)]
+    mover_of = _movers(not_of_variables, moving)
     leader_of = _leaders(recorded.variables)
-    variables_by_reader = _first_readers(own, mover_of, leader_of)
+    variables_by_reader = _first_readers(not_of_variables, mover_of, leader_of)
     kept: typing.Counter[str] = collections.Counter()
     if cutting.trains:
-        kept = _kept_by_movers(recorded.operations, own, mover_of, stages[0])
+        kept = _kept_by_movers(recorded.operations, not_of_variables, mover_of, stages[0])
     bytes_of_leader = _bytes_by_leader(recorded.variables, leader_of, cutting.slots)
-    bytes_by_reader: typing.Dict[str, typing.List[VariableBytes]] = {}
-    for reader, names in variables_by_reader.items():
-        bytes_by_reader[reader] = sum([bytes_of_leader[name] for name in names], [])
+    bytes_by_reader = _bytes_by_reader(variables_by_reader, bytes_of_leader)
     pieces = pieces_of(moving, kept, bytes_by_reader)
     if len(pieces.pieces) < len(stages):
         raise ModelFunctionError(
@@ -133,13 +131,13 @@ def _movers(operations: typing.Iterable[tf.Operation],
 
 
 def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
-    """{name of a variable: name of the variable that it is kept with}: of a moving average, say,
-    the variable that is averaged; mostly the variable itself."""
+    """{name of a variable: name of the variable that it is kept with}. That is mostly the variable
+    itself; for a moving average, which is colocated with it, the variable that is averaged."""
     names = operation_names(variables)
     leader_of = {}
     for variable in variables:
         leaders = [name for name in colocation_group(variable.op) if name in names]
-        leaders.append(variable.op.name)
+        leaders.append(variable.op.name)  # for one that is colocated with no variable
         leader_of[variable.op.name] = leaders[0]
     return leader_of
 
@@ -161,8 +159,9 @@ def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.D
     variables_by_reader = collections.defaultdict(list)
     seen = set()
     for op in operations:
-        mover = mover_of.get(op.name, '')
-        for name in _variables_read(op, is_moving=mover == op.name):
+        mover = mover_of.get(op.name, '')  # '' where no operation moves
+        is_moving = mover == op.name
+        for name in _variables_read(op, is_moving):
             is_leader = leader_of.get(name) == name
             if is_leader and name not in seen:
                 seen.add(name)
@@ -171,19 +170,20 @@ def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.D
 
 
 def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
-    """Names of the variables that an operation reads. If it does not move, as `is_moving` says,
-    names of those that it is kept with: another variable does not go where it goes."""
-    kept_with = colocated_names(op)
-    # What hands on the variable that it is kept with does not read it.
-    reads_what_it_is_kept_with = bool(kept_with) and op.type not in HAND_ON
-    if not is_moving and not reads_what_it_is_kept_with:
-        return []
-    names = []
+    """Names of the variables that go to the stage of an operation, since it reads them.
+
+    An operation that moves, as `is_moving` says, brings all variables that it reads. One that does
+    not move is kept with a variable, as a lookup is with its embedding, and brings that one alone.
+    """
+    names_read = []
     for tensor in op.inputs:
-        for source in read_from(tensor):
-            if is_moving or source.name in kept_with:
-                names.append(source.name)
-    return names
+        names_read += [source.name for source in read_from(tensor)]
+    if is_moving:
+        return names_read
+    if op.type in HAND_ON:
+        return []  # it reads nothing: it hands on the variable that it is kept with
+    kept_with = colocated_names(op)
+    return [name for name in names_read if name in kept_with]
 
 
 def _bytes_by_leader(
@@ -203,20 +203,33 @@ def _bytes_by_leader(
     return bytes_of_leader
 
 
+def _bytes_by_reader(variables_by_reader: typing.Dict[str, typing.List[str]],
+                     bytes_of_leader: typing.Dict[str, typing.List[VariableBytes]]
+                     ) -> typing.Dict[str, typing.List[VariableBytes]]:
+    """{name of a moving operation: the bytes of all variables that go with it}, from the names of
+    the variables that it reads first, and the bytes of all that is kept with each of these."""
+    bytes_by_reader: typing.Dict[str, typing.List[VariableBytes]] = collections.defaultdict(list)
+    for reader, leaders in variables_by_reader.items():
+        for leader in leaders:
+            bytes_by_reader[reader] += bytes_of_leader[leader]
+    return bytes_by_reader
+
+
 def _kept_by_movers(
-        operations: typing.Sequence[tf.Operation], own: typing.Iterable[tf.Operation],
-        mover_of: typing.Dict[str, str], first_stage: str) -> typing.Counter[str]:
+        operations: typing.Sequence[tf.Operation],
+        not_of_variables: typing.Iterable[tf.Operation], mover_of: typing.Dict[str, str],
+        first_stage: str) -> typing.Counter[str]:
     """Bytes that the backward pass keeps, by the name of the operation with which they move.
 
     Args:
       operations: all operations of the forward pass.
-      own: the operations that do not belong to variables.
+      not_of_variables: those of them that do not belong to variables.
       mover_of: {name of an operation: name of the operation with which it goes}.
       first_stage: the device of what may move; results elsewhere stay there.
     """
     bytes_of_results = kept_bytes(operations)
     kept: typing.Counter[str] = collections.Counter()
-    for op in own:
+    for op in not_of_variables:
         if op.device == first_stage and op.name in mover_of:
             kept[mover_of[op.name]] += bytes_of_results[op.name]
     return kept
@@ -270,25 +283,26 @@ def _move_to_stages(operations_of_stages: typing.Sequence[typing.Sequence[tf.Ope
     graph = tf.get_default_graph()
     library = Library(graph)
     companions = _companions(graph) if variables else {}
-    device_of = {variable.op.name: variable.device for variable in variables}
+    old_device_of = {variable.op.name: variable.device for variable in variables}
     for stage, operations in zip(stages, operations_of_stages):
         for op in operations:
             move(op, stage, library)
             for name in variables_by_reader.get(op.name, ()):
-                if name in device_of:
-                    _move_variable(library, companions, name, device_of[name], stage)
+                if name in old_device_of:  # else it stays where it is
+                    _move_variable(library, companions, name, old_device_of[name], stage)
 
 
 def _bring_along(operations: typing.Iterable[tf.Operation],
                  moved: typing.Iterable[tf.Operation], first_stage: str) -> None:
-    """Moves operations of the first stage that are colocated with moved ones (a loop's `Switch`es)
-    along with them."""
+    """Moves operations of the first stage along with the moved ones that they are colocated with: a
+    loop's `Switch`es, say."""
     device_of = {op.name: op.device for op in moved}
     for op in operations:
         if op.name in device_of or op.device != first_stage:
             continue
         group = colocation_group(op)
-        if all(name in device_of for name in group):
+        has_moved = all(name in device_of for name in group)
+        if has_moved:
             device_of[op.name] = device_of[group[0]]
             compat.set_device(op, device_of[op.name])
 
@@ -306,15 +320,15 @@ def _companions(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
 
 
 def _owners(op: tf.Operation, variables: typing.Mapping[str, typing.Any]) -> typing.Set[str]:
-    """Set of the names of the variables that an operation goes with; `variables` has the names of
-    all variables."""
+    """Set of the names of the variables whose companion an operation is; `variables` has the names
+    of all variables."""
     colocated = set(colocated_names(op))
     owners = colocated & variables.keys()
     if owners:
         return owners
-    # `w/Initializer/zeros` is in the name scope of its variable `w`. Its initial value may be
-    # computed from another variable, and partly be colocated with that one: then it is in the name
-    # scopes of both, and goes with neither.
+    # `w/Initializer/zeros` is in the name scope of its variable `w`. An initial value that is
+    # computed from another variable may be colocated with an operation of that one. Then it is in
+    # the name scopes of both, which have no variable in common, and goes with neither.
     names_and_scopes = map(_name_and_scopes, colocated | {op.name})
     return set.intersection(*names_and_scopes) & variables.keys()
 
@@ -340,5 +354,5 @@ def _move_variable(library: Library, companions: typing.Dict[str, typing.List[tf
         move(op, device, library)
     for op in moved:
         is_other_variable = op.type in VARIABLE_OPS and op.name != name
-        if is_other_variable:  # a moving average, which has an initial value of its own
+        if is_other_variable:  # a moving average: it has companions, such as its initial value
             _move_variable(library, companions, op.name, old_device, device)

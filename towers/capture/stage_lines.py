@@ -30,10 +30,10 @@ def stages_line(towers: typing.Sequence,
     if cuts is not None and not has_own_stages:
         return _cuts_text(devices, cuts)
     text = _counts_text(devices, operations)
-    devices_used = {op.device for op in operations}.intersection(devices)
+    num_stages = len(_stages_used(towers, operations))
     if cuts is not None:
         text += '; only what the model has put in no towers.stage is cut by itself'
-    elif len(devices_used) == 1:
+    elif num_stages == 1:
         text += " (stages='auto' cuts a model that names no towers.stage)"
     return text
 
@@ -66,6 +66,22 @@ def _operations_of_first(towers: typing.Sequence) -> typing.List[tf.Operation]:
     return [op for op in tf.get_default_graph().get_operations() if towers[0].has(op.name)]
 
 
+def _stages_used(towers: typing.Sequence,
+                 operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
+    """The devices of a tower on which the model has operations: only these are stages."""
+    devices = {op.device for op in operations}
+    return devices.intersection(stages_of(towers[0].device))
+
+
+def _sizes_text(towers: typing.Sequence) -> str:
+    """The sizes of the towers' micro-batches, ` of 8` or ` of 8 or 7`; '' if none is static."""
+    static_sizes = {tower.size for tower in towers if isinstance(tower.size, int)}
+    if not static_sizes:
+        return ''
+    largest_first = sorted(static_sizes, reverse=True)
+    return ' of ' + ' or '.join(map(str, largest_first))
+
+
 def accumulation_line(towers: typing.Sequence, micro_batches: int,
                       schedule: typing.Optional[str]) -> typing.Optional[str]:
     """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one
@@ -82,16 +98,10 @@ def accumulation_line(towers: typing.Sequence, micro_batches: int,
     """
     if micro_batches == 1:
         return None
-    text = '%d micro-batches' % micro_batches
-    static_sizes = {tower.size for tower in towers if isinstance(tower.size, int)}
-    if static_sizes:
-        text += ' of ' + ' or '.join(map(str, sorted(static_sizes, reverse=True)))
-    text += ' a tower'
+    text = '%d micro-batches%s a tower' % (micro_batches, _sizes_text(towers))
     if schedule is None:
         return text + ', one after the other, for one update'
-    # Devices on which the model has no operation are no stages.
-    devices = {op.device for op in _operations_of_first(towers)}
-    num_stages = len(devices.intersection(stages_of(towers[0].device)))
+    num_stages = len(_stages_used(towers, _operations_of_first(towers)))
     schedule = schedule.replace('_', ' ')
     if num_stages == 1:
         return '%s through one stage, %s' % (text, schedule)

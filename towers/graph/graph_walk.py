@@ -227,8 +227,6 @@ def source_through(tensor: tf.Tensor, types: typing.Container[str]) -> tf.Tensor
     return tensor
 
 
-# ---- the same value ------------------------------------------------------------------------------
-
 # ---- nests of tensors, and the memory that they take ---------------------------------------------
 
 def leaves_of(nest: typing.Any) -> list:
