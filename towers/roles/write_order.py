@@ -437,6 +437,7 @@ def updates_that_write(towers: typing.Sequence[Tower],
             continue
         frames = Frames(operations)
         for op in writing:
-            # A step cannot fetch an operation in a loop or a branch, but what comes after it.
+            # A step cannot fetch an operation in a loop or a branch, but what comes after it. If
+            # nothing does, the update itself is in there, and runs as the first tower's does.
             found.update(by_name(frames.ends(op) or [op]))
     return in_order_of_names(found)
