@@ -1,6 +1,7 @@
 """What the plan says of losses whose answer is known by hand."""
 
 import losses
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -73,6 +74,20 @@ def test_the_plan_says_what_is_proven():
     line = plan_of(losses.INDEPENDENT['softmax_cross_entropy'], tuple(inputs.values()),
                    reduction='mean')
     assert line.startswith('proven: the loss is a mean over the examples (')
+
+
+@pytest.mark.parametrize('loss, reduction, advice', [
+    (lambda rows: tf.reduce_sum(rows), 'mean', "; pass reduction='sum', or return the mean"),
+    (lambda rows: tf.reduce_sum(rows) + 3., 'sum', 'divide that term by the number of towers'),
+    (lambda rows: tf.reduce_mean(tf.py_func(np.sort, [rows], rows.dtype)), 'mean',
+     '; towers.check_towers measures'),
+    (tf.reduce_max, 'mean', '; towers.batch_sum, batch_mean and batch_concat give values of all')])
+def test_the_plan_says_what_helps(loss, reduction, advice):
+    inputs = losses.make_inputs(['x'])
+    factor = tf.get_variable('factor', [], inputs['x'].dtype)
+    line = plan_of(loss(tf.square(inputs['x'])) * factor, tuple(inputs.values()),
+                   reduction=reduction)
+    assert line.startswith('not proven: ') and advice in line
 
 
 def test_the_plan_says_at_which_operation_the_proof_ends():

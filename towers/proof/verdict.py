@@ -238,8 +238,8 @@ def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
 # ---- in words ------------------------------------------------------------------------------------
 
 _VALUES_OF_ALL_TOWERS = (
-    'towers.batch_sum, batch_mean and batch_concat give values of all towers; check_towers measures '
-    'the difference')
+    'towers.batch_sum, batch_mean and batch_concat give values of all towers; check_towers '
+    'measures the difference')
 _MOST_ENDS = 3  # operations that a line names
 
 
@@ -261,8 +261,7 @@ def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str],
         return 'the loss is %s; %s' % (state.kind.value, _VALUES_OF_ALL_TOWERS)
     if question.adds_shards:  # else a sum is proven: see `_proven_kind`
         return ('the loss is a sum over the examples plus another term, such as a penalty of '
-                "weights, which each tower adds once; return the sum alone (regularization='add' "
-                'adds registered losses once)')
+                'weights, which each tower adds: divide that term by the number of towers')
     text = 'the loss is a sum over the examples, of which the towers take the mean'
     if other_divisors:
         text += ', unless one of its divisors (%s) is the size of a shard' % _names(other_divisors)
