@@ -342,6 +342,34 @@ def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
                             tf.train.GradientDescentOptimizer(.1), 2, batch_norm='sync')
 
 
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+@pytest.mark.parametrize('kind', ['fused', 'moments', 'each example'])
+def test_a_batch_norm_over_examples_in_a_loop_of_control_flow_v2_is_refused(kind):
+    def model_fn(x):
+        scale = tf.get_variable('scale', [3], initializer=tf.ones_initializer())
+
+        def normalized(h):
+            if kind == 'moments':
+                mean, variance = tf.nn.moments(h, [0, 1, 2])
+                return tf.nn.batch_normalization(h, mean, variance, scale, scale, .1)
+            return tf.nn.fused_batch_norm(h, scale, scale)[0]
+        if kind == 'each example':
+            return tf.reduce_mean(tf.map_fn(lambda image: normalized(image[tf.newaxis]), x))
+        return tf.reduce_mean(tf.while_loop(
+            lambda i, _: i < 2, lambda i, h: (i + 1, normalized(h)), [0, x])[1])
+
+    def build():
+        return towers.build_towers(
+            model_fn, tf.placeholder(tf.float32, [None] + list(IMAGES.shape[1:])),
+            tf.train.GradientDescentOptimizer(.1), 2, batch_norm='sync')
+    with switched('control_flow_v2', True):
+        if kind == 'each example':
+            assert build().plan.line('one device').startswith('proven')
+        else:
+            with pytest.raises(towers.ModelFunctionError, match='are taken in a loop'):
+                build()
+
+
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='a kernel that averages')
 def test_a_kernel_that_averages_by_itself_is_refused():
     def model_fn(x):

@@ -39,11 +39,12 @@ def keeps_state(op: tf.Operation) -> bool:
 
 
 # Control flow v1: operations that enter, leave or repeat a loop or a branch. Control flow v2:
-# operations that are a branch, or a loop or a branch.
+# operations that are a branch, a loop, or either.
 CONTROL_FLOW = _with_prefixes(('', 'Ref'), (
     'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
 BRANCHES_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase'])
-CONTROL_FLOW_V2 = BRANCHES_V2 | {'While', 'StatelessWhile'}
+LOOPS_V2 = frozenset(['While', 'StatelessWhile'])
+CONTROL_FLOW_V2 = BRANCHES_V2 | LOOPS_V2
 
 # Operations that hand on a value, or a variable itself, and leave both as they are. `LEAD_IN` are
 # the operations that hand on their first input, also on the way into a loop or a branch.

@@ -21,8 +21,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.edit import Library
-from towers.graph.graph_walk import operation_of
-from towers.graph.op_types import BRANCHES_V2, is_fused_batch_norm
+from towers.graph.graph_walk import by_name, names_of, operation_of
+from towers.graph.op_types import BRANCHES_V2, LOOPS_V2, is_fused_batch_norm
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, find_batch_norms, is_variance_node, same_means
 from towers.proof.states import Kind, State
@@ -48,7 +48,9 @@ def synchronize(operations: typing.List[tf.Operation], analysis: Analysis,
       ModelFunctionError: a batch norm is in a loop or in a function, where towers cannot meet; or a
         gradient was taken through it already.
     """
-    _check_functions(operations, graph)
+    library = Library(graph)
+    _check_functions(operations, library)
+    _check_loops_v2(operations, analysis, library)
     batch_norms = find_batch_norms(analysis, operations)
     means = _means_of(batch_norms, operations)
     _check_places(list(map(operation_of, means)) + batch_norms.fused)
@@ -80,30 +82,58 @@ def _means_of(batch_norms: BatchNorms,
     return list(means.values())
 
 
-def _check_functions(operations: typing.Iterable[tf.Operation], graph: tf.Graph) -> None:
+def _check_functions(operations: typing.Iterable[tf.Operation], library: Library) -> None:
     """Raises `ModelFunctionError` for a batch norm in a branch of control flow v2, or in another
     function that the forward pass calls."""
     # 'Call' is in the types `PartitionedCall` and `StatefulPartitionedCall`.
     calls = [op.node_def for op in operations if op.type in BRANCHES_V2 or 'Call' in op.type]
-    for name, function in Library(graph).reached_from(calls).items():
-        nodes = {node.name: node for node in function.node_def}
-        for node in function.node_def:
-            is_fused_training = is_fused_batch_norm(node.op) and node.attr['is_training'].b
-            if is_fused_training or is_variance_node(node, nodes):
-                raise ModelFunctionError(
-                    "batch_norm='sync', and batch norm %s is in a function or a branch of control "
-                    'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
-                    "pass batch_norm='shard'." % (node.name, name))
+    for name, function in library.reached_from(calls).items():
+        for batch_norm in _batch_norms_in(function):
+            raise ModelFunctionError(
+                "batch_norm='sync', and batch norm %s is in a function or a branch of control "
+                'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
+                "pass batch_norm='shard'." % (batch_norm, name))
+
+
+def _batch_norms_in(function: typing.Any) -> typing.List[str]:
+    """Names of the nodes of a `FunctionDef` that may be batch norms: kernels in training mode, and
+    the variances of normalizations."""
+    nodes = by_name(function.node_def)
+    names = []
+    for node in function.node_def:
+        is_fused_training = is_fused_batch_norm(node.op) and node.attr['is_training'].b
+        if is_fused_training or is_variance_node(node, nodes):
+            names.append(node.name)
+    return names
+
+
+def _check_loops_v2(operations: typing.Iterable[tf.Operation], analysis: Analysis,
+                    library: Library) -> None:
+    """Raises `ModelFunctionError` for a batch norm over the examples in a loop of control flow v2.
+    One that normalizes each example alone, as in a `tf.map_fn`, may stay."""
+    means_in_functions = analysis.means - names_of(operations)  # 'while/body/moments/variance'
+    if not means_in_functions:
+        return
+    loops = [op.node_def for op in operations if op.type in LOOPS_V2]
+    for function in library.reached_from(loops).values():
+        for batch_norm in _batch_norms_in(function):
+            if any(name.endswith('/' + batch_norm) for name in means_in_functions):
+                raise _in_loop(batch_norm)
 
 
 def _check_places(statistics: typing.Iterable[tf.Operation]) -> None:
     """Raises `ModelFunctionError` for a statistic of a batch norm in a loop of control flow v1."""
     for op in statistics:
         if not compat.in_branches_alone(op):
-            raise ModelFunctionError(
-                "batch_norm='sync', and the statistics of a batch norm (%s) are taken in a loop, "
-                "where towers cannot meet: take it out of the loop, or pass batch_norm='shard'."
-                % op.name)
+            raise _in_loop(op.name)
+
+
+def _in_loop(statistic: str) -> ModelFunctionError:
+    """The error for a batch norm in a loop; `statistic` is the operation that takes its statistics.
+    """
+    return ModelFunctionError(
+        "batch_norm='sync', and the statistics of a batch norm (%s) are taken in a loop, where "
+        "towers cannot meet: take it out of the loop, or pass batch_norm='shard'." % statistic)
 
 
 def _check_gradients(batch_norms: typing.Iterable[tf.Operation],
