@@ -43,7 +43,8 @@ def check_shared(shared: typing.Iterable[tf.Operation]) -> None:
         if op.type not in PLACEHOLDERS:
             continue
         shape = op.outputs[0].shape
-        if shape.ndims and shape.as_list()[0] is None:
+        may_hold_batch = bool(shape.ndims) and shape.as_list()[0] is None
+        if may_hold_batch:
             raise InputError(
                 'the model computes with the placeholder %s of shape %s, which may hold a '
                 'batch, and each tower would compute with all of it: pass it as one of the '

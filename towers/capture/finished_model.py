@@ -37,6 +37,7 @@ from towers.graph.op_types import PLACEHOLDERS
 from towers.model.losses import registered_losses
 from towers.model.objectives import with_parts
 from towers.model.outputs import ModelOutput, to_model_output
+from towers.shards.batch_inputs import Inputs
 from towers.whole_batch.batch_values import mark_import
 
 _INSTEAD_OF_A_NUMBER = (
@@ -73,7 +74,7 @@ def output_of_finished(model: typing.Any, needs_loss: bool,
       ModelFunctionError: a tensor of another graph than the default one.
     """
     if isinstance(model, dict):
-        has_fields = set(model) <= set(ModelOutput._fields)
+        has_fields = set(model) <= set(ModelOutput._fields)  # {'loss': …, 'metrics': …}
         model = ModelOutput(**model) if has_fields else ModelOutput(loss=model)
     nest = tuple(model) if isinstance(model, ModelOutput) else model
     for fetch in fetches_in(nest):
@@ -121,13 +122,22 @@ class FinishedModel:
         for op in self._graph.operations:
             if op.name in needed and not self._graph.is_shared(op):
                 self._operations.append(op)
+        self._check(checked, entries)
+        # {name of a placeholder's tensor: what towers take instead}, see `assert_scalars`
+        self._asserted_scalars: typing.Dict[str, tf.Tensor] = {}
+
+    def _check(self, checked: Inputs, entries: Entries) -> None:
+        """Refuses what towers cannot compute, see `finished_checks`.
+
+        Args:
+          checked: the inputs of the model, as leaves with their paths.
+          entries: where the batch enters the model.
+        """
         check_operations(self._operations + self._shared)
         check_shared(self._shared)
         tensors_of_leaves = list(map(leaves_of, tf.nest.flatten(entries.of_model)))
         check_inputs(checked, tensors_of_leaves, self._operations, self.output)
         check_losses(self._graph, self._operations, self.output)
-        # {name of a placeholder's tensor: what towers take instead}, see `assert_scalars`
-        self._asserted_scalars: typing.Dict[str, tf.Tensor] = {}
 
     # ---- the import ------------------------------------------------------------------------------
 
@@ -162,7 +172,7 @@ class FinishedModel:
         substitutes.update(self._asserted_scalars)
         try:
             imported = import_again(self._operations, substitutes, scope, mark_import)
-        except TowersError:  # a ValueError, too
+        except TowersError:  # which is a ValueError, too
             raise
         except ValueError as error:  # of TensorFlow's inference of shapes
             first_line = str(error).split('\n', 1)[0]

@@ -84,20 +84,21 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
         kept = _kept_by_movers(recorded.operations, not_of_variables, mover_of, stages[0])
     bytes_of_leader = _bytes_by_leader(recorded.variables, leader_of, cutting.slots)
     bytes_by_reader = _bytes_by_reader(variables_by_reader, bytes_of_leader)
-    pieces = pieces_of(moving, kept, bytes_by_reader)
-    if len(pieces.pieces) < len(stages):
+    found = pieces_of(moving, kept, bytes_by_reader)
+    pieces = found.pieces
+    if len(pieces) < len(stages):
         raise ModelFunctionError(
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
             'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
-            'the model function (or stages=).' % (len(stages), len(pieces.pieces)))
-    cuts = cut_evenly(pieces.pieces, cutting.copies)
-    ends = [pieces.ends[cut] for cut in cuts]
+            'the model function (or stages=).' % (len(stages), len(pieces)))
+    cuts = cut_evenly(pieces, cutting.copies)  # for each cut, the index of the piece before it
+    ends = [found.ends[cut] for cut in cuts]  # and of the operation before it, in `moving`
     variables = [variable for variable in recorded.variables if variable.op.name in movable]
     _move_to_stages(_divided(moving, ends), stages, variables_by_reader, variables)
     _bring_along(recorded.operations, moving, stages[0])
     return StageCuts(
-        memory=_shares_of_memory(pieces.pieces, cuts, cutting.copies),
-        crossing=[pieces.pieces[cut].crossing for cut in cuts],
+        memory=_shares_of_memory(pieces, cuts, cutting.copies),
+        crossing=[pieces[cut].crossing for cut in cuts],
         names=[moving[end].name for end in ends])
 
 

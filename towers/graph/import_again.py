@@ -185,6 +185,7 @@ def _finish(op: tf.Operation, imported: Imported) -> None:
         compat.add_control_inputs(new, awaited_outside)
     group = colocation_group_of_node(op.node_def)
     if group:
+        # It was colocated with itself, see `_set_node`.
         leaders = list(map(imported.operation, operations_named(op.graph, group)))
         colocate(new, [leader.name for leader in leaders])
         compat.set_device(new, leaders[0].device)
@@ -228,7 +229,8 @@ def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Impor
     for op in operations:
         contexts = compat.contexts_around(op)  # from the inside
         if contexts:
-            outermost_contexts[contexts[-1].name] = contexts[-1]
+            outermost = contexts[-1]
+            outermost_contexts[outermost.name] = outermost
     for context in outermost_contexts.values():
         definition = context.to_proto()
         _put_names_of_imports(definition, imported)

@@ -60,10 +60,11 @@ def variable_taken(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
 def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
     """List of the operations of the variables whose value a tensor is: read, handed on, or joined
     from the parts of a partitioned variable. [] for a tensor that is computed."""
-    def sources(op: tf.Operation) -> typing.Sequence[tf.Operation]:
-        gives_value_of_input = op.type in HAND_ON or op.type in _GIVE_VALUE
-        return producers_of(op) if gives_value_of_input else ()
-    found = reached([tensor.op], sources)
+    def sources_of_value(op: tf.Operation) -> typing.Sequence[tf.Operation]:
+        gives_value_of_inputs = op.type in HAND_ON or op.type in _GIVE_VALUE
+        return producers_of(op) if gives_value_of_inputs else ()
+
+    found = reached([tensor.op], sources_of_value)
     return [op for op in found.values() if op.type in VARIABLE_OPS]
 
 
@@ -180,9 +181,9 @@ class Writes:
 
         Args:
           variable: the operation of the variable.
-          memory: whether of a reference variable all operations count that something is handed on
-            to by what takes it, directly or not. For its value is its memory, which many kernels
-            hand on (`Identity`, `Reshape`) to operations that read it later.
+          memory: whether, of a reference variable, what takes the results of these operations
+            counts as well, and so on. Such a result may be the variable's memory, which many
+            kernels hand on (`Identity`, `Reshape`), and which is read only later.
 
         Returns:
           List of the operations, without those that hand the variable on into loops and branches.

@@ -66,7 +66,7 @@ class Waits:
         self._precedence.add(held, awaited)
         noted = self._held.setdefault(held.name, _HeldOperation(held))
         noted.awaited[awaited.name] = awaited
-        noted.reasons.setdefault(awaited.name, reason)
+        noted.reasons.setdefault(awaited.name, reason)  # of several reasons the first one
         return True
 
     def follows_any(self, op: tf.Operation) -> bool:

@@ -104,8 +104,8 @@ class _Consumers:
           outputs: as those of `exchange_sums`.
         """
         self._for_write = ancestors(write.inputs) | {write.name}
-        # An output that reads the average after the write gets a value of the whole batch. So the
-        # walk from the outputs ends at the write, and does not go on to the sum that it takes.
+        # An output that reads the average after the write gets a value of the whole batch, and may
+        # do so. So the walk back from the outputs ends at the write.
         operations = list(map(operation_of, outputs))
         producers = functools.partial(_producers_but_of, write)
         self._for_outputs = set(reached(operations, producers))

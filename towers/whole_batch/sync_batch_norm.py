@@ -88,11 +88,12 @@ def _check_functions(operations: typing.Iterable[tf.Operation], library: Library
     # 'Call' is in the types `PartitionedCall` and `StatefulPartitionedCall`.
     calls = [op.node_def for op in operations if op.type in BRANCHES_V2 or 'Call' in op.type]
     for name, function in library.reached_from(calls).items():
-        for batch_norm in _batch_norms_in(function):
+        batch_norms = _batch_norms_in(function)
+        if batch_norms:
             raise ModelFunctionError(
                 "batch_norm='sync', and batch norm %s is in a function or a branch of control "
                 'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
-                "pass batch_norm='shard'." % (batch_norm, name))
+                "pass batch_norm='shard'." % (batch_norms[0], name))
 
 
 def _batch_norms_in(function: typing.Any) -> typing.List[str]:
@@ -117,7 +118,9 @@ def _check_loops_v2(operations: typing.Iterable[tf.Operation], analysis: Analysi
     loops = [op.node_def for op in operations if op.type in LOOPS_V2]
     for function in library.reached_from(loops).values():
         for batch_norm in _batch_norms_in(function):
-            if any(name.endswith('/' + batch_norm) for name in means_in_functions):
+            suffix = '/' + batch_norm
+            is_over_examples = any(name.endswith(suffix) for name in means_in_functions)
+            if is_over_examples:
                 raise _in_loop(batch_norm)
 
 
