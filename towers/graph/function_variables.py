@@ -64,8 +64,8 @@ class FunctionWrites:
 
 
 def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typing.Any:
-    """Copies a function, and leaves out the operations that assign to some of its arguments: for the
-    other towers, where tower 0 alone writes these variables.
+    """Copies a function for another tower than tower 0, which alone writes some variables: leaves
+    out the operations that assign to the arguments that are these variables.
 
     Args:
       function: `FunctionDef`.
