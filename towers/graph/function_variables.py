@@ -52,9 +52,10 @@ class FunctionWrites:
         if node.op in LEAVE_UNCHANGED:
             return False
         inputs = _data_inputs(node)
-        # Counted from the last input, as those of the functions that the node may call.
-        positions = [index - len(inputs) for index, text in enumerate(inputs)
-                     if producer_name(text) in handles]
+        positions = []  # of the handle, counted from the last input
+        for index, text in enumerate(inputs):
+            if producer_name(text) in handles:
+                positions.append(index - len(inputs))
         if not positions:
             return False
         called = self._library.called_by(node)

@@ -214,8 +214,9 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
     definition = context.to_proto()
     graph = tf.get_default_graph()
     names = [getattr(definition, field, '') for field in _NAMES_OF_TENSORS]
-    names += getattr(definition, 'loop_exit_names', ())
-    return [graph.get_operation_by_name(producer_name(name)) for name in names if name]
+    names += getattr(definition, 'loop_exit_names', ())  # a branch has none
+    given_names = filter(None, names)  # '' is in a field that is not set
+    return operations_named(graph, map(producer_name, given_names))
 
 
 def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Imported) -> None:
@@ -291,14 +292,16 @@ def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
         that stands for it inside}.
       imported: the imports.
     """
-    inside_by_outside = {outside: inside for outside, inside in values.external_values.items()
-                         if imported.has(inside)}
-    # The names of tensors outside are among `values.values`, too; these need not be imported.
-    known = [name for name in values.values if imported.has(name) or name in inside_by_outside]
-    values.values[:] = [_new_name(name, imported) for name in known]
+    inside_by_outside = dict(values.external_values)
     values.external_values.clear()
+    taken_from_outside = set()
     for outside, inside in inside_by_outside.items():
-        values.external_values[_new_name(outside, imported)] = _new_name(inside, imported)
+        if imported.has(inside):
+            values.external_values[_new_name(outside, imported)] = _new_name(inside, imported)
+            taken_from_outside.add(outside)
+    # The names of tensors outside are among `values.values`, too; these need not be imported.
+    known = [name for name in values.values if imported.has(name) or name in taken_from_outside]
+    values.values[:] = [_new_name(name, imported) for name in known]
 
 
 def _new_name(name: str, imported: Imported) -> str:

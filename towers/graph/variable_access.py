@@ -118,9 +118,11 @@ def metric_variables() -> typing.Dict[str, tf.Variable]:
 
 def initializers() -> typing.Set[str]:
     """Set of the names of the operations that give the graph's variables their initial values."""
-    variables = tf.global_variables() + tf.local_variables()
-    return {compat.initializer_of(variable).name for variable in variables
-            if variable.initializer is not None}
+    names = set()
+    for variable in tf.global_variables() + tf.local_variables():
+        if variable.initializer is not None:
+            names.add(compat.initializer_of(variable).name)
+    return names
 
 
 # ---- writes -------------------------------------------------------------------------------------
@@ -149,8 +151,11 @@ class Writes:
         if not variables_taken:
             return []
         functions = self._library.called_by(op.node_def)
-        return [variable.name for position, variable in variables_taken.items()
-                if self._may_write(op, position, functions)]
+        written = []
+        for position, variable in variables_taken.items():
+            if self._may_write(op, position, functions):
+                written.append(variable.name)
+        return written
 
     def _may_write(self, op: tf.Operation, position: int,
                    functions: typing.Sequence[str]) -> bool:
