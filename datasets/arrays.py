@@ -59,10 +59,13 @@ class ArraySet(typing.NamedTuple):
         """
         images, labels = self._checked('train')
         prepare = _preparation(images.shape, image_size, channels)
-        if shift and shift >= min(images.shape[1:3]):
+        height, width = images.shape[1:3]
+        if shift and shift >= min(height, width):
             raise InvalidArgumentError(
                 '--augment_shift=%d moves images of %d x %d pixels out of sight: give less' % (
-                    (shift,) + images.shape[1:3]))
+                    shift, height, width))
+        _, workers = share
+        epochs = Epochs(len(images), batch_size * workers, remainder)
         with tf.device('/cpu:0'):
             order = epoch_order(len(images), seed)
             shifts = shifts_of_epoch(len(images), seed, shift)
@@ -70,9 +73,10 @@ class ArraySet(typing.NamedTuple):
             def order_and_shifts(epoch: tf.Tensor) -> tuple:
                 """The order of an epoch, and the shift of each of its examples."""
                 return order(epoch), shifts(epoch)
-            _, workers = share
-            epochs = Epochs(len(images), batch_size * workers, remainder)
-            batches = epochs.batches(order_and_shifts if shift else order, first_example, share)
+            if shift:
+                batches = epochs.batches(order_and_shifts, first_example, share)
+            else:
+                batches = epochs.batches(order, first_example, share)
             return _examples(images, labels, batches, prepare, shift)
 
     def eval_batches(self, batch_size: int, image_size: typing.Optional[int] = None,
@@ -87,9 +91,9 @@ class ArraySet(typing.NamedTuple):
         """
         images, labels = self._checked('test')
         with tf.device('/cpu:0'):
-            # Where nothing is short there is nothing to drop, and the shape becomes static.
-            indices = tf.data.Dataset.range(len(images)).batch(
-                batch_size, drop_remainder=len(images) % batch_size == 0)
+            # Where no batch is short there is none to drop, and the batch's shape becomes static.
+            is_even = len(images) % batch_size == 0
+            indices = tf.data.Dataset.range(len(images)).batch(batch_size, drop_remainder=is_even)
             return _examples(images, labels, indices,
                              _preparation(images.shape, image_size, channels))
 
@@ -121,7 +125,8 @@ def shifts_of_epoch(num_examples: int, seed: int,
     """
     def shifts(epoch: tf.Tensor) -> tf.Tensor:
         """The shifts of an epoch."""
-        # Epochs of the order are counted up from 0: no seed pair serves both.
+        # `epoch_order` has the pairs [seed, 0], [seed, 1], …: these are [seed, -1], [seed, -2], …,
+        # so that the shifts do not repeat its random numbers.
         seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - epoch])
         draws = tf.random.stateless_uniform(
             [num_examples, 2], seed=seed_pair, minval=0, maxval=2 * largest + 1, dtype=tf.int64)
@@ -148,15 +153,19 @@ def _examples(images: np.ndarray, labels: np.ndarray, batches: tf.data.Dataset,
 
     @plain_python
     def gather(indices: tf.Tensor, shifts: typing.Optional[tf.Tensor] = None) -> tuple:
-        """The batch of these indices: prepared images, and labels."""
-        # The arrays stay outside of the graph, and of every checkpoint's meta graph.
-        batch, its_labels = tf.numpy_function(
+        """The batch of these indices: prepared images, and labels. `tf.data` calls it with the
+        `shifts`, too, where elements are pairs."""
+        # `numpy_function` keeps the arrays out of the graph, which a checkpoint's .meta file holds;
+        # its results have no static shape.
+        batch_images, batch_labels = tf.numpy_function(
             rows, [indices], [tf.as_dtype(images.dtype), tf.as_dtype(labels.dtype)])
-        batch = tf.ensure_shape(batch, indices.shape.concatenate(images.shape[1:]))
-        its_labels = tf.ensure_shape(its_labels, indices.shape.concatenate(labels.shape[1:]))
+        batch_images = tf.ensure_shape(
+            batch_images, indices.shape.concatenate(images.shape[1:]))
+        batch_labels = tf.ensure_shape(
+            batch_labels, indices.shape.concatenate(labels.shape[1:]))
         if shifts is not None:
-            batch = _shifted(batch, shifts, largest_shift)
-        return prepare(batch), its_labels
+            batch_images = _shifted(batch_images, shifts, largest_shift)
+        return prepare(batch_images), batch_labels
 
     batches = batches.map(gather, num_parallel_calls=tf.data.experimental.AUTOTUNE)
     return batches.prefetch(_PREFETCHED)
@@ -165,6 +174,9 @@ def _examples(images: np.ndarray, labels: np.ndarray, batches: tf.data.Dataset,
 def _shifted(images: tf.Tensor, shifts: tf.Tensor, largest: int):
     """Moves images, and fills what is moved in with 0.
 
+    Each image gets a margin of `largest` zeros, and the result is cut out of that: with `largest`
+    2, an image that moves down by 1 is what begins in row 2 - 1 of the padded one.
+
     Args:
       images: [batch, h, w, c].
       shifts: pixels down and to the right, [batch, 2].
@@ -172,10 +184,13 @@ def _shifted(images: tf.Tensor, shifts: tf.Tensor, largest: int):
     """
     height, width = images.shape.as_list()[1:3]
     padded = tf.pad(images, [[0, 0], [largest, largest], [largest, largest], [0, 0]])
-    rows = largest - shifts[:, :1] + tf.range(height, dtype=tf.int64)
-    columns = largest - shifts[:, 1:] + tf.range(width, dtype=tf.int64)
-    padded = tf.gather(padded, rows, axis=1, batch_dims=1)
-    return tf.ensure_shape(tf.gather(padded, columns, axis=2, batch_dims=1), images.shape)
+    first_rows = largest - shifts[:, :1]  # [batch, 1]
+    first_columns = largest - shifts[:, 1:]
+    rows = first_rows + tf.range(height, dtype=tf.int64)  # [batch, h]
+    columns = first_columns + tf.range(width, dtype=tf.int64)
+    moved_rows = tf.gather(padded, rows, axis=1, batch_dims=1)
+    moved = tf.gather(moved_rows, columns, axis=2, batch_dims=1)
+    return tf.ensure_shape(moved, images.shape)
 
 
 def _preparation(shape: typing.Sequence[int], image_size: typing.Optional[int],
@@ -199,8 +214,7 @@ def _preparation(shape: typing.Sequence[int], image_size: typing.Optional[int],
             # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
             images = tf.raw_ops.ResizeBilinear(
                 images=images, size=[image_size, image_size], half_pixel_centers=True)
-        if channels in (None, shape[3]):
+        if channels is None or channels == shape[3]:
             return images
-        # Gray images, as was checked above.
-        return tf.tile(images, [1, 1, 1, channels])
+        return tf.tile(images, [1, 1, 1, channels])  # they are gray, as was checked above
     return prepare

@@ -25,10 +25,11 @@ _JPEG = b'\xff\xd8\xff'
 _JPEG_END = b'\xff\xd9'
 _PNG = b'\x89PNG\r\n\x1a\n'
 _PNG_END = b'IEND'
-_SCAN = b'\xda'  # segments of a JPEG
+# Kinds of segments of a JPEG: the one before the compressed data, and those that say the size.
+_SCAN = b'\xda'
 _FRAMES = (b'\xc0', b'\xc1', b'\xc2')
 _MOST_BYTES = 2 ** 28  # of a list
-_LISTED = 20  # classes
+_MOST_CLASSES = 20  # that a report has a line for
 
 
 class _Found(typing.NamedTuple):
@@ -109,9 +110,9 @@ def check_data(dataset: typing.Any, say: typing.Callable[[str], None] = print,
 
 def _examples_of(dataset: typing.Any, split: str) -> _Found:
     """Looks at every example of a split."""
-    if hasattr(dataset, 'look'):
+    if hasattr(dataset, 'look'):  # an `ImageSet`
         return _examples_in_files(dataset, split)
-    if hasattr(dataset, 'load'):
+    if hasattr(dataset, 'load'):  # an `ArraySet`
         return _examples_in_arrays(dataset, split)
     raise DatasetError('%s is no set of files that could be checked.' % dataset.name)
 
@@ -161,26 +162,29 @@ def _report(split, found, num_classes, classes):
         yield '  classes      %d of %d, %d to %s each' % (
             with_images, num_classes, min(counts), counted(max(counts), 'image'))
         yield from _lines_of_classes(counts, classes)
-        heights, widths = zip(*found.sizes.elements())
-        yield _range('height', heights)
-        yield _range('width', widths)
+        sizes = list(found.sizes.elements())  # (height, width), as often as images have it
+        yield _range('height', [height for height, _ in sizes])
+        yield _range('width', [width for _, width in sizes])
     for _, text in found.bad:
         yield '  bad          %s' % text
 
 
 def _lines_of_classes(counts: typing.List[int], classes: typing.Optional[typing.List[str]]):
-    """Yields a line for each class; of many classes only for the first ones that have images.
+    """Yields a line for each class. Of more than `_MOST_CLASSES` classes only the first that have
+    images get one, and a last line says how many more have images.
 
     Args:
       counts: the number of images of each class.
       classes: the names of the classes, or None.
     """
-    present = [label for label, count in enumerate(counts) if count or len(counts) <= _LISTED]
-    for label in present[:_LISTED]:
+    labels = list(range(len(counts)))
+    if len(labels) > _MOST_CLASSES:
+        labels = [label for label in labels if counts[label]]
+    for label in labels[:_MOST_CLASSES]:
         name = shown(classes[label]) if classes else ''
         yield '    %5d %-20s %s' % (label, name, '{:,}'.format(counts[label]))
-    if len(present) > _LISTED:
-        yield '    ... %d more' % (len(present) - _LISTED)
+    if len(labels) > _MOST_CLASSES:
+        yield '    ... %d more' % (len(labels) - _MOST_CLASSES)
 
 
 def _range(name: str, sides: typing.Sequence[int]) -> str:
@@ -191,20 +195,23 @@ def _range(name: str, sides: typing.Sequence[int]) -> str:
 def wrong_bytes(encoded: bytes) -> str:
     """Describes what is wrong with the beginning or end of an image's bytes; '' if all is well.
 
-    The decoders are no judges of it: that of PNGs takes a GIF of one picture as well, and that of a
-    part of a JPEG does not come to its end. A file that was not copied to its end is the commonest
-    damage.
+    The decoders do not find it. TensorFlow's decoder of PNGs decodes a GIF of one picture as well.
+    In training only a part of a JPEG is decoded, so the decoder does not see that the end is
+    missing; and a file that was not copied to its end is the commonest damage.
     """
     if not encoded:
         return 'is empty'
     if encoded.startswith(_JPEG):
         kind = 'JPEG'
-        height, width, end_of_header = _jpeg_header(encoded)
-        # Bytes after the marker do not matter, as they do not to the decoder; in the compressed
-        # data a byte ff is followed by 00 or the number of a restart.
-        is_whole = encoded.find(_JPEG_END, end_of_header) >= 0
+        header = _jpeg_header(encoded)
+        height = header.height
+        width = header.width
+        # More bytes may follow the end marker, as the decoder allows. The compressed data cannot
+        # hold it by chance: there the byte ff is followed by 00, or by the number of a restart.
+        is_whole = encoded.find(_JPEG_END, header.end) >= 0
     elif encoded.startswith(_PNG):
         kind = 'PNG'
+        # The first segment is the header: 4 bytes length, 'IHDR', width, height.
         width = int.from_bytes(encoded[16:20], 'big')
         height = int.from_bytes(encoded[20:24], 'big')
         is_whole = _PNG_END in encoded
@@ -222,15 +229,20 @@ def wrong_bytes(encoded: bytes) -> str:
 
 
 def _jpeg_header(encoded: bytes):
-    """The `_JpegHeader` of an encoded image, which may hold a JPEG of its own, a thumbnail."""
+    """The `_JpegHeader` of an encoded image.
+
+    It goes from segment to segment, since one may hold a JPEG of its own, a thumbnail. A segment is
+    the byte ff, its kind (1 byte), its length without these two (2 bytes), and the rest of it; in a
+    frame that is the precision (1 byte), the height (2 bytes), the width (2 bytes), and more.
+    """
     height = 0
     width = 0
-    place = 2
+    place = 2  # after the two bytes that begin every JPEG
     while encoded[place:place + 1] == b'\xff':
-        segment = encoded[place + 1:place + 2]
-        if segment == _SCAN:
+        kind = encoded[place + 1:place + 2]
+        if kind == _SCAN:
             break
-        if segment in _FRAMES:
+        if kind in _FRAMES:
             height = int.from_bytes(encoded[place + 5:place + 7], 'big')
             width = int.from_bytes(encoded[place + 7:place + 9], 'big')
         length = int.from_bytes(encoded[place + 2:place + 4], 'big')
@@ -243,7 +255,7 @@ def _decoder():
     """Function from the bytes of an image to its height and width, which decodes it whole."""
     with tf.Graph().as_default() as graph, tf.device('/cpu:0'):
         encoded = tf.placeholder(tf.string, [])
-        # It decodes JPEGs as well.
+        # `decode_png` decodes JPEGs as well.
         size = tf.shape(tf.image.decode_png(encoded, channels=3))[:2]
     session = tf.Session(graph=graph, config=tf.ConfigProto(device_count={'GPU': 0}))
     return session.make_callable(size, [encoded])

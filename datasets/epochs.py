@@ -30,7 +30,7 @@ from towers.errors import InvalidArgumentError
 REMAINDERS = ('carry', 'drop')
 _KEY_RANGE = 2 ** 62  # a power of two: the modulo in stateless_uniform favours no key
 _INT64_MAX = 2 ** 63 - 1
-_TOGETHER = 16
+_TOGETHER = 16  # elements that one call of Python reads
 
 # AutoGraph would spend half a second on rewriting functions that have nothing for it.
 plain_python = tf.autograph.experimental.do_not_convert
@@ -84,7 +84,9 @@ class Epochs:
     def steps(self, begin: int, end: int) -> int:
         """Steps from `begin`, a place of the stream, until all examples before `end` were given; 0
         where that is done already."""
-        return max(0, -(-(end - begin) // self._batch))
+        full_steps, rest = divmod(end - begin, self._batch)
+        last_step = 1 if rest else 0
+        return max(0, full_steps + last_step)
 
     def place_after(self, begin: int, steps: int) -> int:
         """The place in the stream after so many steps from `begin`, which may be any place."""
@@ -108,7 +110,7 @@ class Epochs:
             call of Python takes 0.25 ms of a pipeline, most of it for waiting and waking.
         """
         worker, workers = share
-        own_batch = self._batch // workers
+        worker_batch_size = self._batch // workers
         first_example = tf.cast(first_example, tf.int64)
         first_epoch = first_example // self.length
         within = first_example % self.length
@@ -116,18 +118,22 @@ class Epochs:
         @plain_python
         def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             """The elements of an epoch; of the first one those from `first_example` on."""
+            # With 'drop', training is given less than all n examples of an epoch.
             given = tf.nest.map_structure(lambda tensor: tensor[:self.length], of_epoch(epoch))
             skipped = tf.where(tf.equal(epoch, first_epoch), within, tf.zeros_like(within))
             return tf.data.Dataset.from_tensor_slices(given).skip(skipped)
         elements = tf.data.Dataset.range(first_epoch, _INT64_MAX).flat_map(one_epoch)
-        if workers > 1:  # before anything is read or decoded
-            parts = elements.batch(own_batch, drop_remainder=True).shard(workers, worker)
-            elements = parts.apply(tf.data.experimental.unbatch())
+        if workers > 1:
+            # The batches of the workers take turns, and each worker takes its own. This comes
+            # before anything is read or decoded, so no worker reads the examples of another.
+            batches = elements.batch(worker_batch_size, drop_remainder=True)
+            elements = batches.shard(workers, worker).apply(tf.data.experimental.unbatch())
         if read is not None:
             elements = read_together(elements, read)
         if example is not None:
             elements = elements.map(plain_python(example), tf.data.experimental.AUTOTUNE)
-        return elements.batch(own_batch, drop_remainder=True)
+        # The stream does not end: no batch is dropped, and the shape becomes static.
+        return elements.batch(worker_batch_size, drop_remainder=True)
 
 
 def read_together(elements: tf.data.Dataset, read: typing.Callable) -> tf.data.Dataset:

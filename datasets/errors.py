@@ -41,7 +41,7 @@ def names_in(folder: str) -> typing.List[str]:
     """
     try:
         names = sorted(os.listdir(folder))
-        os.stat(os.path.join(folder, os.curdir))
+        os.stat(os.path.join(folder, os.curdir))  # fails where the contents may not be reached
         return names
     except OSError as error:
         raise DatasetError('Cannot read the folder %s: %s.' % (folder, error.strerror or error))

@@ -27,6 +27,8 @@ def with_validation(dataset: typing.Any, part: float) -> typing.Any:
       InvalidArgumentError: the data set has no examples of its own, or too few.
     """
     if isinstance(dataset, ImageSet):
+        # In the place of an example that the list of bad ones leaves out, the next good one is in
+        # there a second time: it must not be trained on and tested on.
         numbers = np.unique(dataset.numbers['train'])
         source = dataset.sources['train']
         training, validation = _parts(numbers, part)

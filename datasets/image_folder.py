@@ -84,7 +84,7 @@ def folder_splits(data_dir: str) -> FolderSplits:
         folders, a class of the training images has none, or the test images have a class that the
         training images lack.
     """
-    names_in(data_dir)
+    names_in(data_dir)  # for its error where the folder cannot be read
     train = os.path.join(data_dir, 'train')
     if not os.path.isdir(train):
         return _every_fifth_for_testing(data_dir)
@@ -175,9 +175,12 @@ def _image_paths(folder: str) -> typing.List[str]:
 
 
 def is_image(path: str) -> bool:
-    """Whether a path has the name of an image. A pipe is no image, since reading it would wait
-    for ever; a link that leads nowhere is an image that cannot be read."""
+    """Whether a path in a folder is one of an image, by its name.
+
+    A pipe is no image, since reading it would wait for ever. A link to a file that is gone counts:
+    it is an image that cannot be read, and is reported as such.
+    """
     if not path.lower().endswith(_ENDINGS):
         return False
-    leads_nowhere = not os.path.exists(path)
-    return os.path.isfile(path) or leads_nowhere
+    is_broken_link = not os.path.exists(path)  # `path` is from a list of what the folder has
+    return os.path.isfile(path) or is_broken_link

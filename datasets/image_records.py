@@ -38,7 +38,7 @@ class RecordImages(Records):
         example = tf.train.Example()
         try:
             example.ParseFromString(data)
-        except Exception as error:  # of a protobuf version's own type
+        except Exception as error:  # versions of protobuf raise errors of different types
             raise DatasetError('is no tf.train.Example: %s' % error)
         return (_only(example, 'image/encoded', 'bytes_list'),
                 _only(example, 'image/class/label', 'int64_list'))

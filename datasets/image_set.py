@@ -77,8 +77,11 @@ class ImageSet:
             if not len(good):
                 raise DatasetError('%s leaves out all images of the %s set.' % (bad_list, split))
             self.left_out += len(source) - len(good)
-            self.numbers[split] = good if split == 'test' else _with_next_ones(good, len(source))
-        if self.left_out != len(bad):
+            if split == 'train':
+                self.numbers[split] = _with_next_ones(good, len(source))
+            else:
+                self.numbers[split] = good
+        if self.left_out != len(bad):  # the list has names that no image has
             raise DatasetError('%s names %s, and %s has %d of them: let --mode=check_data '
                                'write it anew.' % (bad_list, counted(len(bad), 'example'), name,
                                                    self.left_out))
@@ -128,12 +131,13 @@ class ImageSet:
         order = epoch_order(count, seed)
 
         def epochs_and_places(epoch: tf.Tensor) -> tuple:
-            """For each example of an epoch the epoch, and its place in the epoch's order."""
+            """For each example of an epoch the epoch, and the index of the example in `numbers`."""
             return tf.fill([count], epoch), order(epoch)
 
         def read(epochs: tf.Tensor, places: tf.Tensor) -> tuple:
-            """Reads several examples at once."""
-            return (epochs, places) + self._read('train', places)
+            """Reads several examples at once; returns the arguments of `_example` for them."""
+            encoded, labels, wrong = self._read('train', places)
+            return epochs, places, encoded, labels, wrong
         with tf.device('/cpu:0'):
             epochs = Epochs(count, batch_size * workers, remainder)
             batches = epochs.batches(epochs_and_places, first_example, share,
@@ -152,7 +156,9 @@ class ImageSet:
 
         def read(places: tf.Tensor) -> tuple:
             """Reads several examples at once."""
-            return tuple(self._read('test', places))  # which tf.data unpacks, but no named one
+            # A plain tuple: `tf.data` calls `example` with its fields one by one, but with a named
+            # tuple as one argument.
+            return tuple(self._read('test', places))
 
         @plain_python
         def example(*read: tf.Tensor) -> tuple:
@@ -162,12 +168,13 @@ class ImageSet:
         with tf.device('/cpu:0'):
             examples = read_together(tf.data.Dataset.range(len(numbers)), read)
             examples = examples.map(example, tf.data.experimental.AUTOTUNE)
-            # Where nothing is short there is nothing to drop, and the shape becomes static.
+            # Where no batch is short there is none to drop, and the batch's shape becomes static.
             is_even = len(numbers) % batch_size == 0
             return examples.batch(batch_size, drop_remainder=is_even).prefetch(_PREFETCHED)
 
     def names_digest(self, split: str) -> str:
-        """8 hexadecimal digits: others where the names of a split's files are others."""
+        """8 hexadecimal digits, of a hash of the names of a split's files: by these a run that goes
+        on sees that the files are others."""
         names = '\0'.join(self.sources[split].names())
         return hashlib.sha256(names.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
 
@@ -207,7 +214,7 @@ class ImageSet:
             file.
         """
         encoded, label = source.image(number)
-        # The decoders might take what is wrong.
+        # TensorFlow's decoders and losses do not find all of this, see `wrong_bytes`.
         wrong = wrong_bytes(encoded) or self._wrong_label(label)
         if wrong:
             raise DatasetError(wrong)
@@ -225,14 +232,15 @@ class ImageSet:
         return text
 
     def _example(self, augment: str, seed: int, image_size: int):
-        """Returns a function from the epoch, the place in it and the fields of a `_Read` example to
-        `(image, label)`."""
+        """Returns a function from an epoch, the index of an example in `numbers` and the fields of
+        its `_Read` to `(image, label)`."""
         def example(epoch: tf.Tensor, place: tf.Tensor, *read: tf.Tensor) -> tuple:
             """The image, cut out and distorted at random, and the label of an example."""
             encoded, label = _checked(_Read(*read))
-            # Epochs of the order are counted up from 0: no seed pair serves both.
-            number = -1 - (epoch * len(self.numbers['train']) + place)
-            seed_pair = tf.stack([tf.constant(seed, tf.int64), number])
+            # `epoch_order` has the pairs [seed, 0], [seed, 1], …: these are [seed, -1], [seed, -2],
+            # …, one for each example of each epoch, so that no random numbers are repeated.
+            number = epoch * len(self.numbers['train']) + place
+            seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - number])
             draws = tf.random.stateless_uniform([preprocessing.TRAIN_DRAWS], seed=seed_pair)
             return preprocessing.random_image(encoded, draws, image_size, augment), label
         return example
@@ -267,15 +275,19 @@ class ImageSet:
 
 
 def _with_next_ones(good, count):
-    """For each index below `count`: that index if it is among the `good`, else the next of those.
+    """For each number below `count`: that number if it is among the `good`, else the next of those,
+    and after the last of those the first.
+
+    Of the good numbers [1, 2] of 4 it makes [1, 1, 2, 1].
     """
-    return good[np.searchsorted(good, np.arange(count)) % len(good)]
+    indices = np.searchsorted(good, np.arange(count))  # of the first good number that is as large
+    return good[indices % len(good)]
 
 
 def _checked(example: _Read):
     """The encoded image and the label of a `_Read` example that can be used; else the step fails.
     """
-    # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
+    # The raw operation: `tf.Assert` puts a `tf.cond` around it, which costs more than the check.
     valid = tf.raw_ops.Assert(condition=tf.equal(example.wrong, ''), data=[example.wrong],
                               summarize=3)
     with tf.control_dependencies([valid]):

@@ -101,14 +101,15 @@ class Own:
 
     def _check_function(self, field, arguments):
         """Raises `InvalidArgumentError` where a field is no function of these arguments."""
-        taken = self._taken(dict.fromkeys(arguments))
-        if not takes(self._functions[field], **taken):
+        arguments_by_name = self._taken({name: None for name in arguments})
+        if not takes(self._functions[field], **arguments_by_name):
             raise InvalidArgumentError(
                 '%s of %s is %.80r: expected a function that takes the arguments %s by '
-                'name.' % (field, self.name, self._functions[field], ', '.join(taken)))
+                'name.' % (field, self.name, self._functions[field], ', '.join(arguments_by_name)))
 
     def _taken(self, arguments: dict) -> dict:
-        """The arguments, by name, that the user's functions have: all for a data set of images."""
+        """The arguments, by name, that the user's functions have: all of them for a data set of
+        images; for any other those that do not describe images are left."""
         if self.num_classes is not None:
             return arguments
         return {name: value for name, value in arguments.items() if name not in _OF_IMAGES}
@@ -156,7 +157,8 @@ class Own:
             Returns:
               The number of examples so far, and the batch.
             """
-            found = before + _rows(tf.nest.flatten(batch)[-1])
+            any_leaf = tf.nest.flatten(batch)[-1]  # all have as many examples: that is checked
+            found = before + _rows(any_leaf)
             check = _expected(found <= said, [
                 'eval_batches of %s gives ' % self.name, found, ' examples or more, and its '
                 'num_examples says %d for test: correct that, or end the pipeline by '
@@ -180,21 +182,19 @@ class Own:
         """
         what = '%s of %s' % (function, self.name)
         dataset = self._called(function, arguments)
-        shapes = tf.data.get_output_shapes(dataset)
         _check_not_ragged(what, dataset)
         if self.num_classes is not None:
             self._check_images(what, dataset, arguments['channels'])
         else:
-            _check_batches(what, shapes)
-        sizes = {shape.as_list()[0] for shape in tf.nest.flatten(shapes) if shape.ndims}
-        if batch_size is not None and not sizes <= {batch_size, None}:
-            raise OwnDataError('%s gives batches of the shapes %s: expected %d examples in each, '
-                               'its argument batch_size.' % (
-                                   what, compat.shapes_text(shapes), batch_size))
+            _check_batches(what, tf.data.get_output_shapes(dataset))
+        _check_batch_size(what, tf.data.get_output_shapes(dataset), batch_size)
 
         def checked(*batch: typing.Any) -> typing.Any:
-            """A batch, once its form is checked."""
-            return _checked_batch(what, batch if len(batch) > 1 else batch[0], batch_size)
+            """A batch with its checks. `tf.data` gives features and labels as two arguments, and
+            features alone as one."""
+            if len(batch) == 1:
+                return _checked_batch(what, batch[0], batch_size)
+            return _checked_batch(what, batch, batch_size)
 
         def checked_images(images: tf.Tensor, labels: tf.Tensor) -> tuple:
             """A batch of images as floats, with labels that are classes."""
@@ -250,6 +250,7 @@ class Own:
         size = shapes[0].as_list()[1:3]
         if None in size:
             return
+        # The first function that gives images of a known size sets it for the other one.
         if self._size not in (None, size):
             raise OwnDataError(
                 '%s gives images of %d x %d pixels, and the other function of %d x %d: '
@@ -309,6 +310,7 @@ def _check_batches(what: str, shapes: typing.Any) -> None:
       shapes: nest of shapes.
     """
     has_scalars = any(shape.ndims == 0 for shape in tf.nest.flatten(shapes))
+    # A plain tuple is (features, labels). A named tuple is a structure of features.
     has_many_parts = type(shapes) is tuple and len(shapes) > 2
     if has_scalars or has_many_parts:
         raise OwnDataError(
@@ -317,14 +319,42 @@ def _check_batches(what: str, shapes: typing.Any) -> None:
             'several features in a dict.' % (what, compat.shapes_text(shapes)))
 
 
+def _check_batch_size(what: str, shapes: typing.Any, batch_size: typing.Optional[int]) -> None:
+    """Raises `OwnDataError` for batches that are known to be of another size.
+
+    Args:
+      what: names the function that made the batches.
+      shapes: nest of their static shapes.
+      batch_size: the size that every batch has to have; None for any.
+    """
+    static_sizes = {shape.as_list()[0] for shape in tf.nest.flatten(shapes) if shape.ndims}
+    if batch_size is not None and not static_sizes <= {batch_size, None}:
+        raise OwnDataError('%s gives batches of the shapes %s: expected %d examples in each, '
+                           'its argument batch_size.' % (
+                               what, compat.shapes_text(shapes), batch_size))
+
+
 def _checked_batch(what, batch, batch_size):
-    """Returns a batch with a check: a step fails if its parts differ in their number of examples.
+    """Returns a batch with a check, and with a static size if the size is given.
 
     Args:
       what: names the function that made the batch.
       batch: nest of tensors.
       batch_size: the number of examples that each part has to have; None: at least one.
     """
+    with tf.control_dependencies([_size_check(what, batch, batch_size)]):
+        # A sparse leaf is three tensors, which `expand_composites` gives one by one.
+        checked = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+    if batch_size is not None:
+        for leaf in tf.nest.flatten(checked):
+            if isinstance(leaf, tf.Tensor) and leaf.shape.ndims is not None:
+                leaf.set_shape([batch_size] + leaf.shape.as_list()[1:])
+    return checked
+
+
+def _size_check(what, batch, batch_size):
+    """An operation that fails if the leaves of a batch do not have as many examples as they have
+    to. The arguments are those of `_checked_batch`."""
     leaves = tf.nest.flatten(batch)
     counts = tf.stack([_rows(leaf) for leaf in leaves])
     if batch_size is None:
@@ -333,16 +363,9 @@ def _checked_batch(what, batch, batch_size):
     else:
         is_good = tf.equal(counts, batch_size)
         expected = '%d in each, its argument batch_size, from drop_remainder=True' % batch_size
-    check = _expected(tf.reduce_all(is_good), [
+    return _expected(tf.reduce_all(is_good), [
         '%s gives a batch of ' % what, tf.strings.reduce_join(tf.as_string(counts), separator=', '),
         ' examples by its parts: expected ' + expected])
-    with tf.control_dependencies([check]):
-        leaves = tf.nest.map_structure(tf.identity, leaves, expand_composites=True)
-    if batch_size is not None:
-        for leaf in leaves:
-            if isinstance(leaf, tf.Tensor) and leaf.shape.ndims is not None:
-                leaf.set_shape([batch_size] + leaf.shape.as_list()[1:])
-    return tf.nest.pack_sequence_as(batch, leaves)
 
 
 def _checked_labels(what: str, labels: tf.Tensor, num_classes: int):
@@ -351,6 +374,7 @@ def _checked_labels(what: str, labels: tf.Tensor, num_classes: int):
     `what` names the function that made them.
     """
     outside = tf.boolean_mask(labels, tf.logical_or(labels < 0, labels >= num_classes))
+    # The text of the check is computed also where all labels are good, and nothing is `outside`.
     first_outside = tf.concat([outside, [0]], 0)[0]
     check = _expected(tf.equal(tf.size(outside), 0), [
         '%s gives the label ' % what, first_outside, ': expected 0 to %d' % (num_classes - 1)])
@@ -359,7 +383,7 @@ def _checked_labels(what: str, labels: tf.Tensor, num_classes: int):
 
 
 def _rows(leaf: typing.Any):
-    """Examples of one part of a batch, an int64 scalar."""
+    """The number of examples of one leaf of a batch, dense or sparse: an int64 scalar."""
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
     return tf.shape(leaf, out_type=tf.int64)[0]

@@ -29,7 +29,8 @@ def own_function(name: str, flag: str = 'dataset', kind: type = OwnDataError,
       kind: the module raised an error.
     """
     module_name, _, function_name = name.partition(':')
-    if not module_name or module_name.startswith('.') or not function_name:
+    is_relative = module_name.startswith('.')  # to a package, and here is none
+    if not module_name or is_relative or not function_name:
         raise InvalidArgumentError('--%s=%s: expected module:function, such as %s.' % (
             flag, name, example))
     function = getattr(_module(name, module_name, flag, kind), function_name, None)
@@ -66,7 +67,7 @@ def takes(function: typing.Any, *arguments: typing.Any, **named: typing.Any) -> 
         inspect.signature(function).bind(*arguments, **named)
     except TypeError:
         return False
-    except ValueError:
+    except ValueError:  # Python does not know its signature
         pass
     return True
 
@@ -88,7 +89,7 @@ def calling(name: str, what: str, flag: str = 'dataset',
         raise
     except (Exception, SystemExit) as error:
         if compat.missing_layers(error):
-            raise  # the towers say what to install
+            raise  # `build_towers`, which calls a model function, says what to install
         text = ' '.join(str(error).split())
         reason = ': %.200s' % text if text else ''
         raise kind('--%s=%s: %s raised %s%s' % (

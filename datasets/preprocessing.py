@@ -73,24 +73,41 @@ def random_window(draws: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tf.T
       height, width: of the image, float32 scalars.
     """
     draws = tf.reshape(draws[_WINDOWS:], [ATTEMPTS, 4])
-    aspect = _LEAST_ASPECT + (_MOST_ASPECT - _LEAST_ASPECT) * draws[:, 0]
-    area = height * width
-    least = tf.round(tf.sqrt(_LEAST_AREA * area / aspect))
-    most = tf.minimum(tf.round(tf.sqrt(area / aspect)), height)
-    most = tf.minimum(most, tf.floor((width + 0.5 - 1e-4) / aspect))
-    least = tf.minimum(least, most)
-    heights = tf.minimum(least + tf.floor(draws[:, 1] * (most - least + 1.)), most)
-    widths = tf.round(heights * aspect)
-    is_large = heights * widths >= max(_LEAST_AREA, _LEAST_COVERED) * area
-    fits = tf.reduce_all(tf.stack([
-        heights >= 1., widths >= 1., heights <= height, widths <= width, is_large], axis=1), axis=1)
+    aspects = _LEAST_ASPECT + (_MOST_ASPECT - _LEAST_ASPECT) * draws[:, 0]
+    heights = _heights_of_windows(aspects, draws[:, 1], height, width)
+    widths = tf.round(heights * aspects)
     tops = tf.floor(draws[:, 2] * tf.maximum(height - heights, 1.))
     lefts = tf.floor(draws[:, 3] * tf.maximum(width - widths, 1.))
-    whole = tf.stack([0., 0., height, width])
+    is_large = heights * widths >= max(_LEAST_AREA, _LEAST_COVERED) * (height * width)
+    fits = tf.reduce_all(tf.stack([
+        heights >= 1., widths >= 1., heights <= height, widths <= width, is_large], axis=1), axis=1)
     # The whole image comes last, and fits.
+    whole = tf.stack([0., 0., height, width])
     windows = tf.concat([tf.stack([tops, lefts, heights, widths], axis=1), whole[tf.newaxis]], 0)
     fits = tf.concat([tf.cast(fits, tf.int32), [1]], 0)
-    return windows[tf.argmax(fits)]  # the first of those that fit
+    first_that_fits = tf.argmax(fits)  # of equal values it takes the first
+    return windows[first_that_fits]
+
+
+def _heights_of_windows(aspects: tf.Tensor, draws: tf.Tensor, height: tf.Tensor,
+                        width: tf.Tensor) -> tf.Tensor:
+    """The heights of windows, each drawn evenly from all whole numbers that its aspect allows.
+
+    A window of the aspect a (width over height) and the area A has the height sqrt(A / a). The area
+    is `_LEAST_AREA` of the image at least; and the window is at most as high and as wide as that.
+
+    Args:
+      aspects: float32 [ATTEMPTS].
+      draws: float32 [ATTEMPTS] in [0, 1).
+      height, width: of the image, float32 scalars.
+    """
+    area = height * width
+    least = tf.round(tf.sqrt(_LEAST_AREA * area / aspects))
+    most = tf.minimum(tf.round(tf.sqrt(area / aspects)), height)
+    # The largest height whose width, height * aspect, is still rounded to `width`.
+    most = tf.minimum(most, tf.floor((width + 0.5 - 1e-4) / aspects))
+    least = tf.minimum(least, most)
+    return tf.minimum(least + tf.floor(draws * (most - least + 1.)), most)
 
 
 def central_window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:

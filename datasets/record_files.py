@@ -31,18 +31,26 @@ def record_paths(folder: str) -> typing.Dict[str, typing.List[str]]:
     matches = _matches(folder)
     paths = {}
     for split, words in _WORDS.items():
-        files: typing.List[typing.Match] = []
-        for word in words:
-            if not files:
-                files = [match for match in matches if match.group('word') == word]
+        files = _files_of(matches, words)
         if not files:
             raise DatasetError(
                 'There are no TFRecords to %s on in %s: expected names such as %s.' % (
                     split, folder, ' or '.join('%s-00000-of-00005' % word for word in words)))
-        if files[0].re is _COUNTED:
+        have_counts = files[0].re is _COUNTED
+        if have_counts:
             _check_whole(folder, files)
         paths[split] = [os.path.join(folder, match.group()) for match in files]
     return paths
+
+
+def _files_of(matches: typing.List[typing.Match],
+              words: typing.Tuple[str, ...]) -> typing.List[typing.Match]:
+    """The matches with the first of these words that any of them has; [] if none has one."""
+    for word in words:
+        files = [match for match in matches if match.group('word') == word]
+        if files:
+            return files
+    return []
 
 
 def _matches(folder: str) -> typing.List[typing.Match]:
@@ -73,7 +81,9 @@ def _check_whole(folder: str, matches: typing.List[typing.Match]):
     """Raises `DatasetError` where names of files count more files, or others, than there are.
 
     A copy under another ending (train-00001-of-00004.bak) and the rest of a set that was written
-    anew in another number of files would give examples twice.
+    anew in another number of files would give examples twice. Of train-00000-of-00002 and
+    train-00000-of-00003, the name before the number is `train-`, the names after it are
+    `-of-00002` and `-of-00003`: they are of two sets.
 
     Args:
       folder: the folder of the files, for the error.
@@ -81,11 +91,11 @@ def _check_whole(folder: str, matches: typing.List[typing.Match]):
     """
     sets = {}  # {the name before its number: {the name after its number: the `_Set`}}
     for match in matches:
-        by_end = sets.setdefault(match.group('begin'), {})
-        files = by_end.setdefault(match.group('end'), _Set({})).files
+        sets_by_end = sets.setdefault(match.group('begin'), {})
+        files = sets_by_end.setdefault(match.group('end'), _Set({})).files
         files[int(match.group('number'))] = match
-    for by_end in sets.values():
-        first, *others = by_end.values()
+    for sets_by_end in sets.values():
+        first, *others = sets_by_end.values()
         if others:
             raise DatasetError(
                 '%s and %s of %s are of two sets of files, which would give examples twice: move '
@@ -99,8 +109,8 @@ def _check_counted(folder: str, one_set: _Set):
     files = one_set.files
     example = one_set.example
     count = int(example.group('count'))
-    counts_from_one = 0 not in files and count in files
-    first = 1 if counts_from_one else 0
+    numbers_begin_at_one = 0 not in files and count in files  # 1 to `count`, else 0 to count - 1
+    first = 1 if numbers_begin_at_one else 0
     lacking = [number for number in range(first, first + count) if number not in files]
     if not lacking and len(files) == count:
         return

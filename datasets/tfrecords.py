@@ -61,7 +61,8 @@ class Records:
     def _within(self, number):
         """`(number of its file, number within the file)` of a record."""
         file = self._files[number]
-        return file, number - int(np.searchsorted(self._files, file))
+        first_of_file = int(np.searchsorted(self._files, file))
+        return file, number - first_of_file
 
     def read(self, number: int, before: int = 0, after: int = 0) -> bytes:
         """The data of record `number`, with so many bytes that stand before and after it.
@@ -88,7 +89,7 @@ class Records:
             file.write(self.read(number, _HEADER.size, _FOOTER_BYTES))
             file.flush()
             try:
-                next(tf.io.tf_record_iterator(file.name))
+                next(tf.io.tf_record_iterator(file.name))  # reads the one record
             except tf.errors.DataLossError:
                 return False
         return True
@@ -102,28 +103,38 @@ def _places(path: str):
     """
     try:
         with open(path, 'rb', buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if not size:
-                raise DatasetError('The file %s is empty. Copy it again.' % path)
-            places = []
-            begin = 0
-            while begin < size:
-                header = os.pread(file.fileno(), _HEADER.size, begin)
-                is_cut_off = len(header) < _HEADER.size
-                if not is_cut_off:
-                    length = _length(path, header, begin)
-                    following = begin + _HEADER.size + length + _FOOTER_BYTES
-                    is_cut_off = following > size
-                if is_cut_off:
-                    raise DatasetError('%s ends in the middle of the record that begins at byte '
-                                       '%d: it has %d bytes. Copy it again.' % (path, begin, size))
-                places.append((begin + _HEADER.size, length))
-                begin = following
-            return np.array(places, np.int64)
+            return np.array(_places_in(file.fileno(), path), np.int64)
+    except DatasetError:  # which is an `OSError`, too
+        raise
     except OSError as error:
-        if isinstance(error, DatasetError):
-            raise
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
+
+
+def _places_in(descriptor: int, path: str) -> typing.List[typing.Tuple[int, int]]:
+    """`(begin of the data, length)` of each record of an open file; `path` is for errors."""
+    size = os.fstat(descriptor).st_size
+    if not size:
+        raise DatasetError('The file %s is empty. Copy it again.' % path)
+    places = []
+    begin = 0
+    while begin < size:
+        header = os.pread(descriptor, _HEADER.size, begin)
+        if len(header) < _HEADER.size:
+            raise _cut_off(path, begin, size)
+        length = _length(path, header, begin)
+        begin_of_data = begin + _HEADER.size
+        end = begin_of_data + length + _FOOTER_BYTES
+        if end > size:
+            raise _cut_off(path, begin, size)
+        places.append((begin_of_data, length))
+        begin = end
+    return places
+
+
+def _cut_off(path: str, begin: int, size: int) -> DatasetError:
+    """The error for a file that ends in the middle of a record."""
+    return DatasetError('%s ends in the middle of the record that begins at byte %d: it has %d '
+                        'bytes. Copy it again.' % (path, begin, size))
 
 
 def _length(path: str, header: bytes, begin: int):
@@ -131,26 +142,32 @@ def _length(path: str, header: bytes, begin: int):
     length, checksum = _HEADER.unpack(header)
     if masked_crc32c(header[:8]) == checksum:
         return length
-    if begin:
-        raise DatasetError('%s is damaged at the record that begins at byte %d, whose length has '
-                           'another checksum. Copy it again.' % (path, begin))
-    raise DatasetError('%s is no TFRecord file, or a compressed one: the checksum of its first '
-                       'record is wrong.' % path)
+    if begin == 0:
+        raise DatasetError('%s is no TFRecord file, or a compressed one: the checksum of its first '
+                           'record is wrong.' % path)
+    raise DatasetError('%s is damaged at the record that begins at byte %d, whose length has '
+                       'another checksum. Copy it again.' % (path, begin))
 
 
 def masked_crc32c(data: bytes) -> int:
-    """TFRecord's checksum of some bytes: CRC-32C, rotated by 15 bits, plus a constant."""
+    """TFRecord's checksum of some bytes: CRC-32C, rotated by 15 bits, plus a constant; of 32 bits.
+    """
     crc = 0xffffffff
     for byte in data:
-        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xff]
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xff]
     crc ^= 0xffffffff
-    return (crc >> 15 | crc << 17) + 0xa282ead8 & 0xffffffff
+    rotated = (crc >> 15) | (crc << 17)
+    return (rotated + 0xa282ead8) & 0xffffffff
 
 
 def _remainder(value: int):
-    """The remainder of a byte by the reversed polynomial of Castagnoli."""
+    """The remainder of a byte by the polynomial of Castagnoli, which CRC-32C divides by; its bits
+    are in reversed order, the lowest first."""
     for _ in range(8):
-        value = value >> 1 ^ (value & 1) * 0x82f63b78
+        lowest_bit = value & 1
+        value >>= 1
+        if lowest_bit:
+            value ^= 0x82f63b78
     return value
 
 
