@@ -156,7 +156,8 @@ def check_feed(feed_dict: typing.Any) -> None:
         return
     check_instance('feed_dict', feed_dict, dict, 'a dict from placeholders to values, or None')
     for key in feed_dict:
-        if not hasattr(key, 'dtype'):
+        is_tensor = hasattr(key, 'dtype')  # also a sparse or ragged one, or a Keras input
+        if not is_tensor:
             raise InvalidArgumentError('feed_dict has the key %.80r of type %s: expected tensors, '
                                        'such as placeholders.' % (key, type(key).__name__))
 
@@ -202,6 +203,8 @@ def directory_name(name: str, value: typing.Any, expected: str = 'the name of a 
         path = None
     if not isinstance(path, str) or not path:
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+    # A lone surrogate, by which Python reads a byte that is no UTF-8, is kept by the one way of
+    # encoding, and replaced by '?' by the other.
     encoded = path.encode('utf-8', 'surrogatepass')
     is_utf_8 = encoded == path.encode('utf-8', 'replace')
     if not is_utf_8 or b'\0' in encoded:
@@ -288,7 +291,7 @@ def scalar_tensors(name: str, values: typing.Any) -> 'collections.OrderedDict':
     try:
         if not isinstance(values, (dict, list, tuple)):
             raise TypeError
-        named = collections.OrderedDict(values)
+        named = collections.OrderedDict(values)  # raises for a list of what are no pairs
     except (TypeError, ValueError):
         raise InvalidArgumentError('%s=%.80r: expected a dict from names to scalar tensors.'
                                    % (name, values)) from None

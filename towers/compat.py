@@ -77,40 +77,47 @@ def import_keras():
     except (AttributeError, ImportError, RecursionError):
         pass  # none is installed; see `missing_layers`
     for name in KERAS_LAYERS:
-        if name.partition('.engine')[0] in sys.modules:
-            with contextlib.suppress(ImportError):  # Keras 3 has no `engine`
+        package = name.partition('.engine')[0]  # 'keras.src', say
+        if package in sys.modules:
+            with contextlib.suppress(ImportError):  # `keras.src` of Keras 3 has no `engine`
                 importlib.import_module(name)
 
 
 def keras_base_layers():
     """The base classes of Keras layers that the program has imported so far, each one once."""
-    return _classes(KERAS_LAYERS)
+    return _layer_classes(KERAS_LAYERS)
 
 
-def _classes(module_names: typing.Iterable[str]):
+def _layer_classes(module_names: typing.Iterable[str]):
     """The class `Layer` of each of these modules that the program has imported, each once."""
-    found = [getattr(sys.modules.get(name), 'Layer', None) for name in module_names]
-    return tuple(dict.fromkeys(layer for layer in found if layer is not None))
+    classes = []
+    for name in module_names:
+        layer_class = getattr(sys.modules.get(name), 'Layer', None)
+        if layer_class is not None and layer_class not in classes:
+            classes.append(layer_class)
+    return tuple(classes)
 
 
 def is_legacy_layer(layer: typing.Any):
     """Whether `layer` is of `tf.layers`, `tf.nn.rnn_cell` or tf_slim, which use collections."""
-    return isinstance(layer, _classes(_LEGACY_LAYERS))
+    return isinstance(layer, _layer_classes(_LEGACY_LAYERS))
 
 
 def is_keras_3(layer: typing.Any):
     """Whether `layer` is of Keras 3, which knows no graphs and keeps no list of updates."""
-    return isinstance(layer, _classes((_KERAS_3,)))
+    return isinstance(layer, _layer_classes((_KERAS_3,)))
 
 
 def is_keras_3_symbol(value: typing.Any):
     """Whether `value` is a Keras 3 stand-in for a tensor, from which models are drawn."""
-    symbols = getattr(sys.modules.get('keras.src.backend.common.keras_tensor'), 'KerasTensor', ())
-    return isinstance(value, symbols)
+    no_class = ()  # of which nothing is an instance, where the module is not imported
+    module = sys.modules.get('keras.src.backend.common.keras_tensor')
+    return isinstance(value, getattr(module, 'KerasTensor', no_class))
 
 
 def is_keras_input(op: tf.Operation):
-    """Whether `op` is the placeholder that Keras 2 made for a `keras.Input`; no call tells."""
+    """Whether `op` is the placeholder that Keras 2 made for a `keras.Input`; no public function
+    tells."""
     return op.type == 'Placeholder' and hasattr(op.outputs[0], '_keras_history')
 
 
@@ -121,6 +128,7 @@ def keras_states(layer: typing.Any):
         if getattr(part, 'stateful', False):
             states += tf.nest.flatten(getattr(part, 'states', None))
     variables = map(keras_variable_value, states)
+    # Before its first call an RNN has None for each state.
     return [variable for variable in variables if isinstance(variable, VARIABLE_TYPES)]
 
 
@@ -135,15 +143,14 @@ def keras_of(model: typing.Any):
     any other object, models of Keras 3 and of the package keras beside TF 1.15 included."""
     if is_keras_3(model):
         return None
-    # {beginning of the name of a module of Keras: the package that has this Keras}
-    packages: typing.Dict[str, typing.Any] = {
-        'tf_keras.': sys.modules.get('tf_keras'), 'keras.src.': tensorflow,
-        'tensorflow.python.keras.': tensorflow}
     for base in type(model).__mro__:
-        for prefix, package in packages.items():
-            if base.__module__.startswith(prefix):
-                keras = getattr(package, 'keras', package)
-                return keras if isinstance(model, keras.Model) else None
+        if base.__module__.startswith('tf_keras.'):
+            keras = sys.modules['tf_keras']
+        elif base.__module__.startswith(('keras.src.', 'tensorflow.python.keras.')):
+            keras = tensorflow.keras
+        else:
+            continue
+        return keras if isinstance(model, keras.Model) else None
     return None
 
 
@@ -153,7 +160,8 @@ def keras_backend_of(model: typing.Any):
     The public one is in `tf.compat.v1.keras`, which is Keras 3 from TF 2.16 on; tf_keras has none.
     """
     packages = {base.__module__.split('.')[0] for base in type(model).__mro__}
-    for name in reversed(_KERAS_BACKENDS):  # TensorFlow's last: all derive from its classes
+    # TensorFlow's own comes last: the classes of the other two have bases of its package, too.
+    for name in reversed(_KERAS_BACKENDS):
         if name in sys.modules and name.split('.')[0] in packages:
             return sys.modules[name]
     raise AssertionError('no backend of %r' % model)
@@ -200,8 +208,11 @@ def is_made_in_keras_3_call(op: tf.Operation):
 
 
 def has_gradient_closure(op: tf.Operation) -> bool:
-    """Whether the gradient of an operation is a Python function that `tf.custom_gradient` has
-    registered under a name of its own, with tensors of one graph in it."""
+    """Whether the gradient of an operation is a Python function that `tf.custom_gradient` has made.
+
+    TensorFlow registers that function under a name such as `CustomGradient-7`. It may hold tensors
+    of the graph in which it was made, so that it does not fit a copy in another graph.
+    """
     if '_gradient_op_type' not in op.node_def.attr:
         return False
     return op.get_attr('_gradient_op_type').startswith(b'CustomGradient')
@@ -217,10 +228,10 @@ def forget_dropout_masks(layer: typing.Any):
         cell = getattr(part, 'cell', None)
         if not isinstance(cell, keras_base_layers()):
             continue
-        for each in keras_parts(cell):
-            if hasattr(each, 'reset_dropout_mask'):
-                each.reset_dropout_mask()
-                each.reset_recurrent_dropout_mask()
+        for inner_cell in keras_parts(cell):  # the cell itself, and those of a stack of cells
+            if hasattr(inner_cell, 'reset_dropout_mask'):
+                inner_cell.reset_dropout_mask()
+                inner_cell.reset_recurrent_dropout_mask()
 
 
 def keras_mask(tensor: tf.Tensor):
@@ -241,8 +252,11 @@ def set_keras_logits(tensor: tf.Tensor, logits: typing.Optional[tf.Tensor]):
 
 @contextlib.contextmanager
 def autograph_of_layers():
-    """A context in which AutoGraph converts the `call` of a user's layer, as Keras has it, within a
-    layer whose own `call` is `do_not_convert`, which TensorFlow applies to all calls within."""
+    """A context in which AutoGraph converts the `call` of a user's layer, as Keras does it.
+
+    It is for calls of such layers within a function that is marked `do_not_convert`: TensorFlow
+    applies the mark to all that the function calls.
+    """
     from tensorflow.python.autograph.core import ag_ctx  # pylint: disable=g-import-not-at-top
     with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
         yield
@@ -262,11 +276,11 @@ def keras_weight_losses(layer: typing.Any):
     if is_keras_3(layer):
         return [(id(variable), functools.partial(variable.regularizer, variable))
                 for variable in layer.trainable_variables if variable.regularizer is not None]
-    losses: list = []
+    functions: list = []
     for part in keras_parts(layer):
         if not is_legacy_layer(part):
-            losses += part._callable_losses
-    return [(id(loss), loss) for loss in losses]
+            functions += part._callable_losses
+    return [(id(function), function) for function in functions]
 
 
 def keras_parts(layer: typing.Any) -> list:
@@ -274,6 +288,7 @@ def keras_parts(layer: typing.Any) -> list:
     raises for an LSTM with dropout in graph mode and, on 1.15, for a compiled model.)"""
     if hasattr(layer, '_flatten_layers'):
         return list(layer._flatten_layers())
+    # TF 1.15 has no such method.
     found: list = []
     pending = [layer]
     while pending:
@@ -329,22 +344,27 @@ def in_branch_in_loop(graph: tf.Graph):
     """Whether Python is within a branch that is within the body of a loop (v1)."""
     context = graph._get_control_flow_context()
     is_in_branch = False
-    while context is not None:
-        if is_in_branch and context.IsWhileContext():
+    while context is not None:  # from the inside
+        if context.IsCondContext():
+            is_in_branch = True
+        elif is_in_branch and context.IsWhileContext():
             return True
-        is_in_branch = is_in_branch or context.IsCondContext()
         context = context.outer_context
     return False
 
 
 def register_gradient(name: str, function: typing.Callable):
     """Registers the gradient of operations that `gradient_override_map` gives a name, once."""
-    with contextlib.suppress(KeyError):  # it is there
+    with contextlib.suppress(KeyError):  # it is registered already
         tf.RegisterGradient(name)(function)
 
 
 def multi_device_iterator(dataset: typing.Any, devices: typing.Sequence[str], buffer_size: int):
-    """TensorFlow's `MultiDeviceIterator`, which no public name of graph mode leads to."""
+    """TensorFlow's `MultiDeviceIterator`, which no public name of graph mode leads to.
+
+    On each device it keeps `buffer_size` elements ready; on the host as many for each device, and
+    two at least.
+    """
     # pylint: disable=import-outside-toplevel,no-name-in-module
     from tensorflow.python.data.ops import multi_device_iterator_ops
     return multi_device_iterator_ops.MultiDeviceIterator(
@@ -383,16 +403,23 @@ def learning_rate_as_given(optimizer: typing.Any):
 def optimizer_learning_rate(optimizer: typing.Any):
     """An optimizer's learning rate, a number or a tensor, for the plan; None if it is not known."""
     for name in _LEARNING_RATES:
-        rate = getattr(optimizer, name, None)
-        if callable(rate) and not isinstance(rate, VARIABLE_TYPES):
-            try:
-                inspect.signature(rate).bind()
-            except (TypeError, ValueError):  # a method of the optimizer's own, of a gradient, say
-                continue
+        rate: typing.Any = getattr(optimizer, name, None)
+        is_function = callable(rate) and not isinstance(rate, VARIABLE_TYPES)
+        if is_function and _takes_nothing(rate):
             return rate()
-        if rate is not None:
+        # Any other function is a method of the optimizer's own, such as one of a gradient.
+        if rate is not None and not is_function:
             return rate
     return None
+
+
+def _takes_nothing(function: typing.Callable) -> bool:
+    """Whether a function can be called without arguments; False where Python does not know it."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -400,13 +427,13 @@ def descent_by_rows(optimizer: typing.Any):
     """A context in which `tf.train.GradientDescentOptimizer` casts its learning rate for sparse
     gradients of resource variables, as TF 2 does. On 1.15 it multiplies these by the rate as it was
     given, which fails for a rate of another dtype and for a function."""
-    name = '_resource_apply_sparse_duplicate_indices'
+    name = '_resource_apply_sparse_duplicate_indices'  # the method that is replaced
     descent = tf.train.GradientDescentOptimizer
     is_descent = isinstance(optimizer, descent)
-    # A subclass may have its own method.
+    # A subclass with a method of its own keeps that.
     has_method_of_descent = is_descent and getattr(type(optimizer), name) is getattr(descent, name)
     if TF_VERSION >= (2, 0) or not has_method_of_descent:
-        yield
+        yield  # nothing is to be mended
         return
 
     def apply_rows(gradient: tf.Tensor, variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
@@ -422,21 +449,28 @@ def descent_by_rows(optimizer: typing.Any):
 
 
 def initialize_with(variable: tf.Variable, value: tf.Tensor):
-    """Replaces the value that a variable's initializer assigns by the tensor `value`: TF would copy
-    the value's graph onto the device of a variable that is made with it."""
+    """Makes a variable's initializer assign the tensor `value`.
+
+    A variable can also be made with that value, but then TensorFlow copies the operations of the
+    value onto the device of the variable.
+    """
     with tf.control_dependencies(None):
         assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
     variable._initializer_op = assign.op
 
 
 def initializer_of(variable: tf.Variable):
-    """The operation that gives a variable its initial value, or None (`initializer` is a tensor
-    where `tf.train.init_from_checkpoint` has set a reference variable)."""
+    """The operation that gives a variable its initial value; or None.
+
+    `variable.initializer` is that operation, or, where `tf.train.init_from_checkpoint` has set a
+    reference variable, the tensor that it returns.
+    """
     return getattr(variable.initializer, 'op', variable.initializer)
 
 
 def opened_scopes(graph: tf.Graph):
-    """How often each variable scope was opened, by its name: a scope without a name is numbered."""
+    """{name of a variable scope: how often it was opened}. By these counts TensorFlow numbers the
+    scopes that have only a default name: `dense`, `dense_1`, …"""
     opened: typing.Dict[str, int] = {}
     for store in graph.get_collection(('__varscope',)):
         opened.update(store.variable_scopes_count)
@@ -455,7 +489,8 @@ def set_reuse(scope: tf.VariableScope, reuse: typing.Any):
 
 
 def wrapped_optimizer(optimizer: typing.Any):
-    """The optimizer that another one wraps (`SyncReplicasOptimizer`, loss scales); None without."""
+    """The optimizer that another one wraps, such as a loss scale (in `_optimizer`) or a
+    `SyncReplicasOptimizer` (in `_opt`); None for one that wraps none."""
     return getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
 
 
@@ -479,8 +514,8 @@ def among_zeros(rows: tf.Tensor, rank: int, num_workers: int) -> tf.Tensor:
 
 
 def graph_def_of_function(function: typing.Any):
-    """`(GraphDef, {name of a tensor in the FunctionDef: its name in the GraphDef})` of a function's
-    body. TensorFlow has no public way to make one of the other."""
+    """The body of a function, a `FunctionDef`, as `(GraphDef, {name of a tensor in the FunctionDef:
+    its name in the GraphDef})`. No public function of TensorFlow converts it."""
     from tensorflow.python.framework import function_def_to_graph
     return function_def_to_graph.function_def_to_graph_def(function)
 
@@ -512,10 +547,17 @@ def contexts_around(op: tf.Operation) -> typing.List[typing.Any]:
 
 
 def restore_context(like: typing.Any, definition: typing.Any):
-    """Makes a loop or branch (v1) of its definition, for operations that were imported; `like` is
-    a context of the same kind. `tf.train.import_meta_graph` alone does so by a public name."""
+    """Makes the object of a loop or branch (v1) whose operations were imported, which have none.
+
+    Of TensorFlow's public functions `tf.train.import_meta_graph` alone does so.
+
+    Args:
+      like: the object of a loop or branch of the same kind.
+      definition: the protocol buffer of the one to make.
+    """
     key = tf.GraphKeys.COND_CONTEXT if like.IsCondContext() else tf.GraphKeys.WHILE_CONTEXT
-    tf.add_to_collection(key, type(like).from_proto(definition))
+    context_class = type(like)
+    tf.add_to_collection(key, context_class.from_proto(definition))
 
 
 _GRAPHS_OF_FUNCTIONS = {
@@ -526,10 +568,11 @@ the gradient looks for their graphs."""
 
 
 def restore_function_graphs(op: tf.Operation):
-    """Makes the graphs of the functions of an imported loop or branch (v2), and of those in it.
+    """Makes the Python graphs of the functions of an imported loop or branch (v2), and of those
+    within it, and puts them where TensorFlow's gradient of the operation looks for them.
 
-    The gradient would make them itself, and does not say in a nested one which variables its
-    handles stand for. TF 1.15 does not look for them where they are put here.
+    Without them the gradient makes graphs itself; but in those of a nested loop or branch it does
+    not note which variables the handles stand for. TF 1.15's does not look for them there.
     """
     kind = op.type.replace('Stateless', '')
     if TF_VERSION < (2, 0) or kind not in _GRAPHS_OF_FUNCTIONS:
@@ -586,8 +629,10 @@ def conditions_around(op: tf.Operation):
     """The names of the conditions, scalars, of all branches and loops (v1) around an operation."""
     names = []
     for context in contexts_around(op):
-        is_branch = context.IsCondContext()
-        condition = context.pred if is_branch else context.pivot.op.inputs[0]
+        if context.IsCondContext():
+            condition = context.pred
+        else:
+            condition = context.pivot.op.inputs[0]  # the pivot of a loop is its `LoopCond`
         names.append(condition.name)
     return names
 
@@ -611,19 +656,18 @@ def in_branches_alone(op: tf.Operation):
 
 
 def _loop_around(context: typing.Any):
-    """The innermost loop (v1) that a context is, or is in; or None."""
-    while context is not None and context.IsCondContext():
+    """The innermost loop (v1) that a context, of a branch or a loop, is or is in; or None."""
+    while context is not None and not context.IsWhileContext():
         context = context.outer_context
     return context
 
 
+# TensorFlow has no public way to change a finished operation: its inputs, here; below, its device,
+# attributes and control inputs, which `tf.import_graph_def` does not take either.
+
 def replace_tensor(old: tf.Tensor, new: tf.Tensor,
                    readers: typing.Optional[typing.Iterable[tf.Operation]] = None):
-    """Makes every operation that reads the tensor `old`, or these `readers`, read `new` instead.
-
-    TensorFlow has no public way to change a finished operation: its inputs, here; below, its
-    device, attributes and control inputs, which `tf.import_graph_def` does not take either.
-    """
+    """Makes every operation that reads the tensor `old`, or these `readers`, read `new` instead."""
     if readers is None:
         readers = old.consumers()
     for reader in readers:
@@ -695,7 +739,7 @@ def _cpu_flags() -> typing.List[str]:
 
 
 def device_scopes(op: tf.Operation):
-    """The arguments of the `tf.device` scopes that an operation was made in, innermost first, each
+    """The arguments of the `tf.device` scopes that an operation was made in, innermost first; each
     as a string: a name, 'None', or for a function 'name<file, line>'."""
     return [scope.obj for scope in op._device_assignments]
 
@@ -716,6 +760,7 @@ def devices_of_new_variables():
     scopes = [scope._device_name_or_function for scope in stack.peek_objs()]
     if all(map(_is_device_without_job, scopes)):
         return ''
+    # What a device function answers, only making a variable shows: in a graph that is thrown away.
     with tf.Graph().as_default(), contextlib.ExitStack() as opened:
         for scope in scopes[::-1]:  # the outermost first
             opened.enter_context(tf.device(scope))
@@ -747,17 +792,22 @@ def set_attribute(op: tf.Operation, name: str, value: tf.AttrValue):
 
 
 def free_of_variable(graph: tf.Graph):
-    """A context in which new operations are not colocated with the variable that TensorFlow makes:
-    on 1.15 it has no operation yet, and `tf.import_graph_def` looks for that."""
+    """A context in which new operations are not colocated with the variable that is being made.
+
+    It is for an import in the function that gives a variable its initial value. On 1.15 TensorFlow
+    calls that function before the variable has an operation, and `tf.import_graph_def` looks for
+    the operation by its name.
+    """
     # The attribute '_class' names the operations that an operation is colocated with.
-    if '_class' not in graph._attr_scope_map:
+    is_colocated = '_class' in graph._attr_scope_map
+    if not is_colocated:
         return contextlib.nullcontext()
     return graph._attr_scope({'_class': None})
 
 
 def colocated_with(graph: tf.Graph):
     """The operations that new operations of a graph are colocated with at the moment."""
-    # TF 2 has stand-ins among them, for the devices of resource variables.
+    # For a resource variable TF 2 has an object in the stack that is no operation, with its device.
     stack = graph._colocation_stack.peek_objs()
     return [op for op in stack if isinstance(op, tf.Operation)]
 
@@ -807,9 +857,12 @@ def control_flow_v1():
 # ---- Sessions, checkpoints, determinism, profiles ------------------------------------------------
 
 def switch_off_graph_dialect(rewrites: typing.Any):
-    """Leaves out the passes by which TensorFlow 2 translates a graph to MLIR and back, in the
-    `RewriterConfig` of a session: they take a tenth of the first run of many towers, and their own
-    rewrites are of functions."""
+    """Switches off the passes by which TensorFlow 2 translates a graph to MLIR and back, in the
+    `RewriterConfig` of a session.
+
+    They take a tenth of the time of the first run of many towers, and gain nothing here: what they
+    rewrite are functions.
+    """
     if hasattr(rewrites, 'disable_tfg_optimizer'):  # 1.15 has none
         rewrites.disable_tfg_optimizer = True
 

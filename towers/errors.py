@@ -138,7 +138,7 @@ class OutOfMemoryError(TowersError):
 
 # ---- errors of TensorFlow's runtime --------------------------------------------------------------
 
-# The first of several causes.
+# The first of several causes, such as '(0) INVALID_ARGUMENT: Incompatible shapes'.
 _ROOT = re.compile(r'\(0\) [\w ]+: *(.+)')
 # The place of the operation, in front of a cause: a function of the graph, a step of a data set.
 _PLACE = re.compile(r'^(\{\{function_node \S+\}\} *|'
@@ -149,21 +149,39 @@ _MOST = 300  # letters of a reason
 
 
 def reason_of(error: BaseException) -> str:
-    """The line of an error's text that gives its reason, without the place of the operation. Where
-    a rule would leave nothing of the text, the rule is left out."""
+    """The line of an error's text that gives its reason, without the place of the operation.
+
+    Three things are taken off: what a cluster writes around a task's error, the stacks of
+    operations, and the place in front of the reason. Where that would leave nothing, it stays.
+    """
     text = getattr(error, 'message', None) or str(error)
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if not lines:
         return repr(error)
-    lines = [line for line in lines if not _TASK.match(line)] or lines
-    lines = _after_stacks(lines) or lines
+    for shortened in (_without_tasks, _after_stacks):
+        lines = shortened(lines) or lines
     reason = _first_root(lines) or lines[0]
     return _PLACE.sub('', reason) or reason
 
 
+def _without_tasks(lines: typing.List[str]) -> typing.List[str]:
+    """The lines of an error's text without those that name a task of a cluster."""
+    return [line for line in lines if not _TASK.match(line)]
+
+
 def _after_stacks(lines: typing.List[str]) -> typing.List[str]:
-    """The lines of an error's text that come after the stacks and the names of operations, which
-    TensorFlow 2 puts in front of the reason."""
+    """The lines of an error's text that come after the stacks of operations.
+
+    TensorFlow 2 puts the stacks in front of the reason:
+
+        Graph execution error:
+        Detected at node 'div' defined at (most recent call last):
+        File "train.py", line 3, in <module>
+        Node: 'div'
+        Incompatible shapes: [2] vs. [3]
+
+    Some versions leave the line `Node:` out.
+    """
     if not lines[0].startswith('Graph execution error'):
         return lines
     for position in reversed(range(len(lines))):
@@ -188,7 +206,10 @@ _OF_INPUT = re.compile(r'\[\[(?:\{\{)?(?:node )?[^\s\]]*IteratorGetNext\w*(?![\w
 
 
 def is_of_input(error: Exception) -> bool:
-    """Whether `session.run` raised this error because an iterator could not give its batch."""
+    """Whether `session.run` raised this error because an iterator could not give its batch.
+
+    A lack of memory does not count: the batch fits no memory, and its content is not at fault.
+    """
     if not isinstance(error, tf.errors.OpError):
         return False
     if isinstance(error, tf.errors.ResourceExhaustedError):

@@ -124,6 +124,8 @@ class TaskProcess(subprocess.Popen):
         """Kills the process with its children; returns when its output has ended."""
         self.send(signal.SIGKILL)
         self.wait()
+        # Not for ever: a child in a process group of its own is not killed, and may keep the pipe
+        # open.
         self._reader.join(2.)
 
 
@@ -172,7 +174,8 @@ class Processes:
                 if failed is None:
                     return 0
                 code = failed.returncode
-                if code in _TOLD_TO_STOP or num_starts > self._restarts:
+                may_start_again = num_starts <= self._restarts
+                if code in _TOLD_TO_STOP or not may_start_again:
                     return _exit_status(code)
                 self._end_all()
         finally:
@@ -197,6 +200,9 @@ class Processes:
         """Waits until all workers have ended, or until they had enough time to end after a failure
         or a signal.
 
+        After a failure the others get `grace` seconds to end by themselves, then SIGTERM and as
+        many seconds again. After a signal, which was passed on, they get `grace` seconds.
+
         Args:
           num_starts: how often the processes have been started, this time included.
 
@@ -207,27 +213,27 @@ class Processes:
         terminate_at = _NEVER  # when to send SIGTERM to those that have not ended
         kill_at = _NEVER  # when to give up waiting: `run` kills them
         while True:
-            self._show()
+            self._show()  # waits up to 0.1 seconds
             now = time.monotonic()
             if self._pass_signals_on():
                 kill_at = min(kill_at, now + self._grace)
             # `_running` asks each process once a round, and `_first_failed` looks at these answers:
             # a process that ends in between counts as running, and is found in the next round.
-            running = [process for process in self._running() if not process.serves]
+            running_workers = [process for process in self._running() if not process.serves]
             if failed is None and self._first_signal is None:
                 failed = self._first_failed()
                 if failed is not None:
                     terminate_at = now + self._grace
                     self._say_failed(failed, num_starts)
-            if not running:
+            if not running_workers:
                 return failed
             if now >= terminate_at:
-                terminate_at = _NEVER
+                terminate_at = _NEVER  # it is sent once
                 kill_at = now + self._grace
                 self._send(signal.SIGTERM)
             if now >= kill_at:
                 self._say('%s did not end within %g seconds: killed' % (
-                    ', '.join(process.name for process in running), self._grace))
+                    ', '.join(process.name for process in running_workers), self._grace))
                 return failed
 
     def _pass_signals_on(self) -> bool:
@@ -290,7 +296,7 @@ class Processes:
             self._write(line)
         except OSError:
             self._write = lambda unread: None
-            self.signal(signal.SIGHUP)
+            self.signal(signal.SIGHUP)  # as a terminal does that is closed
 
     def _end_all(self) -> None:
         """Kills all processes with their children, and writes the rest of their output."""

@@ -80,8 +80,9 @@ def message_of_tower(message: str, part: int) -> str:
       part: the index of the copy's part of the batch among those of all towers.
     """
     def with_tower_of_part(found: typing.Match) -> str:
-        """The text in the place of a match of `_OF_TOWER`."""
+        """The text in the place of a match of `_OF_TOWER`, which names another tower."""
         beginning, micro_batches = found.groups()
+        # The message says the number of micro-batches only where there are several.
         return '%s%s]' % (beginning, _place(part, int(micro_batches or 1)))
     return _OF_TOWER.sub(with_tower_of_part, message)
 

@@ -147,6 +147,7 @@ def check_learning_rate(optimizer: typing.Any, graph: tf.Graph) -> None:
     another graph than `graph`, in which it is to be used."""
     rate = compat.learning_rate_as_given(optimizer)
     is_in_a_graph = isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES)
+    # A variable that was made eagerly has no graph, and is let pass here.
     if is_in_a_graph and getattr(rate, 'graph', graph) is not graph:
         raise InvalidArgumentError(
             'the learning rate of %.80r is %.80r, which belongs to another graph: make it, and the '
@@ -164,9 +165,7 @@ def describe_learning_rate(optimizer: typing.Any, num_summed: int) -> str:
       num_summed: how many towers' gradients are summed, and not averaged; 1 for a mean.
     """
     rate = compat.optimizer_learning_rate(optimizer)
-    is_array_of_one = isinstance(rate, np.ndarray) and rate.size == 1
-    is_number = isinstance(rate, numbers.Real) or is_array_of_one
-    if is_number:
+    if _is_one_number(rate):
         text = '%g' % rate
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         text = 'the tensor %r' % rate.op.name
@@ -174,16 +173,35 @@ def describe_learning_rate(optimizer: typing.Any, num_summed: int) -> str:
         text = 'not known to the plan'
     if num_summed == 1:
         return text
+    return '%s; %s' % (text, _effect_of_sum(optimizer, rate, num_summed))
+
+
+def _is_one_number(rate: typing.Any) -> bool:
+    """Whether a learning rate is a number, or a NumPy array of one."""
+    if isinstance(rate, np.ndarray):
+        return rate.size == 1
+    return isinstance(rate, numbers.Real)
+
+
+def _effect_of_sum(optimizer: typing.Any, rate: typing.Any, num_summed: int) -> str:
+    """The plan's text about the step that an optimizer makes on a sum of gradients.
+
+    Args:
+      optimizer: the optimizer.
+      rate: its learning rate; anything that is no number where it is not known.
+      num_summed: how many towers' gradients are summed.
+    """
     class_name = type(optimizer).__name__
     effect = _KNOWN[class_name].effect if class_name in _KNOWN else None
-    if effect == 'scales':
-        product = '%d x the rate' % num_summed
-        if is_number:
-            product = '%d x %g = %g' % (num_summed, float(rate), num_summed * float(rate))
-        return '%s; on the sum, steps as %s would on the mean' % (text, product)
     if effect == 'ignored':
-        return '%s; %s steps on a sum (nearly) as on the mean' % (text, class_name)
-    return '%s; applied to a sum of %d' % (text, num_summed)
+        return '%s steps on a sum (nearly) as on the mean' % class_name
+    if effect != 'scales':
+        return 'applied to a sum of %d' % num_summed
+    if _is_one_number(rate):
+        product = '%d x %g = %g' % (num_summed, float(rate), num_summed * float(rate))
+    else:
+        product = '%d x the rate' % num_summed
+    return 'on the sum, steps as %s would on the mean' % product
 
 
 def is_repeatable(optimizer: typing.Any) -> bool:
@@ -199,8 +217,9 @@ def is_repeatable(optimizer: typing.Any) -> bool:
 
 
 def has_own_minimize(optimizer: typing.Any) -> bool:
-    """Whether an optimizer's `minimize` is neither TensorFlow's nor one of `tf.contrib.opt`."""
-    method = getattr(optimizer, 'minimize', None)
+    """Whether an optimizer has a `minimize` that is no part of TensorFlow, whose own ones, in
+    `tf.contrib.opt`, only call the other two methods."""
+    method = getattr(optimizer, 'minimize', None)  # `check_optimizer` does not ask for one
     function = getattr(method, '__func__', method)
     if function is None or function is tf.train.Optimizer.minimize:
         return False
@@ -212,8 +231,9 @@ def has_own_minimize(optimizer: typing.Any) -> bool:
 def has_own_compute_gradients(optimizer: typing.Any) -> bool:
     """Whether the build has to call an optimizer's `compute_gradients`, which is not TensorFlow's.
 
-    It has not where the model function calls its optimizers itself, nor where an optimizer's own
-    `minimize` calls `compute_gradients`.
+    It has not where the model function calls its optimizers itself (`GradientsOfModel`), nor where
+    the optimizer has a `minimize` of its own: then the build calls that, which calls
+    `compute_gradients`.
     """
     if isinstance(optimizer, GradientsOfModel) or has_own_minimize(optimizer):
         return False
@@ -278,9 +298,12 @@ def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
                 variables: typing.Iterable[tf.Variable] = ()) -> None:
     """Raises `ClusterError` for a program with parameter servers that does not pass `cluster=`.
 
+    Such a program has variables on `/job:ps`, or a `SyncReplicasOptimizer`.
+
     Args:
       optimizers: the optimizers of the losses.
-      leaves_servers: whether the towers would have the variables on other devices than the servers.
+      leaves_servers: whether the towers would have the variables on other devices than the servers;
+        if not, variables there are no fault.
       variables: the variables of the graph.
     """
     if leaves_servers:
@@ -315,7 +338,7 @@ def _with_wrapped(optimizer: typing.Any) -> list:
         if id(each) not in seen:
             seen.add(id(each))
             found.append(each)
-            stack.extend(reversed(_wrapped(each)))
+            stack.extend(reversed(_wrapped(each)))  # the first of these is taken off next
     return found
 
 

@@ -55,7 +55,8 @@ def written_whole(path: str, mode: str = 'w', advice: str = '', **options: typin
     try:
         if os.path.lexists(path):
             check_regular(path, os.lstat(path).st_mode)
-        with open(unfinished, mode.replace('w', 'x'), **options) as opened:
+        exclusive_mode = mode.replace('w', 'x')  # fails where the name exists already
+        with open(unfinished, exclusive_mode, **options) as opened:
             yield opened
             opened.flush()
             os.fsync(opened.fileno())
@@ -128,12 +129,14 @@ def regular(path: str, flags: int) -> int:
     try:
         opened = os.open(path, flags | _NO_WAITING, 0o666)
     except OSError:
-        if os.path.lexists(path):  # what is there may be the reason
+        # What is there may be the reason, as a link or a folder: `check_regular` then says so.
+        if os.path.lexists(path):
             status = os.stat(path) if only_reads else os.lstat(path)
             check_regular(path, status.st_mode)
         raise
     try:
-        # Of the opened file, not of the path, where another process may put something else.
+        # Some others can be opened, as a pipe or a device. The status is that of the opened file,
+        # not of the path, where another process may put something else.
         check_regular(path, os.fstat(opened).st_mode)
     except BadFileError:
         os.close(opened)
@@ -234,5 +237,6 @@ def _has_keys(value: dict, form: dict) -> bool:
     named_keys = set(form) - {str}
     if not named_keys <= set(value):
         return False
-    form_of_others = form.get(str, ())  # no value has the form ()
+    no_form = ()  # a tuple of no alternatives: no value has this form, so no further key is allowed
+    form_of_others = form.get(str, no_form)
     return all(_has_form(each, form.get(key, form_of_others)) for key, each in value.items())

@@ -14,10 +14,12 @@ import tensorflow.compat.v1 as tf
 from towers.compat import TF_VERSION
 from towers.errors import InvalidArgumentError
 
+_OPS = 'tensorflow.python.framework.ops'  # where slim also finds `GraphKeys`
+
 # For each private module that tf_slim imports: the names that TF no longer has there, with the
 # public functions and classes that have the signatures of TF 1.15.
 _MOVED = {
-    'tensorflow.python.framework.ops': {
+    _OPS: {
         'Tensor': tf.Tensor, 'IndexedSlices': tf.IndexedSlices},
     'tensorflow.python.ops.array_ops': {
         'stack': tf.stack, 'unstack': tf.unstack},
@@ -93,7 +95,7 @@ def _views_of_moved() -> typing.Dict[str, _ModuleView]:
         if module is None:  # tf_slim imports it no more
             continue
         added = {key: value for key, value in moved.items() if not hasattr(module, key)}
-        if 'IndexedSlices' in moved:  # the module that slim calls `ops`, where it finds GraphKeys
+        if name == _OPS:
             added['GraphKeys'] = _GraphKeys()
         if added:
             views[name] = _ModuleView(module, added)
@@ -114,10 +116,12 @@ def _show_views(slim_module: types.ModuleType, views: typing.Dict[str, _ModuleVi
 def _guard_batch_norm(batch_norm: typing.Any) -> None:
     """Makes slim's batch norm refuse arguments that its own implementation would ignore.
 
-    `slim.batch_norm` is a function made by `add_arg_scope`, which wraps another one in its closure.
-    Only there can that one be replaced by one that checks: it then gets the arguments that
-    arg_scopes add, and an arg_scope made before with `normalizer_fn=slim.batch_norm` calls it, too.
+    `slim.batch_norm` is a wrapper that `add_arg_scope` has made: it adds the arguments of the open
+    arg_scopes, and calls the function `func` of its closure. That function is replaced, and not the
+    wrapper, for two reasons: it gets the added arguments, too; and programs hold the wrapper
+    already, as in an arg_scope with `normalizer_fn=slim.batch_norm`.
     """
+    # A cell of a closure holds one variable of the function around.
     cell = batch_norm.__closure__[batch_norm.__code__.co_freevars.index('func')]
     unguarded = cell.cell_contents
     if hasattr(unguarded, 'unguarded'):
@@ -139,7 +143,7 @@ def _guard_batch_norm(batch_norm: typing.Any) -> None:
 
 def _check_batch_norm(arguments: typing.Mapping[str, typing.Any]) -> None:
     """Raises `InvalidArgumentError` for arguments that only the missing Keras layer can handle."""
-    # For these arguments slim never used the Keras layer.
+    # For these arguments slim uses its own implementation on TF 1.15, too: nothing has changed.
     is_weighted = arguments['batch_weights'] is not None
     is_debiased = arguments['zero_debias_moving_mean']
     updates_elsewhere = arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS

@@ -17,7 +17,8 @@ from towers.graph.variable_access import Writes
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.roles.ownership import GRADIENTS_SCOPE
 
-# Accumulators keep gradients outside of the tensors of the graph.
+# Operations of TF 1's `ConditionalAccumulator`, which is no variable: `Apply` adds a gradient to
+# it, `Take` takes the mean out of it.
 _ACCUMULATES = re.compile(r'Accumulator(Take|Apply)Gradient$')
 
 
@@ -35,12 +36,14 @@ def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
     """
     unwrapped = _unwrapped_update(step, wrapped)
     if unwrapped is not None:
-        fault = 'has the update %r' % unwrapped.name
-    elif not wrapped:
-        fault = 'is %r' % train_op.name
-    else:
-        return
-    raise GradientError(
+        raise _not_wrapped('has the update %r' % unwrapped.name)
+    if not wrapped:
+        raise _not_wrapped('is %r' % train_op.name)
+
+
+def _not_wrapped(fault: str) -> GradientError:
+    """The error for a train op of which `fault` says what comes from no `TowerOptimizer`."""
+    return GradientError(
         'the train_op of the model function %s, which comes from no TowerOptimizer: each '
         'tower would train on its own shard. Wrap every optimizer of the model function: '
         'optimizer = towers.TowerOptimizer(optimizer).' % fault)
@@ -49,11 +52,16 @@ def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
 def _unwrapped_update(step: typing.List[tf.Operation],
                       wrapped: typing.Set[str]) -> typing.Optional[tf.Operation]:
     """The first update of a trained variable that no wrapped optimizer has made; None if there is
-    none. The arguments are those of `check_wrapped`."""
-    trained = graph_walk.operation_names(tf.trainable_variables())
+    none. The arguments are those of `check_wrapped`.
+
+    TensorFlow's optimizers update a variable by an operation of a type of its own, such as
+    `ApplyAdam`, which has the variable among its inputs.
+    """
+    trained_variables = graph_walk.operation_names(tf.trainable_variables())
     for op in step:
-        is_update = OPTIMIZER_UPDATES.search(op.type) and op.name not in wrapped
-        if is_update and not trained.isdisjoint(graph_walk.operation_names(op.inputs)):
+        is_update = OPTIMIZER_UPDATES.search(op.type) is not None
+        trains = not trained_variables.isdisjoint(graph_walk.operation_names(op.inputs))
+        if is_update and trains and op.name not in wrapped:
             return op
     return None
 
@@ -67,10 +75,10 @@ def check_before_updates(fetches: typing.Iterable[typing.Any], updates: typing.L
       updates: the updates of the wrapped optimizers.
       operations: the operations that the model function has made.
     """
-    after_updates = graph_walk.reachable_from(updates, operations, control=True)
+    names_after_updates = graph_walk.reachable_from(updates, operations, control=True)
     for fetch in fetches:
-        op = getattr(fetch, 'op', fetch)
-        if op.name in after_updates:
+        op = graph_walk.operation_of(fetch)
+        if op.name in names_after_updates:
             raise GradientError(
                 '%r, the loss of the model function or one of its UPDATE_OPS, waits for an '
                 'update of a TowerOptimizer, which itself comes after the losses and the '
@@ -89,17 +97,15 @@ def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[
       gradients: the gradients that the model function gives to `apply_gradients`.
     """
     upstream = graph_walk.ancestors(gradients)
-    gathering = []  # names of accumulators' operations, and of variables
-    for op in model:
-        if _ACCUMULATES.search(op.type) and op.name in upstream:
-            gathering.append(op.name)
-    gathering += _variables_with_gradients(model, upstream)
-    if gathering:
+    accumulators = [op.name for op in model
+                    if _ACCUMULATES.search(op.type) and op.name in upstream]
+    shared_state = accumulators + _variables_with_gradients(model, upstream)
+    if shared_state:
         raise GradientError(
             'the model function writes gradients of a tower to %r, which all towers share, and '
             'applies what is computed from it. An optimizer within the TowerOptimizer gets the '
             'gradients of all towers: towers.TowerOptimizer(tf.train.SyncReplicasOptimizer('
-            'optimizer, …)), or TowerOptimizer(GatheringOptimizer(optimizer)).' % gathering[0])
+            'optimizer, …)), or TowerOptimizer(GatheringOptimizer(optimizer)).' % shared_state[0])
 
 
 def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing.Set[str]
@@ -119,12 +125,14 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
     candidates = (variables - trained) & upstream
     if not candidates:
         return []
-    finder = Writes(tf.get_default_graph())
-    names_of_gradients = {op.name for op in model if GRADIENTS_SCOPE.search(op.name)}
+    writes = Writes(tf.get_default_graph())
+    # `tf.gradients` makes its operations in a name scope `gradients`.
+    gradient_operations = {op.name for op in model if GRADIENTS_SCOPE.search(op.name)}
     found = []
     for op in model:
-        for variable in candidates.intersection(finder.written_by(op)):
-            new_values = [tensor for tensor in op.inputs if tensor.op.name != variable]
-            if not names_of_gradients.isdisjoint(graph_walk.ancestors(new_values)):
+        for variable in candidates.intersection(writes.written_by(op)):
+            # The inputs of a write are the variable itself, and the value that is written to it.
+            values = [tensor for tensor in op.inputs if tensor.op.name != variable]
+            if not gradient_operations.isdisjoint(graph_walk.ancestors(values)):
                 found.append(variable)
     return found

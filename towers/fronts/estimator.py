@@ -88,8 +88,8 @@ def replicate_model_fn(model_fn: typing.Callable,
             'model function to towers.build_towers, or use TensorFlow 1.15 or 2.15.'
             % tf.version.VERSION)
     # As contrib's, it does not take NONE: the losses of the towers have to become one.
-    check_choice('loss_reduction', loss_reduction, sorted(
-        set(tf.losses.Reduction.all()) - {tf.losses.Reduction.NONE}))
+    reductions = set(tf.losses.Reduction.all()) - {tf.losses.Reduction.NONE}
+    check_choice('loss_reduction', loss_reduction, sorted(reductions))
     if on_built is not None:
         check_function('on_built', on_built, 2, 'a function of the mode and of what was built')
     model = _ModelFunction(model_fn)
@@ -106,6 +106,8 @@ def replicate_model_fn(model_fn: typing.Callable,
                 return model.spec(features, labels, mode, params, config)
         trains = mode == tf.estimator.ModeKeys.TRAIN
         evaluates = mode == tf.estimator.ModeKeys.EVAL
+        # In evaluation and prediction, too: a model function may call its optimizers in each mode,
+        # and there they are to do nothing.
         calls = OptimizerCalls(tf.get_default_graph(), is_sum, trains)
         specs = []
 
@@ -117,19 +119,23 @@ def replicate_model_fn(model_fn: typing.Callable,
             specs.append(spec)
             if trains:
                 calls.check_spec(spec)
-            return dict(loss=spec.loss, predictions=RowsOfExamples(_mergeable(spec)),
-                        metrics=_metrics(spec) if evaluates else None)
+            # A model function says of no prediction whether it has a row for each example: the
+            # build takes it so, unless it proves something else.
+            outputs = {'loss': spec.loss, 'predictions': RowsOfExamples(_mergeable(spec))}
+            if evaluates:
+                outputs['metrics'] = _metrics(spec)
+            return outputs
 
-        optimizer = calls if trains else None
-        reduction = 'sum' if is_sum else 'mean'
+        inputs = {'features': features, 'labels': labels}
         with calls.reported_to():
             built = build_towers(
-                outputs_of_tower, dict(features=features, labels=labels), optimizer, names,
-                reduction, remainder='weight')
+                outputs_of_tower, inputs, optimizer=calls if trains else None, devices=names,
+                reduction='sum' if is_sum else 'mean', remainder='weight')
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
-        return _merged_spec(specs[0], built, is_sum)
+        spec_of_first_tower = specs[0]  # the only call: later towers are copies
+        return _merged_spec(spec_of_first_tower, built, is_sum)
     return replicated_model_fn
 
 
@@ -147,10 +153,12 @@ class _ModelFunction:
                                      'Estimator.' % (model_fn,))
         parameters = inspect.signature(model_fn).parameters
         names = set(parameters)
-        if isinstance(model_fn, functools.partial):  # which has values for these
+        if isinstance(model_fn, functools.partial):  # which has values for its keywords
             names -= set(model_fn.keywords)
         kinds = {parameter.kind for parameter in parameters.values()}
-        if inspect.Parameter.VAR_KEYWORD in kinds:  # **kwargs
+        # As an Estimator does it: **kwargs gets these three; `params` and `config` only go to a
+        # function that names them.
+        if inspect.Parameter.VAR_KEYWORD in kinds:
             names.update(('features', 'labels', 'mode'))
         if 'features' not in names:
             raise ModelFunctionError(
@@ -234,24 +242,33 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
       built: the towers.
       is_sum: whether the losses of the towers are added up, or averaged.
     """
-    loss = built.loss
-    if loss is not None and is_sum:
-        # `built.loss` is their mean, weighted by the shards' sizes, with `reduction='sum'`, too. In
-        # their sum each counts once, or not at all where the shard has no examples.
-        sizes = [tower.size for tower in built.towers]
-        with only_device(built.placement.main):
-            loss = weighted_sum([tower.loss for tower in built.towers],
-                                list(map(share_of_sum, sizes)))
-    merged = built.predictions.rows
-    fields = {'loss': loss}
+    merged = built.predictions.rows  # the structure of `_mergeable`
+    fields = {'loss': _summed_loss(built) if is_sum else built.loss}
     if spec.predictions is not None:
         fields['predictions'] = merged['predictions']
     if spec.export_outputs is not None:
-        fields['export_outputs'] = {name: type(output)(**merged['export'][name])
-                                    for name, output in spec.export_outputs.items()}
+        exports = {}
+        for name, output in spec.export_outputs.items():
+            output_class = type(output)
+            exports[name] = output_class(**merged['export'][name])
+        fields['export_outputs'] = exports
     if built.metrics:
         fields['eval_metric_ops'] = built.metrics
     return spec._replace(**fields)
+
+
+def _summed_loss(built: BuiltTowers) -> typing.Optional[tf.Tensor]:
+    """The sum of the towers' losses, without those of shards without examples; None if the model
+    function returned no loss.
+
+    `built.loss` is the mean over the examples, sum_k (n_k / n) L_k, whatever the `reduction`.
+    """
+    if built.loss is None:
+        return None
+    losses = [tower.loss for tower in built.towers]
+    weights = [share_of_sum(tower.size) for tower in built.towers]
+    with only_device(built.placement.main):
+        return weighted_sum(losses, weights)
 
 
 def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
@@ -270,6 +287,12 @@ def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
         'the model function returned the export output %r of type %s: expected a '
         'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
             output, type(output).__name__))
+
+
+def _calls_now() -> typing.Optional[OptimizerCalls]:
+    """The `OptimizerCalls` to which an optimizer reports that is called now, in a tower; None
+    outside of towers."""
+    return calls_of(tf.get_default_graph())
 
 
 class TowerOptimizer(OptimizerAround):
@@ -329,7 +352,8 @@ class TowerOptimizer(OptimizerAround):
         optimizer = self.wrapped()
         if not has_own_minimize(optimizer):
             return super().minimize
-        if calls_of(tf.get_default_graph()) is not None:
+        is_in_tower = _calls_now() is not None
+        if is_in_tower:
             raise InvalidArgumentError(
                 '%s has a minimize of its own, which replicate_model_fn would call in each tower, '
                 'for its shard of the batch. Put what it does between the gradients and their '
@@ -345,7 +369,7 @@ class TowerOptimizer(OptimizerAround):
           loss: the scalar loss.
           *args, **kwargs: the other arguments of the wrapped optimizer's `compute_gradients`.
         """
-        calls = calls_of(tf.get_default_graph())
+        calls = _calls_now()
         if calls is not None:
             loss = calls.weighted(loss)
         return self.wrapped().compute_gradients(loss, *args, **kwargs)
@@ -358,15 +382,15 @@ class TowerOptimizer(OptimizerAround):
         Raises:
           GradientError: in a tower, the call is in a branch or a loop.
         """
-        if name is not None:
+        if name is not None:  # the wrapped optimizer may have a method without this argument
             kwargs['name'] = name
-        calls = calls_of(tf.get_default_graph())
+        calls = _calls_now()
         if calls is None:
             return self.wrapped().apply_gradients(grads_and_vars, global_step=global_step, **kwargs)
         pairs = list(grads_and_vars)
         return calls.applied(self.wrapped(), pairs, global_step=global_step, **kwargs)
 
-    # A program that asks for slots, the name or variables gets the wrapped optimizer's.
+    # A program that asks for slots, the name or variables gets those of the wrapped optimizer.
     get_slot = property(lambda self: self.wrapped().get_slot)
     get_slot_names = property(lambda self: self.wrapped().get_slot_names)
     get_name = property(lambda self: self.wrapped().get_name)

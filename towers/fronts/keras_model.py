@@ -71,8 +71,10 @@ def ParallelModel(  # pylint: disable=invalid-name
     names = resolve_devices(devices)
     check_one_stage('ParallelModel', names)
     model_towers = KerasTowers(model, names)
-    base: typing.Any = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
-    return _parallel_class(base)(keras, model_towers)
+    # Keras chooses the class of a functional model itself: `Functional` on 2.15, a subclass of
+    # `keras.Model`.
+    functional_class: typing.Any = type(keras.Model(model.inputs, model.outputs))
+    return _parallel_class(functional_class)(keras, model_towers)
 
 
 def _checked_keras(model: typing.Any) -> typing.Any:
@@ -150,6 +152,7 @@ def _fault_of_layer(layer: typing.Any, keras: typing.Any) -> typing.Optional[str
         return 'is or holds a ParallelModel already: give its inner_model'
     if isinstance(layer, keras.Model):  # its layers are looked at by themselves
         return None
+    # Other layers are `stateful`, too, as a sum over the batches; an RNN alone has `reset_states`.
     is_stateful_rnn = getattr(layer, 'stateful', False) and hasattr(layer, 'reset_states')
     if is_stateful_rnn:
         return ('has the stateful layer %r, which keeps a state for each example of a whole batch: '
@@ -174,18 +177,24 @@ class _WeightsOfInner(_Keras):
 
     @property
     def trainable(self) -> bool:
-        """Whether the model inside is trained; True until this object has one."""
-        model_towers = self.__dict__.get('model_towers')
-        if model_towers is None:
-            return True
-        return model_towers.model.trainable
+        """Whether the model inside is trained."""
+        return self.model_towers.model.trainable
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
         """Sets whether the model inside is trained."""
-        model_towers = self.__dict__.get('model_towers')
-        if model_towers is not None and value != model_towers.model.trainable:
-            model_towers.model.trainable = value  # an equal value would change layers in it
+        inner = self.model_towers.model
+        # Keras gives the value to all layers of a model. The constructor of Keras sets True, which
+        # would thaw the layers that the program has frozen.
+        if value != inner.trainable:
+            inner.trainable = value
+
+
+def _listed(value: typing.Any) -> list:
+    """A value that Keras gives as one tensor, or as a list or tuple of several, as a list."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [value]
 
 
 @functools.lru_cache(maxsize=None)
@@ -197,6 +206,7 @@ def _layer_class(layer: typing.Any) -> type:
 
         def __init__(self, model_towers: KerasTowers, **keywords: typing.Any):
             """Makes the layer; `keywords` are arguments of Keras' `Layer`."""
+            # Past `__setattr__`, with which Keras would track what the object holds.
             self.__dict__['model_towers'] = model_towers
             super().__init__(autocast=False, **keywords)  # inputs and outputs are the model's own
             self.supports_masking = True
@@ -217,9 +227,11 @@ def _layer_class(layer: typing.Any) -> type:
             Returns:
               A tensor [batch, …], or a list of such.
             """
-            input_list = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-            masks = list(mask) if isinstance(mask, (list, tuple)) else [mask] * len(input_list)
-            called = self.model_towers.on(input_list, masks, training)
+            input_list = _listed(inputs)
+            masks = _listed(mask)
+            if len(masks) == 1:  # the mask of all inputs, or None
+                masks *= len(input_list)
+            called = self.model_towers.call(input_list, masks, training)
             self.__dict__['merged_masks'] = called.masks
             for loss in called.losses:
                 self.add_loss(loss)
@@ -253,7 +265,8 @@ class _NoConfigError(InvalidArgumentError, NotImplementedError):
 @functools.lru_cache(maxsize=None)
 def _parallel_class(base: type) -> type:
     """The class of parallel models; `base` is the class of functional models of a Keras."""
-    return type(base)('ParallelModel', (_ParallelMethods, base), {'__doc__': ParallelModel.__doc__})
+    metaclass = type(base)
+    return metaclass('ParallelModel', (_ParallelMethods, base), {'__doc__': ParallelModel.__doc__})
 
 
 class _ParallelMethods(_WeightsOfInner):
@@ -266,16 +279,19 @@ class _ParallelMethods(_WeightsOfInner):
           keras: the Keras module of the model.
           model_towers: the model, with the devices of the towers.
         """
+        # Past `__setattr__`, with which Keras would track what the object holds.
         self.__dict__['model_towers'] = model_towers
         inner = model_towers.model
         backend = compat.keras_backend_of(inner)
-        backend.learning_phase()  # here, not on the first tower's device
+        # Keras makes the placeholder of the learning phase when it is first asked for it: now, and
+        # not in the first tower, on whose device it would be.
+        backend.learning_phase()
         name = backend.unique_object_name('parallel_model', zero_based=True)
         inputs = list(inner.inputs)
         layer = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')
         outputs = layer(one_or_list(inputs))
         super().__init__(inputs=inputs, outputs=tf.nest.flatten(outputs), name=name)
-        # Set past `__setattr__`, with which Keras would track the list.
+        # Past `__setattr__`, too.
         self.__dict__['output_names'] = list(inner.output_names)
 
     inner_model = property(lambda self: self.model_towers.model)
@@ -283,7 +299,11 @@ class _ParallelMethods(_WeightsOfInner):
     plan = property(lambda self: self.model_towers.builds[0].plan)
 
     def __call__(self, *args, **keywords):
-        check_not_nested(tf.get_default_graph())  # here, where AutoGraph rewords no error
+        """Calls the model, as Keras does; raises `ModelFunctionError` within a model function of
+        `build_towers`, which cuts the batch already."""
+        # `build_towers` would raise it, too, but within the `call` of a layer, where AutoGraph
+        # changes the text of an error.
+        check_not_nested(tf.get_default_graph())
         return super().__call__(*args, **keywords)
 
     def get_config(self):
@@ -301,12 +321,11 @@ class _ParallelMethods(_WeightsOfInner):
         one, so that the optimizer's state is saved.
         """
         inner = self.inner_model
-        is_compiled = bool(getattr(self, 'optimizer', None))
-        saves_optimizer = is_compiled and keywords.get('include_optimizer', True)
-        is_inner_compiled = bool(getattr(inner, 'optimizer', None))
-        # Here such an output is [batch, 1], so that the loss does not fit the inner model's.
+        saves_optimizer = _is_compiled(self) and keywords.get('include_optimizer', True)
+        # An output that is a scalar in the inner model is [batch, 1] in this one. The loss of this
+        # one is made for that, and the inner model cannot be compiled with it.
         has_scalar_output = any(output.shape.ndims == 0 for output in inner.outputs)
-        if saves_optimizer and not is_inner_compiled and not has_scalar_output:
+        if saves_optimizer and not _is_compiled(inner) and not has_scalar_output:
             inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
         return inner.save(*args, **keywords)
 
@@ -330,7 +349,7 @@ class _ParallelMethods(_WeightsOfInner):
         """
         frozen_updates = set()
         for layer, op in self.model_towers.updates:
-            # A frozen layer still updates its state, if it is stateful.
+            # A stateful layer updates its state also where it is not trained.
             is_frozen = not layer.trainable and not getattr(layer, 'stateful', False)
             if is_frozen:
                 frozen_updates.add(op)
@@ -352,4 +371,10 @@ class _ParallelMethods(_WeightsOfInner):
         """Makes Keras' train function, with the gradients on the devices of the towers."""
         with tf.device(device_of_gradient), Recording(tf.get_default_graph()) as made:
             super()._make_train_function()
+        # The gradient of a loop keeps values on stacks, which belong on the device of the loop.
         keep_stacks_with_loops(made.operations)
+
+
+def _is_compiled(model: typing.Any) -> bool:
+    """Whether the program has called `compile` of a Keras model."""
+    return bool(getattr(model, 'optimizer', None))

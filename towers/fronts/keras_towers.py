@@ -53,7 +53,7 @@ class KerasTowers:
         self.builds: typing.List[BuiltTowers] = []
         self.updates: typing.List[typing.Tuple[typing.Any, tf.Operation]] = []
 
-    def on(self, inputs: list, masks: list, training: typing.Any) -> Called:
+    def call(self, inputs: list, masks: list, training: typing.Any) -> Called:
         """Calls the model in every tower on its shard of the batch.
 
         Args:
@@ -69,9 +69,9 @@ class KerasTowers:
         def call_model(inputs: list, masks: list) -> dict:
             """Calls the Keras model in one tower, on its shard.
 
-            In Keras every output has a row for each example, so the outputs are `RowsOfExamples`.
-            The logits are returned, too, because Keras' cross entropies take these in the place of
-            probabilities.
+            In Keras every output has a row for each example: `RowsOfExamples` says so, where the
+            build cannot prove it. The logits are returned, too, because Keras' cross entropies take
+            these in the place of probabilities.
             """
             with record_keras_calls() as record, compat.autograph_of_layers():
                 outputs = _call(self.model, inputs, masks, training)
@@ -84,20 +84,33 @@ class KerasTowers:
 
         # A call for each tower: Keras takes gradients later, and copies of loops have none.
         with tf.name_scope('copies'):
-            built = build_towers(call_model, (inputs, masks), None, self.devices, 'mean',
-                                 remainder='weight', copies='reuse')
+            built = build_towers(call_model, (inputs, masks), optimizer=None, devices=self.devices,
+                                 reduction='mean', remainder='weight', copies='reuse')
             with only_device('/device:CPU:0'):
                 outputs = _merged_outputs(built)
                 losses = _mean_losses(records, built)
         updates_of_layers = records[0].updates_of_layers()
         self.builds.append(built)
         self.updates.extend(updates_of_layers)
-        updates = [op for _, op in updates_of_layers]
-        names_of_updates = names_of(updates)
-        for update in built.towers[0].updates:
-            if operation_of(update).name not in names_of_updates:
-                updates.append(update)
+        updates = _each_once([op for _, op in updates_of_layers], built.towers[0].updates)
         return Called(outputs, built.predictions.rows['masks'], losses, updates)
+
+
+def _each_once(updates_of_layers: typing.List[tf.Operation],
+               updates_of_tower: typing.Iterable[typing.Any]) -> typing.List[typing.Any]:
+    """The updates of the first tower, each once.
+
+    Args:
+      updates_of_layers: those that Keras layers have, also of frozen ones.
+      updates_of_tower: those that the build has found: of layers that are not frozen, and in the
+        collection `UPDATE_OPS`, as `tf.layers` within the model put them there.
+    """
+    updates: typing.List[typing.Any] = list(updates_of_layers)
+    names_of_updates = names_of(updates_of_layers)
+    for update in updates_of_tower:
+        if operation_of(update).name not in names_of_updates:
+            updates.append(update)
+    return updates
 
 
 def _merged_outputs(built: BuiltTowers) -> typing.List[typing.Any]:
@@ -120,9 +133,12 @@ def _mean_losses(records: typing.List[typing.Any], built: BuiltTowers) -> typing
     sizes = [tower.size for tower in built.towers]
     num_examples = tf.cast(sum(sizes), tf.float64)
     weights = [tf.cast(size, tf.float64) / num_examples for size in sizes]
+    # The first call of a `ParallelModel` is on `keras.Input`s; the losses of that call count, too.
     losses_of_towers = [record.activity_losses(on_keras_input=True) for record in records]
-    # Each layer's loss, with its value in every tower.
-    return [weighted_sum(terms, weights) for terms in zip(*losses_of_towers)]
+    means = []
+    for terms in zip(*losses_of_towers):  # the values of one loss in all towers
+        means.append(weighted_sum(terms, weights))
+    return means
 
 
 def _call(model: typing.Any, inputs: list, masks: list, training: typing.Any) -> list:
@@ -130,7 +146,7 @@ def _call(model: typing.Any, inputs: list, masks: list, training: typing.Any) ->
 
     Args:
       model: the Keras model.
-      inputs, masks: the arguments of `KerasTowers.on`, cut for one tower.
+      inputs, masks: the arguments of `KerasTowers.call`, cut for one tower.
       training: as Keras gives it to `call`.
 
     Returns:
@@ -157,7 +173,11 @@ _ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
 
 def _logits(output: typing.Any) -> typing.Optional[tf.Tensor]:
     """The logits that Keras' cross entropies take in the place of an output [rows, …]; None for an
-    output without logits."""
+    output without logits.
+
+    A scalar output has none: its logits would be a scalar, too, where `_with_batch_dimension` makes
+    the output [rows, 1].
+    """
     is_dense = isinstance(output, tf.Tensor)
     if not is_dense or output.shape.ndims == 0:
         return None
@@ -204,13 +224,17 @@ def _with_batch_dimension(output: typing.Any, rows: typing.Any) -> typing.Any:
 
 
 def device_of_gradient(op: tf.Operation) -> str:
-    """The device function for code that takes gradients through several towers, for `tf.device`.
+    """The device of a new operation, in code that takes gradients through several towers.
 
-    Keras' optimizers take the gradient of one loss through all towers of a model, without a device
-    or a way to name one. Here an operation that computes a gradient gets the device of the forward
-    operation; the sums for a weight, and the counters of loops, get none.
+    It is given to `tf.device`, which calls it with each operation. Keras' optimizers take the
+    gradient of one loss through all towers of a model, and name no device. With this function an
+    operation that computes a gradient is on the device of the operation whose gradient it computes.
+    An operation that belongs to none gets '' (TensorFlow chooses a device): the sum over the
+    towers for a weight, or a counter of a loop.
     """
     if op.device:
         return op.device
     forward = compat.differentiated_operation(op)
-    return '' if forward is None else forward.device
+    if forward is None:
+        return ''
+    return forward.device

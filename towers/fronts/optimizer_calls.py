@@ -119,7 +119,7 @@ class OptimizerCalls(GradientsOfModel):
         if not self._is_sum:
             return batch.weights
         if batch.is_even:
-            return None
+            return None  # no shard is empty, so each loss counts once as it is
         return [share_of_sum(size) for size in batch.sizes]
 
     @contextlib.contextmanager
@@ -137,10 +137,10 @@ class OptimizerCalls(GradientsOfModel):
         self._placement = placement
         self._weight = weight
         self._num_operations_before = len(self._graph.get_operations())
-        yield
-        self._operations = self._operations_of_call()
-        updates = self._update_operations()
-        model_operations = [op for op in self._operations if op.name not in updates]
+        yield  # here `build_towers` calls the model function, which calls `weighted` and `applied`
+        self._operations = self._operations_so_far()
+        made_by_optimizers = self._names_made_by_optimizers()
+        model_operations = [op for op in self._operations if op.name not in made_by_optimizers]
         check_no_gathering(model_operations, self._gradient_tensors())
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
@@ -164,6 +164,7 @@ class OptimizerCalls(GradientsOfModel):
         Returns:
           The operation that the optimizer returns; without training one that does nothing.
         """
+        # It waits for what the open `tf.control_dependencies` of the model function name.
         waits_for = tf.no_op('before_update')
         if not self._trains:
             return waits_for
@@ -173,6 +174,8 @@ class OptimizerCalls(GradientsOfModel):
                 'which no other tower can join: call it outside, and decide by the gradients.')
         pairs = self._weighted_pairs(pairs)
         variables = [variable for _, variable in pairs]
+        # The slots are put beside their variables, everything else on the main device; neither
+        # counts among the variables and operations of the tower.
         with variables_of_optimizer(self._graph), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, rows_at_rate(optimizer), \
                 graph_walk.Recording(self._graph) as made:
@@ -182,8 +185,9 @@ class OptimizerCalls(GradientsOfModel):
         self._slots += slots
         self._calls.append(Call(
             optimizer=optimizer, pairs=pairs, waits_for=waits_for,
-            stand_ins=[pair for pair in stand_ins if pair[0] is not None],
-            update=graph_walk.operation_of(update),
+            stand_ins=[(stand_in, variable) for stand_in, variable in stand_ins
+                       if stand_in is not None],
+            update=operation_of(update),
             operations=graph_walk.names_of(made.operations)))
         return update
 
@@ -195,13 +199,14 @@ class OptimizerCalls(GradientsOfModel):
           GradientError: not all updates of the train op come from `TowerOptimizer`s; the loss or an
             update in UPDATE_OPS waits for one of these.
         """
-        step = graph_walk.step_operations([spec.train_op])
-        check_wrapped(spec.train_op, step, self._update_operations())
-        check_before_updates([spec.loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS),
-                             [call.update for call in self._calls], self._operations_of_call())
-        step_names = graph_walk.names_of(step)
-        self._calls_in_step = [index for index, call in enumerate(self._calls)
-                               if call.update.name in step_names]
+        operations_of_step = graph_walk.step_operations([spec.train_op])
+        check_wrapped(spec.train_op, operations_of_step, self._names_made_by_optimizers())
+        update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+        updates = [call.update for call in self._calls]
+        check_before_updates([spec.loss] + update_ops, updates, self._operations_so_far())
+        names_of_step = graph_walk.names_of(operations_of_step)
+        self._calls_in_step = [index for index, update in enumerate(updates)
+                               if update.name in names_of_step]
 
     def optimizers(self) -> list:
         """The wrapped optimizers, each once."""
@@ -223,28 +228,30 @@ class OptimizerCalls(GradientsOfModel):
             tensors += tensors_of(call.pairs)
         return tensors
 
-    def _update_operations(self) -> typing.Set[str]:
+    def _names_made_by_optimizers(self) -> typing.Set[str]:
         """Names of the operations that the wrapped optimizers have made."""
         return set().union(*[call.operations for call in self._calls])
 
-    def _operations_of_call(self) -> typing.List[tf.Operation]:
+    def _operations_so_far(self) -> typing.List[tf.Operation]:
         """The operations that the model function has made so far."""
         return self._graph.get_operations()[self._num_operations_before:]
 
     def _weight_as(self, dtype: tf.DType) -> tf.Tensor:
         """The weight of the tower's loss as a tensor of this type."""
-        if isinstance(self._weight, float):  # tf.cast would round it to float32
-            return tf.constant(self._weight, dtype)
+        if isinstance(self._weight, float):
+            return tf.constant(self._weight, dtype)  # `tf.cast` would first round it to float32
+        # An operation of this call, also where the type is the same and the cast makes none.
         return tf.identity(tf.cast(self._weight, dtype))
 
     def _weighted_pairs(self, pairs: Pairs) -> Pairs:
-        """The pairs with gradients as tensors, each of a weighted loss.
+        """The pairs with each gradient as a tensor, and times the weight of the tower.
 
-        A gradient that is not computed from a weighted loss is weighted here: a model function
-        (BERT's) takes it with `tf.gradients` of the loss that it returns.
+        `TowerOptimizer.compute_gradients` has differentiated a loss that `weighted` has multiplied.
+        A model function (BERT's) that calls `tf.gradients` of the loss itself has not: only these
+        gradients are multiplied here.
         """
         from_weighted_loss = graph_walk.reachable_from(
-            self._weight_operations, self._operations_of_call())
+            self._weight_operations, self._operations_so_far())
         weighted_pairs: Pairs = []
         for gradient, variable in pairs:
             if gradient is not None:
@@ -272,8 +279,10 @@ class OptimizerCalls(GradientsOfModel):
         first_pairs: Pairs = []
         for index, call in enumerate(self._calls):
             for gradient, variable in call.pairs:
-                first_call = self._first_calls.setdefault(variable.op.name, index)
-                if first_call == index:
+                name = variable.op.name
+                if name not in self._first_calls:
+                    self._first_calls[name] = index
+                if self._first_calls[name] == index:
                     first_pairs.append((gradient, variable))
         return first_pairs
 
@@ -289,6 +298,10 @@ class OptimizerCalls(GradientsOfModel):
     def update(self, pairs: Pairs, copies: typing.Sequence[typing.Callable]) -> tf.Operation:
         """Connects the updates to the gradients of all towers.
 
+        Say calls 0 and 1 both train w. `compute_gradients` has given `build_towers` the gradient of
+        w in call 0 alone, so `pairs` has that of all towers. The gradients of call 1 are combined
+        here.
+
         Args:
           pairs: the pairs of `compute_gradients`, combined over all towers.
           copies: for each tower but the first, a function from a tensor of the first tower to its
@@ -297,21 +310,21 @@ class OptimizerCalls(GradientsOfModel):
         Returns:
           The operation that runs the updates of all calls.
         """
-        before_updates = tf.no_op('before_update')  # waits for what the caller's scopes wait for
-        # {name of a variable: the combined gradient of the first call that trains it}, since
-        # `compute_gradients` has given `build_towers` the pair of that call alone.
+        # It waits for what the open `tf.control_dependencies` of `build_towers` name.
+        before_updates = tf.no_op('before_update')
         gradients_of_first_calls = {variable.op.name: gradient for gradient, variable in pairs}
-        combined = [self._combined(index, gradients_of_first_calls, copies)
+        combined = [self._combined_gradients(index, gradients_of_first_calls, copies)
                     for index in range(len(self._calls))]
         for index, call in enumerate(self._calls):
-            predecessors = [before_updates] + self._gradients_to_take_before(index, combined)
+            predecessors = [before_updates] + self._gradients_before_update(index, combined)
             for stand_in, variable in call.stand_ins:
                 connect(stand_in, combined[index][variable.op.name], predecessors)
         return tf.group(*[call.update for call in self._calls])
 
-    def _combined(self, index: int, first_gradients: typing.Dict[str, typing.Any],
-                  copies: typing.Sequence[typing.Callable]) -> typing.Dict[str, typing.Any]:
-        """The gradients of one call, combined over all towers.
+    def _combined_gradients(self, index: int, first_gradients: typing.Dict[str, typing.Any],
+                            copies: typing.Sequence[typing.Callable]
+                            ) -> typing.Dict[str, typing.Any]:
+        """The gradients of one call, combined over all towers; without those that are None.
 
         Args:
           index: the index of the call.
@@ -338,32 +351,46 @@ class OptimizerCalls(GradientsOfModel):
                     combined[variable.op.name] = gradient
         return combined
 
-    def _gradients_to_take_before(self, index: int,
-                                  combined: typing.List[typing.Dict[str, typing.Any]]
-                                  ) -> typing.List[tf.Operation]:
-        """The gradients that must be computed before the update of a call changes the weights.
+    def _gradients_before_update(self, index: int,
+                                 combined: typing.List[typing.Dict[str, typing.Any]]
+                                 ) -> typing.List[tf.Operation]:
+        """The operations of the gradients that are to be computed before an update changes weights.
 
-        These are the gradients of all calls that the train op runs together. A call whose gradients
-        the model function takes after this update, by a control dependency, is left out.
+        Say the train op runs the updates of calls 0 and 1. Both use the gradients at the weights
+        from before the step, so the update of call 0 waits for the gradients of both calls. But if
+        the model function takes the gradients of call 1 after that update, by
+        `tf.control_dependencies`, it waits for those of call 0 alone.
 
         Args:
-          index: the index of the call.
+          index: the index of the call whose update it is.
           combined: for each call its gradients over all towers, by the variable's name.
-
-        Returns:
-          The operations of the gradients.
         """
-        after_update = graph_walk.reachable_from(
+        names_after_update = graph_walk.reachable_from(
             [self._calls[index].update], self._operations, control=True)
-        calls_together = self._calls_in_step if index in self._calls_in_step else [index]
         operations: typing.List[tf.Operation] = []
-        for other in calls_together:
+        for other in self._calls_with(index):
             gradients_of_first_tower = tensors_of(self._calls[other].pairs)
-            if not after_update.isdisjoint(operation_names(gradients_of_first_tower)):
-                continue
-            for gradient in combined[other].values():
-                operations += map(operation_of, tensors_of([(gradient, None)]))
+            comes_after = not names_after_update.isdisjoint(
+                operation_names(gradients_of_first_tower))
+            if not comes_after:
+                operations += _operations_of(combined[other].values())
         return operations
+
+    def _calls_with(self, index: int) -> typing.List[int]:
+        """The indices of the calls that run in one step with a call, which is among them.
+
+        The model function may return a train op that does not run all of its calls; such a call
+        runs by itself.
+        """
+        if index in self._calls_in_step:
+            return self._calls_in_step
+        return [index]
+
+
+def _operations_of(gradients: typing.Iterable[typing.Any]) -> typing.List[tf.Operation]:
+    """The operations that compute gradients; of a sparse one those of all of its tensors."""
+    tensors = tensors_of([(gradient, None) for gradient in gradients])
+    return list(map(operation_of, tensors))
 
 
 def _pairs_of_towers(pairs: Pairs,
@@ -388,5 +415,9 @@ class _Update(typing.NamedTuple):
 
     def apply_gradients(self, grads_and_vars: Pairs,
                         global_step: typing.Any = None) -> tf.Operation:
-        """The operation of all updates. The model's own optimizers count the `global_step`."""
+        """The operation of all updates.
+
+        The `global_step` is not used: the model function has given it to its own optimizers, which
+        count it.
+        """
         return self.calls.update(grads_and_vars, self.copies)

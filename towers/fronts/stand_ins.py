@@ -17,16 +17,21 @@ def stand_in_of(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
     """A stand-in for a gradient, on the device of its variable; None for a gradient of None."""
     if gradient is None:
         return None
-    with only_device(variable.device or None):
+    device = variable.device or None  # TensorFlow says '' for a variable without a device
+    with only_device(device):
         if not isinstance(gradient, tf.IndexedSlices):
             return tf.identity(gradient, 'gradient')
-        values = _with_any_rows(gradient.values)
-        indices = _with_any_rows(gradient.indices)
+        values = _stand_in_of_rows(gradient.values)
+        indices = _stand_in_of_rows(gradient.indices)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor [n, …] with the static shape [?, …], since all towers together have more rows."""
+def _stand_in_of_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """A stand-in for the values or the indices of a sparse gradient, a tensor [n, …].
+
+    Its static shape is [?, …], since all towers together have more rows than the first one. The
+    placeholder is there for this shape alone: `connect` gives the `Identity` another input.
+    """
     shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
     return tf.identity(tf.placeholder_with_default(tensor, shape))
 
@@ -40,9 +45,9 @@ def connect(stand_in: typing.Any, gradient: typing.Any,
       gradient: the gradient of all towers, dense or sparse as the first tower's.
       predecessors: the operations to wait for.
     """
-    for handing_on, component in zip(_components(stand_in), _components(gradient)):
-        compat.replace_input(handing_on.op, 0, component)
-        compat.add_control_inputs(handing_on.op, predecessors)
+    for identity, component in zip(_components(stand_in), _components(gradient)):
+        compat.replace_input(identity.op, 0, component)
+        compat.add_control_inputs(identity.op, predecessors)
 
 
 def _components(gradient: typing.Any) -> typing.List[tf.Tensor]:
