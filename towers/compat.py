@@ -468,18 +468,22 @@ def initializer_of(variable: tf.Variable):
     return getattr(variable.initializer, 'op', variable.initializer)
 
 
+# The key under which TensorFlow keeps a graph's counts of variable scopes; a tuple, as it has it.
+_SCOPE_STORE = ('__varscope',)
+
+
 def opened_scopes(graph: tf.Graph):
     """{name of a variable scope: how often it was opened}. By these counts TensorFlow numbers the
     scopes that have only a default name: `dense`, `dense_1`, …"""
     opened: typing.Dict[str, int] = {}
-    for store in graph.get_collection(('__varscope',)):
+    for store in graph.get_collection(_SCOPE_STORE):
         opened.update(store.variable_scopes_count)
     return opened
 
 
 def set_opened_scopes(graph: tf.Graph, opened: typing.Dict[str, int]):
     """Sets the graph's counts of opened scopes to those of `opened_scopes` at another time."""
-    for store in graph.get_collection(('__varscope',)):
+    for store in graph.get_collection(_SCOPE_STORE):
         store.variable_scopes_count = dict(opened)
 
 
@@ -502,8 +506,9 @@ def among_zeros(rows: tf.Tensor, rank: int, num_workers: int) -> tf.Tensor:
     """This worker's rows [n, …] in a tensor [num_workers * n, …], with zeros in the places of the
     other workers' rows; all workers have n rows.
 
-    The sum over the workers is what `CollectiveGather` gives; on 1.15 that keeps the number of rows
-    of its first step for ever. Types that `CollectiveReduce` does not take become float64.
+    The sum of these tensors over the workers, by `CollectiveReduce`, is what `CollectiveGather`
+    gives. It is for 1.15, where `CollectiveGather` takes the number of rows of its first step
+    alone. Types that `CollectiveReduce` does not take become float64.
     """
     if rows.dtype not in (tf.float32, tf.float64):
         rows = tf.cast(rows, tf.float64)
@@ -524,6 +529,7 @@ def has_own_gradient(name: str, graph: tf.Graph) -> bool:
     """Whether the program gave a function of a graph a gradient of its own, as a `Defun` takes one.
     A gradient in Python is in no `GraphDef`, and no public way leads to the object that has it."""
     function = graph._get_function(name)
+    # A function in Python, or the name of another `Defun`.
     gradients = [getattr(function, 'python_grad_func', None),
                  getattr(function, 'grad_func_name', None)]
     return any(gradient is not None for gradient in gradients)
@@ -605,7 +611,7 @@ def attributes_of_scopes(op: tf.Operation):
     new operations, and not to imported ones."""
     found = {}
     for name, value in op.graph._attr_scope_map.items():
-        if callable(value):
+        if callable(value):  # a scope may decide by the operation
             value = value(op.node_def)
         if value is not None and name not in op.node_def.attr:
             found[name] = value
@@ -877,8 +883,11 @@ def saved_as(variable: tf.Variable):
 
 
 def enable_determinism():
-    """Makes operations compute the same bits in each run. On TF 2 an operation of a GPU that cannot
-    do so fails; on 1.15 environment variables choose kernels (NVIDIA's looks at the first one)."""
+    """Makes operations compute the same bits in each run.
+
+    On TF 2 an operation of a GPU that cannot do so fails. On 1.15 two environment variables choose
+    other kernels; of these NVIDIA's build of TensorFlow looks at the first.
+    """
     if TF_VERSION >= (2, 0):
         tensorflow.config.experimental.enable_op_determinism()
     else:
