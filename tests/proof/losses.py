@@ -1010,6 +1010,16 @@ def batch_as_height(image):
 
 
 @coupled
+def spectrum_over_batch(x):
+    return average(tf.abs(tf.signal.fft(tf.complex(score(x), tf.zeros_like(score(x, 'u'))))))
+
+
+@coupled
+def matrix_diag_of_examples(x):
+    return average(tf.square(tf.matrix_inverse(tf.matrix_diag(score(x) + 9.) + 1.)))
+
+
+@coupled
 def band_part_over_batch(x):
     h = hidden(x)
     return average(tf.linalg.band_part(tf.matmul(h, variable('w', [4, 6])), -1, 0))
@@ -1162,6 +1172,17 @@ def inverse_of_covariance(x):
 
 
 @coupled
+def log_determinant_of_covariance(x):
+    h = hidden(x)
+    return tf.linalg.slogdet(tf.matmul(h, h, transpose_a=True) / floats(size(x)) + tf.eye(4))[1]
+
+
+@coupled
+def cross_of_means(x, z):
+    return total(tf.linalg.cross(average(hidden(x, 3), 0), average(hidden(z, 3, 'g'), 0)))
+
+
+@coupled
 def cumprod_of_mean(x):
     return total(tf.cumprod(average(hidden(x), 0)))
 
@@ -1260,6 +1281,13 @@ def conditional_accumulator(x):
 @coupled
 def softmax_after_squeeze(x):
     return average(tf.nn.softmax(tf.squeeze(dense(x, 4)[:, None])))
+
+
+@coupled
+def padded_matrix_diag_of_sums(x):
+    padded = tf.raw_ops.MatrixDiagV2(
+        diagonal=total(hidden(x), 0), k=0, num_rows=-1, num_cols=-1, padding_value=1.)
+    return total(padded) / floats(size(x))
 
 
 @coupled
@@ -1631,6 +1659,36 @@ def solved_for_each_example(seq):
     h = words(seq, 3)
     a = tf.matmul(h, h, transpose_a=True) + tf.eye(3)
     return average(tf.matrix_inverse(a))
+
+
+@independent
+def log_determinant_of_each_example(seq):
+    h = words(seq, 3)
+    return average(tf.linalg.slogdet(tf.matmul(h, h, transpose_a=True) + tf.eye(3))[1])
+
+
+@independent
+def diagonal_metric_of_each_example(x, z):
+    metric = tf.matrix_diag(tf.exp(hidden(x)))
+    h = hidden(z, 4, 'g')
+    return average(tf.squeeze(h[:, None] @ metric @ h[:, :, None], [1, 2]))
+
+
+@independent
+def spectrum_of_each_example(seq):
+    h = words(seq, 3)
+    return average(tf.abs(tf.signal.fft(tf.transpose(tf.complex(h, h * h), [0, 2, 1]))))
+
+
+@independent
+def cross_of_each_example(x, z):
+    return average(tf.square(tf.linalg.cross(hidden(x, 3), hidden(z, 3, 'g'))))
+
+
+@independent
+def fake_quantized(x):
+    h = tf.quantization.fake_quant_with_min_max_vars(hidden(x), -1., variable('largest', []))
+    return average(tf.square(dense(tf.quantization.fake_quant_with_min_max_args(h, -1., 1.), 1)))
 
 
 @independent

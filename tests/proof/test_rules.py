@@ -109,6 +109,16 @@ def looked_up(b, is_filled):
     return tf.nn.embedding_lookup_sparse(b.w, words, None, combiner='sum')
 
 
+def complex_of(x):
+    return tf.complex(x, 2 * x)
+
+
+def diagonals(values, numbers, padding):
+    """Matrices with these diagonals: their first and last number, as TensorFlow 1.15 has it."""
+    return tf.raw_ops.MatrixDiagV2(diagonal=values, k=numbers, num_rows=-1, num_cols=-1,
+                                   padding_value=tf.cast(padding, tf.float64))
+
+
 def of_blocks(b, places):
     return tf.gather(tf.reshape(b.seq, [-1, 4]), tf.range(b.n) * 3 + places)
 
@@ -124,6 +134,15 @@ CASES = {
     'cast_of_mean': (lambda b: tf.cast(b.mean, tf.int32), STATISTIC),
     'where': (lambda b: tf.where(b.x > 0, b.x, 2 * b.x), EACH),
     'where_of_rows': (lambda b: tf.where(b.ids > 1, b.x, 2 * b.x), EACH),
+    'fake_quantized': (lambda b: tf.quantization.fake_quant_with_min_max_args(
+        tf.cast(b.x, tf.float32), -2., 2.), EACH),
+    'fake_quantized_by_mean': (lambda b: tf.quantization.fake_quant_with_min_max_vars(
+        tf.cast(b.x, tf.float32), -2., tf.cast(b.mean + 2., tf.float32)), STATISTIC),
+    'fake_quantized_channels': (
+        lambda b: tf.quantization.fake_quant_with_min_max_vars_per_channel(
+            tf.cast(b.seq, tf.float32), -tf.ones([4]), tf.ones([4])), EACH),
+    'fake_quantized_mean': (lambda b: tf.quantization.fake_quant_with_min_max_args(
+        tf.cast(b.mean, tf.float32), -2., 2.), STATISTIC),
     # ---- totals
     'mean_plus_constant': (lambda b: b.mean + b.w[0, 0], MEAN),
     'mean_plus_sum': (lambda b: b.mean + b.total, STATISTIC),
@@ -152,6 +171,15 @@ CASES = {
     'similarities': (lambda b: tf.matmul(b.x, b.x, transpose_b=True), UNKNOWN),
     'einsum': (lambda b: tf.einsum('bti,ij->btj', b.seq, b.w), EACH),
     'einsum_over_examples': (lambda b: tf.einsum('bti,btj->ij', b.seq, b.seq), SUM),
+    'cross': (lambda b: tf.linalg.cross(b.square[:, 0], b.x[:, :3]), EACH),
+    'cross_of_means': (lambda b: tf.linalg.cross(
+        tf.reduce_mean(b.square[:, 0], 0), tf.reduce_mean(b.x[:, :3], 0)), STATISTIC),
+    'cross_of_mean_and_weights': (lambda b: tf.linalg.cross(
+        tf.reduce_mean(b.x[:, :3], 0), b.w[0, :3]), MEAN),
+    'cross_with_other_rows': (lambda b: tf.linalg.cross(
+        b.x[:, :3], tf.placeholder_with_default(b.w[:, :3], [None, 3])), UNKNOWN),
+    'cross_over_examples': (lambda b: tf.linalg.cross(*[tf.placeholder_with_default(
+        tf.transpose(x[:, :3]), [3, None]) for x in (b.x, b.x * b.x)]), UNKNOWN),
     # ---- shapes
     'shape': (lambda b: tf.shape(b.x), sizes_state([Size(0, 1), Size(4)])),
     'twice_and_one': (lambda b: 2 * b.n + 1, sizes_state([Size(1, 2)])),
@@ -176,6 +204,42 @@ CASES = {
     'cumulated': (lambda b: tf.cumsum(b.x, 1), EACH),
     'cumulated_examples': (lambda b: tf.cumsum(b.x, 0), UNKNOWN),
     'inverse': (lambda b: tf.matrix_inverse(b.square), EACH),
+    'log_determinant': (lambda b: tf.linalg.slogdet(b.square)[1], EACH),
+    'log_determinant_of_mean': (
+        lambda b: tf.linalg.slogdet(tf.reduce_mean(b.square, 0))[1], STATISTIC),
+    'log_determinant_over_examples': (lambda b: tf.linalg.slogdet(tf.placeholder_with_default(
+        tf.transpose(b.square, [1, 0, 2]), [3, None, 3]))[1], UNKNOWN),
+    'fourier': (lambda b: tf.signal.fft(complex_of(b.x)), EACH),
+    'fourier_of_mean': (lambda b: tf.signal.ifft(tf.reduce_mean(complex_of(b.x), 0)), MEAN),
+    'fourier_of_sum': (lambda b: tf.signal.fft(tf.reduce_sum(complex_of(b.x), 0)), SUM),
+    'spectrum': (lambda b: tf.abs(tf.signal.fft(complex_of(b.x))) + tf.angle(
+        complex_of(b.x)), EACH),
+    'magnitude_of_mean': (lambda b: tf.abs(tf.reduce_mean(complex_of(b.x))), STATISTIC),
+    'fourier_over_examples': (lambda b: tf.signal.fft(tf.transpose(complex_of(b.x))), UNKNOWN),
+    'fourier_time_major': (
+        lambda b: tf.signal.ifft(tf.transpose(complex_of(b.seq), [1, 0, 2])), SECOND),
+    'fourier_of_images': (lambda b: tf.signal.fft2d(complex_of(b.seq)), EACH),
+    'fourier_of_images_over_examples': (
+        lambda b: tf.signal.fft2d(tf.transpose(complex_of(b.seq), [1, 0, 2])), UNKNOWN),
+    'fourier_of_rows': (
+        lambda b: tf.signal.fft(tf.boolean_mask(complex_of(b.x), b.ids > 1)), ROWS),
+    'fourier_of_reals': (lambda b: tf.signal.irfft(tf.signal.rfft(
+        tf.cast(b.x, tf.float32), [6])), EACH),
+    'fourier_of_reals_of_any_length': (lambda b: tf.signal.rfft(
+        tf.cast(b.x, tf.float32), b.n[None]), UNKNOWN),
+    'diagonal_matrices': (lambda b: tf.linalg.diag(b.seq), EACH),
+    'diagonal_of_examples': (lambda b: tf.linalg.diag(tf.transpose(b.x)), UNKNOWN),
+    'diagonal_of_mean': (lambda b: tf.linalg.diag(tf.reduce_mean(b.x, 0)), MEAN),
+    'diagonal_of_sum': (lambda b: tf.linalg.diag(tf.reduce_sum(b.x, 0)), SUM),
+    'three_diagonals': (lambda b: diagonals(b.seq, [-1, 1], 1.), EACH),
+    'diagonals_of_unknown_number': (lambda b: diagonals(
+        b.seq, tf.placeholder_with_default([-1, 1], [2]), 0.), UNKNOWN),
+    'three_diagonals_of_mean': (
+        lambda b: diagonals(tf.reduce_mean(b.seq, 0), [-1, 1], 2.), MEAN),
+    'three_diagonals_of_sum': (lambda b: diagonals(tf.reduce_sum(b.seq, 0), [-1, 1], 0.), SUM),
+    'padded_diagonals_of_sum': (
+        lambda b: diagonals(tf.reduce_sum(b.seq, 0), [-1, 1], 2.) / b.count, STATISTIC),
+    'diagonal_padded_by_mean': (lambda b: diagonals(b.x, 0, b.mean), UNKNOWN),
     'with_diagonal': (lambda b: tf.linalg.set_diag(b.square, b.x[:, :3]), EACH),
     'with_diagonal_of_mean': (lambda b: tf.linalg.set_diag(
         tf.reduce_mean(b.square, 0), tf.reduce_mean(b.x[:, :3], 0)), MEAN),

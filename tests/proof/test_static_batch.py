@@ -130,6 +130,10 @@ def test_the_output_of_a_transposed_convolution():
     lambda x: tf.reduce_max(x * tf.random_uniform([SIZE, 4]), 0),
     lambda x: x * tf.Variable(tf.ones([SIZE, 4])),  # a weight of each place in the shard
     lambda x: tf.linalg.set_diag(tf.tensordot(x, x, [[1], [1]]), tf.zeros([SIZE])),
+    # The examples are diagonals of one matrix; in others, the numbers of a vector.
+    lambda x: tf.raw_ops.MatrixDiagV2(
+        diagonal=x, k=[0, SIZE - 1], num_rows=-1, num_cols=-1, padding_value=0.),
+    lambda x: tf.linalg.cross(tf.transpose(x[:3]), tf.ones([4, 3])),
     lambda x: tf.nn.softmax(x * tf.ones([SIZE, 1]), 0),
     lambda x: tf.square(tf.reduce_sum(x) / SIZE),
 ])

@@ -105,10 +105,11 @@ TABLE = [
         'Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Greater GreaterEqual Less LessEqual '
         'Equal NotEqual ApproximateEqual LogicalAnd LogicalOr LogicalNot IsFinite IsNan IsInf '
         'ClipByValue BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift Complex '
+        'ComplexAbs Angle '
         'ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad SigmoidGrad '
         'TanhGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad Bucketize AsString StringToNumber '
         'StringToHashBucketFast StringToHashBucketStrong StringJoin BesselI0e BesselI1e '
-        'FakeQuantWithMinMaxArgs',
+        'FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel',
         entries.elementwise,
         'Each entry of the result is a function of the entries at its place.',
         **_BY_ENTRY),
@@ -135,6 +136,9 @@ TABLE = [
         linear_in=_ALL),
     Row('Einsum', products.einsum,
         'Letter by letter; over the examples of all factors, the sum of their products.',
+        linear_in=_ALL),
+    Row('Cross', products.cross,
+        'Each vector along the last dimension by itself; linear in each of the two.',
         linear_in=_ALL),
     # ---- sizes, and tensors of a size
     Row('Shape Size Rank ShapeN', shapes.shape_of,
@@ -181,9 +185,15 @@ TABLE = [
         'Along other dimensions, each example by itself; linear.'),
     Row('Cumprod CumulativeLogsumexp', layout.cumulative_product,
         'Along other dimensions, each example by itself.'),
-    Row('MatrixBandPart MatrixDiag MatrixDiagPart', layout.matrix_band,
+    Row('FFT FFT2D FFT3D IFFT IFFT2D IFFT3D RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D',
+        layout.fourier,
+        'Along the last dimensions, each example by itself; linear.'),
+    Row('MatrixBandPart MatrixDiagPart', layout.matrix_band,
         'On the last two dimensions, each example by itself; linear.'),
-    Row('MatrixDiagV3 MatrixDiagPartV3 MatrixInverse MatrixDeterminant Cholesky',
+    Row('MatrixDiag MatrixDiagV2 MatrixDiagV3', layout.matrix_of_diagonal,
+        'Each vector on the diagonal of a matrix of its own, with a padding around it.'),
+    Row('MatrixDiagPartV2 MatrixDiagPartV3 MatrixInverse MatrixDeterminant LogMatrixDeterminant '
+        'Cholesky',
         layout.matrix_function,
         'On the last two dimensions, each example by itself.'),
     Row('MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3', layout.matrix_with_diagonal,

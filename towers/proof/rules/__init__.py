@@ -10,9 +10,10 @@ A rule is a function `(op, states, view)`:
 It returns the state of all results, or a list with the state of each. `towers.proof.table` says
 which rule an operation has, and what reaches the rule: unless the row has the flag `takes_unknown`,
 `takes_positions` or `takes_sizes`, no input is UNKNOWN, none tells positions of examples, and sizes
-have become numbers. The sentence in a rule's docstring says why it is sound. Where a rule is not
-certain it returns `unknown(op, why)`; of what is computed from one example, in a loop over them,
-`by_table` then makes a value of that example.
+have become numbers (a rule with `takes_unknown` makes numbers of them itself). The sentence in a
+rule's docstring says why it is sound. Where a rule is not certain it returns `unknown(op, why)`; of
+what is computed from one example, in a loop over them, `by_table` then makes a value of that
+example.
 
 What the docstrings say of a tensor, and what its state is then:
 

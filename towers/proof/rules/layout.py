@@ -163,24 +163,75 @@ cumulative_product = computes_entries(_along_axes)
 """The rule for `tf.math.cumprod`, which is not."""
 
 
-def _on_matrices(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.matrix_band_part`, `tf.matrix_diag`, `tf.matrix_inverse`: of x [n, 3, 3] each matrix by
-    itself, in the last two dimensions."""
-    rank = view.rank(op.inputs[0])
+def _on_last(op: tf.Operation, state: State, tensor: tf.Tensor, number: int, view: View) -> State:
+    """The state of the results of an operation that goes along the last dimensions of a tensor, for
+    the entries along all others by themselves.
+
+    Args:
+      op: the operation.
+      state: of its first input, PER_EXAMPLE or ROWS.
+      tensor: an input or a result of the operation: its dimensions before the last ones are those
+        of the first input.
+      number: how many dimensions the operation goes along.
+      view: `View`.
+    """
+    rank = view.rank(tensor)
     if rank is None:
         return unknown(op, NO_STATIC_RANK)
-    are_examples_in_matrices = state.axis in (rank - 2, rank - 1)
-    if are_examples_in_matrices:
+    goes_along_examples = state.axis >= rank - number
+    if goes_along_examples:
         return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False)
 
 
+@moves_entries
+def fourier(op: tf.Operation, state: State, view: View) -> State:
+    """`tf.signal.fft(x [n, 4])`, `tf.signal.ifft2d(x [n, 3, 4])`: along the last one, two or three
+    dimensions, as the type of the operation says, of each example by itself; all linear.
+
+    The length of the transform, an argument of `tf.signal.rfft`, is one of the same dimensions.
+    """
+    number = 3 if '3D' in op.type else 2 if '2D' in op.type else 1
+    return _on_last(op, state, op.inputs[0], number, view)
+
+
+# ---- on matrices ---------------------------------------------------------------------------------
+
+def _on_matrices(op: tf.Operation, state: State, view: View) -> State:
+    """`tf.matrix_band_part`, `tf.matrix_diag_part`, `tf.matrix_inverse`: of x [n, 3, 3] each matrix
+    by itself, in the last two dimensions."""
+    return _on_last(op, state, op.inputs[0], 2, view)
+
+
 matrix_band = moves_entries(_on_matrices)
-"""The rule for `tf.matrix_band_part`, `tf.matrix_diag` and `tf.matrix_diag_part`, all linear."""
+"""The rule for `tf.matrix_band_part` and `tf.matrix_diag_part`, which are linear."""
 
 matrix_function = computes_entries(_on_matrices)
 """The rule for `tf.matrix_inverse` and other functions of matrices that are not linear; among them
-are `MatrixDiagV3` and `MatrixDiagPartV3`, which put in a padding of their own."""
+is `MatrixDiagPartV3`, which puts in a padding of its own."""
+
+
+def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> _Found:
+    """`tf.linalg.diag(d [n, 3])`: [n, 3, 3], each vector on the diagonal of a matrix of its own.
+
+    The padding is around the diagonal. Each entry of the result is one of d or the padding; so the
+    matrix of a mean is a mean, and that of a sum is a sum if the padding is 0.
+    """
+    if any_by_example(states):
+        return _matrices_of_diagonals(op, states, view)
+    terms = list(states[:1])
+    has_padding = len(states) > 1  # the last input of MatrixDiagV2 and V3
+    if has_padding and view.value(op.inputs[-1]) != 0:
+        terms.append(states[-1])
+    return sum_of_totals(op, terms, view)
+
+
+@moves_entries
+def _matrices_of_diagonals(op: tf.Operation, state: State, view: View) -> State:
+    """Each diagonal d [n, 3] in a matrix of [n, 3, 3]; or several, d [n, 2, 3], where MatrixDiagV3
+    gets the numbers of the first and the last one. The matrices are the last two dimensions of the
+    result: in [n, n], with d [n] on its diagonal, the examples would be in both."""
+    return _on_last(op, state, op.outputs[0], 2, view)
 
 
 def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State:

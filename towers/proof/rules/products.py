@@ -8,7 +8,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import any_by_example, any_of_kind, state_of_layout
+from towers.proof.rules.common import (
+    COUPLES_EXAMPLES,
+    any_by_example,
+    any_of_kind,
+    is_of_batch,
+    state_of_layout,
+)
 from towers.proof.rules.entries import by_example, multiply
 from towers.proof.rules.totals import not_linear, total
 from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, Layout, State, unknown
@@ -84,6 +90,22 @@ def einsum(op: tf.Operation, states: _States, view: View) -> State:
         return unknown(op, 'has an equation with an ellipsis')
     terms, result = text.split('->')
     return _product(op, states, _Equation(terms.split(','), result), view)
+
+
+def cross(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.linalg.cross(x [n, 3], y [n, 3])`: a vector of each example, along the last dimension.
+
+    Its entries are differences of products, `x[e, 1] * y[e, 2] - x[e, 2] * y[e, 1]`: where neither
+    has examples, it is linear in each of the two, as a product of numbers is.
+    """
+    for tensor, state in zip(op.inputs, states):
+        rank = view.rank(tensor)
+        if rank is None:
+            return unknown(op, NO_STATIC_RANK)
+        # With the examples along it, [4, n] of 3 examples are vectors of entries of all of them.
+        if is_of_batch(state) and state.axis == rank - 1:
+            return unknown(op, COUPLES_EXAMPLES)
+    return multiply(op, states, view)
 
 
 # ---- by letters ----------------------------------------------------------------------------------
