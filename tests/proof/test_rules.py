@@ -170,6 +170,8 @@ CASES = {
     'gram': (lambda b: tf.matmul(b.x, b.x, transpose_a=True), SUM),
     'similarities': (lambda b: tf.matmul(b.x, b.x, transpose_b=True), UNKNOWN),
     'einsum': (lambda b: tf.einsum('bti,ij->btj', b.seq, b.w), EACH),
+    'einsum_with_other_rows': (lambda b: tf.einsum(
+        'bi,bi->b', b.x, tf.placeholder_with_default(b.w, [None, 4])), UNKNOWN),
     'einsum_over_examples': (lambda b: tf.einsum('bti,btj->ij', b.seq, b.seq), SUM),
     'cross': (lambda b: tf.linalg.cross(b.square[:, 0], b.x[:, :3]), EACH),
     'cross_of_means': (lambda b: tf.linalg.cross(
@@ -261,6 +263,8 @@ CASES = {
     'split_examples': (lambda b: tf.split(b.x, 2, 0)[0], UNKNOWN),
     'split_rounds': (lambda b: tf.split(tf.concat([b.x, 2 * b.x], 0), 2, 0)[1], EACH),
     'beside': (lambda b: tf.concat([b.x, 2 * b.x], 1), EACH),
+    'beside_other_rows': (lambda b: tf.concat(
+        [b.x, tf.placeholder_with_default(b.w, [None, 4])], 1), UNKNOWN),
     'rounds': (lambda b: tf.concat([b.x, 2 * b.x], 0), per_example(0, outer=2)),
     'with_other_rows': (lambda b: tf.concat([b.x, b.w], 0), UNKNOWN),
     'stacked': (lambda b: tf.stack([b.x, 2 * b.x], 0), SECOND),
