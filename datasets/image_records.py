@@ -80,7 +80,7 @@ def count_classes(path: str) -> typing.Optional[int]:
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
     if data is None:
         return None
-    # The names may be of any encoding: they are but counted.
+    # They are only counted, as bytes: the names may be of any encoding.
     count = len([line for line in data.splitlines() if line.strip()])
     if not count:
         raise DatasetError('%s lists no class: expected a line for each, such as 0:daisy; or give '

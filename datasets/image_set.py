@@ -260,14 +260,16 @@ class ImageSet:
             labels = []
             wrong = []
             for number in numbers[places]:
-                image, label, text = b'', 0, ''
                 try:
                     image, label = self._image(source, number)
+                    fault = ''
                 except DatasetError as error:
-                    text = '%s %s' % (shown(source.where(number)), error)
+                    image = b''
+                    label = 0
+                    fault = '%s %s' % (shown(source.where(number)), error)
                 encoded.append(image)
                 labels.append(label)
-                wrong.append(text.encode('utf-8'))
+                wrong.append(fault.encode('utf-8'))
             return np.array(encoded, object), np.array(labels, np.int64), np.array(wrong, object)
         examples = tf.numpy_function(read, [places], [tf.string, tf.int64, tf.string],
                                      name='read_examples')

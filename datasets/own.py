@@ -282,16 +282,21 @@ def _check_not_ragged(what: str, dataset: tf.data.Dataset):
 
 
 def _channels_of(dataset: tf.data.Dataset):
-    """The static number of channels of a pair's images; None where it is not known."""
-    if tf.data.get_output_classes(dataset) != (tf.Tensor, tf.Tensor):
+    """The static number of channels of the images in a data set of `(images, labels)`; None where
+    it is not known, or the data set is of something else."""
+    is_pair_of_dense = tf.data.get_output_classes(dataset) == (tf.Tensor, tf.Tensor)
+    if not is_pair_of_dense:
         return None
-    shape = tf.data.get_output_shapes(dataset)[0]
-    return shape.as_list()[3] if shape.ndims == 4 else None
+    image_shape, _ = tf.data.get_output_shapes(dataset)
+    if image_shape.ndims != 4:
+        return None
+    return image_shape.as_list()[3]
 
 
 def _is_of_images(dataset: tf.data.Dataset, channels: int):
     """Whether elements are images [batch, height, width, channels] and int64 labels [batch]."""
-    if tf.data.get_output_classes(dataset) != (tf.Tensor, tf.Tensor):
+    is_pair_of_dense = tf.data.get_output_classes(dataset) == (tf.Tensor, tf.Tensor)
+    if not is_pair_of_dense:
         return False
     image_type, label_type = tf.data.get_output_types(dataset)
     if not image_type.is_floating or label_type != tf.int64:

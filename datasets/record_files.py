@@ -61,7 +61,8 @@ def _matches(folder: str) -> typing.List[typing.Match]:
         if not is_hidden and os.path.isfile(os.path.join(folder, name)):
             names.append(name)
     for pattern in (_COUNTED, _PLAIN):
-        matches = list(filter(None, map(pattern.fullmatch, names)))
+        found = [pattern.fullmatch(name) for name in names]
+        matches = [match for match in found if match is not None]
         if matches:
             return matches
     return []

@@ -276,7 +276,7 @@ def keras_weight_losses(layer: typing.Any):
     if is_keras_3(layer):
         return [(id(variable), functools.partial(variable.regularizer, variable))
                 for variable in layer.trainable_variables if variable.regularizer is not None]
-    functions: list = []
+    functions: list = []  # Keras 2 keeps those of regularizers and of `add_loss` in one list
     for part in keras_parts(layer):
         if not is_legacy_layer(part):
             functions += part._callable_losses
@@ -589,11 +589,12 @@ def restore_function_graphs(op: tf.Operation):
         arguments = list(op.inputs)[1:]  # the first input is the condition
         shapes = [tensor.shape for tensor in arguments]
     else:
-        arguments = list(op.inputs)
+        arguments = list(op.inputs)  # a loop has results of the same number and shapes
         shapes = [tf.TensorShape(shape) for shape in op.get_attr('output_shapes')]
     for attribute, place in _GRAPHS_OF_FUNCTIONS[kind]:
         graph = control_flow_util_v2.get_func_graph(op, shapes, op.get_attr(attribute).name)
         for outside, inside in zip(arguments, graph.inputs):
+            # The shape and type of the variable that a handle stands for.
             handle_data_util.copy_handle_data(outside, inside)
         setattr(op, place, graph)
         for nested in graph.get_operations():

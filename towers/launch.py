@@ -220,6 +220,7 @@ class Processes:
             # `_running` asks each process once a round, and `_first_failed` looks at these answers:
             # a process that ends in between counts as running, and is found in the next round.
             running_workers = [process for process in self._running() if not process.serves]
+            # After a signal no process counts as failed: it ends since it was told to.
             if failed is None and self._first_signal is None:
                 failed = self._first_failed()
                 if failed is not None:

@@ -168,7 +168,8 @@ class OptimizerCalls(GradientsOfModel):
         waits_for = tf.no_op('before_update')
         if not self._trains:
             return waits_for
-        if waits_for.graph is not self._graph or compat.in_control_flow(waits_for):
+        is_in_function = waits_for.graph is not self._graph  # a branch or a loop (v2) is one
+        if is_in_function or compat.in_control_flow(waits_for):
             raise GradientError(
                 'a TowerOptimizer applies gradients in a branch or a loop (cond, while_loop), '
                 'which no other tower can join: call it outside, and decide by the gradients.')
