@@ -32,7 +32,8 @@ def check_number(name: str, value: typing.Any, least: typing.Optional[float] = N
       name: the name of the argument.
       value: the value that was given.
       least: the least number that is allowed; or None.
-      above: a bound that the number has to exceed, also when it is rounded to float32; or None.
+      above: a bound that the number has to exceed, also when it is rounded to float32, in which
+        TensorFlow computes with it: 1e-50 does not exceed 0; or None.
       most: the largest number that is allowed.
       expected: the error's text about what was expected.
     """

@@ -454,7 +454,7 @@ def initialize_with(variable: tf.Variable, value: tf.Tensor):
     A variable can also be made with that value, but then TensorFlow copies the operations of the
     value onto the device of the variable.
     """
-    with tf.control_dependencies(None):
+    with tf.control_dependencies(None):  # an initializer waits for no step
         assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
     variable._initializer_op = assign.op
 

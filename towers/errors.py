@@ -208,7 +208,7 @@ _OF_INPUT = re.compile(r'\[\[(?:\{\{)?(?:node )?[^\s\]]*IteratorGetNext\w*(?![\w
 def is_of_input(error: Exception) -> bool:
     """Whether `session.run` raised this error because an iterator could not give its batch.
 
-    A lack of memory does not count: the batch fits no memory, and its content is not at fault.
+    A lack of memory does not count: then the size of the batch is at fault, and not its content.
     """
     if not isinstance(error, tf.errors.OpError):
         return False

@@ -346,7 +346,7 @@ def _wrapped(optimizer: typing.Any) -> list:
     """The optimizers in the attributes of an optimizer, or in lists and dicts that are such an
     attribute."""
     candidates: list = []
-    if isinstance(optimizer, OptimizerAround):
+    if isinstance(optimizer, OptimizerAround):  # its attribute may be a function that makes one
         candidates.append(optimizer.wrapped())
     for value in list(getattr(optimizer, '__dict__', {}).values()):
         if isinstance(value, dict):
