@@ -1,6 +1,7 @@
 """`step_report`: a traced step as one page that explains where its time and its memory go."""
 
 import collections
+import os
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -11,6 +12,7 @@ from towers.errors import counted
 from towers.inspect.audit import Audit, Transfers, audit
 from towers.placement.devices import short_name
 from towers.report.chain import GAP, Link, longest_chain, parts_of_chain
+from towers.report.examples import examples_of_step
 from towers.report.memory_curves import MemoryCurves, memory_curves
 from towers.report.page import packed_trace, report_in, written_page
 from towers.report.parts import COMBINATION, OTHER, PARTS, StepParts
@@ -99,11 +101,10 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     findings = verdict(built, use, chain)
     has_graphs = bool(run_metadata.partition_graphs)
     audited = audit(built, run_metadata if has_graphs else None)
+    examples = examples_of_step(built, run_metadata)
     data = packed_trace(trace)
     data.update(
-        title=title or _title(built),
-        subtitle='A step of %.2f ms, traced with TensorFlow %s. Tracing itself takes some '
-                 'microseconds an operation.' % (trace.micros / 1e3, tf.version.VERSION),
+        title=title or _title(built, examples), subtitle=_subtitle(built, trace, examples),
         verdict=[[finding.text, finding.advice] for finding in findings], facts=_facts(trace, use),
         shares=_shares(use),
         chain=_chain(chain, data['rows'], trace.micros),
@@ -124,14 +125,51 @@ def _shares_of_step(use: TimeUse) -> typing.Dict[str, typing.Dict[str, float]]:
     return shares
 
 
-def _title(built: BuiltTowers) -> str:
-    """The title of a page: `'2 towers on /cpu:0, /cpu:1, batch 64'`."""
+def _title(built: BuiltTowers, examples: typing.Optional[int]) -> str:
+    """The title of a page: `'2 towers on /cpu:0, /cpu:1, batch 64'`.
+
+    Args:
+      built: the result of `build_towers`.
+      examples: the number of examples of the step; None where it is not known.
+    """
     towers = counted(len(built.devices), 'tower')
     devices = ', '.join(map(short_name, built.devices))
-    batch_size = built.plan.batch_size
-    if batch_size is None:
+    if examples is None:
         return '%s on %s, a batch of any size' % (towers, devices)
-    return '%s on %s, batch %d' % (towers, devices, batch_size)
+    return '%s on %s, batch %d' % (towers, devices, examples)
+
+
+def _subtitle(built: BuiltTowers, trace: Trace, examples: typing.Optional[int]) -> str:
+    """The sentences below the title: the length of the step, its examples a second, and what it was
+    run with.
+
+    Args:
+      built: the result of `build_towers`.
+      trace: the step.
+      examples: the number of examples of the step; None where it is not known.
+    """
+    text = 'A step of %.2f ms' % (trace.micros / 1e3)
+    if examples is not None:
+        of_whom = '' if built.machines is None else ' of this worker'
+        text += ' for %s%s: %s a second' % (
+            counted(examples, 'example'), of_whom, _three_digits(1e6 * examples / trace.micros))
+    return ('%s. Traced with TensorFlow %s on %s; tracing itself takes some microseconds an '
+            'operation.' % (text, tf.version.VERSION, counted(_num_processors(), 'processor')))
+
+
+def _three_digits(number: float) -> str:
+    """A number with at least three digits: `'12,345'`, `'11.4'`, `'0.123'`."""
+    if number >= 100:
+        return '{:,.0f}'.format(number)
+    return '%.3g' % number
+
+
+def _num_processors() -> int:
+    """The number of processors that this process may use: so many threads TensorFlow has by
+    default."""
+    if hasattr(os, 'sched_getaffinity'):  # Linux alone has it
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # None where Python cannot tell
 
 
 # ---- pieces of the page --------------------------------------------------------------------------
@@ -159,8 +197,9 @@ def _facts(trace: Trace, use: TimeUse) -> typing.List[str]:
     if not trace.copies:
         facts.append('The trace has no copies between devices: CPUs of one process hand tensors '
                      'over without any, and some versions of TensorFlow do not trace them.')
-    facts.append('At most %d operations ran at the same time, on all devices together.'
-                 % use.most_at_once)
+    facts.append('At most %s ran at the same time, on all devices together; this process may use '
+                 '%s.' % (counted(use.most_at_once, 'operation'),
+                          counted(_num_processors(), 'processor')))
     facts.append('Where operations of several parts run on a device at the same time, each part '
                  'gets the same share of that time. CPUs of one process share its processors: two '
                  'that compute at the same time may each take longer.')
