@@ -51,7 +51,8 @@ def test_micro_batches_have_passes_of_their_own():
     operations = [Traced('op', 'Op', '/cpu:0', Place(FORWARD, 0, number), 10 * number,
                          10 * number + 8) for number in range(3)]
     packed = packed_trace(trace_of(*operations))
-    assert packed['groups'] == ['', 'tower 0', 'tower 0, micro-batch 1', 'tower 0, micro-batch 2']
+    assert packed['groups'] == ['', 'tower 0, micro-batch 0', 'tower 0, micro-batch 1',
+                                'tower 0, micro-batch 2']
     assert [each[3:] for each in packed['passes']] == [[0, 8], [10, 18], [20, 28]]
 
 
@@ -124,3 +125,45 @@ def test_a_browser_draws_it(tmp_path, count):
     assert drawn.count('<h1>a &lt;b&gt; &amp; c</h1>') == count
     assert re.search(r'class="hover">tower_0/Incep.*forward pass.*tower 0.*/gpu:0.* ms from', drawn)
     assert drawn.count('</canvas>') == count + 1  # and that of the template
+
+
+# The widths of a page, and the tables in it whose rows are shown as lines, as a phone lays it out.
+LAID_OUT = '''<script>
+document.documentElement.dataset.widths = [
+  document.documentElement.scrollWidth, innerWidth,
+  ...Array.from(document.querySelectorAll('main .scroll, main pre'),
+                each => each.scrollWidth - each.clientWidth)].join(' ');
+document.documentElement.dataset.lines = Array.from(
+  document.querySelectorAll('main section'),
+  each => each.querySelector('.lines') ? each.className : '').filter(Boolean).join(' ');
+</script>'''
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason='no Chromium here')
+@pytest.mark.parametrize('width, lines', [(1280, ''), (390, 'chain variables')])
+def test_nothing_on_a_page_is_wider_than_the_page(tmp_path, width, lines):
+    scope = 'InceptionResnetV2/Repeat_1/block17_3/Branch_1/Conv2d_0b_1x7/BatchNorm/'
+    data = dict(
+        EMPTY, **packed_trace(trace_of(ran('/cpu:0', FORWARD, 0, 10))),
+        verdict=[["Try variables=towers.VariablePlacement('balanced')", scope]],
+        shares=[['/cpu:0', [1, 2]]],
+        chain={'table': [[1, '/cpu:0', 10, 1, scope + 'FusedBatchNormV3']], 'spans': []},
+        texts=[['Plan', 'one device  ' + 'proven ' * 50]],
+        variables=[[scope + 'moving_mean', 'trained', '/cpu:0', '(1, 7, 128, 160)', 4000, 'update']])
+    frame = tmp_path / 'frame.html'
+    frame.write_text(written_page([data]) + LAID_OUT, encoding='utf-8')
+    # The window of a headless browser has a least width; a frame has none.
+    page = tmp_path / 'page.html'
+    page.write_text('<iframe src="frame.html" width="%d" height="900" style="border: 0"></iframe>'
+                    '<script>onload = () => { document.body.textContent = JSON.stringify('
+                    'frames[0].document.documentElement.dataset) }</script>' % width)
+    drawn = subprocess.run(
+        [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', '--dump-dom',
+         '--allow-file-access-from-files', '--virtual-time-budget=20000',
+         '--window-size=1400,900', 'file://%s' % page],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout.decode()
+    laid_out = json.loads(re.search(r'{.*}', drawn).group())
+    page_width, window_width, *excess = map(int, laid_out['widths'].split())
+    assert page_width <= window_width == width
+    assert set(excess) == {0} and laid_out['lines'] == lines

@@ -9,7 +9,7 @@ from towers.report.chain import Link
 from towers.report.parts import COMBINATION, FORWARD, INPUT, UPDATE
 from towers.report.time_use import time_use
 from towers.report.verdict import verdict
-from traces import ran, trace_of
+from traces import batch, build as build_of, dense, ran, trace_of
 import pytest
 
 VECTORS = samples.vectors(4)
@@ -53,6 +53,24 @@ def test_the_advice_is_by_where_the_variables_are():
                for said in verdict(staged, use, []))
 
 
+def test_a_variable_that_no_placement_divides_is_named():
+    use = time_use(trace_of(ran('/cpu:0', FORWARD, 0, 70), ran('/cpu:1', FORWARD, 0, 70),
+                            ran('/cpu:0', UPDATE, 70, 100)))
+    with tf.Graph().as_default():
+        said, = verdict(build_of(dense(16, 10), batch(2, 16)), use, [])
+    assert "VariablePlacement('replicated'). But first alone has 94 % of their bytes" in said.advice
+    with tf.Graph().as_default():
+        said, = verdict(build_of(dense(1, 10), batch(2, 1)), use, [])  # two variables of one size
+    assert said.advice.endswith("VariablePlacement('replicated')")
+
+
+def test_an_evaluation_has_a_verdict():
+    use = time_use(trace_of(ran('/cpu:0', INPUT, 0, 70), ran('/cpu:1', FORWARD, 70, 100)))
+    with tf.Graph().as_default():
+        built = towers.build_towers(two_layers, VECTORS, None, 2)
+    assert verdict(built, use, [])[0].text.startswith('The input takes 70 %')
+
+
 def test_findings_come_by_what_they_cost():
     use = time_use(trace_of(
         ran('/cpu:0', INPUT, 0, 20), ran('/cpu:0', FORWARD, 20, 80, tower=0),
@@ -70,7 +88,8 @@ def test_a_long_stage_is_named_with_its_tower_where_other_towers_share_devices()
     devices = towers.resolve_devices(stages, allow_repeated=True)
     use = time_use(trace_of(ran('/cpu:2', FORWARD, 0, 90), ran('/cpu:3', FORWARD, 90, 100)))
     said, = verdict(build()._replace(devices=devices), use, [])
-    assert said.text.startswith('Stage 0 of tower 2, on /cpu:2, computes 90 % of the step')
+    assert said.text.startswith('Stage 0 of tower 2, on /cpu:2, computes 90 % of the step, and the '
+                                'other stage only 10 %; stages of one length would compute 50 %')
 
 
 def test_waits_of_the_longest_chain():

@@ -113,7 +113,8 @@ def test_fifty_thousand_records_make_a_page_of_less_than_5_megabytes(tmp_path):
     pytest.param(slow_update, [
         ('The update takes ', 'The combination of gradients and the update take '),
         ' of the step on /cpu:0, while both towers wait; the longest operation is ',
-        ": all variables are on /cpu:0: spread them, and the update, over the towers' devices"],
+        ": all variables are on /cpu:0: spread them, and the update, over the towers' devices",
+        'But first alone has 94 % of their bytes, and each variable is updated as a whole: '],
                  marks=pytest.mark.slow),
     (slow_input, [
         'The input takes ', 'while both towers wait; the longest operation is IteratorGetNext, ',
@@ -125,6 +126,6 @@ def test_fifty_thousand_records_make_a_page_of_less_than_5_megabytes(tmp_path):
 def test_the_verdict_names_the_reason(make, said, tmp_path):
     built, start = make()
     report = towers.step_report(built, traced_step(built, start=start), str(tmp_path / 'step.html'))
-    begins, contains, advice = said
-    assert report.verdict[0].startswith(begins), report.verdict
-    assert contains in report.verdict[0] and advice in report.verdict[0], report.verdict
+    assert report.verdict[0].startswith(said[0]), report.verdict
+    for each in said[1:]:
+        assert each in report.verdict[0], report.verdict

@@ -12,7 +12,8 @@ from towers.memory.buffers import Buffer
 from towers.memory.measure import peaks_of, uses_of
 from towers.memory.simulation import Run
 from towers.memory.tower_step import shard_sizes, step_of
-from towers.placement.devices import short_name
+from towers.placement.devices import is_gpu, short_name
+from towers.placement.tower_device import all_devices
 from towers.report.trace import Trace
 
 _MOST_POINTS = 400  # of a curve
@@ -81,8 +82,13 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
             name=short_name(device) or 'CPUs',
             measured=_thinned(measured.get(device, [])), predicted=_thinned(prediction.curve),
             measured_peak=peaks.get(device), predicted_peak=prediction.peak))
-    notes.append('solid: measured; dashed: predicted from the graph. The prediction leaves out '
-                 "cuDNN's workspace, what the allocator keeps for later, and NCCL's buffers")
+    if measured:
+        notes.append('solid: measured')
+    if predicted:
+        has_gpus = any(map(is_gpu, all_devices(built.devices)))
+        of_gpus = "cuDNN's workspace, and " if has_gpus else ''
+        notes.append('dashed: predicted from the graph, without %swhat the allocator keeps for '
+                     'later' % of_gpus)
     return MemoryCurves(pools, '; '.join(notes) + '.')
 
 

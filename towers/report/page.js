@@ -15,6 +15,14 @@ function element(tag, text, parent) {
   return made;
 }
 
+// The text of a name or a sentence, with places in it where a narrow page may begin a new line.
+function breakable(text, parent) {
+  text.split(/(?<=[/=.(,])/).forEach((piece, place) => {
+    if (place) element('wbr', undefined, parent);
+    parent.append(piece);
+  });
+}
+
 function milliseconds(micros) {
   const value = micros / 1000;
   return value.toFixed(value < 1 ? 3 : value < 100 ? 2 : 0) + ' ms';
@@ -158,8 +166,10 @@ class Timeline {
       pen.rect(left, top, width, PASS);
       pen.clip();
       pen.fillStyle = colour('text');
-      pen.fillText(this.report.parts[part][0] + ', ' + this.report.groups[group],
-                   Math.max(left, 0) + 4, top + PASS / 2 - 1);
+      const name = this.report.groups[group];
+      const labels = [this.report.parts[part][0] + ', ' + name, name, name.split(', ').pop()];
+      const fitting = labels.find(each => pen.measureText(each).width <= width - 8);
+      pen.fillText(fitting || '', Math.max(left, 0) + 4, top + PASS / 2 - 1);
       pen.restore();
     }
   }
@@ -241,8 +251,10 @@ class Timeline {
 
   find(text) {
     this.found = text ? this.names.map(name => name.includes(text)) : null;
-    const count = text ? this.found.filter(Boolean).length : 0;
-    this.output.textContent = text ? count + ' operations' : '';
+    const lengths = this.operations.length.filter((_, place) => text && this.found[place]);
+    const micros = lengths.reduce((sum, length) => sum + length, 0);
+    this.output.textContent =
+      text ? `${lengths.length} operations, ${milliseconds(micros)} together` : '';
     this.draw();
   }
 
@@ -295,30 +307,42 @@ class Timeline {
 
 function table(parent, heads, rows) {
   const line = element('tr', undefined, element('thead', undefined, parent));
+  tables.push(parent);
   heads.forEach(head => element('th', head, line));
   const body = element('tbody', undefined, parent);
   for (const cells of rows) {
     const row = element('tr', undefined, body);
-    for (const cell of cells) {
+    cells.forEach((cell, column) => {
       const made = element('td', undefined, row);
+      if (column) made.dataset.head = heads[column];
       if (cell && cell.part) element('i', undefined, made).style.background = `var(--${cell.part})`;
-      made.append(cell && cell.part ? cell.text : cell);
-    }
+      breakable(String(cell && cell.part ? cell.text : cell), made);
+    });
+  }
+}
+
+// Shows each row of a table that is wider than its place as a few lines, each figure with its head.
+function fitTables() {
+  for (const each of tables) {
+    each.classList.remove('lines');
+    if (each.offsetWidth > each.parentNode.clientWidth) each.classList.add('lines');
   }
 }
 
 function verdict(report, parent) {
   for (const [text, advice] of report.verdict) {
     const entry = element('li', undefined, parent);
-    element('b', text + '.', entry);
-    element('p', undefined, entry).append(element('i', 'To change: '), advice + '.');
+    breakable(text + '.', element('b', undefined, entry));
+    const change = element('p', undefined, entry);
+    element('i', 'To change: ', change);
+    breakable(advice + '.', change);
   }
 }
 
 function legend(report, parent) {
   const used = new Set(report.operations.part);
   const parts = report.parts.filter((_, place) => used.has(place));
-  for (const [part, title] of parts.concat([['waiting', 'waiting']])) {
+  for (const [part, title] of parts.concat([['waiting', 'waiting'], ['chain', 'longest chain']])) {
     const entry = element('span', undefined, parent);
     element('i', undefined, entry).style.background = `var(--${part})`;
     entry.append(title);
@@ -414,6 +438,7 @@ function variables(report, section) {
   section.querySelector('summary').textContent =
     `${rows.length} variables, ${bytesText(total)}`;
   section.querySelector('details').open = rows.length <= 100;
+  section.querySelector('details').addEventListener('toggle', fitTables);
   table(section.querySelector('table'), ['name', 'role', 'device', 'shape', 'bytes', 'written by'],
         rows.map(row => [row[0], row[1], row[2], row[3], bytesText(row[4]), row[5]]));
 }
@@ -421,6 +446,7 @@ function variables(report, section) {
 // ---- the page ------------------------------------------------------------------------------------
 
 const shown = [];  // the timelines
+const tables = [];
 
 function show(report, longest) {
   const article = document.getElementById('one').content.cloneNode(true).firstElementChild;
@@ -441,11 +467,13 @@ function show(report, longest) {
 
 function showAll(reports) {
   shown.length = 0;
+  tables.length = 0;
   const parent = document.getElementById('reports');
   parent.textContent = '';
   parent.className = reports.length > 1 ? 'two' : '';
   const longest = Math.max(...reports.map(report => report.micros));
   reports.forEach(report => show(report, longest));
+  fitTables();
   document.documentElement.dataset.drawn = Math.round(performance.now());  // after the page began
 }
 
@@ -456,7 +484,7 @@ function reportsIn(page) {
 
 const reports = reportsIn(document);
 showAll(reports);
-const redraw = () => shown.forEach(timeline => timeline.draw());
+const redraw = () => { shown.forEach(timeline => timeline.draw()); fitTables(); };
 let width = window.innerWidth;
 window.addEventListener('resize', () => {
   if (window.innerWidth !== width) { width = window.innerWidth; redraw(); }

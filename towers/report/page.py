@@ -116,12 +116,13 @@ def packed_trace(trace: Trace) -> dict:
     indices = _Indices(
         rows=_Numbered(operations_by_row), parts=_Numbered(PARTS), groups=_Numbered(['']),
         types=_Numbered(['']))
-    packed_operations = _packed_operations(with_lanes, indices)
+    has_micro_batches = any(operation.place.micro_batch for operation in trace.operations)
+    packed_operations = _packed_operations(with_lanes, indices, has_micro_batches)
     packed_passes = []
     for (row, place), spans in sorted(_passes(trace).items()):
         row_index = indices.rows.index(row)
         part_index = indices.parts.index(place.part)
-        group_index = indices.groups.index(_group(place))
+        group_index = indices.groups.index(_group(place, has_micro_batches))
         for begin, end in spans:
             packed_passes.append([row_index, part_index, group_index, begin, end])
     return {
@@ -160,12 +161,14 @@ class _Indices(typing.NamedTuple):
     types: _Numbered
 
 
-def _packed_operations(with_lanes: typing.Iterable[_WithLane], indices: _Indices) -> dict:
+def _packed_operations(with_lanes: typing.Iterable[_WithLane], indices: _Indices,
+                       has_micro_batches: bool) -> dict:
     """`operations` of the page's data: a list for each column, with an entry an operation.
 
     Args:
       with_lanes: the operations, sorted by name.
       indices: the lists that the columns refer to; groups and types are added.
+      has_micro_batches: whether any tower has several micro-batches.
     """
     columns: typing.Dict[str, list] = collections.defaultdict(list)
     rest = []
@@ -181,7 +184,7 @@ def _packed_operations(with_lanes: typing.Iterable[_WithLane], indices: _Indices
         columns['begin'].append(operation.begin)
         columns['length'].append(operation.micros)
         columns['part'].append(indices.parts.index(operation.place.part))
-        columns['group'].append(indices.groups.index(_group(operation.place)))
+        columns['group'].append(indices.groups.index(_group(operation.place, has_micro_batches)))
         columns['type'].append(indices.types.index(operation.type))
     return dict(columns, rest='\n'.join(rest))
 
@@ -220,11 +223,11 @@ def _lanes(operations: typing.Sequence[Traced]) -> typing.List[int]:
     return lanes
 
 
-def _group(place: Place) -> str:
-    """`'tower 1'`, or `'tower 1, micro-batch 2'`; '' for a place in no tower."""
+def _group(place: Place, has_micro_batches: bool) -> str:
+    """`'tower 1'`, or with micro-batches `'tower 1, micro-batch 2'`; '' for a place in no tower."""
     if place.tower is None:
         return ''
-    if place.micro_batch:
+    if has_micro_batches:
         return 'tower %d, micro-batch %d' % (place.tower, place.micro_batch)
     return 'tower %d' % place.tower
 

@@ -2,7 +2,11 @@
 
 import typing
 
+import tensorflow.compat.v1 as tf
+
 from towers.api.built import BuiltTowers
+from towers.graph.graph_walk import bytes_of
+from towers.model.objectives import all_pairs
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.tower_device import all_devices, stages_of
 from towers.report.chain import Link
@@ -18,6 +22,7 @@ from towers.report.parts import (
 from towers.report.time_use import TimeUse
 
 _LEAST_SHARE = 0.05  # what costs a smaller share of the step is not in the verdict
+_MOST_OF_BYTES = 0.8  # a variable that has more of all variables' bytes is named
 _MOST_OF_TIME = 0.8  # a device that does more of some parts than that is named with them
 
 
@@ -229,10 +234,31 @@ def _advice_on_variables(built: BuiltTowers) -> str:
         return "try variables=towers.VariablePlacement('stage')"
     devices = {short_name(variable.device) for variable in built.variables}
     if len(devices) > 1:
-        return "try variables=towers.VariablePlacement('replicated')"
+        return "try variables=towers.VariablePlacement('replicated')" + _on_largest_variable(built)
     return ("all variables are on %s: spread them, and the update, over the towers' devices with "
             "variables=towers.VariablePlacement('balanced') or VariablePlacement('replicated')" % (
-                ', '.join(devices)))
+                ', '.join(devices)) + _on_largest_variable(built))
+
+
+def _on_largest_variable(built: BuiltTowers) -> str:
+    """The end of an advice to spread the variables: what helps more where one variable has more
+    than 80 % of their bytes, as each variable stays whole; else ''.
+
+    It is '' for sparse gradients, too: their update takes a few rows, and not the whole variable.
+    """
+    bytes_of_variables = {}
+    for gradient, variable in all_pairs(built.gradients):
+        if isinstance(gradient, tf.IndexedSlices):
+            return ''
+        if gradient is not None:
+            bytes_of_variables[variable.op.name] = bytes_of(variable)
+    total = sum(bytes_of_variables.values())
+    for name, size in bytes_of_variables.items():
+        if size > _MOST_OF_BYTES * total:
+            return ('. But %s alone has %s of their bytes, and each variable is updated as a '
+                    'whole: larger shards, or Memory(accumulate=…), help more, since they make '
+                    'fewer updates for the same examples' % (name, _percent(size, total)))
+    return ''
 
 
 # ---- towers and stages that are longer than the others -------------------------------------------
@@ -274,8 +300,8 @@ def _long_stage_in_words(tower: int, devices: typing.Sequence[str],
     shares = [_percent(micros, use.micros) for micros in micros_of_stages]
     other_shares = shares[:longest] + shares[longest + 1:]
     mean = sum(micros_of_stages) / float(len(devices))
-    return ('Stage %d of tower %d, on %s, computes %s of the step, the other%s %s, waiting for '
-            'it; stages of one length would compute %s each; the longest operation is %s' % (
+    return ('Stage %d of tower %d, on %s, computes %s of the step, and the other stage%s only %s; '
+            'stages of one length would compute %s each; the longest operation is %s' % (
                 longest, tower, devices[longest], shares[longest],
                 's' if len(other_shares) > 1 else '', ' and '.join(other_shares),
                 _percent(mean, use.micros),
