@@ -9,7 +9,7 @@ import towers
 from sample_models import linear, sgd
 from towers.report.examples import examples_of_step
 from towers.report.page import report_in
-from traces import FULL, traced_step
+from traces import FULL
 
 
 def traced(num_examples, remainder='error', **options):

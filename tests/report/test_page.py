@@ -133,6 +133,8 @@ document.documentElement.dataset.widths = [
   document.documentElement.scrollWidth, innerWidth,
   ...Array.from(document.querySelectorAll('main .scroll, main pre'),
                 each => each.scrollWidth - each.clientWidth)].join(' ');
+document.documentElement.dataset.rows = Array.from(
+  document.querySelectorAll('.shares tbody tr'), each => each.offsetHeight > 40 ? 2 : 1).join(' ');
 document.documentElement.dataset.lines = Array.from(
   document.querySelectorAll('main section'),
   each => each.querySelector('.lines') ? each.className : '').filter(Boolean).join(' ');
@@ -147,7 +149,7 @@ def test_nothing_on_a_page_is_wider_than_the_page(tmp_path, width, lines):
     data = dict(
         EMPTY, **packed_trace(trace_of(ran('/cpu:0', FORWARD, 0, 10))),
         verdict=[["Try variables=towers.VariablePlacement('balanced')", scope]],
-        shares=[['/cpu:0', [1, 2]]],
+        shares=[['/cpu:0', [1, 2]], ['/cpu:1', [3, 4]]],
         chain={'table': [[1, '/cpu:0', 10, 1, scope + 'FusedBatchNormV3']], 'spans': []},
         texts=[['Plan', 'one device  ' + 'proven ' * 50]],
         variables=[[scope + 'moving_mean', 'trained', '/cpu:0', '(1, 7, 128, 160)', 4000, 'update']])
@@ -167,3 +169,4 @@ def test_nothing_on_a_page_is_wider_than_the_page(tmp_path, width, lines):
     page_width, window_width, *excess = map(int, laid_out['widths'].split())
     assert page_width <= window_width == width
     assert set(excess) == {0} and laid_out['lines'] == lines
+    assert set(laid_out['rows'].split()) == {'1'}  # figures are not broken

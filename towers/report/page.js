@@ -17,7 +17,7 @@ function element(tag, text, parent) {
 
 // The text of a name or a sentence, with places in it where a narrow page may begin a new line.
 function breakable(text, parent) {
-  text.split(/(?<=[/=.(,])/).forEach((piece, place) => {
+  text.replace(/(\w[/=.(,])(?=[^\d\s])/g, '$1\n').split('\n').forEach((piece, place) => {
     if (place) element('wbr', undefined, parent);
     parent.append(piece);
   });
