@@ -58,7 +58,7 @@ def test_a_variable_that_no_placement_divides_is_named():
                             ran('/cpu:0', UPDATE, 70, 100)))
     with tf.Graph().as_default():
         said, = verdict(build_of(dense(16, 10), batch(2, 16)), use, [])
-    assert "VariablePlacement('replicated'). But first alone has 94 % of their bytes" in said.advice
+    assert "VariablePlacement('replicated'). But 'first' alone has 94 % of their bytes" in said.advice
     with tf.Graph().as_default():
         said, = verdict(build_of(dense(1, 10), batch(2, 1)), use, [])  # two variables of one size
     assert said.advice.endswith("VariablePlacement('replicated')")

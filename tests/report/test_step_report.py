@@ -114,7 +114,7 @@ def test_fifty_thousand_records_make_a_page_of_less_than_5_megabytes(tmp_path):
         ('The update takes ', 'The combination of gradients and the update take '),
         ' of the step on /cpu:0, while both towers wait; the longest operation is ',
         ": all variables are on /cpu:0: spread them, and the update, over the towers' devices",
-        'But first alone has 94 % of their bytes, and each variable is updated as a whole: '],
+        "But 'first' alone has 94 % of their bytes, and each variable is updated as a whole: "],
                  marks=pytest.mark.slow),
     (slow_input, [
         'The input takes ', 'while both towers wait; the longest operation is IteratorGetNext, ',

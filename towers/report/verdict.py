@@ -255,7 +255,7 @@ def _on_largest_variable(built: BuiltTowers) -> str:
     total = sum(bytes_of_variables.values())
     for name, size in bytes_of_variables.items():
         if size > _MOST_OF_BYTES * total:
-            return ('. But %s alone has %s of their bytes, and each variable is updated as a '
+            return (". But '%s' alone has %s of their bytes, and each variable is updated as a "
                     'whole: larger shards, or Memory(accumulate=…), help more, since they make '
                     'fewer updates for the same examples' % (name, _percent(size, total)))
     return ''
