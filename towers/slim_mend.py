@@ -116,12 +116,13 @@ def _show_views(slim_module: types.ModuleType, views: typing.Dict[str, _ModuleVi
 def _guard_batch_norm(batch_norm: typing.Any) -> None:
     """Makes slim's batch norm refuse arguments that its own implementation would ignore.
 
-    `slim.batch_norm` is a wrapper that `add_arg_scope` has made: it adds the arguments of the open
-    arg_scopes, and calls the function `func` of its closure. That function is replaced, and not the
-    wrapper, for two reasons: it gets the added arguments, too; and programs hold the wrapper
-    already, as in an arg_scope with `normalizer_fn=slim.batch_norm`.
+    `slim.batch_norm` is the wrapper that `add_arg_scope` has made. It adds the arguments of the
+    open arg_scopes, and calls the real function, which is in the cell `func` of its closure. The
+    content of this cell is replaced, and not the wrapper, for two reasons: the check sees the
+    arguments of arg_scopes, too; and programs may hold the wrapper already, as in an arg_scope with
+    `normalizer_fn=slim.batch_norm`.
     """
-    # A cell of a closure holds one variable of the function around.
+    # A cell of a closure holds one variable of the enclosing function, here of `add_arg_scope`.
     cell = batch_norm.__closure__[batch_norm.__code__.co_freevars.index('func')]
     unguarded = cell.cell_contents
     if hasattr(unguarded, 'unguarded'):

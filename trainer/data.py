@@ -45,10 +45,11 @@ def make_dataset() -> typing.Any:
     if options.get('bad_list'):
         print('left out       %s that %s lists' % (
             counted(dataset.left_out, 'example'), FLAGS.bad_examples), flush=True)
+    # `contradictions` refuses `unlabelled` in any mode but predict, which holds no examples out.
     if FLAGS.unlabelled:
         return with_unlabelled(dataset, FLAGS.unlabelled)
-    # `validation` is of a training. --mode=eval and predict take the true test set, with which the
-    # run has made no choices; check_data reads all examples.
+    # Modes that run steps of training hold examples out. --mode=eval and predict take the true test
+    # set, with which the run has made no choices; check_data reads all examples.
     if FLAGS.validation and FLAGS.mode not in ('eval', 'predict', 'check_data'):
         return with_validation(dataset, FLAGS.validation)
     return dataset

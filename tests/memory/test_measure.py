@@ -76,9 +76,16 @@ def test_what_an_operation_took_for_itself_counts_and_gpus_count_for_themselves(
         (of % ('CPU', 0), 'cpu', 1000, 50, 50), (of % ('CPU', 1), 'cpu', 900, 300, 100),
         (of % ('CPU', 1), 'cpu', 0, 5000, 0), (of % ('GPU', 0), 'GPU_0_bfc', 1000, 0, 0),
         (of % ('GPU', 1) + '/stream:all', 'GPU_1_bfc', 700, 0, 0),
-        (of % ('GPU', 1), 'gpu_host_bfc', 5, 0, 0))) == {
+        (of % ('GPU', 1), 'gpu_async_1', 600, 150, 0))) == {
             '': (1100, 'node1'), '/device:GPU:0': (1000, 'node3'),
-            '/device:GPU:1': (700, 'node4')}
+            '/device:GPU:1': (750, 'node5')}
+
+
+def test_pinned_memory_that_an_operation_on_a_gpu_uses_is_of_the_cpus():
+    gpu = '/job:localhost/replica:0/task:0/device:GPU:0'
+    assert measure.peaks_of(metadata(
+        (gpu, 'GPU_0_bfc', 700, 0, 0), (gpu, 'gpu_host_bfc', 900, 0, 0))) == {
+            '/device:GPU:0': (700, 'node0'), '': (900, 'node1')}
 
 
 def test_an_allocator_that_does_not_count_is_an_error(monkeypatch):

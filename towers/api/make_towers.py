@@ -307,16 +307,18 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
     check_references_in_loops(towers)
     update_ops = request.training.update_ops
     has_several_towers = len(towers) > 1
+    if update_ops == 'none':
+        # No tower writes, unless its loss uses the new value: that use waits for the write already.
+        return []
+    if update_ops == 'all':
+        return write_in_turn(towers, roles) if has_several_towers else []
     # A single tower needs an order in two cases: workers that have copies of the variables have to
     # write equal values; and the updates of a finished model are operations of their own, which
     # would come before or after the reads.
     workers_write_alike = request.has_copies
     needs_order = has_several_towers or workers_write_alike or request.call.is_finished
-    if update_ops == 'first' and needs_order:
-        return write_after_reads(towers, roles)
-    if update_ops == 'all' and has_several_towers:
-        return write_in_turn(towers, roles)
-    return []  # one tower keeps the program's own order; with 'none' a step runs no such write
+    # Any other single tower keeps the program's own order.
+    return write_after_reads(towers, roles) if needs_order else []
 
 
 def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.List[TowerCopy]:

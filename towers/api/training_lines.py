@@ -1,4 +1,5 @@
-"""The plan's lines about gradients, optimizers and their updates.
+"""The plan's lines about gradients, optimizers and their updates: each a label and a text. A line
+whose text is None is left out of the plan.
 
 Its test is tests/api/test_plan.py.
 """
@@ -19,11 +20,13 @@ Lines = typing.List[typing.Tuple[str, typing.Optional[str]]]
 
 
 def lines_of_training(tower_set: TowerSet, update: Update) -> Lines:
-    """The lines about gradients, optimizers and their updates."""
+    """The lines about gradients, optimizers and their updates. The last one, `one device`, tells
+    what a step has in common with a step on one device."""
     request = tower_set.request
     global_step = None
     if update.counts_step:
-        global_step = 'counted here, since the optimizer leaves it to its caller: do not add to it'
+        global_step = ('the build adds 1 in each step, since this optimizer does not: do not add '
+                       'to the global step yourself')
     loss_scale = request.numerics.loss_scale
     return [
         ('optimizer', _optimizers(request, update)),
@@ -114,7 +117,8 @@ def _recomputation(recomputed: typing.Sequence[Recomputed], asked: typing.Any
 
     Args:
       recomputed: what the backward pass of tower 0 recomputes, one for each loss.
-      asked: `Memory.recompute`.
+      asked: `Memory.recompute`: None, `'auto'`, or a list of the results to keep, between which the
+        forward pass is to be recomputed.
     """
     num_operations = sum(len(each.operations) for each in recomputed)
     if num_operations:
@@ -125,5 +129,4 @@ def _recomputation(recomputed: typing.Sequence[Recomputed], asked: typing.Any
         return None
     if asked == 'auto':
         return 'nothing: no place of the forward pass is worth it'
-    # A list of the results to keep: what lies between them would be recomputed.
     return 'nothing: the backward pass takes nothing that lies between these results'

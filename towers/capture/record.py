@@ -85,9 +85,10 @@ def record(request: Request, batch: CutBatch, index: int,
     Args:
       request: `Request` of the build.
       batch: the shards.
-      index: the index of the part. It is 0, but with `copies='reuse'`, which makes a call for each
-        part.
-      around: a function that returns a context manager, in which the call is made besides.
+      index: the index of the part: always 0, except with `copies='reuse'`, which makes a call for
+        each part.
+      around: makes one more context for the call: that of the optimizers that the model function of
+        an Estimator calls.
     """
     graph = tf.get_default_graph()
     inputs = batch.inputs[index]
@@ -101,12 +102,14 @@ def record(request: Request, batch: CutBatch, index: int,
         earlier_build = None
         reuse = tf.AUTO_REUSE
     new_variables = NewVariables(request.placement, earlier_build)
+    context_of_call = call_of_model_fn(
+        graph, new_variables, num_parts=request.parts_of_batch,
+        has_equal_parts=request.has_equal_workers, no_batch_values=request.no_batch_values)
     with graph_walk.Recording(graph) as made, \
             tf.device(TowerDevice(request.split.parts[index].device)), \
             new_variables.recorded(request.call.variable_scope, reuse), \
             record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
-            call_of_model_fn(graph, new_variables, request.parts_of_batch,
-                             request.has_equal_workers, request.no_batch_values):
+            context_of_call:
         model = _computed(request, batch, index)
         needs_loss = bool(objectives)  # without an objective nothing is trained
         output = to_model_output(model.output, needs_loss, objectives.names)
@@ -114,9 +117,10 @@ def record(request: Request, batch: CutBatch, index: int,
         adds_registered_losses = request.training.regularization == 'add'
         keras_losses = _keras_losses(keras, adds_registered_losses)
         registered = without(registered_losses(), registered_before) + model.registered
+        # Losses of weights have no examples in them: there is nothing to prove.
+        losses_of_examples = registered + keras_losses.of_activations
         # Statistics of the whole batch become a part of the pass: their operations are recorded.
-        proven = prove(made.so_far(), inputs, output, updates,
-                       registered + keras_losses.of_activations, request)
+        proven = prove(made.so_far(), inputs, output, updates, losses_of_examples, request)
     sources = list(map(graph_walk.operation_of, leaves_of(inputs)))
     return Recorded(
         output=proven.output, operations=made.operations, sources=sources,

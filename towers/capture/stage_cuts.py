@@ -108,8 +108,9 @@ def _movers(operations: typing.Iterable[tf.Operation],
             moving: typing.Sequence[tf.Operation]) -> typing.Dict[str, str]:
     """Finds the operation with which each operation goes to a stage.
 
-    An operation that moves goes by itself. Any other one goes with the next in order that moves,
-    which is likely to take its result; after the last one that moves, with that.
+    An operation that moves goes by itself. Any other operation goes with the next one in order that
+    moves, which is likely to take its result. The operations after the last one that moves go with
+    that last one.
 
     Args:
       operations: the operations, in the order in which they were made.
@@ -132,14 +133,18 @@ def _movers(operations: typing.Iterable[tf.Operation],
 
 
 def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
-    """{name of a variable: name of the variable that it is kept with}. That is mostly the variable
-    itself; for a moving average, which is colocated with it, the variable that is averaged."""
+    """{name of a variable: name of the variable that it is kept with}.
+
+    Most variables are kept with themselves. A moving average is kept with the variable that it
+    averages, since it is colocated with that one.
+    """
     names = operation_names(variables)
     leader_of = {}
     for variable in variables:
-        leaders = [name for name in colocation_group(variable.op) if name in names]
-        leaders.append(variable.op.name)  # for one that is colocated with no variable
-        leader_of[variable.op.name] = leaders[0]
+        own_name = variable.op.name
+        # The group of a variable may name operations that are no variables, and nothing else.
+        variables_in_group = [name for name in colocation_group(variable.op) if name in names]
+        leader_of[own_name] = variables_in_group[0] if variables_in_group else own_name
     return leader_of
 
 

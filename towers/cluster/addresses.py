@@ -110,7 +110,9 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
     except json.JSONDecodeError as error:
         reason = 'no JSON: %s at character %d' % (error.msg, error.pos + 1)
         raise _unreadable(text, reason) from None
-    except (AttributeError, RecursionError, TypeError, ValueError):  # JSON, but of other objects
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        # Valid JSON of the wrong types: "cluster" is a list, say. A `RecursionError`: valid JSON
+        # that is nested too deep for Python to read.
         raise _unreadable(text, 'no such objects') from None
     for addresses in addresses_of_jobs:
         if addresses is not None and not isinstance(addresses, list):

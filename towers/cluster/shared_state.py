@@ -70,12 +70,13 @@ class SharedState:
 
     def _variables_read(self) -> typing.Set[str]:
         """Names of the variables that training reads: the gradients are computed from them, or an
-        operation of the update takes their value. A trained variable counts as read."""
+        operation of the update takes their value. Each trained variable is among them, since the
+        update computes its new value from the old one."""
         names = ancestors(self._own_gradients) | self._trained_names
         for op in self._update_operations:
             for tensor in op.inputs:
-                variables = read_from(tensor)  # whose value the tensor is
-                names.update(names_of(variables))
+                variables_with_this_value = read_from(tensor)
+                names.update(names_of(variables_with_this_value))
         return names & set(self._variables)
 
     def variables(self, replicated: typing.Container[str]) -> typing.List[tf.Variable]:
@@ -162,10 +163,11 @@ class SharedState:
         early_names = self._names_before_gradients()
         frames = Frames(self._update_operations)
         for op in self._update_operations:
-            # What was made before the gradients is at hand in the program, which may run it outside
-            # of a step, where worker 0 sends nothing to wait for.
+            # The program may run an operation that was made before the gradients outside of a step,
+            # where worker 0 sends no message to wait for.
             runs_in_steps_alone = op.name not in early_names
-            is_outside_of_loops = frames.is_outside(op)  # in one, it cannot wait for what is not
+            # An operation in a loop cannot wait for the message, which is outside of the loop.
+            is_outside_of_loops = frames.is_outside(op)
             can_wait = runs_in_steps_alone and is_outside_of_loops
             for tensor in op.inputs:
                 for name in self._variables_read_early(tensor, can_wait):

@@ -19,6 +19,10 @@ _SECONDS_TO_STOP = 2  # for each thread that fills a queue
 _UNTRACED_STEPS = 2  # the first steps allocate memory that stays
 _TRACED_STEPS = 2
 
+# TensorFlow's names of the allocators of a GPU's own memory: 'GPU_0_bfc', and 'gpu_async_0' for
+# CUDA's pool. 'gpu_host_bfc' is none of these: it hands out pinned memory of the host.
+_ALLOCATOR_OF_GPU = re.compile(r'gpu_(async_)?\d', re.IGNORECASE)
+
 
 class MeasuredMemory(typing.NamedTuple):
     """The peak of each allocator in a step.
@@ -241,12 +245,13 @@ def _device_of(allocator_name: str, device: str) -> str:
 
     Args:
       allocator_name: the name of the allocator in a record.
-      device: the device of the operation that the record is of. On a GPU it may have used memory
-        of the CPUs, too.
+      device: the device of the operation that the record is of. An operation on a GPU may use
+        memory of the CPUs, too.
     """
     short = _short(device)
-    is_of_gpu = 'gpu' in allocator_name.lower() and is_gpu(short)
-    return short if is_of_gpu else ''
+    is_on_gpu = is_gpu(short)
+    uses_memory_of_gpu = _ALLOCATOR_OF_GPU.match(allocator_name) is not None
+    return short if is_on_gpu and uses_memory_of_gpu else ''
 
 
 def _short(device: str) -> str:

@@ -244,14 +244,15 @@ class _ForwardPass:
             if node.name in attempt.assumed_scalars:  # a placeholder
                 node.attr['shape'].shape.CopyFrom(tf.TensorShape([]).as_proto())
             if node.op == 'TensorArrayV3':
-                self._leave_out_lengths(node)
+                self._make_lengths_unknown(node)
             if node.name in self._size_constants:  # a `Const`
                 value = self._size_constants[node.name].of_batch(self._examples)
                 node.attr['value'].tensor.CopyFrom(value)
 
-    def _leave_out_lengths(self, node: tf.NodeDef) -> None:
-        """Leaves the lengths out of the shape of an array's elements that may come from the size of
-        a static batch: 50, or a multiple such as 150 after a reshape, in [50, 8] or [150, 4]."""
+    def _make_lengths_unknown(self, node: tf.NodeDef) -> None:
+        """In the element shape of a `TensorArray`, makes unknown each length that is a multiple of
+        the static batch size, since the length may come from that size: with 50 examples, the 50 of
+        [50, 8], and the 150 of [150, 4] after a reshape."""
         batch_size = static_size(self.inputs)
         if batch_size is None:
             return

@@ -32,7 +32,7 @@ class Applied(typing.NamedTuple):
       train_op: the operation of the step.
       slots: the variables that the optimizer made for variables.
       slots_of_replicas: the variables that it made for replicas.
-      counts_step: whether the step is counted here, since the optimizer leaves it to its caller.
+      counts_step: whether the update adds 1 to the global step, since the optimizer does not.
     """
 
     train_op: tf.Operation

@@ -5,17 +5,17 @@ Batch norm with `updates_collections=None` writes its moving averages in the for
 waits for these writes. What becomes of a write depends on the build:
 
     update_ops='first'   the first tower writes. The other towers leave the write out, as they leave
-                         out their `UPDATE_OPS`; where the new value is used (a counter of steps),
-                         they use the value that the first tower has written
+                         out their `UPDATE_OPS`. If the new value is used (a counter of steps), they
+                         use the value that the first tower has written
     update_ops='all'     every tower writes, one after the other: see `write_in_turn`
-    update_ops='none'    no tower writes, unless the new value is used
+    update_ops='none'    no tower writes. If the new value is used, it is as with 'first'
 
 On synchronous parameter servers all workers share the variables: worker 0, the chief, writes with
 its first tower, and the other workers leave the write out.
 
-With accumulation the first tower's write becomes one of its updates. For a later micro-batch reads
-the variable when the gradients of the first one are there; the write waits for all reads; so these
-gradients must not wait for the write, or they would wait for themselves.
+With accumulation the first tower's write becomes one of its updates. A later micro-batch reads the
+variable when the gradients of the first micro-batch are there, and the write waits for all reads.
+If the gradients waited for the write, they would wait for themselves.
 """
 
 import collections
@@ -57,8 +57,8 @@ def writes_by(writes: typing.Iterable[Write], names: typing.Container[str]) -> t
 def writes_of(recorded: Recorded) -> typing.List[Write]:
     """List of the writes of a call of the model function.
 
-    Initial values are left out: they are no writes of a step. So is the state of random generators:
-    each tower draws for itself.
+    Initial values are left out, since they are no writes of a step. The state of random generators
+    is left out, since each tower draws for itself.
     """
     left_out = initializers() | recorded.owned
     finder = Writes(tf.get_default_graph())
@@ -111,27 +111,85 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     if not writes or _writes_stay(request):
         return InlineUpdates()
     update_ops = request.training.update_ops
-    used = _used_writes(writes, fetches)
-    if update_ops == 'none':  # no tower writes, unless the new value is used
-        _check_replicated(writes_by(writes, used), replicated)
-    else:
+    if update_ops == 'all':
         _check_replicated(writes, replicated)
-    if update_ops == 'all':  # every tower has its writes: there is nothing to leave out
-        return InlineUpdates()
+        return InlineUpdates()  # every tower has its writes: there is nothing to leave out
+    used = _used_writes(writes, fetches)
+    if update_ops == 'none':
+        _check_replicated(writes_by(writes, used), replicated)
+        return _written_by_none(writes, used, operations)
+    _check_replicated(writes, replicated)
+    if request.served_rank is None:
+        return _written_by_first(writes, used, operations, request)
+    return _written_by_chief(writes, used, operations, fetches, request)
+
+
+def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
+                     operations: typing.Sequence[tf.Operation]) -> InlineUpdates:
+    """The `InlineUpdates` of `update_ops='none'`: nothing runs the writes whose value is not used.
+    The first tower makes the others, whose value all towers share.
+
+    Args:
+      writes: the writes of shared variables by the first tower's forward pass.
+      used: names of the writes whose new value is used.
+      operations: all operations of this forward pass.
+    """
+    # A write in a function cannot be taken out of it, and a value in a loop cannot be shared.
+    _check_can_be_left(writes, used, Writes(tf.get_default_graph()))
+    unused = _unused(writes, used)
+    _unhook(operations, unused)
+    return InlineUpdates(left_out=names_of(unused), shared=used)
+
+
+def _written_by_first(writes: typing.Sequence[Write], used: typing.Set[str],
+                      operations: typing.Sequence[tf.Operation],
+                      request: Request) -> InlineUpdates:
+    """The `InlineUpdates` of `update_ops='first'`, where the variables are not on parameter servers
+    that several workers share; the arguments are those of `_written_by_none`, and the `Request` of
+    the build."""
     finder = Writes(tf.get_default_graph())
-    is_on_parameter_servers = request.served_rank is not None
-    in_functions: typing.Dict[str, typing.List[int]] = {}
-    if update_ops == 'first' and not is_on_parameter_servers:
-        # The copies call the functions without these writes; tower 0 calls them as they are.
-        in_functions = _removable_in_functions(writes, finder)
+    # The copies call the functions without these writes; tower 0 calls them as they are.
+    in_functions = _removable_in_functions(writes, finder)
     other_writes = [write for write in writes if write.op.name not in in_functions]
     _check_can_be_left(other_writes, used, finder)
-    if update_ops == 'first' and is_on_parameter_servers:
-        _check_served(other_writes, fetches)
-    unused = [write.op for write in other_writes if write.op.name not in used]
-    updates = _take_out(unused, operations, request)
+    unused = _unused(other_writes, used)
+    updates: typing.List[tf.Operation] = []
+    if request.split.accumulate > 1:
+        updates = _turned_into_updates(unused, operations)
+    # A copy calls a function itself, for its own value, so that it shares none of tower 0's.
     return InlineUpdates(left_out=names_of(unused), shared=used - in_functions.keys(),
                          in_functions=in_functions, updates=updates)
+
+
+def _written_by_chief(writes: typing.Sequence[Write], used: typing.Set[str],
+                      operations: typing.Sequence[tf.Operation], fetches: list,
+                      request: Request) -> InlineUpdates:
+    """The `InlineUpdates` of `update_ops='first'` on parameter servers that several workers share:
+    the first tower of the chief writes, and the chief is another process for all other workers.
+
+    Args:
+      writes, used, operations: see `_written_by_none`.
+      fetches: what a step fetches, without the updates.
+      request: `Request` of the build.
+    """
+    # Writes in functions are refused, too. A copy can call a function without its writes; but the
+    # first tower of another worker is no copy, and would write.
+    _check_can_be_left(writes, used, Writes(tf.get_default_graph()))
+    _check_served(writes, fetches)
+    unused = _unused(writes, used)
+    updates: typing.List[tf.Operation] = []
+    is_chief = request.served_rank == 0
+    if not is_chief:
+        _unhook(operations, unused)
+    elif request.split.accumulate > 1:
+        updates = _turned_into_updates(unused, operations)
+    return InlineUpdates(left_out=names_of(unused), shared=used, updates=updates)
+
+
+def _unused(writes: typing.Iterable[Write],
+            used: typing.Container[str]) -> typing.List[tf.Operation]:
+    """List of the operations of the writes whose names are not in `used`."""
+    return [write.op for write in writes if write.op.name not in used]
 
 
 def _writes_stay(request: Request) -> bool:
@@ -141,28 +199,18 @@ def _writes_stay(request: Request) -> bool:
     return is_one_tower and request.training.update_ops != 'none'
 
 
-def _take_out(unused: typing.Sequence[tf.Operation], operations: typing.Sequence[tf.Operation],
-              request: Request) -> typing.List[tf.Operation]:
-    """Takes writes whose values are not used out of the forward pass of the first tower.
-
-    Where nobody writes, or the chief of parameter servers does so in its own process, nothing runs
-    these writes any more. With accumulation the tower runs them as updates, for the reason in the
-    module's docstring. In other builds they stay where they are.
+def _turned_into_updates(unused: typing.Sequence[tf.Operation],
+                         operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
+    """Takes writes out of the forward pass of the first tower, which is to run them as updates. It
+    is for accumulation; the module's docstring has the reason.
 
     Args:
-      unused: the writes whose values are not used.
-      operations: all operations of the first tower's forward pass.
-      request: `Request` of the build.
+      unused: the writes, whose values are not used.
+      operations: all operations of this forward pass.
 
     Returns:
-      List of the operations that the tower is to run as updates instead.
+      List of the operations that the tower is to run as updates.
     """
-    has_chief_elsewhere = request.served_rank is not None and request.served_rank > 0
-    if request.training.update_ops == 'none' or has_chief_elsewhere:
-        _unhook(operations, unused)
-        return []
-    if request.split.accumulate == 1:
-        return []
     # TensorFlow lets no operation outside of a loop wait for one inside: writes in loops stay.
     outside_of_loops = list(filter(compat.in_branches_alone, unused))
     # An update that is in a branch would not run if the branch is not taken; this always runs.
@@ -177,7 +225,8 @@ def _removable_in_functions(writes: typing.Iterable[Write],
     made without, as `InlineUpdates.in_functions`."""
     in_functions = {}
     for write in writes:
-        is_loop = 'While' in write.op.type  # whose next turn may read what this one has written
+        # The next iteration of a loop may read what this one has written.
+        is_loop = 'While' in write.op.type
         if not finder.calls_functions(write.op) or is_loop:
             continue
         positions = _positions_of_variables(write)

@@ -298,8 +298,9 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
 
 
 def _sizes_with_remainder(size: Size, shares: typing.Tuple[int, ...]) -> list:
-    """The sizes of shards that all examples of a batch are in: each one's share rounded down, and
-    of the examples that this leaves over one more in each of the first shards.
+    """The sizes of shards that hold all examples of a batch. Each shard gets its share, rounded
+    down; the examples left over go to the first shards, one each: 10 for 4 equal shards are
+    3, 3, 2, 2.
 
     Args:
       size: the number of examples.

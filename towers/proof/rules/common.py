@@ -50,13 +50,11 @@ def are_shared_arguments(states: typing.Iterable[State]) -> bool:
 def fits_examples_as_built(state: State, view: View) -> bool:
     """Whether a value without examples may go beside the examples, an entry to each of them.
 
-    Ones [8, 4] fit a batch of 8 examples alone, so that they prove nothing of other batches. But
-    where the scratch graph has the program's own, static size of a batch, its states only tell
-    where the examples are in this very graph: there, ones [8, 4] are as good as ones for each of
-    the 8 examples.
+    Ones [8, 4] fit a batch of 8 examples alone, so that they prove nothing of other batches. As
+    built, the batch has 8 examples, and states only tell where these are: ones [8, 4] are then as
+    good as ones for each of the 8 examples.
     """
-    has_size_of_program = view.is_as_built
-    return has_size_of_program and state.is_uniform
+    return view.is_as_built and state.is_uniform
 
 
 # ---- the examples' dimension ---------------------------------------------------------------------

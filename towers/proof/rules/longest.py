@@ -1,8 +1,8 @@
 """Loops over time that end with the longest example: `tf.nn.dynamic_rnn(sequence_length=lengths)`.
 
 Such a loop makes `min(steps, max(lengths))` iterations, a number that differs between shards. A
-result does not depend on this number under a condition on each example and each iteration from the
-example's own length on: the iteration leaves the carried value of the example as it is, or writes
+result does not depend on this number if the iterations from the length of an example on change
+nothing for this example: each of them leaves the carried value of the example as it is, or writes
 zeros into an array. A place of an array in which nothing is written is read as zeros, too.
 
     h = tf.where(t >= lengths, h, cell(x[t], h))               h stays as it is
@@ -49,8 +49,8 @@ class Longest(typing.NamedTuple):
 
 
 def condition_for(value: Carried, loop: Loop, condition: State, view: View) -> State:
-    """The state of the condition that ends a loop, as one of the values that leave the loop depends
-    on it: without the mark of the longest example, where the value does not depend on that.
+    """The state of the condition that ends a loop, for one of the values that leave the loop. It is
+    without the mark of the longest example if the value does not depend on the longest example.
 
     Args:
       value: the value.
@@ -144,7 +144,8 @@ def _is_longest(limit: tf.Tensor, view: View) -> bool:
     lengths = limit.op.inputs[0]
     if view.rank(lengths) != 1:
         return False
-    state = view.state_or_none(lengths)  # none yet, in the first round, of a tensor of the loop
+    # In the first round, a tensor of the loop has no state yet.
+    state = view.state_or_none(lengths)
     return state is not None and state.layout == ROW_OF_EACH_EXAMPLE
 
 
@@ -158,7 +159,8 @@ def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
       statistic: the name of the maximum, whose mark is to be taken away.
       view: `View`.
     """
-    state = view.state_or_none(limit)  # none yet, in the first round, of a tensor of the loop
+    # In the first round, a tensor of the loop has no state yet.
+    state = view.state_or_none(limit)
     if state is None or state.kind not in (Kind.INDEPENDENT, Kind.SIZES):
         return False
     is_of_any_batch = not state.depends_on_size
@@ -168,8 +170,8 @@ def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
 # ---- what an iteration does after the end of an example ------------------------------------------
 
 def _is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
-    """Whether an iteration, from the length of an example on, leaves a carried value as it is; or,
-    of an array or a list, writes zeros at the number of the iteration.
+    """Whether the iterations from the length of an example on leave the example's part of a carried
+    value as it is. Of an array or a list: whether each writes zeros at its own number.
 
     Args:
       carried: the value.
@@ -195,8 +197,8 @@ class _Write(typing.NamedTuple):
 def _writes_zeros(write: _Write, carried: Carried, longest: Longest, loop: Loop) -> bool:
     """Whether an iteration, from the length of an example on, writes zeros for the example.
 
-    Only in an array that was empty before the loop, and at the number of the iteration alone, are
-    they what is read where nothing is written, after a loop that makes fewer iterations.
+    Places that are never written are read as zeros, too. So it makes no difference that the loop of
+    the whole batch goes on, if the array began empty and the iteration t writes the place t only.
 
     Args:
       write: what the iteration writes.
@@ -217,7 +219,7 @@ def _write_of(op: tf.Operation) -> typing.Optional[_Write]:
         _, index, element, flow = op.inputs
         return _Write(flow, index, element)
     if op.type == 'TensorListSetItem':
-        list_, index, element = list(op.inputs)[:3]
+        list_, index, element = op.inputs
         return _Write(list_, index, element)
     return None
 

@@ -104,10 +104,12 @@ def merge(op: tf.Operation, states: _PerhapsStates,
 
 
 def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typing.Optional[State]:
-    """The state of the value at a `Merge` that ends a branch, which depends on the conditions, too.
+    """The state of the value at a `Merge` that ends a branch. It depends on the conditions by which
+    the branches of the two inputs are taken, too: for a `tf.cond` this is one condition.
 
     Returns:
-      The state; None as long as a condition has no state, since a loop comes back to it later.
+      The state; None if a condition has no state yet, as in the first round one that a loop
+      computes. A later round of the analysis sets it.
     """
     conditions = contexts.conditions_of(op, view)
     if not conditions:
@@ -187,15 +189,13 @@ def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
       view: `View`.
     """
     values = states
-    # In a graph of the program's own, static size of a batch, states only tell where the examples
-    # are in this very graph. There, uniform values, such as the zeros [8, 4] that a recurrent cell
-    # begins with, fit any place.
-    has_size_of_program = view.is_as_built
-    if has_size_of_program:
+    if view.is_as_built:
+        # As built, nothing tells zeros [8, 4] of 8 examples, with which a recurrent cell begins,
+        # from other zeros [8, 4]: uniform values have no say about the place of the examples.
         values = [state for state in states if not state.is_uniform]
-    # In the iteration of an example, a value of this example, or one that all examples have alike:
-    # whichever it is, it depends on no other example.
     kinds = {state.kind for state in values}
+    # In the iteration of an example, the choice is between a value of this example and one that all
+    # examples have alike: neither depends on another example.
     if kinds == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
         return ONE_EXAMPLE
     layouts = {state.layout for state in values}

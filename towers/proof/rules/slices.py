@@ -149,7 +149,8 @@ def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
     Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration
     e of a loop over the examples, `x[e]` is one example.
     """
-    # First, since the limits `tf.stack([e, …])` and `tf.stack([e + 1, …])` are UNKNOWN themselves.
+    # This comes before the check for UNKNOWN states, since the limits `tf.stack([e, …])` and
+    # `tf.stack([e + 1, …])` are UNKNOWN themselves.
     if _is_at_counter(op, states[0], view):
         return ONE_EXAMPLE.with_marks_of(*states)
     not_known = first_unknown(states)
@@ -188,8 +189,6 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
         return unknown(op, NO_STATIC_ARGUMENT)
     items = _for_each_dimension(items, rank)
     place = _place_of_dimension(items, state.axis)
-    if place is None:
-        return unknown(op, NO_STATIC_RANK)
     item_of_examples = items[place]
     if not item_of_examples.is_from_first_to_last:
         return unknown(op, _TAKES_SOME)
@@ -198,11 +197,11 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
     return state._replace(axis=_dimensions_of_result(items[:place]))
 
 
-def _place_of_dimension(items: typing.List[_Item], dimension: int) -> typing.Optional[int]:
-    """The place of the item for a dimension of x, which `None`s may stand before; None where there
-    are fewer items."""
+def _place_of_dimension(items: typing.List[_Item], dimension: int) -> int:
+    """The place of the item for a dimension of x, among the items for all its dimensions. `None`s,
+    which are for no dimension of x, may stand before it."""
     places = [place for place, item in enumerate(items) if item.form is not _Form.NEW_AXIS]
-    return places[dimension] if dimension < len(places) else None
+    return places[dimension]
 
 
 def _dimensions_of_result(items: typing.List[_Item]) -> int:
@@ -293,8 +292,10 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     if shape is None or not all(_is_shared(state) for state in limit_states):
         return unknown(op, NO_STATIC_ARGUMENT)
     axes_of_examples = [axis for axis, size in enumerate(shape) if size.per_example]
-    if not axes_of_examples and not gradient.is_by_example:  # zeros around a mean are means, too
-        if gradient.has_offset:  # but zeros around a sum with an offset are without one
+    if not axes_of_examples and not gradient.is_by_example:
+        # The zeros around a mean are means, too. Around a sum with an offset they are not sums with
+        # that offset.
+        if gradient.has_offset:
             return unknown(op, _TAKES_SOME)
         return gradient
     if len(axes_of_examples) != 1 or gradient.kind is not Kind.PER_EXAMPLE:

@@ -110,12 +110,13 @@ def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
     these, or that of the new one.
     """
     list_ = states[0]
+    # Sizes become plain numbers: `sizes` of a list is its length and nothing of its elements.
     index, value = as_numbers(op, states[1:], view)
     new_element = _element_written(op, list_, index, value)
-    if new_element.kind is Kind.UNKNOWN:
+    if new_element.kind is Kind.UNKNOWN:  # its place or its value is not known
         return new_element
     element = loops.either(op, [_element_of(list_), new_element], view)
-    if element.kind is Kind.UNKNOWN:
+    if element.kind is Kind.UNKNOWN:  # the elements have no state in common: the proof ends here
         return element
     return _list_of(element, list_.sizes)
 
