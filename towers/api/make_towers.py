@@ -132,9 +132,10 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
     towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.updates)]
     towers += [copy.tower for copy in copies]
     exchanged = exchange_values(towers, request, batch, first.step)
-    # Machines call the same model function, with the same seeds in the first tower of each: those
-    # after the first machine give it others. Copies compute their seeds from the program's, so the
-    # first tower gets its own after them; a tower without copies has got them with its gradients.
+    # Machines call the same model function, with the same seeds in the first tower of each. So each
+    # machine after the first one gives its first tower other seeds. Copies compute their seeds from
+    # the program's, so the first tower gets other ones only after the copies are made. A tower
+    # without copies has got its seeds with its gradients.
     number_among_machines = request.split.parts_before
     if number_among_machines > 0 and copies:
         give_seeds_of_tower(first.differentiated.operations, first.fetches, number_among_machines)
@@ -285,8 +286,8 @@ def _first_call(request: Request, batch: CutBatch, call_weight: typing.Any) -> _
     context_of_call = functools.partial(optimizer_calls.call, call_weight, request.placement)
     recorded = record(request, batch, index=0, around=context_of_call)
     slots = optimizer_calls.slots()
-    # A model function that makes a Saver reads its slots, too: the record lists what the call reads
-    # as variables of the model, and slots are none.
+    # A model function that makes a Saver reads its slots, too. The record lists all variables that
+    # the call reads, as variables of the model; slots are no variables of the model.
     slot_names = operation_names(slots)
     variables = [each for each in recorded.variables if each.op.name not in slot_names]
     return _FirstCall(recorded._replace(variables=variables), optimizer_calls.fetches(), slots)
@@ -311,6 +312,8 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
         # No tower writes, unless its loss uses the new value: that use waits for the write already.
         return []
     if update_ops == 'all':
+        # One tower has no tower before it. It gets no order of its own writes and reads either, not
+        # even in the two cases below, in which a write may thus come before or after a read.
         return write_in_turn(towers, roles) if has_several_towers else []
     # A single tower needs an order in two cases: workers that have copies of the variables have to
     # write equal values; and the updates of a finished model are operations of their own, which
@@ -338,8 +341,8 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     # A copy has what is reached from the results of the tower: only updates that it is to run.
     updates = _updates_of_every_tower(tower.updates, roles, request)
     copied = differentiated._replace(tower=tower._replace(updates=updates))
-    # What only tower 0 writes may be computed from a value of the whole batch, which every tower
-    # gives its part of: so copies compute these values, even if they need them for nothing else.
+    # What tower 0 alone writes may be computed from a value of the whole batch. Every tower gives
+    # its part of this value, so copies compute it, even if they need it for nothing else.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
     copies = Copies(copied, roles.inline_updates, request.split.parts_before,
                     other_results=first.call.optimizer_fetches + batch_values)

@@ -213,7 +213,8 @@ def _turned_into_updates(unused: typing.Sequence[tf.Operation],
     """
     # TensorFlow lets no operation outside of a loop wait for one inside: writes in loops stay.
     outside_of_loops = list(filter(compat.in_branches_alone, unused))
-    # An update that is in a branch would not run if the branch is not taken; this always runs.
+    # An update in a branch would not run if the branch is not taken; the end of the branch always
+    # runs.
     updates = list(map(end_of_branches, outside_of_loops))
     _unhook(operations, outside_of_loops)
     return updates
@@ -409,7 +410,7 @@ def _writes_by_reader(
         for name in write.variables:
             variable = graph.get_operation_by_name(name)
             takers = finder.takers(variable)
-            # Of a reference variable, what takes its memory from an `Identity` reads it, too.
+            # What takes the memory of a reference variable from an `Identity` reads it, too.
             readers_of_memory = finder.readers(variable, write.op)
             for reader in takers + readers_of_memory:
                 found[reader.name].add(write.op.name)

@@ -292,7 +292,7 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
     size_per_share = size // unit
     sizes: typing.List[Size] = []
     for share in shares:
-        # Equal shards get one and the same tensor, by which `_dense_pieces` knows that they are.
+        # Equal shards get one and the same tensor, so that `_dense_pieces` knows them as equal.
         sizes.append(size_per_share if share == 1 else size_per_share * share)
     return sizes, size_per_share * unit
 
