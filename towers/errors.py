@@ -228,4 +228,7 @@ def failing_on(where: str) -> typing.Iterator[None]:
     except tf.errors.OpError as error:
         op = getattr(error, 'op', None)
         place = where if op is None else '%s in %s' % (where, op.name)
-        raise StepError('the model failed %s: %s' % (place, reason_of(error)[:_MOST])) from error
+        reason = reason_of(error)[:_MOST]
+        if 'must feed a value for placeholder' in reason:
+            reason += '; check_towers takes it in feed={placeholder: value}'
+        raise StepError('the model failed %s: %s' % (place, reason)) from error

@@ -190,8 +190,8 @@ def test_a_step_counts_once_for_decay():
     (dict(make_optimizer=lambda: towers.Objective(
         tf.train.GradientDescentOptimizer(.1), [tf.Variable(1.)])), 'expected a function'),
     (dict(memory=2), 'a towers.Memory, or None'),
-    (dict(optimizer=None), 'takes no optimizer: expected some of make_optimizer, devices, .* '
-     'make_optimizer= is a function'),
+    (dict(optimizer=None), 'takes no optimizer: expected some of make_optimizer, num_towers, .*'
+     'same_shards, .*feed, devices, .* make_optimizer= is a function'),
     (dict(reuse=True), 'takes no reuse: expected some of make_optimizer, .*batch_norm.$'),
     (dict(remainder='drop', num_towers=3), "a batch that divides, or remainder='weight'"),
     (dict(same_shards=True, num_towers=9), 'too few'),

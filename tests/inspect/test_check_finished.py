@@ -64,6 +64,7 @@ def custom_gradient(h, y):
     (towers.InputError, 'expected a dict from its placeholders', dict(inputs=(X, Y))),
     (towers.InputError, 'expected a dict from its placeholders', dict(feed={'scale': 1.})),
     (towers.InvalidArgumentError, 'the model is finished', dict(cluster='ring')),
+    (towers.StepError, 'takes it in feed={placeholder: value}', dict(feed=None)),
     (towers.ModelFunctionError, 'bound to its graph', dict(make_loss=custom_gradient))])
 def test_refusals(error, text, change):
     loss, x, y, scale = program(change.pop('make_loss', mean))

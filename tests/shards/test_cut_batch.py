@@ -237,8 +237,8 @@ def of_itself():
     (lambda: (numbers(2), tf.constant(0.5)), 'inputs[1] is a scalar and has no batch dimension to'),
     (lambda: {'rate': 0.5, 'x': numbers(2)}, "inputs['rate'] is a scalar"),
     (lambda: (np.ones(2), [3, 4]), 'inputs[1][0] is a scalar and has no batch dimension to cut: let '
-                                   'the model function take it from its closure, or leave it out '
-                                   'of inputs; of a Python list of numbers pass np.array(...)'),
+                                   'the model function take it from its closure. A placeholder of '
+                                   'a finished model is no input, and fed as before'),
     (lambda: {'x': [sparse_rows(4)]}, "inputs['x'][0] is a SparseTensorValue: pass tf.SparseTens"),
     (of_itself, 'inputs contain themselves, or are nested too deeply'),
     (lambda: (None, None), 'inputs=(None, None) holds no tensor'),

@@ -4,6 +4,7 @@ Its test is tests/inspect/test_check.py.
 """
 
 import functools
+import inspect
 import typing
 
 import numpy as np
@@ -330,12 +331,14 @@ def _checked_options(options: typing.Dict[str, typing.Any]) -> typing.Dict[str, 
     `pipeline` where these are not given."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
+        named = list(inspect.signature(check_towers).parameters)
+        taken = named[named.index('make_optimizer'):named.index('options')]
         hint = ''
         if unknown[0] == 'optimizer':
             hint = ' make_optimizer= is a function that makes the optimizer: there are two graphs.'
         raise InvalidArgumentError(
-            'check_towers takes no %s: expected some of make_optimizer, %s.%s' % (
-                unknown[0], ', '.join(OPTIONS), hint))
+            'check_towers takes no %s: expected some of %s.%s' % (
+                unknown[0], ', '.join(taken + list(OPTIONS)), hint))
     checked = dict(options)
     for name, kind in (('memory', Memory), ('pipeline', Pipeline)):
         if checked.get(name) is None:

@@ -76,8 +76,9 @@ def _static_size(path: str, leaf: typing.Any) -> typing.Optional[int]:
         return None
     if shape.ndims == 0:
         raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
-                         'function take it from its closure, or leave it out of inputs; of a '
-                         'Python list of numbers pass np.array(...).' % path)
+                         'function take it from its closure. A placeholder of a finished model is '
+                         'no input, and fed as before (in check_towers: feed={placeholder: '
+                         'value}). Of a Python list of numbers pass np.array(...).' % path)
     return shape.as_list()[0]
 
 
