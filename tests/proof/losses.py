@@ -1108,6 +1108,25 @@ def top_k_by_count(x, label):
     return average(tf.nn.top_k(dense(x, 20), 1 + total(tf.cast(label, tf.int32)))[0])
 
 
+@coupled
+def product_over_no_dimension(x):
+    rows = tf.reduce_prod(tf.shape(x), axis=[])[0]  # n, and not the product of all
+    return total(tf.square(x)) / floats(rows // 6)
+
+
+@coupled
+def array_read_beside_its_loop(x, lengths):
+    array = tf.TensorArray(x.dtype, 6, element_shape=[], clear_after_read=False)
+
+    def body(step):
+        with tf.control_dependencies([array.write(step, tf.ones([], x.dtype)).flow]):
+            return step + 1
+    steps = tf.while_loop(lambda step: tf.cast(step, tf.int64) < tf.reduce_max(lengths), body, [0])
+    with tf.control_dependencies([steps]):
+        written = total(array.identity().stack())
+    return average(tf.square(x)) * written
+
+
 def rows_of_blocks(seq, step):
     """Sums of one row of each example, at the place of the largest entry of [n, 5], which a loop
     carries from `step` to `step`."""

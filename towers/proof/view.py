@@ -308,6 +308,8 @@ class Arrays:
         """Begins before the first round: nothing is written."""
         self._before: typing.Dict[str, State] = {}  # by the round before
         self._written: typing.Dict[str, State] = {}  # by this round
+        # The operations in branches or loops that write to an array, by their names; of all rounds.
+        self._in_choices: typing.Dict[str, typing.Set[str]] = {}
 
     def begin_round(self) -> None:
         """Forgets what was written in the round before the last one."""
@@ -327,6 +329,18 @@ class Arrays:
         """The state of what this round has written to an array; None for nothing."""
         return self._written.get(name)
 
-    def write(self, name: str, state: State) -> None:
-        """Sets the state of the elements of an array."""
+    def writes_in_choices(self, name: str) -> typing.Set[str]:
+        """The names of the operations in branches or loops that write to an array."""
+        return self._in_choices.get(name, set())
+
+    def write(self, name: str, state: State, in_choice: typing.Optional[str] = None) -> None:
+        """Sets the state of the elements of an array.
+
+        Args:
+          name: of the operation that made the array.
+          state: of all elements.
+          in_choice: the name of the operation that writes, if it is in a branch or a loop.
+        """
         self._written[name] = state
+        if in_choice is not None:
+            self._in_choices.setdefault(name, set()).add(in_choice)

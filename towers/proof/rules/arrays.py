@@ -55,7 +55,22 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     found = rule(op, states, view, maker)
     if found is None:
         return None
+    if op.type in _READS and _misses_writes(op, view, maker):
+        return unknown(op, 'reads an array beside a branch or a loop that writes it')
     return found.with_marks_of(*states)
+
+
+_READS = ('TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArraySizeV3')
+
+
+def _misses_writes(op: tf.Operation, view: View, maker: tf.Operation) -> bool:
+    """Whether an operation reads an array without the flow of a branch or a loop that writes it.
+
+    That flow has the marks of the conditions, which decide what was written. A read beside it, such
+    as one that a control edge alone puts after a loop, would not get them.
+    """
+    writes = view.arrays.writes_in_choices(maker.name)
+    return bool(writes) and not writes <= graph_walk.ancestors([op.inputs[-1]])
 
 
 # The rules below have these parameters:
@@ -184,7 +199,8 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
     before = view.arrays.written(maker.name)
     if before is not None:
         element = either(op, [before, element], view)
-    view.arrays.write(maker.name, element)
+    is_in_choice = bool(contexts.conditions_around(op, view))
+    view.arrays.write(maker.name, element, in_choice=op.name if is_in_choice else None)
     return INDEPENDENT
 
 

@@ -117,7 +117,8 @@ def prod_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optio
       The state of the size; None for other operations, and where the result is no size, as n * n.
     """
     is_product_of_vector = op.type == 'Prod' and view.rank(op.inputs[0]) == 1
-    if not is_product_of_vector:
+    is_of_all = view.shape(op.outputs[0]) in ([], [1])  # not over no dimension, axis=[]
+    if not is_product_of_vector or not is_of_all:
         return None
     product = sizes.product_of_all(states[0].sizes)
     return None if product is None else sizes_state([product])
