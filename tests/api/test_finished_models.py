@@ -166,9 +166,10 @@ def test_updates_run_once_and_batch_norm_in_sync_equals_one_device(variables, wa
     assert not any(name.startswith(('MatMul', 'moments')) for name in steps & of_program)
 
 
-@pytest.mark.parametrize('use_resource, num_towers', first_fast(1, [
-    (False, 2), (True, 2), (True, 1)]))
-def test_an_update_of_what_the_model_reads_comes_after_all_towers_reads(use_resource, num_towers):
+@pytest.mark.parametrize('use_resource, num_towers, update_ops', first_fast(1, [
+    (False, 2, 'first'), (True, 2, 'first'), (True, 1, 'first'), (True, 1, 'all')]))
+def test_an_update_of_what_the_model_reads_comes_after_all_towers_reads(
+        use_resource, num_towers, update_ops):
     """A count of steps by which the loss is divided; it depends on no input."""
     x = tf.placeholder(tf.float64, [None, 6])
     step = tf.get_variable('step', [], tf.float64, tf.ones_initializer(), trainable=False,
@@ -177,7 +178,8 @@ def test_an_update_of_what_the_model_reads_comes_after_all_towers_reads(use_reso
     one = tf.reduce_mean(dense(slowly(x), 3, 'a') ** 0.)
     with tf.control_dependencies([one]):
         loss = one / (step + 0.)
-    built = towers.build_towers(loss, x, samples.sgd(), num_towers, 'mean', remainder='weight')
+    built = towers.build_towers(loss, x, samples.sgd(), num_towers, 'mean', remainder='weight',
+                                update_ops=update_ops)
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         assert [session.run([built.loss, built.train_op], {x: X})[0] for _ in range(3)] == [

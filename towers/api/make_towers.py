@@ -311,10 +311,9 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
     if update_ops == 'none':
         # No tower writes, unless its loss uses the new value: that use waits for the write already.
         return []
-    if update_ops == 'all':
-        # One tower has no tower before it. It gets no order of its own writes and reads either, not
-        # even in the two cases below, in which a write may thus come before or after a read.
-        return write_in_turn(towers, roles) if has_several_towers else []
+    if update_ops == 'all' and has_several_towers:
+        return write_in_turn(towers, roles)
+    # With one tower, 'all' is 'first'.
     # A single tower needs an order in two cases: workers that have copies of the variables have to
     # write equal values; and the updates of a finished model are operations of their own, which
     # would come before or after the reads.
