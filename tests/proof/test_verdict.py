@@ -90,6 +90,20 @@ def test_the_plan_says_what_helps(loss, reduction, advice):
     assert line.startswith('not proven: ') and advice in line
 
 
+@pytest.mark.parametrize('batch_norm, beginning', [
+    ('shard', 'proven, but for 1 batch norm of each tower'), ('sync', 'proven: ')])
+def test_a_batch_norm_before_sums_of_the_whole_batch(batch_norm, beginning):
+    def model_fn(x, weight):
+        rows = tf.matmul(x, tf.get_variable('kernel', [6, 4]))
+        mean, variance = tf.nn.moments(rows, [0])
+        rows = tf.reduce_sum(rows * (rows - mean) / tf.sqrt(variance + .1), 1)
+        return (towers.batch_sum(tf.reduce_sum(rows * weight)) /
+                towers.batch_sum(tf.reduce_sum(weight)))
+    inputs = losses.make_inputs(['x', 'weight'])
+    line = plan_of(model_fn, tuple(inputs.values()), reduction='mean', batch_norm=batch_norm)
+    assert line.startswith(beginning)
+
+
 def test_the_plan_says_at_which_operation_the_proof_ends():
     inputs = losses.make_inputs(['x'])
     line = plan_of(losses.COUPLED['max_over_batch'], tuple(inputs.values()), reduction='mean')

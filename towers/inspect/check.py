@@ -76,8 +76,9 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
       reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
       same_shards: use the batch's first n/N examples N times over, so that all towers see the same
         examples, and the statistics of a shard are those of the whole batch. So a model with batch
-        norm can be checked. Moving variances are left out: fused batch norm multiplies the
-        variance of n numbers by n / (n - 1), and n is the size of the shard.
+        norm can be checked. It cannot show what differs by shard, such as a loss that is divided
+        by a count: for that use `batch_norm='sync'`. Moving variances are left out: fused batch
+        norm multiplies the variance of n numbers by n / (n - 1), and n is the size of the shard.
       tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
         computes in float64 throughout, 1e-4 where float32 is the coarsest type in it, 0.02 for
         float16, 0.1 for bfloat16.

@@ -307,7 +307,7 @@ def _traits(loss: typing.Any, updates: list) -> Traits:
         updated.update(finder.written_by(op))
     random_types = {op.type for op in filter(graph_walk.is_random, forward)}
     return Traits(coarsest=_coarsest_float(forward), random=sorted(random_types),
-                  batch_norm=_has_batch_norm(forward, bool(updates)), updated=updated)
+                  updated=updated)
 
 
 def _coarsest_float(operations: typing.Iterable[tf.Operation]) -> str:
@@ -322,16 +322,3 @@ def _coarsest_float(operations: typing.Iterable[tf.Operation]) -> str:
             names.add(output.dtype.base_dtype.name)
     floats_found = [name for name in FLOATS if name in names]
     return floats_found[-1]
-
-
-def _has_batch_norm(forward: typing.Iterable[tf.Operation], has_updates: bool) -> bool:
-    """Whether a model seems to have a batch norm: a fused one; or `Rsqrt`, by which one that is not
-    fused divides, in a model with updates.
-
-    Args:
-      forward: the operations of the forward pass.
-      has_updates: whether the model has updates.
-    """
-    op_types = {op.type for op in forward}
-    has_fused = any('BatchNorm' in op_type for op_type in op_types)
-    return has_fused or (has_updates and 'Rsqrt' in op_types)

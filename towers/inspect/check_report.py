@@ -29,13 +29,11 @@ class Traits(typing.NamedTuple):
     Attributes:
       coarsest: the name of the floating type with the fewest digits in its forward pass.
       random: the types of its random operations.
-      batch_norm: whether it has batch norm.
       updated: names of the variables that its updates write.
     """
 
     coarsest: str
     random: typing.List[str]
-    batch_norm: bool
     updated: typing.Set[str]
 
 
@@ -206,6 +204,9 @@ def is_certain(proof: typing.Optional[str]) -> bool:
 
 # ---- causes --------------------------------------------------------------------------------------
 
+_NOT_PROVEN = 'not proven: '  # the beginning of the plan's line `one device`
+
+
 def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits: Traits,
                          ran: CheckedRuns, proof: typing.Optional[str]) -> str:
     """The text about the likely cause of a difference.
@@ -220,7 +221,7 @@ def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits:
       ran: the runs.
       proof: the plan's line `one device`; or None.
     """
-    cause = _likely_cause(first, one, many, traits, ran.parts)
+    cause = _likely_cause(first, one, many, traits, ran.parts, proof)
     # The plan proves steps, not initial values; and random numbers differ in each run.
     is_covered_by_proof = not traits.random and first.what != INITIAL_VALUE
     if is_certain(proof) and is_covered_by_proof:
@@ -241,8 +242,8 @@ def _cause_of_not_finite(one: Numbers, many: Numbers, difference: Difference) ->
             'the model or in what it was given.' % who)
 
 
-def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits, num_parts: int
-                  ) -> str:
+def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits, num_parts: int,
+                  proof: typing.Optional[str]) -> str:
     """The cause that a report gives for the first difference: the first that explains it, the most
     certain ones before.
 
@@ -252,6 +253,7 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
       many: the numbers of the towers.
       traits: facts about the model.
       num_parts: the number of parts that a batch is cut into.
+      proof: the plan's line `one device`; or None.
     """
     if first.what == INITIAL_VALUE:
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
@@ -267,9 +269,13 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
     if traits.random:
         return ('random numbers in the model (%s), such as dropout: each tower draws its own. '
                 'Check it with dropout off.' % ', '.join(traits.random))
-    if traits.batch_norm:
-        return ('batch norm: each tower normalizes with the statistics of its own shard. Check '
-                'with same_shards=True, where these agree, or with batch norm in inference mode.')
+    proof = proof or ''
+    if proof.startswith(_NOT_PROVEN):
+        return 'what the plan does not prove: %s.' % proof[len(_NOT_PROVEN):]
+    if 'batch norm' in proof:  # in the condition of a proof
+        return ('batch norm: each tower normalizes with the statistics of its own shard. Pass '
+                "batch_norm='sync', which takes those of the batch; or check the rest of the model "
+                'with same_shards=True, where the statistics agree.')
     if first.name in traits.updated:
         return ("an update (UPDATE_OPS) of %s: towers have that of tower 0's examples, unless "
                 "update_ops='all' has every tower write." % first.name)

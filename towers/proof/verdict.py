@@ -128,7 +128,7 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
         ends = _unknown_before(losses, analysis) + ends
     # Such a loss has no values of the examples that these statistics could normalize: it is a
     # function of the statistics themselves.
-    if state.kind is Kind.INDEPENDENT and statistics and not ends:
+    if state.kind is Kind.INDEPENDENT and not normalizations.issuperset(statistics) and not ends:
         ends = [analysis.reasons[statistics[0]]]
     return list(dict.fromkeys(ends))
 
