@@ -149,13 +149,16 @@ class ProgressHook(tf.train.SessionRunHook):
         clock = self._clock
         fetched = run_values.results
         clock.count(fetched.get('waited', 0.))
-        if self._first_mark is None and clock.mark is not None:  # all rates are measured from here
+        is_timed = clock.mark is not None  # the first steps of a session are not
+        if self._first_mark is None and is_timed:  # all rates are measured from here
             self._first_mark = clock.mark
             self._logged_mark = clock.mark
             self._marks.append(clock.mark)
         if not self._shows:
             return
-        clock.read(run_context.session)  # the exact step, since it is shown
+        # The clock has counted one step of this worker. The variables have those of asynchronous
+        # workers, too; to read them in each step would cost a run of the session.
+        clock.read(run_context.session)
         if self._logs:
             self._log_step(fetched)
         value_texts = _value_texts(fetched['values'])

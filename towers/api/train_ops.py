@@ -228,8 +228,9 @@ def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: t
                           ) -> _OptimizersGradients:
     """Lets each optimizer, and then `transform_gradients`, change the combined gradients.
 
-    An optimizer with a `compute_gradients` of its own makes pairs of them. With any other, each
-    trained variable gets a pair, with None where it has no gradient.
+    Of an optimizer with a `compute_gradients` of its own, the pairs are those that this method
+    returns, which gets the combined gradients for its own. With any other optimizer, each trained
+    variable gets a pair, with None where it has no gradient.
 
     Args:
       tower_set: the towers.
@@ -248,15 +249,19 @@ def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: t
             gradients = objectives.of(objective, combined).gradients
             optimizer_pairs.append(
                 tower_set.gradients.pairs_of_optimizer(objective, loss, gradients))
+        # New entries are at the end of the collection: behind the model's, those of the optimizers.
         updates_of_optimizers = collections_before.new_updates()[num_updates_of_model:]
         losses = []
         for objective, pairs in zip(objectives, optimizer_pairs):
             transformed = call_transform(
                 objective.transform_gradients, pairs, request.placement.main, objective.name)
+            # A program may fetch these gradients in the run that updates their variables.
+            fetchable_pairs = safe_to_fetch(transformed)
             losses.append(_LossGradients(
                 objective, objectives.of(objective, outputs.loss),
-                objectives.of(objective, combined), safe_to_fetch(transformed)))
-    # The user's `transform_gradients` may use a loss that the program has at hand: tower 0's.
+                objectives.of(objective, combined), fetchable_pairs))
+    # The user's `transform_gradients` may take the loss that the model function has computed, which
+    # is tower 0's: `closures` puts the batch's loss in its place.
     transformed_gradients = []
     for each in losses:
         transformed_gradients += tensors_of(each.transformed)
@@ -368,7 +373,8 @@ class _Steps:
             with graph_walk.Recording(tf.get_default_graph()) as made:
                 update = apply_update(tower_set, _applying(each, tower_set.copies), to_apply,
                                       counted_step, after=predecessors, scaled_losses=scaled_losses)
-            # A user's optimizer may take a loss that the program has at hand: tower 0's.
+            # A user's optimizer may take the loss that the model function has computed, which is
+            # tower 0's: `closures` puts the batch's loss in its place.
             self.closures.settle(made.operations, fetches=[update.train_op], after=predecessors)
             applied.append(update)
         return applied

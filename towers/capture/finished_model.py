@@ -285,8 +285,8 @@ class FinishedModel:
             """Whether the search ends at an operation: all towers have it, or share it."""
             if self._graph.is_shared(op):
                 return True
-            # A loop or branch is imported as a whole. So where something in it is not there yet,
-            # what the towers have of it is imported once more.
+            # A loop or branch is not imported in parts. So if the towers lack a result of it, all
+            # operations in it that the result needs are imported, also those that the towers have.
             is_in_loop_or_branch = bool(_loops_around_result(op))
             return has(op) and not is_in_loop_or_branch
 

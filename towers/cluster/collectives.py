@@ -128,13 +128,14 @@ class Collectives:
     def gather(self, rows: tf.Tensor, awaited: typing.Any) -> tf.Tensor:
         """The workers' tensors `rows`, [n, …], one after the other: [W n, …]. n is the same on all
         workers, and may differ from step to step."""
-        # On TF 1.15 a gather takes only the n of its first step.
         if compat.GATHERS_ANY_ROWS:
             with tf.control_dependencies([awaited]):
                 return tf.raw_ops.CollectiveGather(
                     input=rows, shape=[None] + rows.shape.as_list()[1:], **self._next_key())
-        # There, the rows are a sum: each worker has zeros in the places of the others' rows.
+        # TF 1.15 keeps the n of the first step in a gather. So here the result is a sum, for which
+        # each worker has zeros in the places of the others' rows.
         with_zeros = compat.among_zeros(rows, self._rank, self.num_workers)
+        # `among_zeros` turns types that TensorFlow does not add up into float64.
         return tf.cast(self.reduce(with_zeros, awaited), rows.dtype)
 
     def gather_static(self, vector: tf.Tensor, awaited: typing.Any) -> tf.Tensor:

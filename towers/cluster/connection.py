@@ -131,9 +131,11 @@ class Connection:
             return own_rank, ('it waits %s, and start_timeout is over: start all, see why one was '
                               'refused, or give a longer one' % self._awaited)
         rank, reason = self.lost
-        if rank:  # worker 0 has refused this worker, or another one; else worker 0 is lost
+        if rank is not None and rank != 0:  # worker 0 has refused that worker, this one or another
             return rank, reason
-        if reason != WHY_CUT:
+        # From here on worker 0 itself is lost.
+        is_only_cut = reason == WHY_CUT  # the connection broke, and nothing that was said tells why
+        if not is_only_cut:
             return own_rank, reason
         if self._has_begun_without_this():
             return own_rank, ('its run has begun, so that worker %d is here already: two processes '

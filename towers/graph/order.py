@@ -77,10 +77,13 @@ class Frames:
     def _note(self, op: tf.Operation) -> None:
         """Notes which loops and branches are around an operation, and around its results.
 
-        An operation is where the results of its inputs are; if these are at different depths, it
-        is where the deepest is. The inputs have to be noted before.
+        The loops and branches around an operation are those around the results that it takes, or
+        waits for; if these are at different depths, those around the deepest. The operations that
+        give the results have to be noted before.
         """
         around: typing.Tuple[str, ...] = ()
+        # Of several at the same depth the first counts: in the order of names, which is the same in
+        # every process, and that of a set is not.
         for name in sorted(awaited_names(op)):
             around_input = self._around_results.get(name, ())
             if len(around_input) > len(around):

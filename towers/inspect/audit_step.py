@@ -42,8 +42,8 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
         slots=[slot for slot in built.slots if slot.op.name in device_of])
 
     def device_of_variable(variable: tf.Variable) -> str:
-        """Where a variable was placed; of a replica that the step does not use, where it should be.
-        """
+        """Where a variable was placed; where it was asked for, if the step does not use it. `used`
+        has no unused variables and slots, but all replicas, and all slots of these."""
         return device_of.get(variable.op.name, without_localhost(variable.device))
 
     yield from findings_of_variables(used, device_of_variable)

@@ -65,7 +65,8 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
         for objective in objectives:
             loss_of_objective = objectives.of(objective, loss)
             pairs_of_losses.append(_pairs_on_one_device(objective, loss_of_objective, factor))
-        pairs = objectives.shaped(pairs_of_losses)  # a dict by loss, if the loss is one
+        # Where there are several losses, a dict by the name of the loss, as `loss` is one.
+        pairs = objectives.shaped(pairs_of_losses)
         train_op = _step_on_one_device(objectives, loss, pairs, updates, global_step, factor)
         if global_step is not None:
             train_op = _with_counted_step(train_op, global_step)
@@ -75,7 +76,8 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
             variables = tf.global_variables()
             names = [variable.op.name for variable in variables]
             initial = list(zip(names, session.run(variables)))
-            names_on_one_device = dict(zip(names, names))  # this is the one device
+            # `train` runs towers, too, whose variables may have other names than on one device.
+            names_on_one_device = dict(zip(names, names))
             numbers = train(session, loss, pairs, train_op, program.steps, names_on_one_device)
             return RunOfOneDevice(numbers, initial, traits)
 

@@ -249,8 +249,13 @@ def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
         written = written_by(op, view)
         if written is not None:
             found.setdefault(name_in_program, []).append(written)
-        elif bodies.is_in_body(op.name) and not bodies.is_seen_through(op.name):
-            # In a function it may be beside other writes, which do not tell of it.
+            continue
+        # An operation of the program that writes in a way without a rule has no entry here, by
+        # which `roles.written_values` knows it. An operation in a body is judged with its call,
+        # which may have entries of the body's other writes: so a write without a rule needs one of
+        # its own there. A call in a body needs none: the operations of its own body write for it.
+        needs_own_entry = bodies.is_in_body(op.name) and not bodies.has_body_of(op.name)
+        if needs_own_entry:
             others = written_otherwise(op, view, finder)
             if others:
                 found.setdefault(name_in_program, []).extend(others)

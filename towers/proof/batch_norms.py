@@ -83,7 +83,9 @@ def _add_fused(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> None:
     """
     if not op.get_attr('is_training'):
         return
-    # The rule of the kernel notes a reason for it where its statistics are over the examples.
+    # Where its statistics are over the examples, they are statistics of the shard, for which the
+    # rule of the kernel notes a reason (`images.fused_batch_norm`). It notes none where each
+    # example is normalized by itself.
     is_over_examples = op.name in analysis.reasons
     if _is_unknown(op.outputs[0], analysis):
         found.unproven.append(op)

@@ -19,6 +19,7 @@ from towers.graph.op_types import (
     SETS,
     VARIABLE_OPS,
 )
+from towers.proof.rules.common import COMPUTES_WITH_POSITIONS
 from towers.proof.rules.totals import marks_of_totals
 from towers.proof.sizes import as_numbers
 from towers.proof.states import (
@@ -98,11 +99,13 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     without_answer = _state_without_answer(row, op, states)
     if without_answer is not None:
         return without_answer
+    # What the rule is asked about, and what `_completed` marks the results with.
     inputs = [state for state in states if state is not None]
     if not row.takes_sizes:
         inputs = as_numbers(op, inputs, view)
     if row.takes_unknown:
-        # Such a rule has an answer even for a state that is not there yet, so it gets the None.
+        # Such a rule gets all states as they are: None for one that is not there yet, for which it
+        # has an answer, too; and sizes as sizes, also without `takes_sizes`.
         answer = row.rule(op, states, view)
     else:
         answer = row.rule(op, inputs, view)
@@ -133,7 +136,7 @@ def _state_without_answer(row: Row, op: tf.Operation,
         if state.kind is Kind.UNKNOWN and not row.takes_unknown:
             return state
         if state.is_position and not row.takes_positions:
-            return unknown(op, 'computes with the numbers of the examples')
+            return unknown(op, COMPUTES_WITH_POSITIONS)
     return None
 
 
@@ -223,8 +226,9 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     places_of_values = range(len(inputs))[row.linear_in]
     values = [inputs[place] for place in places_of_values]
     arguments = [state for place, state in enumerate(inputs) if place not in places_of_values]
-    # The number of examples is a sum over them, which marks a result. A result that has the
-    # examples itself needs their number: x [n * 4] in the shape [n, 4] gets no mark by that shape.
+    # The number of examples n counts as a sum over them, and marks a result that has one value for
+    # all examples. It marks no result that has a value of each example, which is right for n of
+    # them alone: x [n * 4] in the shape [n, 4].
     if result.is_total_or_share or result.kind is Kind.INDEPENDENT:
         arguments = as_numbers(op, arguments, view)
     marking = arguments if result.is_total_or_share else values + arguments

@@ -158,8 +158,11 @@ class _LengthsOfExamples:
     def agree(self, tensor: tf.Tensor, state: State) -> bool:
         """Whether a state does not contradict what shape inference says of a tensor.
 
-        With the examples along dimension 0 in its state, a tensor of the shape [3, n] contradicts,
-        and so does [3, 4]; [n, 4] and [?, 4] do not. With any other state [n, 4] does.
+        A contradiction comes from a rule that is wrong, under which this is a net, or from a graph
+        that makes a result of the size of the program's own batch (`analysis._holds_size`).
+
+        A PER_EXAMPLE state with the examples along dimension 0 contradicts the shapes [3, n] and
+        [3, 4], but not [n, 4] and [?, 4]. Any other state contradicts [n, 4].
         """
         is_list = tensor.dtype == tf.variant  # of whose elements the shape says nothing
         # Of what is unknown nothing is said; a state of positions does not say where they are.

@@ -41,8 +41,9 @@ class Bodies(typing.NamedTuple):
     innermost_calls: typing.Dict[str, str]
     # names of the calls whose bodies take no batch of another size
     left_out: typing.Set[str]
-    # names of the calls with a gradient that is the program's own
-    own_gradients: typing.Set[str]
+    # names of the calls of functions to which, or to an operation in which, the program gave a
+    # gradient of its own
+    with_own_gradient: typing.Set[str]
 
     def outermost_call(self, name: str) -> str:
         """The name of the call of the program that runs an operation; of an operation in no body,
@@ -53,7 +54,7 @@ class Bodies(typing.NamedTuple):
         """Whether the operation of a name is in the body of a function."""
         return name in self.outermost_calls
 
-    def is_seen_through(self, name: str) -> bool:
+    def has_body_of(self, name: str) -> bool:
         """Whether the operation of a name is a call whose bodies are in the scratch graph."""
         return name in self.branch_results or name in self.loops
 
@@ -70,7 +71,7 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
     """
     library = Library(graph)
     bodies = Bodies(branch_results={}, loops={}, outermost_calls={}, innermost_calls={},
-                    left_out=set(), own_gradients=set())
+                    left_out=set(), with_own_gradient=set())
     operations = list(graph.get_operations())
     while operations:
         op = operations.pop()
@@ -84,7 +85,7 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
             bodies.left_out.add(op.name)
             continue
         if any(_has_own_gradient(function, program) for function in functions):
-            bodies.own_gradients.add(op.name)
+            bodies.with_own_gradient.add(op.name)
         for inner in imported.operations:
             bodies.outermost_calls[inner.name] = bodies.outermost_call(op.name)
             bodies.innermost_calls[inner.name] = op.name
@@ -125,8 +126,9 @@ def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> Loo
     """Imports a loop, with the static lengths that an iteration keeps.
 
     The body is imported with the shapes of the values before the loop. Where a result has another
-    length than its argument, this length is not static, and the body is imported again; earlier
-    imports stay in the graph, and nothing uses them.
+    length than its argument, this length is not static: the body is imported again, with arguments
+    for which this length is not known. The body that was imported first stays in the graph, which
+    loses no operation; no call runs it, and no rule asks for its results.
 
     Args:
       op: the loop.

@@ -337,9 +337,10 @@ class _Extract:
 def leave_out_shapes(node: tf.NodeDef) -> None:
     """Leaves out what a node says of the shapes of its results, which are for the program's batch.
 
-    TensorFlow keeps them in `_output_shapes`, and in `output_shapes` of loops and branches of
-    control flow v2. With the first go all attributes of TensorFlow's own, whose names begin with
-    `_`: `_class` may name operations that are not imported, which an import would refuse.
+    TensorFlow keeps the shapes in `_output_shapes`, and in `output_shapes` of loops and branches of
+    control flow v2. All attributes whose names begin with `_`, TensorFlow's own, are removed, and
+    not `_output_shapes` alone: `_class` may name operations that are not imported, and TensorFlow
+    would refuse the import.
     """
     for name in [name for name in node.attr if name.startswith('_')]:
         del node.attr[name]

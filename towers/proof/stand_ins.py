@@ -29,7 +29,11 @@ _DISTANCE_OF_LENGTHS = 3000
 length by a few, make no number of examples of it."""
 
 LEAST_STAND_IN = _FIRST_PRIME + _DISTANCE_OF_LENGTHS
-"""No prime that stands for a length which is not static is smaller."""
+"""No prime that stands for a length which is not static is smaller.
+
+There are two sets of such primes. Those of `lengths_of`, from this one on, are lengths of inputs in
+the scratch graph. Where a length is not static there either, `View.stand_in` gives a prime above
+2 ** 31, which is a number in a state alone."""
 
 _MOST_DIMENSIONS = 16
 _MOST_NUMBERS = 64  # a larger constant is no shape
@@ -95,7 +99,7 @@ Lengths = typing.Callable[[int], typing.Optional[int]]
 
 
 def lengths_of(kind: str, examples: int) -> Lengths:
-    """What stands for lengths that are not static.
+    """What stands for lengths of inputs that are not static, as lengths in the scratch graph.
 
     Args:
       kind: one of `KINDS_OF_LENGTHS`.

@@ -48,15 +48,18 @@ class Row(typing.NamedTuple):
     # whether the rule has an answer for a POSITION or INDICES; without it the results are unknown
     takes_positions: bool = False
     # whether the rule has an answer for SIZES; without it they are taken as numbers before it is
-    # asked (`sizes.as_number`)
+    # asked (`sizes.as_number`), unless it `takes_unknown`
     takes_sizes: bool = False
     # whether the rule has an answer for an UNKNOWN input, or one whose state is not there yet (a
-    # None); without it the results are unknown, or not there
+    # None); without it the results are unknown, or not there. Such a rule gets all states as they
+    # are, and may ask the view for states further upstream (`Transfer.looks_further`)
     takes_unknown: bool = False
     # whether the rule says itself what becomes of means, sums and shares; without it a result is
-    # marked with those among the inputs
+    # marked with those among the inputs, but for what `linear_in` says
     accounts_for_totals: bool = False
-    # but not with those that a mean, sum or share is linear in: the places of these inputs
+    # the places of the inputs in which a result is linear, where it is a mean, a sum or a share
+    # itself: such a result is not marked with the means, sums and shares at these places. The first
+    # input alone, if a row says nothing
     linear_in: slice = _FIRST
     # whether the marks of the inputs are added to the results; without it the rule adds them
     keeps_marks: bool = True

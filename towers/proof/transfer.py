@@ -52,12 +52,14 @@ class Transfer:
     def looks_further(self, op: tf.Operation) -> bool:
         """Whether the results depend on states of other tensors than the operation's inputs: then
         they may change in a round of `fixed_point` in which those of the inputs do not."""
+        # What was written has a state of its own, which is none of an input.
         takes_written = op.name in self._written_before.reads or (
             op.name in self._written_before.takers_of_memory)
-        # A rule that has an answer for an unknown input looks at what that is computed from.
+        # The state of an unknown input tells a rule nothing. A rule that has an answer nevertheless
+        # finds it by the states of tensors further upstream, from which the input is computed.
         row = RULES.get(op.type)
-        looks_behind_inputs = row is not None and row.takes_unknown
-        return takes_written or looks_behind_inputs or self._has_body(op)
+        looks_upstream = row is not None and row.takes_unknown
+        return takes_written or looks_upstream or self._has_body(op)
 
     def results(self, op: tf.Operation,
                 states: InputStates) -> typing.Optional[typing.List[State]]:
@@ -90,13 +92,15 @@ class Transfer:
         if op.name in self._written_before.reads:
             return self._read_of_written(op, states)
         if op.name in self._written_before.takers_of_memory:
-            # Its inputs tell what the memory of the variable had before the writes.
+            # The states of its inputs are those of the memory before the writes.
             writes = self._written_before.takers_of_memory[op.name]
             memory_after_writes = state_after_writes(op, writes, self._view)
             if memory_after_writes is None:
                 return None
             if not memory_after_writes.is_alike_on_towers:
                 return unknown(op, 'takes the memory of a variable that was written before')
+            # Before and after the writes, the memory is the same on every tower: the states of the
+            # inputs hold, and the operation is treated below as any other.
         if self._has_body(op):
             return self._by_body(op, states)
         return states_by_table(op, states, self._view)
@@ -135,14 +139,19 @@ class Transfer:
     def _has_own_gradient(self, op: tf.Operation) -> bool:
         """Whether the program gave an operation a gradient of its own: `tf.custom_gradient`, or
         `gradient_override_map`."""
-        if op.name in self._view.bodies.own_gradients:
+        if op.name in self._view.bodies.with_own_gradient:
             return True
         original = self._view.program_op(op)
-        if original is None:  # an operation in the body of a function
+        if original is None:
+            # The operation is in the body of a function. If it has a gradient of its own, the call
+            # of the function is in `with_own_gradient`, and the results of the call get the mark.
             return False
-        is_value_of_batch = batch_value_kind(original) is not None  # its gradient is ours
-        has_registered_gradient = '_gradient_op_type' in original.node_def.attr  # by either call
-        return has_registered_gradient and not is_value_of_batch
+        if batch_value_kind(original) is not None:
+            # Not the program, but this package gave it a gradient, which is linear: the sum over
+            # the towers (`batch_values`).
+            return False
+        # Both calls, `tf.custom_gradient` and `gradient_override_map`, set this attribute.
+        return '_gradient_op_type' in original.node_def.attr
 
     # ---- a value of all towers
 

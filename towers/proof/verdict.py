@@ -126,8 +126,8 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
     ends = [analysis.reasons[name] for name in statistics if name not in conditions]
     if state.kind is Kind.UNKNOWN:
         ends = _unknown_before(losses, analysis) + ends
-    # Such a loss has no values of the examples that these statistics could normalize: it is a
-    # function of the statistics themselves.
+    # The loss is the same on every tower but for these statistics. If one of them does more than
+    # normalize values of the examples, the loss is a function of that statistic itself.
     if state.kind is Kind.INDEPENDENT and not normalizations.issuperset(statistics) and not ends:
         ends = [analysis.reasons[statistics[0]]]
     return list(dict.fromkeys(ends))
@@ -181,13 +181,16 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions.append('if %s is fed a scalar (give it the shape [])' % names)
+    # What a proof supposes of an operation is about a length that is not static, other than that of
+    # the batch: see `View.suppose`.
     supposed_operations = [name for name in analysis.in_order(state.shard_statistics)
                            if name in analysis.suppositions]
     if supposed_operations:
         sentences = [analysis.suppositions[name] for name in supposed_operations]
         conditions.append('if %s (with a static shape this condition falls away)' % (
             ' and '.join(sentences)))
-    # Any other statistic is that of a batch norm: all others end the proof (`_ends`).
+    # The statistics that are left are those of batch norms: any other would have ended the proof
+    # (`_ends`).
     depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_operations))
     if depends_on_batch_norms:
         conditions.append(_condition_of_batch_norms(batch_norms.number, question))

@@ -95,8 +95,11 @@ class View:
         return None if original is None else original.shape.ndims
 
     def shape_by_inference(self, tensor: tf.Tensor) -> typing.Optional[list]:
-        """The shape that TensorFlow infers, without what the tensor's own state tells: that of a
-        result may be a rule's own answer from the round before, which the rule must not go by.
+        """The shape that TensorFlow infers, without what the tensor's own state tells.
+
+        A rule that computes the state of a result from the result's shape asks this, as that of
+        `Reshape` does: the result may have a state already, the rule's own answer from the round
+        before, by which it must not go. Of all other tensors `shape` tells more.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -125,7 +128,8 @@ class View:
         return completed
 
     def shape(self, tensor: tf.Tensor) -> typing.Optional[list]:
-        """The lengths of the dimensions in the scratch graph, None where one is not static.
+        """The lengths of the dimensions in the scratch graph, None where one is not static: those
+        that TensorFlow infers, and those that the tensor's state tells.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -144,8 +148,9 @@ class View:
     def stand_in(self, tensor: tf.Tensor, axis: int) -> typing.Optional[int]:
         """A prime in the place of a length that is not static, the same one for the same length.
 
-        It is larger than any length, so that no other number is taken for it. In a loop a length
-        may be another one in each iteration: there it is None.
+        It is a number of `State.sizes` alone, and larger than any length, so that no other number
+        is taken for it. (The primes of `stand_ins.lengths_of` are lengths of tensors in the scratch
+        graph.) In a loop a length may be another one in each iteration: there it is None.
 
         Args:
           tensor: the tensor.
@@ -253,7 +258,8 @@ class View:
         self.reasons.setdefault(statistic, Reason(op.name, op.type, why))
 
     def suppose(self, op: tf.Operation, what: str) -> None:
-        """Notes what a proof supposes of an operation.
+        """Notes what a proof supposes of an operation, since the graph does not tell it: that
+        `tf.reshape(x, (-1, 5))` takes 5 numbers of each example of x [n, L], L not being static.
 
         The rule marks the results with the operation's name, as if it were a statistic of the
         shard. The verdict of a loss with this mark has the supposition as its condition.

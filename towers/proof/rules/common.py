@@ -50,9 +50,10 @@ def are_shared_arguments(states: typing.Iterable[State]) -> bool:
 def fits_examples_as_built(state: State, view: View) -> bool:
     """Whether a value without examples may go beside the examples, an entry to each of them.
 
-    Ones [8, 4] fit a batch of 8 examples alone, so that they prove nothing of other batches. As
-    built, the batch has 8 examples, and states only tell where these are: ones [8, 4] are then as
-    good as ones for each of the 8 examples.
+    Ones [8, 4] fit a batch of 8 examples alone, so that they prove nothing of other batches. But
+    the analysis of a static batch as built (`static_batch` has the reason for it) is of 8 examples
+    alone, and its states only tell where these are: there ones [8, 4] are as good as ones for each
+    of the 8 examples. For this analysis alone states have the field `is_uniform`.
     """
     return view.is_as_built and state.is_uniform
 

@@ -233,8 +233,8 @@ def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
 
     x [n L] has L entries of each example, where the length L is not static: a large prime stands in
     its place as `inner` (`stand_ins`). In x + y [8 n], L can only be 8: then both have 8 as
-    `inner`. In x [n L] + z [n M], with another prime for M, the operation demands that L is M: then
-    both have the smaller prime.
+    `inner`. In x [n L] + z [n M], where another prime stands for M, the operation demands that L is
+    M: then both get the smaller one of the two primes as `inner`.
     """
     if not layouts:
         return layouts

@@ -169,14 +169,15 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
     not_known = first_unknown(written)
     if not_known is not None:
         return not_known
-    numbers = as_numbers(op, written, view)
-    if any_by_example(numbers):
-        return _either_of_examples(op, numbers, view).with_marks_of(*written)
-    if any(state.is_position for state in numbers):
-        return unknown(op, 'joins numbers of the examples')
+    # A choice between two sizes is no size that a shape could have: n counts as a sum from here on.
+    without_sizes = as_numbers(op, written, view)
+    if any_by_example(without_sizes):
+        return _either_of_examples(op, without_sizes, view).with_marks_of(*written)
+    if any(state.is_position for state in without_sizes):
+        return unknown(op, 'joins the positions of the examples')
     # All towers choose alike. So a choice between the means of f and of g is a mean, of f or of g,
-    # as their sum is one; and so it is with sums and constants.
-    return sum_of_totals(op, numbers, view)
+    # as their sum is one; and so it is with sums and constants. The result has all marks already.
+    return sum_of_totals(op, without_sizes, view)
 
 
 def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:

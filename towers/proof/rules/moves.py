@@ -79,8 +79,8 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
     """
     state = as_number(op, states[0], view)
     arguments = list(states[1:])
-    # Only a new shape of values of the batch may have their number in it: (n, 4). Elsewhere n, as a
-    # number, is a sum over the examples, which is refused below.
+    # Of all arguments, only the new shape of values of the batch may have n in it: (n, 4). In any
+    # other argument n counts as a number, a sum over the examples, and the loop below refuses it.
     is_shape_of_batch = op.type == 'Reshape' and is_of_batch(state)
     if not is_shape_of_batch:
         arguments = as_numbers(op, arguments, view)
