@@ -149,11 +149,11 @@ class ProgressHook(tf.train.SessionRunHook):
         clock = self._clock
         fetched = run_values.results
         clock.count(fetched.get('waited', 0.))
-        is_timed = clock.mark is not None  # the first steps of a session are not
-        if self._first_mark is None and is_timed:  # all rates are measured from here
-            self._first_mark = clock.mark
-            self._logged_mark = clock.mark
-            self._marks.append(clock.mark)
+        mark = clock.mark  # None in the first steps of a session, which are not timed
+        if self._first_mark is None and mark is not None:  # all rates are measured from here
+            self._first_mark = mark
+            self._logged_mark = mark
+            self._marks.append(mark)
         if not self._shows:
             return
         # The clock has counted one step of this worker. The variables have those of asynchronous
