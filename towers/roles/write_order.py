@@ -364,6 +364,9 @@ class _ReadEnds:
         self._towers = towers
         self._frames = frames
         self._in_training: typing.Optional[typing.Set[str]] = None  # found when it is needed
+        # {name of a read: its ends}. One read is of many variables: whatever is computed from a
+        # reference variable may read its memory.
+        self._ends: typing.Dict[str, typing.List[tf.Operation]] = {}
 
     def of(self, reader: tf.Operation) -> typing.List[tf.Operation]:
         """The operations of a `Hold` for a read: to wait for any of them is to wait for the read.
@@ -373,6 +376,12 @@ class _ReadEnds:
           outside, those of the forward pass first: a write that waits for the forward pass alone
           can come early.
         """
+        if reader.name not in self._ends:
+            self._ends[reader.name] = self._find(reader)
+        return self._ends[reader.name]
+
+    def _find(self, reader: tf.Operation) -> typing.List[tf.Operation]:
+        """The operations that `of` gives for a read."""
         ends = self._frames.ends(reader)
         is_outside_of_loops_and_branches = ends == [reader]
         if is_outside_of_loops_and_branches:
