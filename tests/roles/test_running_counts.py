@@ -1,7 +1,7 @@
 """Running sums, counts and averages that a step writes: the numbers of one device, or said.
 
 `whole_batch.exchanged_sums` exchanges what is summed over the examples; the plan's line `one
-device` names what tower 0 writes from its own examples.
+device` names what tower 0, or each tower for itself, writes from its own examples.
 """
 
 import numpy as np
@@ -123,3 +123,101 @@ def test_an_average_of_tower_0_that_the_loss_reads_is_named():
     line, _ = trained(update, 2, loss_of)
     assert line.startswith("proven, but for what tower 0 writes from its own examples and the loss "
                            "reads: 'state' (towers.batch_mean takes the mean of the batch)")
+
+
+def made(name, collection):
+    """`(variable, its value before a step writes it)`."""
+    variable = tf.get_variable(name, [], tf.float64, initializer=tf.ones_initializer(),
+                               trainable=False, collections=[collection])
+    return variable, variable.read_value() + 0.
+
+
+def line_of_model(model_fn, size=None, **options):
+    """The plan's line of a model function of features `[size, 5]`, on two towers."""
+    features = tf.placeholder(tf.float64, [size, 5])
+    built = towers.build_towers(model_fn, (features,), tf.train.GradientDescentOptimizer(.01), 2,
+                                'mean', **options)
+    return built.plan.line('one device')
+
+
+def line_of_state(value, is_read=True):
+    """The plan's line of a loss that is divided by a local variable `v`, if `is_read`; a step sets
+    it to `value(features, losses, its value before)`."""
+    def model_fn(features):
+        losses = tf.square(tf.matmul(features, tf.get_variable('w', [5, 1], tf.float64))[:, 0])
+        variable, before = made('v', tf.GraphKeys.LOCAL_VARIABLES)
+        with tf.control_dependencies([before]):
+            write = tf.assign(variable, value(features, losses, before))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, write)
+        loss = tf.reduce_mean(losses)
+        return loss / before if is_read else loss
+    return line_of_model(model_fn)
+
+
+OF_TOWERS = ("proven, but for state that each tower keeps of its own examples and the loss reads: "
+             "'v' (towers.batch_sum and batch_mean give values of all towers): ")
+
+
+def by_way_of_another(features, losses, before):
+    """The value that another variable had, to which a step writes the number of examples."""
+    other, other_before = made('other', tf.GraphKeys.LOCAL_VARIABLES)
+    with tf.control_dependencies([other_before]):
+        write = tf.assign(other, examples(features))
+    with tf.control_dependencies([write]):
+        return tf.identity(other_before)
+
+
+@pytest.mark.parametrize('value, beginning', first_fast(2, [
+    (lambda x, losses, before: before + examples(x), OF_TOWERS),
+    (lambda x, losses, before: before + 1., 'proven: '),
+    (lambda x, losses, before: tf.reduce_max(losses), OF_TOWERS),
+    (lambda x, losses, before: tf.random_uniform([], dtype=tf.float64), OF_TOWERS),
+    (by_way_of_another, OF_TOWERS.replace("'v'", "'other'")),
+    (lambda x, losses, before: towers.batch_sum(tf.reduce_sum(losses)), 'proven: ')]),
+    ids=['count', 'steps', 'maximum', 'random', 'by way of another', 'of the batch'])
+def test_state_of_a_tower_that_the_loss_reads_is_named(value, beginning):
+    assert line_of_state(value).startswith(beginning)
+
+
+@pytest.mark.slow
+def test_state_of_a_tower_that_the_loss_does_not_read_is_not_named():
+    line = line_of_state(lambda x, losses, before: before + examples(x), is_read=False)
+    assert line.startswith('proven: ')
+
+
+def test_the_static_size_of_a_shard_that_a_variable_keeps_is_named():
+    def model_fn(features):
+        variable, before = made('v', tf.GraphKeys.GLOBAL_VARIABLES)
+        size = tf.constant(float(int(features.shape[0])), tf.float64)
+        with tf.control_dependencies([before]):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(variable, size))
+        weights = tf.get_variable('w', [5, 1], tf.float64)
+        return tf.reduce_sum(tf.square(tf.matmul(features, weights))) / size * before
+    line = line_of_model(model_fn, size=6)
+    assert line.startswith('proven, if 3 in 1 operation (')
+    assert "but for what tower 0 writes from its own examples and the loss reads: 'v' (" in line
+
+
+def frozen(x):
+    """A batch norm of averages, to which a step writes the statistics of a second call."""
+    averages = [made(name, tf.GraphKeys.GLOBAL_VARIABLES) for name in ('mean', 'variance')]
+    values = tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64))[:, 0]
+    (_, mean), (_, variance) = averages
+    loss = tf.reduce_mean(tf.square((values - mean) / tf.sqrt(variance + 1e-3)))
+    with tf.control_dependencies([loss]):
+        statistics = tf.nn.moments(tf.identity(values), [0])
+        tf.nn.batch_normalization(values, *statistics, offset=None, scale=None,
+                                  variance_epsilon=1e-3)
+        for (variable, before), statistic in zip(averages, statistics):
+            write = tf.assign(variable, .7 * before + .3 * statistic)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, write)
+    return loss
+
+
+@pytest.mark.parametrize('options, beginning', first_fast(1, [
+    ({}, "proven, but for what tower 0 writes from its own examples and the loss reads: 'mean', "
+         "'variance' (towers.batch_mean takes the mean of the batch): "),
+    (dict(update_ops='none'), 'proven: '),
+    (dict(batch_norm='sync'), 'proven: ')]), ids=str)
+def test_averages_of_a_batch_norm_that_the_loss_reads_alone_are_named(options, beginning):
+    assert line_of_model(frozen, **options).startswith(beginning)

@@ -6,15 +6,21 @@ loss of the whole batch. Its test is tests/api/test_plan.py; those of the verdic
 tests/proof/test_verdict.py.
 """
 
+import collections
 import typing
+
+import tensorflow.compat.v1 as tf
 
 from towers.copies.tower_set import TowerSet
 from towers.graph import graph_walk
+from towers.graph.graph_walk import names_of
 from towers.model.objectives import with_parts
+from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.proof.stand_ins import static_size
-from towers.proof.verdict import Question, verdict_of
-from towers.roles.ownership import FIRST
+from towers.proof.verdict import Question, Writers, verdict_of
+from towers.roles.inline_updates import Write, writes_by, writes_of
+from towers.roles.ownership import FIRST, OWN, Roles
 
 
 def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
@@ -29,14 +35,15 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
     if has_one_shard:
         return None
     question = _question(tower_set)
-    averages = _averages_of_tower_0(tower_set)
+    writes = _writes_of_step(tower_set)
     has_names = isinstance(recorded.output.loss, dict)
     texts = []
     for name, loss in with_parts('loss', recorded.output.loss):
         losses = [loss] + tower_set.losses.added  # the loss of the build is their sum
-        upstream = graph_walk.ancestors(losses)
-        averages_of_loss = [variable for variable in averages if variable in upstream]
-        question_of_loss = question._replace(shard_averages=averages_of_loss)
+        writers = _writers_read_by(losses, writes)
+        question_of_loss = question._replace(
+            writers_by_tower_0=_with_role(FIRST, writers, tower_set.roles),
+            writers_by_each_tower=_with_role(OWN, writers, tower_set.roles))
         verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
                              question_of_loss)
         texts.append('%s: %s' % (name, verdict.text) if has_names else verdict.text)
@@ -45,7 +52,7 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
 
 def _question(tower_set: TowerSet) -> Question:
     """What the proof is asked about every loss of this build; `equality_line` adds the
-    `shard_averages`, which differ from loss to loss."""
+    writers, which differ from loss to loss."""
     request = tower_set.request
     accumulate = request.split.accumulate
     if len(tower_set.towers) == 1:
@@ -63,24 +70,51 @@ def _question(tower_set: TowerSet) -> Question:
                     static_size=static_size(tower_set.batch.inputs[0]), names=name_of_part)
 
 
-def _averages_of_tower_0(tower_set: TowerSet) -> typing.List[str]:
-    """The variables that tower 0 writes from a mean, or another statistic, of its own shard.
+def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
+    """The writes of the model function that a step of tower 0 runs, in its forward pass or among
+    the updates."""
+    request = tower_set.request
+    recorded = tower_set.recorded
+    update_ops = request.training.update_ops
+    forward = names_of(graph_walk.step_operations(fetches_of(recorded.output)))
+    updates = names_of(graph_walk.step_operations(recorded.updates))
+    has_train_op = bool(request.training.objectives)  # with which the updates run
+    left_out = set()
+    if update_ops == 'none' or not has_train_op:
+        left_out = updates - forward
+    if update_ops == 'none':
+        left_out |= tower_set.roles.inline_updates.left_out
+    # Writes that a step runs behind the forward pass now were a part of it for the proof.
+    run = (forward | updates | recorded.proven.analysis.analysed) - left_out
+    return writes_by(writes_of(recorded), run)
 
-    Returns:
-      Their names, sorted; without the moving averages of batch norms, which the proof names itself.
+
+def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write]) -> Writers:
+    """The writers of the variables that losses are computed from, be it by way of what an earlier
+    step has written: where `v` is set to the value of `u`, a loss that reads `v` depends on `u`.
+
+    Args:
+      losses: list of scalars.
+      writes: the writes of a step.
     """
-    proven = tower_set.recorded.proven
-    batch_norm_statistics = proven.batch_norms.statistics()
-    written_from_statistics = set()
-    for writes in proven.analysis.writes.values():
-        for write in writes:
-            linear_in = write.value.reductions  # means or sums over the examples
-            depends_else_on = write.value.shard_statistics
-            other_statistics = (linear_in | depends_else_on) - batch_norm_statistics
-            if other_statistics:
-                written_from_statistics.add(write.variable)
-    written_by_tower_0 = tower_set.roles.names(FIRST)
-    return sorted(written_from_statistics.intersection(written_by_tower_0))
+    read = graph_walk.ancestors(losses)
+    writers: typing.Dict[str, typing.List[tf.Operation]] = {}
+    others = writes
+    while True:
+        of_read = [write for write in others if not read.isdisjoint(write.variables)]
+        if not of_read:
+            return writers
+        others = [write for write in others if read.isdisjoint(write.variables)]
+        for op, variables in of_read:
+            for variable in variables:
+                writers.setdefault(variable, []).append(op)
+            read |= graph_walk.ancestors(op.inputs)
+
+
+def _with_role(role: str, writers: Writers, roles: Roles) -> Writers:
+    """The writers of the variables that have a role, in the order of the variables' names."""
+    return collections.OrderedDict(
+        (name, writers[name]) for name in roles.names(role) if name in writers)
 
 
 def _whose_batch(request: Request) -> str:

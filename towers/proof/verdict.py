@@ -1,5 +1,6 @@
 """The verdict of a proof: whether the loss of N towers is that of one device, in a line."""
 
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +18,7 @@ from towers.proof.states import (
     State,
     first_unknown,
 )
+from towers.proof.written import is_shared
 
 
 class Verdict(typing.NamedTuple):
@@ -26,13 +28,21 @@ class Verdict(typing.NamedTuple):
     text: str  # begins with 'proven' or 'not proven'
 
 
+Writers = typing.Mapping[str, typing.Sequence[tf.Operation]]
+"""{name of a variable: the operations of a step that write it}."""
+
+NO_WRITERS: Writers = {}
+
+
 class Question(typing.NamedTuple):
     """What a build does to the losses of its towers."""
     adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
     names: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
-    # Names of variables that the loss reads, and tower 0 writes from its own examples.
-    shard_averages: typing.Sequence[str] = ()
+    # Of the variables that the loss reads: the writers of those that tower 0 writes for all towers,
+    # and of those of which each tower has, and writes, its own.
+    writers_by_tower_0: Writers = NO_WRITERS
+    writers_by_each_tower: Writers = NO_WRITERS
 
 
 def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
@@ -194,11 +204,67 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
     depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_operations))
     if depends_on_batch_norms:
         conditions.append(_condition_of_batch_norms(batch_norms.number, question))
-    if question.shard_averages:
+    by_tower_0 = _own_writes(question.writers_by_tower_0, state, analysis, draws_alike=True)
+    if by_tower_0:
         conditions.append(
             'but for what tower 0 writes from its own examples and the loss reads: %s '
-            '(towers.batch_mean takes the mean of the batch)' % _names(question.shard_averages))
+            '(towers.batch_mean takes the mean of the batch)' % _names(by_tower_0))
+    by_each_tower = _own_writes(
+        question.writers_by_each_tower, state, analysis, draws_alike=False)
+    if by_each_tower:
+        conditions.append(
+            'but for state that each %s keeps of its own examples and the loss reads: %s '
+            '(towers.batch_sum and batch_mean give values of all towers)' % (
+                question.names, _names(by_each_tower)))
     return conditions
+
+
+def _own_writes(writers: Writers, state: State, analysis: Analysis,
+                draws_alike: bool) -> typing.List[str]:
+    """The names of the variables to which a tower writes what is its own: it depends on the tower's
+    examples, or on random numbers that the tower draws for itself.
+
+    Where all that a variable has of the examples are statistics on which the loss depends, too, the
+    variable is left out: they are those of batch norms, which the verdict names, and the variable
+    is their moving average.
+
+    Args:
+      writers: the operations that write each variable.
+      state: of the sum of the losses.
+      analysis: `Analysis` of the forward pass.
+      draws_alike: whether one tower draws random numbers for all, as one device does.
+    """
+    def is_alike(value: State) -> bool:
+        """Whether a written value is the same for all towers, but for what the verdict names."""
+        has_same_draws = draws_alike or not value.is_random
+        return has_same_draws and _is_shared_but_for(state.shard_statistics, value)
+
+    found = []
+    for variable, operations in writers.items():
+        values = itertools.chain.from_iterable(
+            _values_written(op, variable, analysis) for op in operations)
+        if not all(map(is_alike, values)):
+            found.append(variable)
+    return found
+
+
+def _values_written(op: tf.Operation, variable: str, analysis: Analysis) -> typing.List[State]:
+    """The states of what an operation writes to a variable, and of the indices of rows; of an
+    operation that is no assign, add or scatter, those of all that it takes."""
+    writes = [write for write in analysis.writes.get(op.name, []) if write.variable == variable]
+    if not writes:
+        return list(map(analysis.state, op.inputs))
+    values = [write.value for write in writes]
+    return values + [write.indices for write in writes if write.indices is not None]
+
+
+def _is_shared_but_for(named: typing.AbstractSet[str], value: State) -> bool:
+    """Whether a value is the same on every tower, or is but for statistics of these names."""
+    if is_shared(value):
+        return True
+    statistics = value.reductions | value.shard_statistics
+    is_statistic = value.kind in (Kind.MEAN, Kind.INDEPENDENT)
+    return is_statistic and bool(statistics) and statistics <= named
 
 
 def _condition_of_batch_norms(number: int, question: Question) -> str:

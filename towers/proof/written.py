@@ -93,7 +93,7 @@ def written_otherwise(op: tf.Operation, view: View, finder: Writes) -> typing.Li
       finder: finds the writes of the scratch graph.
     """
     taken = [view.state(tensor) for tensor in op.inputs if not is_variable(tensor)]
-    if all(map(_is_shared, taken)):
+    if all(map(is_shared, taken)):
         value = INDEPENDENT
     else:
         value = unknown(op, 'writes it in another way than by an assign, an add or a scatter')
@@ -201,14 +201,14 @@ def _is_linear(op: tf.Operation, dependences: typing.List[Dependence], view: Vie
         return False
     factors = [view.state(tensor) for tensor, dependence in zip(op.inputs, dependences)
                if dependence is Dependence.NONE]
-    return is_in_one_factor and all(_is_shared(factor) for factor in factors)
+    return is_in_one_factor and all(is_shared(factor) for factor in factors)
 
 
-def _is_shared(factor: State) -> bool:
-    """Whether a factor is the same on every tower, whatever the number of their examples."""
-    if factor.kind is Kind.SIZES:
-        return not factor.depends_on_size
-    return factor.is_alike_on_towers
+def is_shared(value: State) -> bool:
+    """Whether a value is the same on every tower, whatever the number of their examples."""
+    if value.kind is Kind.SIZES:
+        return not value.depends_on_size
+    return value.is_alike_on_towers
 
 
 def _sources(tensor: tf.Tensor, view: View) -> typing.List[tf.Tensor]:
