@@ -124,6 +124,113 @@ def test_a_sum_in_an_average_is_refused_where_towers_cannot_meet():
         assert_one_device(model(codebook(sizes)), LABELS, 2, memory=towers.Memory(accumulate=2))
 
 
+def in_order(*updates):
+    """A write of class centers that makes several, one after the other, behind the loss's read."""
+    def write(centers, rows, features, difference):
+        before = difference
+        for update in updates:
+            with tf.control_dependencies([before]):
+                before = update(centers, rows, features, difference)
+        return before
+    return write
+
+
+def halves(centers, *unused):
+    return tf.assign(centers, .5 * centers.read_value())
+
+
+def adds_sums(centers, rows, features, unused_difference):
+    return tf.assign_add(centers, sums(rows, features))
+
+
+def adds_one(centers, *unused):
+    return tf.assign_add(centers, tf.ones([12, 3], tf.float64))
+
+
+def scales(centers, rows, features, unused_difference):
+    return tf.scatter_mul(centers, rows, 1. + .1 * tf.tanh(features))
+
+
+@pytest.mark.parametrize('updates, is_resource', first_fast(1, [
+    ((halves, adds_sums), False), ((halves, adds_sums), True), ((adds_sums, halves), True),
+    ((memorizes, pulls), False), ((pulls, scales), True), ((adds_sums, adds_one), True)]))
+def test_writes_of_one_variable_that_every_tower_would_repeat_are_refused(updates, is_resource):
+    with pytest.raises(towers.SharedVariableError, match=(
+            'writes variable centers 2 times .*operations .*, .*by its examples in one write.*'
+            'Write it once, as by assign')):
+        with tf.variable_scope('', use_resource=is_resource):
+            assert_built(model(in_order(*updates)))
+
+
+def assert_built(model_fn):
+    batch = [tf.placeholder_with_default(each, [None] + list(each.shape[1:]))
+             for each in (X, LABELS)]
+    towers.build_towers(model_fn, tuple(batch), tf.train.GradientDescentOptimizer(.1), 2)
+
+
+@pytest.mark.parametrize('write', first_fast(0, [
+    in_order(pulls, adds_sums), in_order(halves, adds_one),
+    in_order(halves, codebook(sums), adds_one)]))
+def test_additions_of_every_tower_and_writes_of_tower_0_may_be_several(write):
+    assert_one_device(model(write), LABELS, 3)
+
+
+def in_loop(write, num_iterations):
+    """A write of class centers in each iteration of a loop."""
+    def write_in_loop(centers, unused_rows, features, difference):
+        def body(t):
+            with tf.control_dependencies([write(centers)]):
+                return t + 1
+        with tf.control_dependencies([difference]):
+            return tf.while_loop(lambda t: t < num_iterations(features), body, [tf.constant(0)],
+                                 parallel_iterations=1)
+    return write_in_loop
+
+
+def in_map(write):
+    """A write of class centers for each example, in `tf.map_fn`."""
+    def write_in_map(centers, unused_rows, features, difference):
+        def of_one(row):
+            with tf.control_dependencies([write(centers)]):
+                return tf.reduce_sum(row)
+        with tf.control_dependencies([difference]):
+            return tf.map_fn(of_one, features, parallel_iterations=1)
+    return write_in_map
+
+
+def adds_to_a_row(centers):
+    return tf.scatter_add(centers, [0], tf.ones([1, 3], tf.float64))
+
+
+def counts_up(unused_centers):
+    count = tf.get_variable('count', [], tf.int32, tf.zeros_initializer(), trainable=False)
+    return tf.count_up_to(count, 1000)
+
+
+def num_examples(features):
+    return tf.shape(features)[0]
+
+
+@pytest.mark.parametrize('write, is_resource', first_fast(1, [
+    (in_map(adds_one), False), (in_map(adds_one), True), (in_map(halves), True),
+    (in_map(adds_to_a_row), False), (in_loop(halves, num_examples), True),
+    (in_loop(counts_up, num_examples), True)]))
+@pytest.mark.parametrize('is_v2', first_fast(1, [False, True]))
+def test_a_write_for_each_example_is_refused_whatever_it_writes(write, is_resource, is_v2):
+    """The value written is the same on every tower; the number of writes is not."""
+    with switched('control_flow_v2', is_v2), tf.Graph().as_default():
+        with tf.variable_scope('', use_resource=is_resource or is_v2), pytest.raises(
+                towers.SharedVariableError, match='writes variable .* by its examples'):
+            assert_built(model(write))
+
+
+@pytest.mark.parametrize('write', first_fast(0, [halves, adds_to_a_row]))
+def test_a_write_in_a_loop_over_time_is_tower_0s(write):
+    with switched('control_flow_v2', False):
+        write_in_loop = in_loop(write, lambda features: tf.shape(features)[1])
+        assert_one_device(model(write_in_loop), LABELS, 3)
+
+
 def adds(value):
     def write(centers, rows, features, unused_difference):
         added = tf.get_variable('added', [], tf.float64, tf.zeros_initializer(), trainable=False)

@@ -6,7 +6,7 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.graph.op_types import ADDS, QUOTIENTS, SETS, is_fused_batch_norm
+from towers.graph.op_types import ADDS, ADDS_ROWS, QUOTIENTS, SETS, is_fused_batch_norm
 from towers.graph.variable_access import Writes, is_variable, variable_op
 from towers.proof.contexts import conditions_around
 from towers.proof.states import INDEPENDENT, Kind, State, unknown
@@ -44,6 +44,11 @@ class Written(typing.NamedTuple):
     def sets(self) -> bool:
         """Whether the variable is set, not added to."""
         return self.type in SETS
+
+    @property
+    def adds(self) -> bool:
+        """Whether it is added to the variable, or to rows of it: additions come in any order."""
+        return self.type in ADDS or self.type in ADDS_ROWS
 
 
 def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:

@@ -6,6 +6,7 @@
     a sum, or a count of examples, added                every tower adds, in turn
     rows, each of one example, by places of examples    every tower writes, in turn
 
+Several writes of one variable in a step are tower 0's alone, or every tower's if all add.
 A moving average is linear in the earlier value of the variable. Any other value is refused: no
 tower can write it, since a part of the batch gives another value than the whole batch.
 
@@ -55,10 +56,15 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
     if request.training.update_ops != 'first' or not is_divided(request):
         return proven
     judge = _Judge(recorded)
+    writes_by_variable: typing.Dict[str, typing.List[_JudgedWrite]] = {}
     for write in writes:
+        values = judge.values_of(write)
         for variable in write.variables:  # of which no value is known below
             proven.reasons.setdefault(variable, _SAME_ON_TOWERS.reason)
-        for written in judge.values_of(write):
+            if not values:
+                judged = _JudgedWrite(write.op.name, is_every_towers=False, adds=False)
+                writes_by_variable.setdefault(variable, []).append(judged)
+        for written in values:
             verdict = judge.verdict(written, write.op)
             if verdict.writer is _Writer.NONE:
                 raise SharedVariableError(verdict.reason)
@@ -66,6 +72,11 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
                 _check_in_turn(write.op, written, request)
                 proven.every_tower.add(written.variable)
             proven.reasons[written.variable] = verdict.reason
+            judged = _JudgedWrite(
+                write.op.name, verdict.writer is _Writer.EVERY_TOWER, written.adds)
+            writes_by_variable.setdefault(written.variable, []).append(judged)
+    for variable, judged_writes in writes_by_variable.items():
+        _check_writes_together(variable, judged_writes)
     return proven
 
 
@@ -126,7 +137,7 @@ class _Judge:
           written: what is written.
           op: the operation of the program that writes it.
         """
-        is_computed_from_shard = op.name in self._from_shard
+        is_computed_from_shard = self._is_from_shard(op)
         if not is_computed_from_shard:
             # Even so it may count the examples, since in a batch of static size their number is a
             # constant: one that equals it is refused, and one that the proof has taken for a
@@ -198,20 +209,26 @@ class _Judge:
         """Raises `SharedVariableError` for a write by an operation that the proof has no rule for
         (no assign, add or scatter), if what it writes depends on the examples."""
         op = write.op
-        if op.name not in self._from_shard:  # each tower would write the same: tower 0 may
+        if not self._is_from_shard(op):  # each tower would write the same: tower 0 may
             return
         is_analysed = op.name in self.analysis.analysed
         if self._static_size is not None and not is_analysed:
             # A scratch graph with another number of examples did not get as far as this operation:
             # the size of the shard is in the constants before it.
             raise SharedVariableError(_holds_size(write.variables[0], op, self._static_size))
-        for tensor in op.inputs:
+        for tensor in list(op.inputs) + _conditions(op):
             state = self.analysis.state(tensor)
             if not _is_same_on_towers(state):
                 raise SharedVariableError(
                     'the model function writes variable %s (operation %s, %s) by its examples '
                     '(%s): assign, add or scatter the values, so that it is known which tower is '
                     'to write.' % (write.variables[0], op.name, op.type, self._why(state)))
+
+    def _is_from_shard(self, op: tf.Operation) -> bool:
+        """Whether the shard decides what an operation writes, or how often: a loop over the
+        examples may add 1 for each of them."""
+        conditions = map(self.analysis.state, _conditions(op))
+        return op.name in self._from_shard or not all(map(_is_same_on_towers, conditions))
 
     def _shard_statistics(self, state: State) -> typing.AbstractSet[str]:
         """Set of the names of the statistics of the shard that a value depends on. Statistics of
@@ -245,6 +262,11 @@ class _Judge:
             'examples, too: whether it counts the examples, as every tower would in turn, or '
             'adds a constant, is not known of a batch of static size. Pass a batch '
             '[None, ...].' % (size, written.variable, op.name, size)))
+
+
+def _conditions(op: tf.Operation) -> typing.List[tf.Tensor]:
+    """The conditions of all branches and loops (v1) around an operation."""
+    return [op.graph.get_tensor_by_name(name) for name in compat.conditions_around(op)]
 
 
 def _is_sum(value: State) -> bool:
@@ -319,6 +341,38 @@ def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
     return ('the model function writes variable %s (operation %s) by its examples, and the graph '
             'has the size of a shard, %d, in it, so that it is not known which tower is to write: '
             'pass a batch [None, ...], and take sizes from tf.shape.' % (variable, op.name, size))
+
+
+class _JudgedWrite(typing.NamedTuple):
+    """A write of a variable, beside others of the same variable."""
+    operation: str  # name of the operation of the program that writes
+    is_every_towers: bool  # whether every tower has to write it
+    adds: bool  # whether it is an addition
+
+
+def _check_writes_together(variable: str, writes: typing.Sequence[_JudgedWrite]) -> None:
+    """Refuses several writes of one variable in a step that are right one by one, and not together.
+
+    Each tower does all writes of a variable in its turn, if it has to do one of them. Let one write
+    halve v, and another one add the examples' sum a + b: two towers give (v / 2 + a) / 2 + b, and
+    one device v / 2 + a + b. Additions alone come in any order. One that is tower 0's, as of the
+    constant 1, would be done by every tower.
+
+    Args:
+      variable: name of the variable.
+      writes: its writes.
+    """
+    is_any_every_towers = any(write.is_every_towers for write in writes)
+    are_additions = all(write.is_every_towers and write.adds for write in writes)
+    if len(writes) == 1 or not is_any_every_towers or are_additions:
+        return
+    operations = sorted({write.operation for write in writes})
+    raise SharedVariableError(
+        'a step writes variable %s %d times (operations %s), by its examples in one write at '
+        'least, which every tower does in its turn, and not all of the writes add sums, counts or '
+        'rows of the examples: towers that each do all of them do not make what one device makes. '
+        'Write it once, as by assign(v, .9 * v + total), or put what is not added into a variable '
+        'of its own.' % (variable, len(writes), ', '.join(operations)))
 
 
 def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None:
