@@ -191,8 +191,12 @@ def fourier(op: tf.Operation, state: State, view: View) -> State:
 
     The length of the transform, an argument of `tf.signal.rfft`, is one of the same dimensions.
     """
-    number = 3 if '3D' in op.type else 2 if '2D' in op.type else 1
+    number = _DIMENSIONS_BY_SUFFIX.get(op.type[-2:], 1)
     return _on_last(op, state, op.inputs[0], number, view)
+
+
+_DIMENSIONS_BY_SUFFIX = {'2D': 2, '3D': 3}
+"""How many dimensions a transform goes along, by the end of its type: `FFT2D`, `IRFFT3D`."""
 
 
 # ---- on matrices ---------------------------------------------------------------------------------
