@@ -23,7 +23,7 @@ from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
 from towers.model.request import Request
 from towers.proof.states import Kind, Reason, State
-from towers.proof.written import Dependence, Written
+from towers.proof.written import Dependence, Written, is_shared
 from towers.roles.inline_updates import Write
 
 
@@ -162,7 +162,7 @@ class _Judge:
         is_added = not written.sets
         if value.reason is not None:  # nothing is proven of the value
             return _refused(written, op, _in_words(value.reason))
-        if _is_same_on_towers(value):
+        if is_shared(value):
             # A constant that is computed from the shard may still be its static size.
             return self._refused_count(written, op) or _SAME_ON_TOWERS
         # Of a sum or a mean whether each term is of one example, as in mean(x ** 2), and not in
@@ -191,8 +191,8 @@ class _Judge:
             if self._shard_statistics(state):
                 return _refused(written, op, 'the rows are computed across the examples: '
                                 + self._why(state))
-        has_same_values = _is_same_on_towers(value)
-        if has_same_values and _is_same_on_towers(indices):
+        has_same_values = is_shared(value)
+        if has_same_values and is_shared(indices):
             return _SAME_ON_TOWERS
         has_value_for_each_index = indices.kind is Kind.PER_EXAMPLE and not written.is_scalar
         if has_same_values and has_value_for_each_index and self._static_size is not None:
@@ -218,7 +218,7 @@ class _Judge:
             raise SharedVariableError(_holds_size(write.variables[0], op, self._static_size))
         for tensor in list(op.inputs) + _conditions(op):
             state = self.analysis.state(tensor)
-            if not _is_same_on_towers(state):
+            if not is_shared(state):
                 raise SharedVariableError(
                     'the model function writes variable %s (operation %s, %s) by its examples '
                     '(%s): assign, add or scatter the values, so that it is known which tower is '
@@ -228,7 +228,7 @@ class _Judge:
         """Whether the shard decides what an operation writes, or how often: a loop over the
         examples may add 1 for each of them."""
         conditions = map(self.analysis.state, _conditions(op))
-        return op.name in self._from_shard or not all(map(_is_same_on_towers, conditions))
+        return op.name in self._from_shard or not all(map(is_shared, conditions))
 
     def _shard_statistics(self, state: State) -> typing.AbstractSet[str]:
         """Set of the names of the statistics of the shard that a value depends on. Statistics of
@@ -299,14 +299,6 @@ def _is_moving_average(written: Written) -> bool:
     if written.dependence is Dependence.RUNNING_SUM:
         return not written.sets
     return written.dependence is Dependence.LINEAR
-
-
-def _is_same_on_towers(value: State) -> bool:
-    """Whether a value does not depend on the examples: it is the same on every tower, and on one
-    device."""
-    if value.kind is Kind.SIZES:
-        return not value.depends_on_size
-    return value.is_alike_on_towers
 
 
 def _in_words(reason: Reason) -> str:
