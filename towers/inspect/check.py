@@ -134,14 +134,13 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
         factor = checked.num_towers
     one = run_one_device(program, seed, factor)
     if checked.machines is None:
-        numbers, proof = run_towers(program, checked.devices, one.initial, same_shards)
+        trained = run_towers(program, checked.devices, one.initial, same_shards)
     else:
-        numbers = run_machines(program, checked.machines, sizes, one.initial)
-        proof = None
+        trained = run_machines(program, checked.machines, sizes, one.initial)
     ran = CheckedRuns(
         towers=checked.num_towers, workers=checked.num_workers, steps=steps, reduction=reduction,
         parts=num_parts, same_shards=same_shards)
-    return report_on(one.numbers, numbers, one.traits, ran, tolerance, proof)
+    return report_on(one.numbers, trained.numbers, one.traits, ran, tolerance, trained.proof)
 
 
 class _CheckedTowers(typing.NamedTuple):

@@ -21,12 +21,13 @@ from towers.errors import ClusterError, failing_on
 from towers.inspect.check_runs import (
     InitialValues,
     Program,
+    TrainedTowers,
     assigned,
     constants,
     map_arrays,
     train,
 )
-from towers.inspect.comparison import FIRST_STEP, Numbers
+from towers.inspect.comparison import FIRST_STEP
 from towers.placement.session_config import session_config
 
 _PATIENCE = 120.  # seconds that the other workers wait for the chief to begin
@@ -46,12 +47,12 @@ class Machines(typing.NamedTuple):
     num_towers: int
 
 
-Work = typing.Callable[[Cluster], Numbers]
-"""A function that trains a worker and returns its numbers; the `Cluster` says which worker."""
+Work = typing.Callable[[Cluster], TrainedTowers]
+"""A function that trains the towers of a worker; the `Cluster` says which worker."""
 
 
 def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[int],
-                 initial: InitialValues) -> Numbers:
+                 initial: InitialValues) -> TrainedTowers:
     """Trains on several workers.
 
     Args:
@@ -61,11 +62,12 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
       initial: the values with which training begins.
 
     Returns:
-      Worker 0's numbers, with the mean of all workers' losses, weighted by their examples.
+      Worker 0's numbers, with the mean of all workers' losses, weighted by their examples; and the
+      proof of worker 0's plan, which is about all workers.
     """
     begun = threading.Event()
 
-    def work(cluster: Cluster) -> Numbers:
+    def work(cluster: Cluster) -> TrainedTowers:
         """Trains one worker on its examples."""
         batch = _examples_of_worker(program.inputs, sizes, cluster.rank)
         return _train(cluster, program._replace(inputs=batch), machines.num_towers, dict(initial),
@@ -73,15 +75,16 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
 
     are_uneven = len(set(sizes)) > 1
     if machines.kind == 'horovod':
-        losses, numbers = _by_horovod(machines, work, are_uneven)
+        losses, trained = _by_horovod(machines, work, are_uneven)
     else:
-        losses, numbers = _on_servers(machines, work, are_uneven)
+        losses, trained = _on_servers(machines, work, are_uneven)
     mean_losses = {}
-    for step in numbers.losses:
+    for step in trained.numbers.losses:
         weighted = [size * losses_of_worker[step] for size, losses_of_worker in zip(sizes, losses)]
         mean_losses[step] = sum(weighted) / sum(sizes)
     sum_of_losses = sum(float(losses_of_worker[FIRST_STEP]) for losses_of_worker in losses)
-    return numbers._replace(losses=mean_losses, sum_of_losses=sum_of_losses)
+    numbers = trained.numbers._replace(losses=mean_losses, sum_of_losses=sum_of_losses)
+    return trained._replace(numbers=numbers)
 
 
 def _examples_of_worker(inputs: typing.Any, sizes: typing.Sequence[int], rank: int) -> typing.Any:
@@ -98,7 +101,7 @@ def _examples_of_worker(inputs: typing.Any, sizes: typing.Sequence[int], rank: i
 
 
 def _on_servers(machines: Machines, work: Work, uneven: bool
-                ) -> typing.Tuple[typing.List[dict], Numbers]:
+                ) -> typing.Tuple[typing.List[dict], TrainedTowers]:
     """Trains each worker in a thread of this process, with a server of TensorFlow's.
 
     Args:
@@ -107,7 +110,7 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
       uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, numbers)`: for each worker its losses by step; and worker 0's numbers.
+      `(losses, towers)`: for each worker its losses by step; and the towers of worker 0.
     """
     num_workers = len(machines.shares)
     num_servers = 1 if machines.kind == 'ps' else 0
@@ -120,7 +123,7 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
         return Cluster(machines.kind, addresses[:num_workers], addresses[num_workers:], job, rank,
                        uneven=uneven)
 
-    def rank_and_numbers(rank: int) -> typing.Tuple[int, Numbers]:
+    def rank_and_towers(rank: int) -> typing.Tuple[int, TrainedTowers]:
         """Trains the worker of a rank, which starts its own server."""
         return rank, work(cluster_of('worker', rank))
 
@@ -130,13 +133,13 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
         servers.append(start_server(cluster, cluster.session_config(tf.ConfigProto())))
     with multiprocessing.pool.ThreadPool(num_workers) as threads:
         # `imap_unordered` waits for no other thread after an error.
-        numbers = dict(threads.imap_unordered(rank_and_numbers, range(num_workers)))
+        trained = dict(threads.imap_unordered(rank_and_towers, range(num_workers)))
     del servers
-    return [numbers[rank].losses for rank in range(num_workers)], numbers[0]
+    return [trained[rank].numbers.losses for rank in range(num_workers)], trained[0]
 
 
 def _by_horovod(machines: Machines, work: Work, uneven: bool
-                ) -> typing.Tuple[typing.List[dict], Numbers]:
+                ) -> typing.Tuple[typing.List[dict], TrainedTowers]:
     """Trains this process's worker, one of those that Horovod's launcher started.
 
     Args:
@@ -145,7 +148,7 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
       uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, numbers)`: for each worker its losses by step; and this worker's numbers.
+      `(losses, towers)`: for each worker its losses by step; and the towers of this worker.
     """
     cluster = Cluster('horovod', uneven=uneven)
     num_workers = len(machines.shares)
@@ -153,15 +156,15 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
         raise ClusterError('shares of %d workers, and Horovod has %d: start this program with '
                            '`horovodrun -np %d python …`, or pass as many shares.' % (
                                num_workers, cluster.num_workers, num_workers))
-    numbers = work(cluster)
-    own_losses = {step: float(loss) for step, loss in numbers.losses.items()}
+    trained = work(cluster)
+    own_losses = {step: float(loss) for step, loss in trained.numbers.losses.items()}
     lines_of_workers = gathered_lines(json.dumps(own_losses))  # each worker gets those of all
-    return list(map(json.loads, lines_of_workers)), numbers
+    return list(map(json.loads, lines_of_workers)), trained
 
 
 def _train(cluster: Cluster, program: Program, num_towers: int,
-           initial: typing.Dict[str, typing.Any], begun: threading.Event) -> Numbers:
-    """Trains one worker, and returns its numbers.
+           initial: typing.Dict[str, typing.Any], begun: threading.Event) -> TrainedTowers:
+    """Trains the towers of one worker.
 
     Args:
       cluster: the `Cluster` of this worker.
@@ -202,4 +205,5 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
                 cluster, built, session_config(built.devices),
                 on_lost=lambda error: None) as member, member.session() as session:
             session.run_step_fn(begin)
-            return train(session, built.loss, pairs, built.train_op, program.steps, names)
+            numbers = train(session, built.loss, pairs, built.train_op, program.steps, names)
+            return TrainedTowers(numbers, built.plan.line('one device'))

@@ -93,7 +93,7 @@ class TowersReport(typing.NamedTuple):
       left_out: list of `LeftOut`: the variables that are not compared; nor are their slots.
       workers: the number of workers; 1 without a cluster.
       proof: the plan's line `one device`, a text that begins with `proven` or `not proven`; None
-        for one tower, or with a cluster.
+        for one tower. With a cluster it is about all workers.
     """
 
     equal: bool

@@ -40,10 +40,22 @@ class Program(typing.NamedTuple):
     options: typing.Dict[str, typing.Any]
 
 
+class TrainedTowers(typing.NamedTuple):
+    """What `check_towers` has of the towers' run.
+
+    Attributes:
+      numbers: the numbers of the run.
+      proof: the plan's line `one device`; None if the plan has none.
+    """
+
+    numbers: Numbers
+    proof: typing.Optional[str]
+
+
 # ---- towers --------------------------------------------------------------------------------------
 
 def run_towers(program: Program, devices: typing.Sequence[str], initial: InitialValues,
-               same_shards: bool) -> typing.Tuple[Numbers, typing.Optional[str]]:
+               same_shards: bool) -> TrainedTowers:
     """Trains on towers.
 
     Args:
@@ -51,9 +63,6 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
       devices: the device of each tower.
       initial: the values with which training begins.
       same_shards: whether all parts of the batch have the same examples.
-
-    Returns:
-      `(the numbers, the plan's line "one device" or None)`.
     """
     with tf.Graph().as_default():
         model = program.model_fn
@@ -84,7 +93,7 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
         if not same_shards:
             from_shard = [names[name] for name in built.plan.initial_of_first]
             numbers = numbers._replace(initial_values=dict.fromkeys(from_shard))
-        return numbers, built.plan.line('one device')
+        return TrainedTowers(numbers, built.plan.line('one device'))
 
 
 def assigned(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]
