@@ -142,6 +142,29 @@ def test_local_steps_end_on_all_workers_when_the_data_of_one_end(batches):
     assert one == other == -.25 * (batches + .5)
 
 
+@pytest.mark.slow
+def test_an_empty_batch_of_all_workers_does_not_end_training():
+    """Its loss is NaN and its gradient is 0, as on one device."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            numbers = tf.placeholder(tf.float64, [None])
+            weight = tf.get_variable('w', [], tf.float64, tf.zeros_initializer())
+            cluster = towers.Cluster('ring', workers, rank=rank, uneven=True)
+            built = towers.build_towers(
+                lambda shard: tf.reduce_mean(shard) * weight, numbers,
+                tf.train.GradientDescentOptimizer(1.), 1, 'mean', remainder='weight',
+                cluster=cluster)
+            with towers.join(cluster, built) as member, member.session() as session:
+                losses = [session.run([built.loss, built.train_op], {numbers: batch})[0]
+                          for batch in ([], [[1.], [2., 6.]][rank])]
+                assert not session.should_stop()
+                return losses, session.run(weight)
+    for (of_nothing, of_all), weight in together(work, 2):
+        assert np.isnan(of_nothing) and of_all == 0. and weight == -3.
+
+
 @pytest.mark.parametrize('wire', first_fast(1, [None, 'float16']))
 def test_each_reduction_waits_for_the_one_before(wire):
     """Else one worker might wait in one of them for a worker that waits in another, or end its

@@ -94,20 +94,21 @@ def test_operations_off_their_tower(copies, prefix):
         audit.raise_if_broken()
 
 
-@pytest.mark.parametrize('device, where', [
-    (None, 'no device: the runtime chooses'), ('/cpu:1', '/cpu:1')])
-def test_a_variable_from_before_the_build_is_where_the_program_put_it(device, where):
+@pytest.mark.parametrize('device, found', [
+    (None, '1 variable, made before the towers, on no device (the runtime chooses): kernel'),
+    ('/cpu:1', 'variable kernel, made before the towers, is on /cpu:1')])
+def test_a_variable_from_before_the_build_is_where_the_program_put_it(device, found):
     with tf.device(device):
         tf.get_variable('kernel', [6, 3], tf.float64)
     built = towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True)
     audit = towers.audit(built)
     assert not audit.broken
-    assert 'variable kernel, made before the towers, is on ' + where in audit.notes
+    assert found in audit.notes
     line = built.plan.line('variables on')
     if device is None:
         assert line.startswith('those from before the build without a device where TensorFlow puts')
     else:
-        assert line == 'those from before the build on ' + where
+        assert line == 'those from before the build on ' + device
 
 
 @pytest.mark.parametrize('use_resource', [True, False])

@@ -106,9 +106,10 @@ class _RingStep(typing.NamedTuple):
         return EngineGradients(gradients, conditions, begin_session=self.guard.begin)
 
     def _raise_without_data(self) -> tf.Operation:
-        """The operation that ends training in a step in which no worker has an example; it does
-        nothing where all workers have the same static number of examples, in every step."""
-        if self.num_examples is None:
+        """The operation that ends training in the step in which the data of all workers have ended;
+        it does nothing where no worker says whether its data have ended. An empty batch is no end:
+        its loss is NaN, as on one device."""
+        if not self.data_may_end:
             return tf.no_op()
         return worker_step.raise_at_end(self.num_examples <= 0.)
 

@@ -73,6 +73,7 @@ def bytes_text(count: float) -> str:
 def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
     """Yields the variables, replicas and slots that are not on the devices of the plan."""
     allowed = built.placement.devices()
+    without_device = []  # names of variables that the program made
     for variable in built.variables:
         name = variable.op.name
         device = device_of(variable)
@@ -85,8 +86,10 @@ def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
         elif device:
             yield note('variable %s, made before the towers, is on %s' % (name, named(device)))
         else:
-            yield note('variable %s, made before the towers, is on no device: the runtime chooses'
-                       % name)
+            without_device.append(name)
+    if without_device:
+        yield note('%s, made before the towers, on no device (the runtime chooses): %s' % (
+            counted(len(without_device), 'variable'), some(without_device)))
     yield from _findings_of_slots(built.slots, built.variables, device_of, 'its variable')
     if built.replicas is not None:
         yield from _findings_of_replicas(built, built.replicas, device_of)

@@ -164,7 +164,7 @@ def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
     if state.kind is Kind.MEAN:
         return 'the loss is a mean over the examples'
     if state.kind is Kind.INDEPENDENT:
-        return 'the loss is the same on every tower'
+        return 'each tower computes the loss of the whole batch'
     if state.kind is Kind.SUM and not state.has_offset and question.adds_shards:
         return ('the loss is a sum over the examples, and the towers add up (built.loss is the '
                 'mean of their sums)')
