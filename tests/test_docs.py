@@ -153,6 +153,7 @@ def test_before_and_after_a_diff_are_the_same_numbers(block, run_program):
         assert losses_of(before, run_program) == pytest.approx(after, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(tensorflow.version.VERSION < '2', reason="TF 1's flatten has the batch's size in it")
 def test_example_of_the_readme_has_its_diff_and_prints_what_stands_there(run_program):
     (diff,), (console, *_) = pages.blocks('README.md', 'diff'), pages.blocks('README.md', 'console')

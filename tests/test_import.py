@@ -76,11 +76,12 @@ def run(program, **environ):
     return process.stdout.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('setting', [
     pytest.param('', id='plain'),
     pytest.param('tf.disable_v2_behavior(); tf.add_to_collection("c", tf.constant(1.)); '
                  'tf.set_random_seed(3); logging.getLogger("absl").setLevel(7); '
-                 'tf.logging.set_verbosity(50)', id='legacy program', marks=pytest.mark.slow)])
+                 'tf.logging.set_verbosity(50)', id='legacy program')])
 def test_nothing_is_changed(setting):
     report = json.loads(run(PROGRAM.format(setting=setting)))
     assert report['changed'] == [] and report['others'] == []

@@ -147,6 +147,7 @@ for step in range(before + 1, steps + 1):
 '''
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_run_under_way_and_the_set_goes_on_later(tmp_path):
     (tmp_path / 'train.py').write_text(TRAIN)
     runs = [Run(arm, 1, str(tmp_path / arm.key), train_flags(settings(), arm, 1))

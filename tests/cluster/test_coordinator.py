@@ -291,10 +291,10 @@ def test_a_rank_that_is_here_already_is_refused(monkeypatch):
     together(work, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('says, expected', [
     (b'', 'its process has ended, or its machine cut the connection: see what it says'),
-    pytest.param(NO_WORKER, "it sent b'HTTP.*' is no message: another program may use its port",
-                 marks=pytest.mark.slow)])
+    (NO_WORKER, "it sent b'HTTP.*' is no message: another program may use its port")])
 def test_what_else_is_at_the_address_of_worker_0_is_said(says, expected):
     with answering(says) as address, pytest.raises(ClusterError, match=expected):
         Member([address] + addresses(1), 1)

@@ -17,7 +17,6 @@ from towers.cluster.machines import note_connection
 from towers.errors import ClusterError, NonFiniteError, WorkerLostError
 from towers.nonfinite import explained
 from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
-from case_marks import first_fast
 
 
 def make_clusters(kind):
@@ -216,8 +215,9 @@ def test_a_step_that_fails_by_another_worker_waits_for_its_name():
     assert culprit == 'no such folder'
 
 
-@pytest.mark.parametrize('make', first_fast(1, [
-    lambda: serve(1)(0), lambda: towers.Cluster('ring', addresses(1))]))
+@pytest.mark.slow
+@pytest.mark.parametrize('make', [
+    lambda: serve(1)(0), lambda: towers.Cluster('ring', addresses(1))])
 def test_a_session_that_is_lost_is_not_made_again(make):
     cluster = make()
 

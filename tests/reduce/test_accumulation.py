@@ -141,7 +141,8 @@ def looping(x):
                    lambda: tf.reduce_mean(total))
 
 
-@pytest.mark.parametrize('version', ['v1', pytest.param('v2', marks=slow)])
+@slow
+@pytest.mark.parametrize('version', ['v1', 'v2'])
 def test_loops_and_branches(version):
     with switched('control_flow_v2', version == 'v2'):
         report = towers.check_towers(looping, X[:, 0], devices=1,

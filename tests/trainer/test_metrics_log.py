@@ -71,6 +71,7 @@ def test_joins_a_line_that_is_written_already(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ['metrics.jsonl']
 
 
+@pytest.mark.slow
 def test_resumes_from_whatever_a_kill_left(tmp_path):
     """Cut anywhere after the restored step's line, the file comes back to that line."""
     path = tmp_path / 'metrics.jsonl'

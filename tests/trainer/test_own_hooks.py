@@ -55,6 +55,7 @@ def started(runner, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_hooks_get_the_values_of_steps_and_evaluations(started):
     run = started('hooks')
     with open(run.train_dir + '/recorded.json') as file:

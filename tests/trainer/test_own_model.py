@@ -104,6 +104,7 @@ def test_tokens_are_counted_by_mask_over_all_towers(tagged, started):
     np.testing.assert_allclose(two['w'], one['w'], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_its_own_metrics_are_those_of_the_whole_test_set(tagged):
     module, w = numbers(), values_of(tagged.train_dir, 6)['w']
     words, tags, counts = (module[name][43:] for name in ('WORDS', 'TAGS', 'COUNTS'))
@@ -123,6 +124,7 @@ def test_a_run_that_goes_on_is_the_same_to_the_bit(tagged, started):
     assert names_that_differ(values_of(run.train_dir, 6), values_of(tagged.train_dir, 6)) == []
 
 
+@pytest.mark.slow
 def test_a_row_of_predictions_an_example(tagged, started, tmp_path):
     table = str(tmp_path / 'rows.csv')
     run = started('two', 'tag', '--mode=predict', '--predictions=' + table)
@@ -136,6 +138,7 @@ def test_a_row_of_predictions_an_example(tagged, started, tmp_path):
     assert [row['example'] for row in rows] == [str(number) for number in range(7)]
 
 
+@pytest.mark.slow
 def test_an_export_takes_the_features_by_name(tagged):
     with tf.Graph().as_default(), tf.Session() as session:
         loaded = tf.saved_model.load(session, ['serve'], tagged.train_dir[:-3] + 'export/6')
@@ -176,6 +179,7 @@ def test_a_name_that_is_no_model_function(model, name, text):
     assert str(error.value).replace(NAME, 'm') == text
 
 
+@pytest.mark.slow
 def test_what_the_function_raises_keeps_its_traceback(started):
     run = started('broken', 'broken', status=1)
     lines = run.stderr.splitlines()
