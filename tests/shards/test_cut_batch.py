@@ -192,9 +192,10 @@ def test_sparse_dynamic_with_a_remainder():
 # ---- feeding one tower by hand ------------------------------------------------------------------
 
 def test_one_tower_fed_by_hand_leaves_the_others():
-    shards = split_batch(tf.constant(numbers(4)), 2)
+    shards = split_batch(tf.constant(numbers(4), name='pairs'), 2)
     by_hand = [[-1., -2.], [-3., -4.]]
-    assert {shard.op.type for shard in shards.inputs} == {'PlaceholderWithDefault'}
+    assert [(shard.op.type, shard.op.name) for shard in shards.inputs] == [
+        ('PlaceholderWithDefault', 'shards/pairs'), ('PlaceholderWithDefault', 'shards/pairs_1')]
     values = run(shards.inputs, {shards.inputs[1]: by_hand})
     assert values[0].tolist() == [[0., 1.], [2., 3.]] and values[1].tolist() == by_hand
 

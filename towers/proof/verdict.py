@@ -353,8 +353,11 @@ def _where_it_ends(ends: typing.List[Reason], question: Question) -> str:
       question: what the build does to the losses.
     """
     ends_by_size = [end for end in ends if end.why == TAKES_NO_OTHER_BATCH]
-    if ends_by_size and question.static_size is not None:
+    if ends_by_size:
         first = ends_by_size[0]
+        if question.static_size is None:
+            return '%s: the graph has the size of one batch in it; take sizes from tf.shape' % (
+                _sentence(first))
         return ("the graph has the size of a shard, %d, in it ('%s' (%s)); pass a batch "
                 '[None, ...], and take sizes from tf.shape') % (
                     question.static_size, first.operation, first.type)

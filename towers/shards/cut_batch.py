@@ -96,11 +96,12 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
         pieces_of_leaves = []  # for each leaf, its piece in each shard
         with tf.control_dependencies(guards):
             for tensor in tensors:
+                name = name_of_shard(tensor)
                 if remainder == 'drop' and isinstance(tensor, tf.Tensor):
                     # `_dense_pieces` may split the whole tensor; of a sparse one each shard is a
                     # slice, so that nothing has to be cut off first.
                     tensor = tensor[:used_size]
-                pieces_of_leaves.append(_pieces(tensor, sizes))
+                pieces_of_leaves.append(_pieces(tensor, sizes, name))
         shards = [tf.nest.pack_sequence_as(inputs, pieces) for pieces in zip(*pieces_of_leaves)]
         is_even = _are_certainly_equal(sizes, shares, remainder)
         if remainder == 'weight':
@@ -321,9 +322,24 @@ def _one_if_below(number: int, limit: Size) -> Size:
     return tf.cast(tf.less(number, limit), tf.int32)
 
 
-def _pieces(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor], sizes: list) -> list:
+def name_of_shard(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor]) -> typing.Optional[str]:
+    """The name of a tensor's shards in their name scope: that of the tensor, without its scopes, so
+    that an error about a shard names the program's own input; None for other inputs."""
+    if not isinstance(tensor, tf.Tensor):
+        return None
+    return tensor.op.name.split('/')[-1]
+
+
+def _pieces(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor], sizes: list,
+            name: typing.Optional[str]) -> list:
     """List of the pieces of one leaf of the inputs, a piece of each of these sizes, which can be
-    fed; Nones for None."""
+    fed; Nones for None.
+
+    Args:
+      tensor: the leaf.
+      sizes: the sizes of the pieces.
+      name: see `name_of_shard`.
+    """
     if tensor is None:
         return [None] * len(sizes)
     starts = list(itertools.accumulate([0] + sizes[:-1]))  # the number of each first example
@@ -333,7 +349,7 @@ def _pieces(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor], sizes: list)
     # The other towers are copies of tower 0's graph with its static shapes: tower 0's shard may
     # have a static size only if that is the size of all shards.
     have_one_shape = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
-    return [dense_shard(piece, has_static_size=have_one_shape) for piece in pieces]
+    return [dense_shard(piece, has_static_size=have_one_shape, name=name) for piece in pieces]
 
 
 def _dense_pieces(tensor: tf.Tensor, starts: list, sizes: list) -> typing.List[tf.Tensor]:
@@ -360,18 +376,19 @@ def _dense_pieces(tensor: tf.Tensor, starts: list, sizes: list) -> typing.List[t
     return pieces
 
 
-def dense_shard(piece: tf.Tensor, has_static_size: bool) -> tf.Tensor:
+def dense_shard(piece: tf.Tensor, has_static_size: bool, name: typing.Optional[str]) -> tf.Tensor:
     """Makes a shard that can be fed, a `placeholder_with_default`, of the examples in it.
 
     Args:
       piece: the examples of the shard.
       has_static_size: whether the shard's static shape has the number of its examples; else that is
         None.
+      name: see `name_of_shard`.
     """
     shape = piece.shape
     if not has_static_size:
         shape = tf.TensorShape([None]).concatenate(piece.shape[1:])
-    return tf.placeholder_with_default(piece, shape)
+    return tf.placeholder_with_default(piece, shape, name)
 
 
 def sparse_shard(tensor: tf.SparseTensor, start: Size, size: Size) -> tf.SparseTensor:

@@ -21,7 +21,7 @@ from towers.shards.batch_inputs import (
     static_shape,
     tensors_of_leaves,
 )
-from towers.shards.cut_batch import CutBatch, cut_batch, dense_shard, sparse_shard
+from towers.shards.cut_batch import CutBatch, cut_batch, dense_shard, name_of_shard, sparse_shard
 
 
 class Shards:
@@ -164,7 +164,7 @@ def _fed(tensor: typing.Any, size: typing.Any, is_even: bool) -> typing.Any:
         return sparse_shard(tensor, start=0, size=size)
     # The identity is on the tensor's device, and waits for the assertions. A static size would be
     # that of the copies of tower 0, too.
-    return dense_shard(tf.identity(tensor), has_static_size=is_even)
+    return dense_shard(tf.identity(tensor), is_even, name_of_shard(tensor))
 
 
 class StagedInputs(Shards):
