@@ -151,7 +151,8 @@ def check_session(session: typing.Any, graph: tf.Graph) -> None:
 def check_feed(feed_dict: typing.Any) -> None:
     """Raises `InvalidArgumentError` unless `feed_dict` is None or a dict whose keys are tensors.
 
-    `session.run` takes names of tensors, too, which are refused here.
+    Names of tensors, which `session.run` takes, too, are refused: of a misspelled name one would
+    hear only in the step.
     """
     if feed_dict is None:
         return

@@ -88,8 +88,14 @@ class _RingStep(typing.NamedTuple):
 
     def combine(self, gradients: Pairs, loss: typing.Optional[tf.Tensor],
                 values: typing.Sequence[tf.Tensor]) -> EngineGradients:
-        """Adds up the gradients over the workers; see `StepOfWorkers.combine`."""
-        del loss  # parameter servers alone wait for it
+        """Adds up the gradients over the workers.
+
+        Args:
+          gradients: those of this worker, with their variables.
+          loss: not needed here; parameter servers alone wait for it.
+          values: the messages of values of the forward pass, such as those of `batch_sum`.
+        """
+        del loss
         _check_can_be_sent(gradients)
         with only_device('/cpu:0'), tf.name_scope('ring'):
             # Dense and sparse gradients form two chains, each in the same order on all workers.
@@ -98,11 +104,13 @@ class _RingStep(typing.NamedTuple):
             # A worker that ended the step before a message would let the others wait in it.
             messages = [dense.message, sparse.message] + list(values)
             with tf.control_dependencies(messages):
-                ended = self._raise_without_data()
+                have_data = self._raise_without_data()
             sums = dict(dense.values, **sparse.values)
             gradients = [(sums[variable.op.name], variable) for _, variable in gradients]
-            gradients = worker_step.after(ended, gradients)
-        conditions = [ended] if self.data_may_end else []
+            gradients = worker_step.after(have_data, gradients)
+        # Where the data may end, what the model itself writes waits for them, too: the step that
+        # finds no data changes nothing.
+        conditions = [have_data] if self.data_may_end else []
         return EngineGradients(gradients, conditions, begin_session=self.guard.begin)
 
     def _raise_without_data(self) -> tf.Operation:

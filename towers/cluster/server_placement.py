@@ -60,12 +60,13 @@ def _loads(op: tf.Operation) -> bool:
 
 def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
                       train_op: typing.Optional[tf.Operation] = None) -> None:
-    """Gives each operation that waits for a write of a reference variable the value after it.
+    """Lets an operation that waits for a write of a reference variable get the new value.
 
     On one device an operation that takes a reference variable reads its memory when it runs. But
     from a server to a worker TensorFlow sends the value at the start of the step: moving averages
-    that take the global step after the train op would get the one before it. Here such an operation
-    gets a read of its own, on the server, which waits for all else that the operation waits for.
+    that take the global step after the train op would get its number before the step. Here such an
+    operation gets a read of its own, on the server, which waits for all else that the operation
+    waits for.
 
     Args:
       graph: the graph of the operations.
@@ -86,7 +87,8 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
             if not reads.needs_late_read(op, tensor, source):
                 continue
             is_plain_read = source_through(tensor, ('Identity',)).op is source
-            if not is_plain_read:  # a read at the operation would be outside of the loop, say
+            # Only an input that is the value itself can be replaced by another read of the variable.
+            if not is_plain_read:
                 raise ClusterError(
                     '%r takes the value of the variable %r after a write that it waits for. %r is '
                     'a reference variable on a parameter server, whose value is sent at the start '

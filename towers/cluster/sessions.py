@@ -111,8 +111,7 @@ class BeginHook(tf.train.SessionRunHook):
         it waits until the chief has run them. But in a ring each worker's variables live in its own
         server, where they keep their values for the session to come.
         """
-        is_in_ring = self._cluster.has_addresses  # one with parameter servers was refused before
-        if is_in_ring and not self._cluster.is_chief:
+        if self._cluster.kind == 'ring' and not self._cluster.is_chief:
             with tf.Session(self._target, config=self._config) as session:
                 session.run([variable.initializer for variable in tf.global_variables()])
 

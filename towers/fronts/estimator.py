@@ -16,7 +16,7 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_choice, check_function
 from towers.errors import InvalidArgumentError, MissingPackageError, ModelFunctionError
 from towers.fronts.optimizer_calls import OptimizerCalls, calls_of
-from towers.fronts.stand_ins import share_of_sum
+from towers.fronts.stand_ins import one_if_any
 from towers.model.outputs import weighted_sum
 from towers.optimizers import OptimizerAround, check_optimizer, has_own_minimize
 from towers.placement.devices import check_one_stage, resolve_devices
@@ -261,12 +261,12 @@ def _summed_loss(built: BuiltTowers) -> typing.Optional[tf.Tensor]:
     """The sum of the towers' losses, without those of shards without examples; None if the model
     function returned no loss.
 
-    `built.loss` is the mean over the examples, sum_k (n_k / n) L_k, whatever the `reduction`.
+    `built.loss` is not this sum: it is the mean over the examples, whatever the `reduction`.
     """
     if built.loss is None:
         return None
     losses = [tower.loss for tower in built.towers]
-    weights = [share_of_sum(tower.size) for tower in built.towers]
+    weights = [one_if_any(tower.size) for tower in built.towers]
     with only_device(built.placement.main):
         return weighted_sum(losses, weights)
 

@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import GradientError
 from towers.fronts.call_checks import check_before_updates, check_no_gathering, check_wrapped
-from towers.fronts.stand_ins import connect, share_of_sum, stand_in_of
+from towers.fronts.stand_ins import connect, one_if_any, stand_in_of
 from towers.gradients.gradient_pairs import tensors_of, times
 from towers.graph import graph_walk
 from towers.graph.graph_walk import map_leaves, operation_names, operation_of
@@ -120,7 +120,7 @@ class OptimizerCalls(GradientsOfModel):
             return batch.weights
         if batch.is_even:
             return None  # no shard is empty, so each loss counts once as it is
-        return [share_of_sum(size) for size in batch.sizes]
+        return [one_if_any(size) for size in batch.sizes]
 
     @contextlib.contextmanager
     def call(self, weight: typing.Any, placement: Placement) -> typing.Iterator[None]:

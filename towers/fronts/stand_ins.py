@@ -57,8 +57,8 @@ def _components(gradient: typing.Any) -> typing.List[tf.Tensor]:
     return [gradient]
 
 
-def share_of_sum(size: typing.Any) -> typing.Any:
-    """The weight of a shard where losses are added up: 0 for a shard without examples, else 1.
+def one_if_any(size: typing.Any) -> typing.Any:
+    """1 for a shard that has any example, else 0: its weight where losses are added up.
 
     Args:
       size: the number of examples in the shard, an int or a scalar.
