@@ -87,7 +87,7 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
             if not reads.needs_late_read(op, tensor, source):
                 continue
             is_plain_read = source_through(tensor, ('Identity',)).op is source
-            # Only an input that is the value itself can be replaced by another read of the variable.
+            # Only an input that is the value itself can be replaced by another read of it.
             if not is_plain_read:
                 raise ClusterError(
                     '%r takes the value of the variable %r after a write that it waits for. %r is '
