@@ -94,7 +94,7 @@ BREAKAGES = [
      'variables/test_initial_values.py'),
     ('towers/variables/tf1_variables.py', "handles.add(variable.op.name + ':0')", 'pass',
      'variables/test_tf1_variables.py'),
-    ('towers/graph/edit.py', 'to_visit.append(gradient_of[name])', 'pass', 'copies/test_copy.py'),
+    ('towers/graph/edit.py', 'to_visit.append(gradients[name])', 'pass', 'copies/test_copy.py'),
     ('towers/api/make_towers.py', '            if graph_walk.operation_of(update).name in waiting_for_writers', '',
      'copies/test_copy.py'),
     ('towers/placement/stages.py', 'bool(resources_taken(op))',

@@ -167,7 +167,7 @@ class SharedState:
             # where worker 0 sends no message to wait for.
             runs_in_steps_alone = op.name not in early_names
             # An operation in a loop cannot wait for the message, which is outside of the loop.
-            is_outside_of_loops = frames.is_outside(op)
+            is_outside_of_loops = frames.is_outside_of_loops(op)
             can_wait = runs_in_steps_alone and is_outside_of_loops
             for tensor in op.inputs:
                 for name in self._variables_read_early(tensor, can_wait):

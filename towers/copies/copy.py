@@ -189,11 +189,7 @@ class Copies:
         functions, new_names = copied_functions(
             self._functions, root.strip('/').replace('/', '_'), change)
         library.function.extend(functions)
-        # A function may have another function as its gradient: the copy has that one's copy.
-        for each in self._library.gradients():
-            if each.function_name in new_names:
-                library.gradient.add(function_name=new_names[each.function_name],
-                                     gradient_func=new_names[each.gradient_func])
+        self._library.give_gradients(library, new_names)
         return new_names
 
     def _put_on_devices(self, copied: '_Copied', device: str) -> None:

@@ -5,6 +5,7 @@ an attribute; an operation that is colocated with none is in a group of its own.
 `Defun`s, loops and branches of control flow v2.
 """
 
+import copy
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -15,10 +16,21 @@ from towers.graph.graph_walk import names_of, operations_named
 _PREFIX = 'loc:@'
 
 
+def _names_in(entries: typing.Iterable[bytes]) -> typing.List[str]:
+    """List of the names in entries `b'loc:@name'`. Other entries, which a program may write into
+    the same attribute, are left out."""
+    names = []
+    for entry in entries:
+        text = entry.decode()
+        if text.startswith(_PREFIX):
+            names.append(text[len(_PREFIX):])
+    return names
+
+
 def colocation_group(op: tf.Operation) -> typing.List[str]:
     """List of the names of the operations that `op` is colocated with; its own name if with none.
     """
-    return [group.decode()[len(_PREFIX):] for group in op.colocation_groups()]
+    return _names_in(op.colocation_groups())
 
 
 def colocated_names(op: tf.Operation) -> typing.List[str]:
@@ -41,22 +53,16 @@ def colocate(op: tf.Operation, names: typing.Iterable[str]) -> None:
 
     An operation that is only colocated with its own name is free to be anywhere.
     """
-    groups = [(_PREFIX + name).encode() for name in names]
-    compat.set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))
+    entries = [(_PREFIX + name).encode() for name in names]
+    compat.set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=entries)))
 
 
 def colocation_group_of_node(node: tf.NodeDef) -> typing.List[str]:
     """List of the names of the operations that a node of a `GraphDef` is to be colocated with; []
     if it does not name any, not even its own."""
-    if '_class' not in node.attr:
+    if '_class' not in node.attr:  # to read a missing attribute would make it
         return []
-    entries = [entry.decode() for entry in node.attr['_class'].list.s]
-    return [entry[len(_PREFIX):] for entry in entries if entry.startswith(_PREFIX)]
-
-
-def set_colocation_group(node: tf.NodeDef, names: typing.Iterable[str]) -> None:
-    """Changes a node of a `GraphDef` to be colocated with the operations of these names."""
-    node.attr['_class'].list.s[:] = [(_PREFIX + name).encode() for name in names]
+    return _names_in(node.attr['_class'].list.s)
 
 
 _RUNTIME_NAMES = ('frame_name', 'stack_name', 'tensor_array_name', '_XlaScope')
@@ -73,8 +79,11 @@ def make_names_unique(node: tf.NodeDef, scope: str) -> None:
       scope: the name scope, with a slash at its end.
     """
     for name in _RUNTIME_NAMES:
-        if name in node.attr and node.attr[name].s:
-            node.attr[name].s = scope.encode() + node.attr[name].s
+        if name not in node.attr:  # to read a missing attribute would make it
+            continue
+        runtime_name = node.attr[name].s
+        if runtime_name:  # for an empty one the runtime chooses a name of its own
+            node.attr[name].s = scope.encode() + runtime_name
 
 
 def producer_name(text: str) -> str:
@@ -93,7 +102,7 @@ class Library:
         """`graph` is read only when a function is asked for, since to export it takes long."""
         self._graph = graph
         self._known: typing.Optional[dict] = None
-        self._gradients: list = []
+        self._gradients: typing.Dict[str, str] = {}
 
     def function(self, name: str) -> typing.Any:
         """The `FunctionDef` of that name, or None."""
@@ -101,27 +110,28 @@ class Library:
 
     def called_by(self, node: tf.NodeDef) -> typing.List[str]:
         """Sorted list of the names of the graph's functions that a node may call."""
-        called = functions_of(node)
-        if not called:
+        names = functions_of(node)
+        if not names:
             return []  # before `_functions`, which may have to export the graph
-        return sorted(called & self._functions().keys())
+        # The type of an operation of `tf.load_op_library` is among them, and is no function.
+        return sorted(names & self._functions().keys())
 
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
         """{name: `FunctionDef`} of all functions that nodes call, themselves or through other
-        functions, and of the gradients of these functions."""
+        functions, and of the functions that compute the gradients of these."""
         to_visit = self._called_by_any(nodes)
         found: dict = {}
         if not to_visit:
             return found  # before `gradients`, which may have to export the graph
-        gradient_of = {each.function_name: each.gradient_func for each in self.gradients()}
+        gradients = self.gradients()
         while to_visit:
             name = to_visit.pop()
             if name in found:
                 continue
             found[name] = self.function(name)
             to_visit += self._called_by_any(found[name].node_def)
-            if name in gradient_of:
-                to_visit.append(gradient_of[name])
+            if name in gradients:
+                to_visit.append(gradients[name])
         return found
 
     def _called_by_any(self, nodes: typing.Iterable[tf.NodeDef]) -> typing.List[str]:
@@ -131,11 +141,23 @@ class Library:
             names += self.called_by(node)
         return names
 
-    def gradients(self) -> list:
-        """List of `GradientDef`s, each of which names a function and the function of its gradient.
-        """
+    def gradients(self) -> typing.Dict[str, str]:
+        """{name of a function: name of the function that computes its gradient}, for the functions
+        for which the program has given one (`Defun(grad_func=)`)."""
         self._functions()  # which reads the gradients, too
         return self._gradients
+
+    def give_gradients(self, copies: typing.Any, new_names: typing.Dict[str, str]) -> None:
+        """Makes the copy of a function's gradient the gradient of the function's copy.
+
+        Args:
+          copies: the `FunctionDefLibrary` that has the copies; it is changed.
+          new_names: {name of a function: name of its copy}.
+        """
+        for name, gradient in self.gradients().items():
+            if name in new_names:
+                copies.gradient.add(function_name=new_names[name],
+                                    gradient_func=new_names[gradient])
 
     def add(self, functions: list) -> None:
         """Adds a list of `FunctionDef`s to the graph."""
@@ -144,27 +166,34 @@ class Library:
         definition.library.function.extend(functions)
         with self._graph.as_default():
             tf.import_graph_def(definition, name='')  # adds the functions, and no operation
-        self._functions().update((each.signature.name, each) for each in functions)
+        self._functions().update(_by_signature(functions))
 
     def _functions(self) -> dict:
         """{name: `FunctionDef`} of the graph's functions and of those that were added."""
         if self._known is None:
             library = self._graph.as_graph_def().library
-            self._known = {each.signature.name: each for each in library.function}
-            self._gradients = list(library.gradient)
+            self._known = _by_signature(library.function)
+            self._gradients = {each.function_name: each.gradient_func for each in library.gradient}
         return self._known
+
+
+def _by_signature(functions: typing.Iterable) -> dict:
+    """{name: `FunctionDef`} of `FunctionDef`s, which have their names in their signatures."""
+    return {function.signature.name: function for function in functions}
 
 
 def functions_of(node: tf.NodeDef) -> typing.Set[str]:
     """Set of the names of the functions that a node may call.
 
     These are the functions in its attributes, such as the branches of an `If`. A call of a `Defun`
-    has the function's name as the type of its operation, a type that TensorFlow does not know.
+    has the function's name as the type of its operation, a type that is not TensorFlow's.
     """
-    is_operation = hasattr(tf.raw_ops, node.op)
-    names = set() if is_operation else {node.op}
+    names = set()
     for value in node.attr.values():
-        names.update(each.name for each in _in_attribute(value))
+        names |= names_of(_in_attribute(value))
+    is_type_of_tensorflow = hasattr(tf.raw_ops, node.op)
+    if not is_type_of_tensorflow:
+        names.add(node.op)
     return names
 
 
@@ -188,24 +217,24 @@ def copied_functions(functions: dict, suffix: str,
     names = {name: '%s__%s' % (name, suffix) for name in functions}
     copies = []
     for name in sorted(functions):
-        copy = type(functions[name])()
-        copy.CopyFrom(functions[name])
-        copy.signature.name = names[name]
-        names_beside_resources = _beside_resources(copy)
-        _keep_colocations_inside(copy)
-        for node in copy.node_def:
+        copied = copy.deepcopy(functions[name])
+        copied.signature.name = names[name]
+        names_beside_resources = _beside_resources(copied)
+        _keep_colocations_inside(copied)
+        for node in copied.node_def:
             rename_functions(node, names)
             if change is not None:
-                group = [node.name] + colocation_group_of_node(node)
-                is_beside_resource = not names_beside_resources.isdisjoint(group)
+                is_beside_resource = not names_beside_resources.isdisjoint(_with_colocated(node))
                 change(node, is_beside_resource)
-        copies.append(copy)
+        copies.append(copied)
     return CopiedFunctions(copies, names)
 
 
 def _keep_colocations_inside(function: typing.Any) -> None:
-    """Removes the colocations of a `FunctionDef`'s nodes with operations outside of it, whose names
-    the copies of the function have in common: they would all be put on one device."""
+    """Removes the colocations of a `FunctionDef`'s nodes with operations outside of the function.
+
+    All copies of a function would name the same operation outside, and so be put on its device.
+    """
     names_inside = names_of(function.node_def)
     for node in function.node_def:
         if not names_inside.issuperset(colocation_group_of_node(node)):
@@ -213,24 +242,36 @@ def _keep_colocations_inside(function: typing.Any) -> None:
 
 
 def _beside_resources(function: typing.Any) -> typing.Set[str]:
-    """Set of the names of the nodes that run on the device of a resource: those of a `FunctionDef`
-    that take an argument which is a resource, and the nodes that these are colocated with."""
-    resources = {argument.name for argument in function.signature.input_arg
-                 if argument.type == tf.resource.as_datatype_enum}
+    """Set of the names of the nodes of a `FunctionDef` that run on the device of a resource.
+
+    These are the nodes that take an argument of the function which is a resource, and the nodes
+    that these are colocated with.
+    """
+    resources = set()  # names of arguments
+    for argument in function.signature.input_arg:
+        if argument.type == tf.resource.as_datatype_enum:
+            resources.add(argument.name)
     names = set()
     for node in function.node_def:
-        takes_resource = not resources.isdisjoint(node.input)  # an argument's name is the input's
+        # A node that takes an argument has the argument's name among its inputs.
+        takes_resource = not resources.isdisjoint(node.input)
         if takes_resource:
-            names.update([node.name] + colocation_group_of_node(node))
+            names.update(_with_colocated(node))
     return names
+
+
+def _with_colocated(node: tf.NodeDef) -> typing.List[str]:
+    """List of the names of a node and of the nodes that it is colocated with."""
+    return [node.name] + colocation_group_of_node(node)
 
 
 def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> None:
     """Makes the nodes of a `GraphDef` call copies of their functions, which are added to it.
 
-    Needed for loops of control flow v2: their gradient adds a changed copy of the condition's
-    function, which is named after the original. So two imports that called the same original, in a
-    graph or (TF 2) in a process, would add two functions of one name.
+    Needed for loops of control flow v2. The gradient of such a loop adds a changed copy of the
+    condition's function to the graph, and names it after the function. Two imports of a loop that
+    called the same function would add two different functions of one name, which TensorFlow
+    refuses. In TF 2 that holds for two graphs of one process, too.
 
     Args:
       definition: the nodes, which are changed.
@@ -239,23 +280,18 @@ def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> No
     """
     functions = library.reached_from(definition.node)
     if not functions:
-        return
+        return  # before `gradients`, which may have to export the graph
     copied = copied_functions(functions, suffix)
     new_names = copied.names
     for node in definition.node:
         rename_functions(node, new_names)
     definition.library.function.extend(copied.copies)
-    # The copy of a function with a gradient of its own (`Defun(grad_func=)`) gets the copy of that.
-    for own_gradient in library.gradients():
-        if own_gradient.function_name in new_names:
-            definition.library.gradient.add(
-                function_name=new_names[own_gradient.function_name],
-                gradient_func=new_names[own_gradient.gradient_func])
+    library.give_gradients(definition.library, new_names)
 
 
 def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
     """Makes a node call other functions; `names` is {old name: new name}."""
-    node.op = names.get(node.op, node.op)
+    node.op = names.get(node.op, node.op)  # the call of a `Defun` has its name as type
     for value in node.attr.values():
         for each in _in_attribute(value):
             each.name = names.get(each.name, each.name)
@@ -263,11 +299,12 @@ def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
 
 def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
     """Makes a finished operation call other functions; `names` is {old name: new name}."""
-    renamed = op.node_def  # a copy of the operation's definition
+    renamed = op.node_def  # a copy: each access to `node_def` makes one
     rename_functions(renamed, names)
     for name, value in op.node_def.attr.items():
-        if value != renamed.attr[name]:
-            compat.set_attribute(op, name, renamed.attr[name])
+        new_value = renamed.attr[name]
+        if value != new_value:
+            compat.set_attribute(op, name, new_value)
 
 
 def _in_attribute(value: tf.AttrValue) -> typing.Iterable:

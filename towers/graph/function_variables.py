@@ -5,6 +5,7 @@ argument's, or the name of a node that hands the handle on. Positions of argumen
 the last one (-1), since an `If` takes its condition before what its functions take.
 """
 
+import copy
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -37,7 +38,8 @@ class FunctionWrites:
     def _look_into(self, function: typing.Any, position: int) -> bool:
         """Whether any node of a `FunctionDef` writes the function's argument at that position."""
         arguments = function.signature.input_arg
-        if len(arguments) < -position:
+        has_argument = len(arguments) >= -position
+        if not has_argument:
             return False  # a function with fewer arguments does not get this one
         handles = _handles(function, {arguments[position].name})
         return any(self._node_writes(node, handles) for node in function.node_def)
@@ -52,25 +54,28 @@ class FunctionWrites:
         if node.op in LEAVE_UNCHANGED:
             return False
         inputs = _data_inputs(node)
-        positions = []  # of the handle, counted from the last input
-        for index, text in enumerate(inputs):
-            if producer_name(text) in handles:
-                positions.append(index - len(inputs))
-        if not positions:
+        if not _takes_any(inputs, handles):
             return False
         called = self._library.called_by(node)
         if not called:
             return True  # an operation that is not known to leave the variable unchanged
-        return any(self.any_writes(called, position) for position in positions)
+        # The node writes the variable if a function does that gets it from the node.
+        for index, text in enumerate(inputs):
+            is_handle = producer_name(text) in handles
+            position_from_end = index - len(inputs)
+            if is_handle and self.any_writes(called, position_from_end):
+                return True
+        return False
 
 
 def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typing.Any:
-    """Copies a function for another tower than tower 0, which alone writes some variables: leaves
-    out the operations that assign to the arguments that are these variables.
+    """Copies a function, and leaves out the operations that assign to some of its arguments.
+
+    Needed for variables that tower 0 alone writes: the other towers call such a copy.
 
     Args:
       function: `FunctionDef`.
-      positions: positions of arguments that are handles of variables.
+      positions: positions of the arguments that are handles of these variables.
 
     Returns:
       The new `FunctionDef`; None if the writes cannot be left out: the function returns a value
@@ -95,8 +100,7 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
     computed_from_late_reads = _with_followers(late_reads, function, _data_inputs)
     if _takes_any(function.ret.values(), computed_from_late_reads):
         return None
-    changed = type(function)()
-    changed.CopyFrom(function)
+    changed = copy.deepcopy(function)
     _remove_nodes(changed, writes)
     return changed
 
@@ -109,9 +113,8 @@ def _remove_nodes(function: typing.Any, names: typing.Set[str]) -> None:
         if node.name in names:
             function.node_def.remove(node)
             continue
-        inputs = [text for text in node.input if text not in waits]
-        del node.input[:]
-        node.input.extend(inputs)
+        for wait in waits.intersection(node.input):
+            node.input.remove(wait)
     # `control_ret` is {name of an output: node}, of nodes that the function runs although no result
     # is computed from them.
     for output, node_name in list(function.control_ret.items()):
@@ -123,10 +126,12 @@ def _remove_nodes(function: typing.Any, names: typing.Set[str]) -> None:
 # ---- from node to node of a function -------------------------------------------------------------
 
 def _handles(function: typing.Any, arguments: typing.Set[str]) -> typing.Set[str]:
-    """Set of the names in a `FunctionDef` that are handles of variables: the names of `arguments`,
-    which are handles, and of the nodes that hand one of these on."""
+    """Set of the names in a `FunctionDef` by which its nodes take some variables: the names of the
+    arguments that are their handles, and of the nodes that hand one of these on."""
     def inputs_handed_on(node: tf.NodeDef) -> typing.Iterable[str]:
-        return _data_inputs(node) if node.op in HAND_ON else ()
+        if node.op not in HAND_ON:
+            return ()
+        return _data_inputs(node)
     return _with_followers(arguments, function, inputs_handed_on)
 
 
@@ -153,9 +158,9 @@ def _with_followers(names: typing.Iterable[str], function: typing.Any,
     return found
 
 
-def _takes_any(inputs: typing.Iterable[str], names: typing.Container[str]) -> bool:
+def _takes_any(inputs: typing.Iterable[str], names: typing.Set[str]) -> bool:
     """Whether any of some inputs of a node comes from the nodes or arguments of these names."""
-    return any(producer_name(text) in names for text in inputs)
+    return not names.isdisjoint(map(producer_name, inputs))
 
 
 def _all_inputs(node: tf.NodeDef) -> typing.Iterable[str]:

@@ -43,7 +43,7 @@ def operation_of(fetch: typing.Any) -> tf.Operation:
 def operation_names(fetches: typing.Iterable) -> typing.Set[str]:
     """Set of the names of the operations that compute tensors, or make variables; an operation
     among `fetches` counts itself."""
-    return {operation_of(fetch).name for fetch in fetches}
+    return names_of(map(operation_of, fetches))
 
 
 def by_name(operations: typing.Iterable) -> dict:
@@ -95,29 +95,30 @@ def reached(starts: typing.Iterable, following: typing.Callable) -> dict:
 
 def reachable_from(
         sources: typing.Iterable[tf.Operation], operations: typing.Iterable[tf.Operation],
-        control: typing.Union[bool, typing.Callable] = False) -> typing.Set[str]:
+        control: bool = False) -> typing.Set[str]:
     """Finds what depends on some operations, directly or not.
 
     Args:
       sources: the operations to depend on.
       operations: the operations to search, in any order: TF 1's `tf.cond` makes the operation that
         brings in a tensor from outside after the operation that takes it.
-      control: whether waiting by a control edge is depending, too: True, False, or a function from
-        the operation that waits to True or False.
+      control: whether an operation also depends on what it waits for by a control edge.
 
     Returns:
       Set of the names of the sources and of the operations that depend on any of them.
     """
     followers = collections.defaultdict(list)  # {name of an operation: what depends on it directly}
     for op in operations:
-        control_counts = control(op) if callable(control) else control
-        if control_counts:
+        if control:
             inputs = inputs_of(op)
         else:
             inputs = producers_of(op)
         for source in inputs:
             followers[source.name].append(op)
-    return set(reached(sources, lambda op: followers.get(op.name, ())))
+
+    def followers_of(op: tf.Operation) -> typing.Sequence[tf.Operation]:
+        return followers.get(op.name, ())
+    return set(reached(sources, followers_of))
 
 
 def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typing.Set[str]:
@@ -132,8 +133,10 @@ def ancestors(tensors: typing.Iterable, ends: typing.Container[str] = ()) -> typ
       Set of the names of these operations, and of the operations whose results the tensors are.
     """
     def producers_before(op: tf.Operation) -> typing.Sequence[tf.Operation]:
-        return () if op.type in ends else producers_of(op)
-    return set(reached([tensor.op for tensor in tensors], producers_before))
+        if op.type in ends:
+            return ()
+        return producers_of(op)
+    return set(reached(map(operation_of, tensors), producers_before))
 
 
 def step_operations(fetches: typing.Iterable,
@@ -149,9 +152,10 @@ def step_operations(fetches: typing.Iterable,
       List of operations, in no order.
     """
     def inputs_before(op: tf.Operation) -> typing.Sequence[tf.Operation]:
-        return () if op.name in ends else inputs_of(op)
-    fetched = [operation_of(fetch) for fetch in fetches]
-    return list(reached(fetched, inputs_before).values())
+        if op.name in ends:
+            return ()
+        return inputs_of(op)
+    return list(reached(map(operation_of, fetches), inputs_before).values())
 
 
 # ---- what an operation is ------------------------------------------------------------------------
@@ -178,7 +182,8 @@ def has_seed(node: tf.NodeDef) -> bool:
     session draws anew. TensorFlow writes (0, 0) where the program has given no seed."""
     if 'seed' not in node.attr or 'seed2' not in node.attr:
         return False
-    return node.attr['seed'].i != 0 or node.attr['seed2'].i != 0
+    seeds = (node.attr['seed'].i, node.attr['seed2'].i)
+    return seeds != (0, 0)
 
 
 def is_control_flow(op: tf.Operation) -> bool:
@@ -191,10 +196,10 @@ def seed_position(op: tf.Operation) -> typing.Optional[int]:
     operation."""
     if not op.type.startswith('Stateless'):
         return None
-    names = [argument.name for argument in op.op_def.input_arg]
-    if 'seed' not in names:
-        return None  # `StatelessIf`, say, which draws nothing
-    return names.index('seed')
+    for position, argument in enumerate(op.op_def.input_arg):
+        if argument.name == 'seed':
+            return position
+    return None  # `StatelessIf`, say, which draws nothing
 
 
 def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]:
@@ -208,7 +213,7 @@ def operation_named(graph: tf.Graph, name: str) -> typing.Optional[tf.Operation]
 def operations_named(graph: tf.Graph,
                      names: typing.Iterable[str]) -> typing.List[tf.Operation]:
     """List of the operations of a graph that have these names, in the order of the names."""
-    return [graph.get_operation_by_name(name) for name in names]
+    return list(map(graph.get_operation_by_name, names))
 
 
 def indices_by_name(operations: typing.Iterable[tf.Operation]) -> typing.Dict[str, int]:
@@ -237,8 +242,12 @@ def leaves_of(nest: typing.Any) -> list:
 
 def fetches_in(nest: typing.Any) -> list:
     """List of the tensors, variables and operations in a nest, without numbers and None."""
-    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
-            if isinstance(operation_of(leaf), tf.Operation)]
+    found = []
+    for leaf in tf.nest.flatten(nest, expand_composites=True):
+        has_operation = isinstance(operation_of(leaf), tf.Operation)  # a number has none
+        if has_operation:
+            found.append(leaf)
+    return found
 
 
 def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
@@ -257,8 +266,6 @@ def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
     """
     def on_leaf(leaf: typing.Any) -> typing.Any:
         """The function's result for a leaf; of a sparse or ragged tensor, for its tensors."""
-        if leaf is None:
-            return None
         if isinstance(leaf, (tf.Tensor, tf.Operation) + compat.VARIABLE_TYPES):
             return function(leaf)
         if isinstance(leaf, tf.IndexedSlices):  # whose `dense_shape` may be None
@@ -266,10 +273,11 @@ def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
                 on_leaf(leaf.values), on_leaf(leaf.indices), on_leaf(leaf.dense_shape))
         if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
             return tf.nest.map_structure(on_leaf, leaf, expand_composites=True)
-        return leaf  # a number, say
+        return leaf  # a number, or None
     return tf.nest.map_structure(on_leaf, nest)
 
 
 def bytes_of(value: typing.Union[tf.Tensor, tf.Variable]) -> int:
-    """The size of a tensor or a variable; 0 where its shape is not known."""
-    return (value.get_shape().num_elements() or 0) * value.dtype.base_dtype.size
+    """The size of a tensor or a variable; 0 where its shape is not static."""
+    num_elements = value.get_shape().num_elements() or 0  # None for a shape that is not static
+    return num_elements * value.dtype.base_dtype.size

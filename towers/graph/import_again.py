@@ -19,7 +19,6 @@ from towers.graph.edit import (
     copy_functions,
     make_names_unique,
     producer_name,
-    set_colocation_group,
 )
 from towers.graph.graph_walk import names_of, operations_named
 
@@ -42,8 +41,9 @@ class Imported:
         self.operations = operations
         self.scope = scope
         self._substitutes = substitutes
-        # {name of an original operation: the one that makes the substitute}, for those who wait
-        self._substituted_operations = {
+        # {name of the operation that makes an original tensor: the one that makes its substitute}.
+        # An import waits for the latter, where its original waits for the former.
+        self._awaited_instead = {
             producer_name(name): tensor.op for name, tensor in substitutes.items()}
 
     def has(self, name: str) -> bool:
@@ -51,13 +51,15 @@ class Imported:
         return producer_name(name) in self.operations
 
     def operation(self, op: tf.Operation) -> tf.Operation:
-        """The import of an operation, its substitute, or itself."""
+        """What imports wait for where the originals wait for `op`: its import; else the operation
+        that makes the substitute of its result; else, without a substitute, `op` itself."""
         if op.name in self.operations:
             return self.operations[op.name]
-        return self._substituted_operations.get(op.name, op)
+        return self._awaited_instead.get(op.name, op)
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The import of a tensor, its substitute, or itself."""
+        """What imports take where the originals take `tensor`: its substitute, if it has one; else
+        its import; else, if it is not imported, the tensor itself."""
         if tensor.name in self._substitutes:
             return self._substitutes[tensor.name]
         if tensor.op.name in self.operations:
@@ -65,14 +67,20 @@ class Imported:
         return tensor
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The import of a tensor or an operation; its substitute, or itself, if it has none. For a
-        variable, which is not imported, the variable; for what `tf.assign` returns, the import of
-        the operation that assigns."""
+        """What stands for a leaf of the model's outputs in the imports.
+
+        Args:
+          leaf: an operation, a tensor, or an object of the type of a variable.
+
+        Returns:
+          For an operation and a tensor, as `operation` and `tensor`. A variable is not imported,
+          and stands for itself. What `tf.assign` returns for a resource variable is an object of
+          that type, too: its `op` is the assignment, whose import stands for it.
+        """
         if isinstance(leaf, tf.Operation):
             return self.operation(leaf)
         if isinstance(leaf, tf.Tensor):
             return self.tensor(leaf)
-        # Of a resource variable `tf.assign` returns a variable, too: its `op` is what assigns.
         return self.operations.get(leaf.op.name, leaf)
 
     def redirect(self, operations: typing.Iterable[tf.Operation]) -> None:
@@ -119,13 +127,15 @@ def import_again(operations: typing.Sequence[tf.Operation],
         if change is not None:
             change(op, node)
         _set_inputs(node, op, names, substitutes, from_outside)
-    # The copies of functions have the scope in their names, in which there is no slash.
+    # Copies of functions are named after the scope. A function's name can have no slash.
     suffix = graph.unique_name(scope + 'functions', mark_as_used=False).replace('/', '_')
     copy_functions(definition, Library(graph), suffix)
     tf.import_graph_def(definition, from_outside, name=scope)
     imports = {name: graph.get_operation_by_name(scope + name) for name in names}
     imported = Imported(imports, substitutes, scope)
     for op in operations:
+        _wait_for_outside(op, imported)
+        _colocate_import(op, imported)
         _finish(op, imported)
     _restore_contexts(operations, imported)
     return imported
@@ -136,9 +146,9 @@ def _set_node(node: tf.NodeDef, op: tf.Operation, scope: str) -> None:
     node.CopyFrom(op.node_def)
     make_names_unique(node, scope)
     if colocation_group_of_node(node):
-        # Colocated with itself for now: TensorFlow puts an import with the attribute `_class` on no
-        # device of the `tf.device` scopes around. `_finish` colocates it with imports.
-        set_colocation_group(node, [op.name])
+        # `tf.import_graph_def` takes no leader from outside of what it imports. So
+        # `_colocate_import` names the leaders, when all are there.
+        del node.attr['_class']
 
 
 def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str],
@@ -158,37 +168,44 @@ def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str]
     for tensor in op.inputs:
         is_from_outside = tensor.op.name not in names or tensor.name in substitutes
         if is_from_outside:
-            # The prefix tells the key from the name of an imported operation, which may have a
-            # substitute for one of its results alone.
+            # The prefix makes a key that is the name of no imported tensor: where the first output
+            # of an operation has a substitute, nodes may still take the second one's import.
             key = '__outside__/%s' % tensor.name
             from_outside[key] = substitutes.get(tensor.name, tensor)
             node.input.append(key)
         else:
             node.input.append(tensor.name)
     for awaited in op.control_inputs:
-        if awaited.name in names:  # `_finish` adds the waits for what is outside
+        if awaited.name in names:  # `_wait_for_outside` adds the others
             node.input.append('^' + awaited.name)
 
 
-def _finish(op: tf.Operation, imported: Imported) -> None:
-    """Gives the import of an operation what `tf.import_graph_def` leaves out: waits for operations
-    outside, colocation, attributes of scopes, and whether it can be fetched.
+def _wait_for_outside(op: tf.Operation, imported: Imported) -> None:
+    """Makes the import of `op` wait for what `op` waits for and is not imported, or for what is
+    substituted for that: `tf.import_graph_def` knows only waits for imports."""
+    awaited_outside = []
+    for awaited in op.control_inputs:
+        if awaited.name not in imported.operations:
+            awaited_outside.append(imported.operation(awaited))
+    compat.add_control_inputs(imported.operations[op.name], awaited_outside)
 
-    Args:
-      op: the original operation.
-      imported: all imports.
-    """
-    new = imported.operations[op.name]
-    awaited_outside = [imported.operation(awaited) for awaited in op.control_inputs
-                       if awaited.name not in imported.operations]
-    if awaited_outside:
-        compat.add_control_inputs(new, awaited_outside)
+
+def _colocate_import(op: tf.Operation, imported: Imported) -> None:
+    """Colocates the import of `op` with the imports of its leaders, and puts it on their device;
+    does nothing if `op` has no leaders."""
     group = colocation_group_of_node(op.node_def)
-    if group:
-        # It was colocated with itself, see `_set_node`.
-        leaders = list(map(imported.operation, operations_named(op.graph, group)))
-        colocate(new, [leader.name for leader in leaders])
-        compat.set_device(new, leaders[0].device)
+    if not group:
+        return
+    new = imported.operations[op.name]
+    leaders = list(map(imported.operation, operations_named(op.graph, group)))
+    colocate(new, [leader.name for leader in leaders])
+    compat.set_device(new, leaders[0].device)
+
+
+def _finish(op: tf.Operation, imported: Imported) -> None:
+    """Gives the import of `op` what TensorFlow gives operations when Python makes them:
+    attributes of the open scopes, graphs for gradients, and whether it can be fetched."""
+    new = imported.operations[op.name]
     for name, value in compat.attributes_of_scopes(new).items():
         compat.set_attribute(new, name, value)
     compat.restore_function_graphs(new)  # with which `tf.gradients` differentiates an `If`, `While`
@@ -213,10 +230,13 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
     """
     definition = context.to_proto()
     graph = tf.get_default_graph()
-    names = [getattr(definition, field, '') for field in _NAMES_OF_TENSORS]
+    names = []
+    for field in _NAMES_OF_TENSORS:
+        name = getattr(definition, field, '')  # a loop has not the fields of a branch
+        if name:  # '' is in a field that is not set
+            names.append(name)
     names += getattr(definition, 'loop_exit_names', ())  # a branch has none
-    given_names = filter(None, names)  # '' is in a field that is not set
-    return operations_named(graph, map(producer_name, given_names))
+    return operations_named(graph, map(producer_name, names))
 
 
 def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Imported) -> None:
@@ -255,7 +275,7 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
             setattr(definition, field, _new_name(name, imported))
     is_loop = hasattr(definition, 'loop_enter_names')
     if is_loop:
-        _put_names_of_ends(definition, imported)
+        _put_names_of_ends(definition, imported)  # and the name of its context
     else:
         definition.context_name = imported.scope + definition.context_name
     _put_names_into_values(definition.values_def, imported)
@@ -287,21 +307,23 @@ def _put_names_into_values(values: typing.Any, imported: Imported) -> None:
     """Replaces the names of originals by the names of imports in the values of a loop or branch.
 
     Args:
-      values: `ValuesDef`, which is changed. Its `values` are the names of all tensors that the loop
-        or branch knows; its `external_values` are {name of a tensor outside: name of the tensor
-        that stands for it inside}.
+      values: `ValuesDef`, which is changed. Its `external_values` are {name of a tensor outside:
+        name of the tensor that stands for it inside}. Its `values` are the names of all tensors
+        that the loop or branch knows: tensors inside, and those tensors outside.
       imported: the imports.
     """
     inside_by_outside = dict(values.external_values)
     values.external_values.clear()
-    taken_from_outside = set()
+    names_outside = set()  # of what the imported loop or branch takes from outside
     for outside, inside in inside_by_outside.items():
         if imported.has(inside):
             values.external_values[_new_name(outside, imported)] = _new_name(inside, imported)
-            taken_from_outside.add(outside)
-    # The names of tensors outside are among `values.values`, too; these need not be imported.
-    known = [name for name in values.values if imported.has(name) or name in taken_from_outside]
-    values.values[:] = [_new_name(name, imported) for name in known]
+            names_outside.add(outside)
+    known_names = list(values.values)
+    del values.values[:]
+    for name in known_names:
+        if imported.has(name) or name in names_outside:  # else nothing needs it in the import
+            values.values.append(_new_name(name, imported))
 
 
 def _new_name(name: str, imported: Imported) -> str:

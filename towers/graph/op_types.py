@@ -26,16 +26,20 @@ SUMMARIES = ('MergeSummary', 'ScalarSummary', 'HistogramSummary', 'ImageSummary'
 # Operations that put elements into a queue, by how they begin.
 FEEDS_DATA = ('QueueEnqueue', 'Stage', 'MapStage', 'OrderedMapStage', 'BarrierInsertMany')
 
-# Iterators that keep state as tables and queues do, without having a `shared_name`.
+# Iterators that keep state as tables and queues do, without having a `shared_name`, by how their
+# types begin.
 _WITHOUT_NAME = ('Anonymous', 'IteratorFromStringHandle')
 
 
 def keeps_state(op: tf.Operation) -> bool:
-    """Whether an operation keeps state between steps: a table, a queue, an iterator, a resource
-    variable."""
+    """Whether an operation keeps state between steps: a table, a queue, an iterator, a variable.
+
+    TensorFlow gives nearly all of these the attribute `shared_name`, by which sessions share them.
+    """
     if op.type.startswith(_WITHOUT_NAME):
         return True
-    return any(attribute.name == 'shared_name' for attribute in op.op_def.attr)
+    names_of_attributes = {attribute.name for attribute in op.op_def.attr}
+    return 'shared_name' in names_of_attributes
 
 
 # Control flow v1: operations that enter, leave or repeat a loop or a branch. Control flow v2:
@@ -91,18 +95,20 @@ LEAVE_UNCHANGED = HAND_ON | READS | {
     '_ReadVariablesOp', 'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'}
 
 BATCH_VALUE = '_towers_batch_value'
-"""The attribute of an operation that hands on a value of the whole batch: `b'<number> <kind>'`."""
+"""The attribute of the placeholder with a default by which a build hands on a value of the whole
+batch: `b'<number of the value> <kind>'`, such as `b'0 sum'`."""
 
 
 BATCH_VALUE_TO_BE = '_towers_batch_value_to_be'
-"""The attribute of an identity that hands on what will be a value of the whole batch, where a build
-imports the finished model that it is in: `b'<kind>'`."""
+"""The attribute of the identity that `batch_sum` and its like make outside of a build: `b'<kind>'`.
+A build that gets the model as a finished one imports it as a placeholder with `BATCH_VALUE`."""
 
 
 def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
     """The kind of the value of the whole batch, such as `'sum'`, that the import of an operation of
-    a finished model is to hand on. None for an operation without the mark of `batch_sum` and its
+    a finished model is to hand on. None for an operation that was not made by `batch_sum` and its
     like."""
+    # The type is asked first, since `node_def` takes long.
     if op.type != 'Identity' or BATCH_VALUE_TO_BE not in op.node_def.attr:
         return None
     return op.get_attr(BATCH_VALUE_TO_BE).decode()
@@ -112,6 +118,8 @@ def batch_value_kind(op: tf.Operation) -> typing.Optional[str]:
     """The kind of the value of the whole batch that an operation hands on: `'sum'`, `'mean'`,
     `'concat'` or `'moments'`; in the backward pass the same with `_gradient` after it. None for any
     other operation."""
+    # The type is asked first, since `node_def` takes long.
     if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:
         return None
-    return op.get_attr(BATCH_VALUE).decode().split()[1]
+    unused_number, kind = op.get_attr(BATCH_VALUE).decode().split()
+    return kind

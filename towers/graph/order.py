@@ -16,17 +16,17 @@ from towers.graph.op_types import CONTROL_FLOW
 
 _LOOP = 'loop'
 _BRANCH = 'branch'
-# They give a value of one turn of a loop to the next. Each edge from them closes a circle in the
-# graph, over which nothing waits within a turn.
+# The types of operations that give a value of one turn of a loop to the next. Each edge from them
+# closes a circle in the graph, over which nothing waits within a turn.
 BACK = ('NextIteration', 'RefNextIteration')
 
 
 class Frames:
-    """The loops and branches (v1) around each of some operations.
+    """The frames, that is the loops and branches (v1), around each of some operations.
 
-    They are found from the operations that enter and leave them. An operation within a loop within
-    a branch has `('branch', 'loop')` around it, and the `Exit` of the loop gives its result to
-    operations with `('branch',)` around them.
+    They are found from the operations that enter and leave them. An operation in a loop which is in
+    a branch has the frames `('branch', 'loop')`, the outermost first. The `Exit` of the loop gives
+    its result to operations with the frames `('branch',)`.
     """
 
     def __init__(self, operations: typing.Sequence[tf.Operation]):
@@ -38,25 +38,26 @@ class Frames:
         self._around_results: typing.Dict[str, typing.Tuple[str, ...]] = {}
         # {name of an operation: the operations that take its results, or wait for it}
         self._followers: typing.Dict[str, typing.List[tf.Operation]] = {}
-        if not any(op.type in CONTROL_FLOW for op in operations):
-            return  # nothing is around any operation
+        types = {op.type for op in operations}
+        if types.isdisjoint(CONTROL_FLOW):
+            return  # there are no frames, and the dicts stay empty
         for op in operations:
             for source in inputs_of(op):
                 self._followers.setdefault(source.name, []).append(op)
         for op in topological_order(operations, awaited_names):
             self._note(op)
 
-    def is_outside(self, op: tf.Operation) -> bool:
-        """Whether an operation may wait for one outside of all loops and branches: it is in no
-        loop. One that leads into a loop, or is within a branch, may wait, too."""
+    def is_outside_of_loops(self, op: tf.Operation) -> bool:
+        """Whether an operation is in no loop, though perhaps in a branch: then it may be made to
+        wait for an operation outside. The `Enter`s of a loop are outside of it."""
         return _LOOP not in self._around.get(op.name, ())
 
     def always_runs(self, op: tf.Operation) -> bool:
         """Whether an operation runs exactly once a step, so that any operation may wait for it: its
-        results are in no loop or branch. A `Switch` does not count, since of its two results one is
-        missing in each step."""
-        is_switch = op.type in ('Switch', 'RefSwitch')
-        return not is_switch and not self._around_results.get(op.name)
+        results are in no loop or branch."""
+        if op.type in ('Switch', 'RefSwitch'):
+            return False  # of its two results one is missing in each step
+        return not self._around_results.get(op.name)
 
     def ends(self, op: tf.Operation) -> typing.List[tf.Operation]:
         """Finds the operations by which others may wait for `op`.
@@ -72,22 +73,19 @@ class Frames:
             return self._followers.get(inner.name, ())
 
         found = in_order_of_names(reached([op], followers_up_to_end))
-        return [end for end in found if self.always_runs(end)]
+        return list(filter(self.always_runs, found))
 
     def _note(self, op: tf.Operation) -> None:
         """Notes which loops and branches are around an operation, and around its results.
 
-        The loops and branches around an operation are those around the results that it takes, or
-        waits for; if these are at different depths, those around the deepest. The operations that
-        give the results have to be noted before.
+        An operation is where the results are that it takes, or waits for. Of results in loops and
+        branches of different depths the deepest decides: an operation in a loop may take constants
+        from outside. What gives the results has to be noted before.
         """
-        around: typing.Tuple[str, ...] = ()
-        # Of several at the same depth the first counts: in the order of names, which is the same in
-        # every process, and that of a set is not.
-        for name in sorted(awaited_names(op)):
-            around_input = self._around_results.get(name, ())
-            if len(around_input) > len(around):
-                around = around_input
+        # In the order of names, which is the same in every process: `max` takes the first of the
+        # deepest. The order of a set is not.
+        around_inputs = [self._around_results.get(name, ()) for name in sorted(awaited_names(op))]
+        around = max(around_inputs, key=len, default=())
         self._around[op.name] = around
         self._around_results[op.name] = _around_results(op, around)
 
@@ -96,8 +94,8 @@ def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.
     """The loops and branches around what takes the results of an operation.
 
     An `Enter` leads into a loop, and an `Exit` out of it. A `Switch` leads into a branch, and a
-    `Merge` out of it. Loops have these two as well, and stay around them: a `Merge` begins each
-    turn, and a `Switch` by the loop's condition leads to the body or to the `Exit`.
+    `Merge` out of it. But a loop has these two as well, which stay in it: a `Merge` begins each
+    turn, and a `Switch` by the loop's condition (`LoopCond`) leads to the body or to the `Exit`.
 
     Args:
       op: the operation.
@@ -106,21 +104,24 @@ def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.
     kind = op.type
     if kind.startswith('Ref'):
         kind = kind[len('Ref'):]
+    outside_of_innermost = around[:-1]
     if kind == 'Enter':
         return around + (_LOOP,)
     if kind == 'Exit':
-        return around[:-1]
-    if kind == 'Switch':
-        is_of_loop = op.inputs[1].op.type == 'LoopCond'
-        return around if is_of_loop else around + (_BRANCH,)
-    if kind == 'Merge':
-        is_of_branch = around[-1:] == (_BRANCH,)
-        return around[:-1] if is_of_branch else around
+        return outside_of_innermost
+    if kind == 'Switch' and op.inputs[1].op.type != 'LoopCond':
+        return around + (_BRANCH,)
+    if kind == 'Merge' and around[-1:] == (_BRANCH,):
+        return outside_of_innermost
     return around
 
 
 def end_of_branches(op: tf.Operation) -> tf.Operation:
     """Makes an operation that always runs: after `op` if its branch (v1) is taken, at once if not.
+
+    It is a `Merge`, which runs as soon as one of its inputs has a value. In each step exactly one
+    has: `has_run` if all branches around `op` are taken; else the one made for the outermost branch
+    that is not taken.
 
     Returns:
       That operation; `op` itself if it is in no branch.
@@ -131,16 +132,17 @@ def end_of_branches(op: tf.Operation) -> tf.Operation:
     with tf.control_dependencies(None), tf.device('/cpu:0'), tf.name_scope('has_run/'):
         innermost = branches[0]
         with tf.control_dependencies([op]):
-            has_run = tf.identity(innermost.pivot)
-        not_taken = [_has_value_beside(branch) for branch in branches]
-        # In each step one of these tensors has a value, which the `Merge` hands on: `has_run` if
-        # all branches around `op` are taken, else the one of the branch that is not.
-        return tf.raw_ops.Merge(inputs=[has_run] + not_taken)[0].op
+            has_run = tf.identity(innermost.pivot)  # which has a value if the branch is taken
+        inputs = [has_run]
+        for branch in branches:
+            inputs.append(_has_value_if_not_taken(branch))
+        merge = tf.raw_ops.Merge(inputs=inputs)
+        return merge.output.op
 
 
-def _has_value_beside(branch: compat.BranchAround) -> tf.Tensor:
-    """Makes a tensor that has a value in the steps in which a branch (v1) is not taken, although
-    what is around it is."""
+def _has_value_if_not_taken(branch: compat.BranchAround) -> tf.Tensor:
+    """Makes a tensor that has a value in the steps in which a branch (v1) is not taken. If that is
+    within another branch which is not taken, its condition has no value, nor has this tensor."""
     # The value of `pred` goes to one output of the `Switch`: to 0 if it is False, to 1 if True.
     outputs = tf.raw_ops.Switch(data=branch.condition, pred=branch.condition)
     other_value = 1 - branch.runs_if
@@ -149,12 +151,14 @@ def _has_value_beside(branch: compat.BranchAround) -> tf.Tensor:
 
 def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
                    left_out: typing.Container[str]) -> typing.List[tf.Operation]:
-    """Finds what to wait for in the place of operations that are left out of a copy of the graph:
-    what these wait for themselves.
+    """Finds what an operation is to wait for, if some of the operations that it waits for are left
+    out of a copy of the graph: what these wait for themselves.
 
-    Say that b waits for a write, and the write for a. Without the write, b has to wait for a. If
-    the write is in a branch (v1), b also waits for the values that the write takes: they are there
-    only if that branch is taken, and else b would run whichever branch is taken.
+    Say that b waits for a write, and the write for a. Without the write, b has to wait for a.
+
+    Say that b and the write are in a branch (v1), and that nothing but the wait for the write tells
+    TensorFlow that b is in the branch. Then b also has to wait for the values that the write takes:
+    these are there only if the branch is taken. Else b would run in every step.
 
     Args:
       control_inputs: what an operation waits for now.
@@ -174,34 +178,42 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
         if op.name not in left_out:
             found.append(op)
             continue
-        candidates.extend(op.control_inputs)
-        if compat.in_control_flow(op):
-            # Without handles of variables: they are there before the step, in whichever branch.
-            candidates.extend(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource)
+        candidates += op.control_inputs
+        if not compat.in_control_flow(op):
+            continue
+        for tensor in op.inputs:
+            is_handle = tensor.dtype == tf.resource  # it is there whichever branch is taken
+            if not is_handle:
+                candidates.append(tensor.op)
     return found
 
 
+def awaited_names(op: tf.Operation) -> typing.Set[str]:
+    """Set of the names of the operations that an operation waits for within a turn of a loop: the
+    edges from one turn to the next would make each loop a circle."""
+    return {other.name for other in inputs_of(op) if other.type not in BACK}
+
+
 def find_cycle(operations: typing.Sequence[tf.Operation],
-               awaited: typing.Optional[typing.Callable] = None) -> typing.List[tf.Operation]:
+               awaited: typing.Callable = awaited_names) -> typing.List[tf.Operation]:
     """Finds operations that wait for each other in a circle.
 
     Args:
       operations: the operations, in any order.
-      awaited: function from an operation to the names of the operations that it waits for; None for
-        `awaited_names`.
+      awaited: function from an operation to the names of the operations that it waits for.
 
     Returns:
       List of operations, of which each waits for the one before it and the first one for the last;
       [] if there is no such circle.
     """
-    awaited = awaited or awaited_names
     stuck = by_name(operations)
     for op in topological_order(operations, awaited):
         del stuck[op.name]
     if not stuck:
         return []
     # What is left in `stuck` waits for a circle, or is in one. So a walk from one of these, each
-    # time to one that the last one waits for, comes to an operation for the second time.
+    # time to one that the last one waits for, comes to an operation for the second time. Any would
+    # do; `min` takes the same in every process.
     walk: typing.List[str] = []
     name = min(stuck)
     while name not in walk:
@@ -240,8 +252,3 @@ def topological_order(operations: typing.Sequence[tf.Operation],
             if num_awaited[follower] == 0:
                 ready.append(follower)
 
-
-def awaited_names(op: tf.Operation) -> typing.Set[str]:
-    """Set of the names of the operations that an operation waits for within a turn of a loop: the
-    edges from one turn to the next would make each loop a circle."""
-    return {other.name for other in inputs_of(op) if other.type not in BACK}

@@ -4,7 +4,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import ancestors, source_through
+from towers.graph.graph_walk import ancestors, operations_named, source_through
 from towers.graph.op_types import LEAD_IN, VARIABLE_OPS
 
 # Operations through which two tensors are compared: they hand a value on, or read a variable.
@@ -20,9 +20,9 @@ def is_computed_from(tensors: typing.Iterable, term: tf.Tensor) -> bool:
     upstream = ancestors(tensors)
     if term.op.name in upstream:
         return True
-    for name in sorted(upstream):
-        op = term.graph.get_operation_by_name(name)
-        if op.type != term.op.type or len(op.outputs) <= term.value_index:
+    for op in operations_named(term.graph, sorted(upstream)):
+        has_same_output = op.type == term.op.type and len(op.outputs) > term.value_index
+        if not has_same_output:
             continue
         candidate = op.outputs[term.value_index]
         has_same_rank = candidate.shape.ndims == term.shape.ndims  # saves most long comparisons
@@ -46,7 +46,7 @@ def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
         if one.name == other.name or names in compared:
             continue
         compared.add(names)
-        # Sources are the same only by their names, as above.
+        # Two sources of different names, such as two variables, are never the same.
         if _is_source(one.op) or not _is_same_function(one, other):
             return False
         pairs.extend(zip(one.op.inputs, other.op.inputs))
@@ -63,10 +63,10 @@ def _is_source(op: tf.Operation) -> bool:
 
 def _is_same_function(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Whether two tensors are the same function of the inputs of their operations."""
-    if one.op.type != other.op.type or one.value_index != other.value_index:
-        return False
-    if len(one.op.inputs) != len(other.op.inputs):
-        return False
+    output_of_one = (one.op.type, one.value_index, len(one.op.inputs))
+    output_of_other = (other.op.type, other.value_index, len(other.op.inputs))
+    if output_of_one != output_of_other:
+        return False  # before `_attributes`, which take long
     return _attributes(one.op) == _attributes(other.op)
 
 

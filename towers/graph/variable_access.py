@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.edit import Library
 from towers.graph.function_variables import FunctionWrites
-from towers.graph.graph_walk import names_of, producers_of, reached
+from towers.graph.graph_walk import names_of, producers_of, reached, variables_by_name
 from towers.graph.op_types import HAND_ON, HAND_ON_MEMORY, LEAVE_UNCHANGED, VARIABLE_OPS
 
 # Operations whose output is the value of a variable: read from it, or, of a partitioned variable,
@@ -38,7 +38,8 @@ def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
         op = tensor.op
         if op.type in VARIABLE_OPS:
             return op
-        # The `Identity` of a reference variable is a read: its output is no reference.
+        # The `Identity` of a reference variable hands on the value alone: its output is no
+        # reference.
         hands_on_variable = op.type in HAND_ON and is_variable(tensor)
         if not hands_on_variable:
             return None
@@ -61,8 +62,9 @@ def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
     """List of the operations of the variables whose value a tensor is: read, handed on, or joined
     from the parts of a partitioned variable. [] for a tensor that is computed."""
     def sources_of_value(op: tf.Operation) -> typing.Sequence[tf.Operation]:
-        gives_value_of_inputs = op.type in HAND_ON or op.type in _GIVE_VALUE
-        return producers_of(op) if gives_value_of_inputs else ()
+        if op.type in HAND_ON | _GIVE_VALUE:
+            return producers_of(op)
+        return ()  # it computes a new value
 
     found = reached([tensor.op], sources_of_value)
     return [op for op in found.values() if op.type in VARIABLE_OPS]
@@ -75,8 +77,9 @@ def variables_read(
 
     Args:
       operations: the operations.
-      owned: names of those among `operations` that belong to the variables, such as initial values
-        and reads. What they take does not count; an operation that takes their result does.
+      owned: names of those among `operations` that a variable is made of: its initial value, its
+        initializer, its read. That the initial value takes another variable, say, does not count.
+        What takes the result of such a read, does.
       others: variables to look for besides those of the graph's collections.
 
     Returns:
@@ -84,25 +87,23 @@ def variables_read(
     """
     not_owned = [op for op in operations if op.name not in owned]
     names_not_owned = names_of(not_owned)
-    read = set()  # names of the variables' operations
+    names_read = set()  # of the variables' operations
     for op in not_owned:
         for tensor in op.inputs:
-            # What another one of these operations has computed adds nothing: its inputs count.
-            is_computed_within = tensor.op.name in names_not_owned
-            is_variable_within = is_computed_within and tensor.op.type in VARIABLE_OPS
-            if is_variable_within or not is_computed_within:
-                read |= names_of(read_from(tensor))
-    variables = _variables_of_graph(others)
-    return [variable for name, variable in variables.items() if name in read]
+            is_made_outside = tensor.op.name not in names_not_owned
+            # The result of another one of these operations needs no look: that one's inputs count.
+            if is_made_outside or tensor.op.type in VARIABLE_OPS:
+                names_read |= names_of(read_from(tensor))
+    return [variable for variable in _variables_of_graph(others) if variable.op.name in names_read]
 
 
-def _variables_of_graph(others: typing.Iterable[tf.Variable]) -> typing.Dict[str, tf.Variable]:
-    """{name of its operation: variable} of the graph's collections, then of `others`."""
+def _variables_of_graph(others: typing.Iterable[tf.Variable]) -> typing.List[tf.Variable]:
+    """List of the variables of the graph's collections, then of `others`, each once."""
     in_collections = tf.global_variables() + tf.local_variables() + tf.trainable_variables()
-    variables: typing.Dict[str, tf.Variable] = collections.OrderedDict()
+    variables: typing.Dict[str, tf.Variable] = collections.OrderedDict()  # by name
     for variable in in_collections + list(others):
-        variables.setdefault(variable.op.name, variable)  # it may be in several collections
-    return variables
+        variables.setdefault(variable.op.name, variable)
+    return list(variables.values())
 
 
 def is_variable(tensor: tf.Tensor) -> bool:
@@ -112,8 +113,7 @@ def is_variable(tensor: tf.Tensor) -> bool:
 
 def metric_variables() -> typing.Dict[str, tf.Variable]:
     """{name: variable} of the counters of metrics, which all towers share."""
-    return {variable.op.name: variable
-            for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+    return variables_by_name(tf.get_collection(tf.GraphKeys.METRIC_VARIABLES))
 
 
 def initializers() -> typing.Set[str]:
@@ -143,31 +143,18 @@ class Writes:
         """List of the names of the variables' operations that one operation may write."""
         if op.type in LEAVE_UNCHANGED:
             return []
-        variables_taken = {}  # {position of an input: the variable that is taken there}
+        written = []
         for position, tensor in enumerate(op.inputs):
             variable = variable_taken(tensor)
-            if variable is not None:
-                variables_taken[position] = variable
-        if not variables_taken:
-            return []
-        functions = self._library.called_by(op.node_def)
-        written = []
-        for position, variable in variables_taken.items():
-            if self._may_write(op, position, functions):
+            if variable is not None and self._may_write(op, position):
                 written.append(variable.name)
         return written
 
-    def _may_write(self, op: tf.Operation, position: int,
-                   functions: typing.Sequence[str]) -> bool:
-        """Whether an operation may write the variable that it takes.
-
-        Args:
-          op: the operation.
-          position: the position of the input that is the variable.
-          functions: the names of the functions that the operation calls.
-        """
+    def _may_write(self, op: tf.Operation, position: int) -> bool:
+        """Whether an operation may write the variable that it takes as the input at a position."""
         if op.inputs[position].dtype != tf.resource:
             return _takes_reference(op, position)
+        functions = self._library.called_by(op.node_def)
         if not functions:
             return True  # it is not known to leave a variable unchanged
         position_from_end = position - len(op.inputs)  # as the arguments of functions are counted
@@ -186,14 +173,15 @@ class Writes:
 
         Args:
           variable: the operation of the variable.
-          memory: whether, of a reference variable, what takes the results of these operations
-            counts as well, and so on. Such a result may be the variable's memory, which many
-            kernels hand on (`Identity`, `Reshape`), and which is read only later.
+          memory: whether, of a reference variable, all that is computed from it counts, too, but
+            for what comes after a write of it. Many kernels hand on the variable's memory as their
+            result (`Identity`, `Reshape`). What takes the result then reads the variable, later
+            than the program says.
 
         Returns:
           List of the operations, without those that hand the variable on into loops and branches.
         """
-        follows_values = memory and variable.type in REFERENCE_VARIABLES
+        follows_results = memory and variable.type in REFERENCE_VARIABLES
         tensors = list(variable.outputs)  # whose takers are still to be found
         seen = set()
         takers = []
@@ -207,10 +195,7 @@ class Writes:
                     tensors += handed_on
                     continue
                 takers.append(op)
-                if not follows_values:
-                    continue
-                # What takes the result of a write comes after the write anyway.
-                if variable.name not in self.written_by(op):
+                if follows_results and variable.name not in self.written_by(op):
                     tensors += op.outputs
         return takers
 
@@ -220,17 +205,17 @@ class Writes:
 
         Args:
           variable: the operation of the variable.
-          write: an operation that writes it; or None. An operation does not count if it gets the
-            variable's memory in a branch (v1) that does not run where the write does.
+          write: an operation that writes it; or None. Operations in a branch (v1) that does not run
+            in the steps of this write do not count.
 
         Returns:
           Of a resource variable, list of the operations that take its handle. Of a reference
-          variable, list of those that take its memory, be it from an operation that hands it on,
-          such as an `Identity`; the latter operations are not in the list.
+          variable, list of those that read its memory: they take it, or take the result of an
+          operation that only hands it on, such as an `Identity`.
         """
         if variable.type not in REFERENCE_VARIABLES:
             return self.takers(variable)
-        not_running: typing.Set[Branch] = set()  # branches that do not run where the write does
+        not_running: typing.Set[Branch] = set()
         if write is not None:
             not_running = branches_not_running(write)
 
@@ -241,29 +226,30 @@ class Writes:
                 return []
             takers: typing.List[tf.Operation] = []
             for output in op.outputs:
-                # For an output of a `Switch`, the branch that it leads into; else None.
+                # An output of a `Switch` leads into a branch; other outputs are of none (None).
                 if branch_of(output) not in not_running:
                     takers += output.consumers()
             return takers
 
         found = reached([variable], takers_of_memory)
-        del found[variable.name]
+        del found[variable.name]  # where the walk began
         return [op for op in found.values() if op.type not in HAND_ON_MEMORY]
 
     def calls_functions(self, op: tf.Operation) -> bool:
-        """Whether an operation calls functions, so that these do what it writes."""
+        """Whether an operation calls functions: what it writes is then written within these."""
         return bool(self._library.called_by(op.node_def))
 
     def functions(self, op: tf.Operation) -> list:
-        """The `FunctionDef`s of the functions that an operation calls."""
-        return [self._library.function(name) for name in self._library.called_by(op.node_def)]
+        """List of the `FunctionDef`s of the functions that an operation calls."""
+        return list(map(self._library.function, self._library.called_by(op.node_def)))
 
 
 def _takes_reference(op: tf.Operation, position: int) -> bool:
     """Whether an operation takes its input at that position as a reference, not as its value."""
     arguments = op.op_def.input_arg
-    if len(arguments) != len(op.inputs):
-        return False  # an argument that is a list of inputs, as of `AddN`, takes values
+    takes_lists = len(arguments) != len(op.inputs)  # one argument is several inputs, as of `AddN`
+    if takes_lists:
+        return False  # such an operation takes values
     return arguments[position].is_ref
 
 
@@ -281,13 +267,12 @@ class Branch(typing.NamedTuple):
 
 
 def branches_not_running(op: tf.Operation) -> typing.Set[Branch]:
-    """Set of the branches (v1) that do not run in a step in which an operation runs: the other
-    branches of each `tf.cond` around it. None for an operation in a loop, where a condition may
-    change from turn to turn."""
+    """Set of the branches (v1) that do not run in a step in which an operation runs: of each
+    `tf.cond` around it the branch that it is not in."""
     not_running: typing.Set[Branch] = set()
     is_in_loop = not compat.in_branches_alone(op)
     if is_in_loop:
-        return not_running
+        return not_running  # empty: a condition may change from turn to turn
     for around in compat.branches_around(op):
         other_value = 1 - around.runs_if
         not_running.add(Branch(_original(around.condition).name, other_value))

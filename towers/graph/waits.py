@@ -70,8 +70,9 @@ class Waits:
         return True
 
     def follows_any(self, op: tf.Operation) -> bool:
-        """Whether an operation waits for any of the operations that may get a new wait."""
-        return self._precedence.waits(op)
+        """Whether an operation is one of those that may get a new wait, or waits for one of them.
+        """
+        return self._precedence.waits_for_any(op)
 
     def put_into_graph(self, finder: Writes) -> typing.List[Wait]:
         """Makes the operations of the graph wait, by control edges; returns what waits for what.
@@ -135,27 +136,30 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
       frames: the loops around `op`.
 
     Returns:
-      `[op]`; or, since an operation in a loop cannot wait for one outside, the operations that
-      lead the variables into the loop around `op`. [] if there are none of these: the variables
-      themselves cannot wait, since they are there before any step.
+      `[op]`; or, since an operation in a loop cannot wait for one outside, the `Enter`s that lead
+      the variables into the outermost loop around `op`. A variable that the loop takes without an
+      `Enter` has no operation that could wait: it is there before any step.
     """
-    if frames.is_outside(op):
+    if frames.is_outside_of_loops(op):
         return [op]
     held = []
     for tensor in op.inputs:
         variable = variable_taken(tensor)
         if variable is None or variable.name not in variables:
             continue
-        leads_in = _outside_of_loops(tensor, frames)
+        leads_in = _last_outside_of_loops(tensor, frames)
         if leads_in.type not in VARIABLE_OPS:
             held.append(leads_in)
     return held
 
 
-def _outside_of_loops(tensor: tf.Tensor, frames: Frames) -> tf.Operation:
-    """The operation outside of all loops that hands a variable on to the operations which hand it
-    on to `tensor`, each by its first input: the `Enter` of the outermost loop."""
-    while not frames.is_outside(tensor.op):
+def _last_outside_of_loops(tensor: tf.Tensor, frames: Frames) -> tf.Operation:
+    """The last operation on the way of a variable to `tensor` that is outside of all loops: the
+    `Enter` of the outermost loop around `tensor`.
+
+    Each operation on the way hands on its first input.
+    """
+    while not frames.is_outside_of_loops(tensor.op):
         tensor = tensor.op.inputs[0]
     return tensor.op
 
@@ -164,8 +168,8 @@ def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Oper
     """Finds, or makes, the operations to wait for so that `op` has certainly run.
 
     That is `op`; if it calls functions (control flow v2), also an identity of each of its values.
-    For TensorFlow inlines the functions, and a control edge from an `If` then waits only for the
-    condition (measured on 1.15.5 and 2.21).
+    For TensorFlow puts the operations of the functions into the graph in the place of the call, and
+    a control edge from an `If` then waits only for the condition (measured on 1.15.5 and 2.21).
 
     Args:
       op: the operation.
@@ -181,43 +185,44 @@ def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Oper
 
 
 class Precedence:
-    """Knows which operations of a graph come after which of a few operations, the sources, directly
-    or not.
+    """Knows which of a few operations, the sources, an operation of the graph waits for, directly
+    or not. Waits may be added that are no edges of the graph.
 
-    Edges may be added. Each source is a bit, so that the sources which an operation waits for are
-    one number: with the sources a and b, an operation that waits for both has the bits 0b11.
+    Each source is a bit, so that a set of sources is one number. With the sources a (0b01) and b
+    (0b10), an operation that waits for both has the number 0b11. A source counts as waiting for
+    itself.
     """
 
     def __init__(self, sources: typing.Sequence[tf.Operation]):
         """Looks at all that waits for any of the `sources`."""
         self._bit = {op.name: 1 << index for index, op in enumerate(sources)}
-        self._before = dict(self._bit)  # {name of an operation: bits of the sources before it}
-        # {name of an operation: operations that are to wait for it by an added edge}
+        # {name of an operation: bits of the sources that it waits for}, without those that wait for
+        # none
+        self._before = dict(self._bit)
+        # {name of an operation: operations that are to wait for it by an added wait}
         self._added: typing.Dict[str, typing.List[tf.Operation]] = {}
         self._spread(sources)
 
     def waits_for(self, op: tf.Operation, source: tf.Operation) -> bool:
         """Whether an operation is the source, or waits for it."""
-        return bool(self._before.get(op.name, 0) & self._bit[source.name])
+        bits_before = self._before.get(op.name, 0)
+        return bool(bits_before & self._bit[source.name])
 
-    def waits(self, op: tf.Operation) -> bool:
-        """Whether an operation waits for any of the sources."""
+    def waits_for_any(self, op: tf.Operation) -> bool:
+        """Whether an operation is one of the sources, or waits for any of them."""
         return op.name in self._before
 
     def add(self, op: tf.Operation, before: tf.Operation) -> None:
-        """Notes that `op` is to wait for the operation `before`."""
+        """Notes that `op` is to wait for the operation `before`; the graph is not changed."""
         self._added.setdefault(before.name, []).append(op)
         self._spread([before])
 
     def _spread(self, operations: typing.Iterable[tf.Operation]) -> None:
-        """Notes of all that waits for `operations`, directly or not, that the sources before these
-        are before it, too."""
+        """Hands the bits of some operations on to all that waits for these, directly or not."""
         queue = collections.deque(operations)
         while queue:
             op = queue.popleft()
             bits = self._before.get(op.name, 0)
-            if not bits:
-                continue  # no source is before it
             for follower in compat.waiting_for(op) + self._added.get(op.name, []):
                 known_bits = self._before.get(follower.name, 0)
                 new_bits = bits & ~known_bits

@@ -270,7 +270,7 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
     names_later = graph_walk.names_of(later)
     for op in later:
         is_first = names_later.isdisjoint(_awaited_with_turns(op))
-        if is_first and frames.is_outside(op):
+        if is_first and frames.is_outside_of_loops(op):
             compat.add_control_inputs(op, [ended])
 
 
