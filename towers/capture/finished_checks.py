@@ -43,7 +43,9 @@ def check_shared(shared: typing.Iterable[tf.Operation]) -> None:
         if op.type not in PLACEHOLDERS:
             continue
         shape = op.outputs[0].shape
-        may_hold_batch = bool(shape.ndims) and shape.as_list()[0] is None
+        if not shape.ndims:
+            continue  # a scalar; or a shape of unknown rank, of which a step asserts that it is one
+        may_hold_batch = shape.as_list()[0] is None
         if may_hold_batch:
             raise InputError(
                 'the model computes with the placeholder %s of shape %s, which may hold a '
@@ -63,14 +65,14 @@ def check_inputs(checked: Inputs, tensors_of_leaves: typing.Sequence[typing.List
       operations: the operations of the model that are imported.
       output: the outputs of the model.
     """
-    read = names_of(fetches_in(tuple(output)))
+    read = names_of(fetches_in(output))
     for op in operations:
         read |= names_of(op.inputs)
     path_of: typing.Dict[str, str] = {}  # {name of a tensor: its path in the inputs}
     for (path, _), tensors in zip(checked.leaves, tensors_of_leaves):
         if not tensors:
-            continue
-        name = tensors[0].name
+            continue  # None in the place of an input
+        name = tensors[0].name  # the first of a sparse tensor's three tells it from others
         earlier_path = path_of.setdefault(name, path)
         if earlier_path != path:
             raise InputError('%s and %s are the same tensor, %s: pass it once.' % (

@@ -75,9 +75,11 @@ def output_of_finished(model: typing.Any, needs_loss: bool,
     """
     if isinstance(model, dict):
         has_fields = set(model) <= set(ModelOutput._fields)  # {'loss': …, 'metrics': …}
-        model = ModelOutput(**model) if has_fields else ModelOutput(loss=model)
-    nest = tuple(model) if isinstance(model, ModelOutput) else model
-    for fetch in fetches_in(nest):
+        if has_fields:
+            model = ModelOutput(**model)
+        else:  # losses by their names
+            model = ModelOutput(loss=model)
+    for fetch in fetches_in(model):
         if fetch.graph is not tf.get_default_graph():
             raise ModelFunctionError(
                 'model: %s is of another graph than the default one: call build_towers under the '
@@ -113,14 +115,21 @@ class FinishedModel:
         registered = registered_losses()
         self._graph = ModelGraph(leaves_of(entries.of_model))
         self.operations_before = len(self._graph.operations)
+        # Other registered losses are the same for every batch, or of another model.
         self._registered = [
             loss for loss in registered if loss.op.name in self._graph.from_inputs]
         self.output = output._replace(updates=updates_of_model(self._graph, output))
-        needed = self._graph.needed(fetches_in(tuple(self.output)) + self._registered)
-        self._shared = list(filter(self._graph.is_shared, needed.values()))
-        self._operations: typing.List[tf.Operation] = []  # to be imported, in the order of making
+        # What the model needs is shared by all towers, or imported for each. Both lists are in the
+        # order of making.
+        self._shared: typing.List[tf.Operation] = []
+        self._operations: typing.List[tf.Operation] = []  # to be imported
+        needed = self._graph.needed(fetches_in(self.output) + self._registered)
         for op in self._graph.operations:
-            if op.name in needed and not self._graph.is_shared(op):
+            if op.name not in needed:
+                continue
+            if self._graph.is_shared(op):
+                self._shared.append(op)
+            else:
                 self._operations.append(op)
         self._check(checked, entries)
         # {name of a placeholder's tensor: what towers take instead}, see `assert_scalars`
@@ -178,7 +187,7 @@ class FinishedModel:
             first_line = str(error).split('\n', 1)[0]
             raise self._import_error(first_line[:200], scope) from error
         self._keep_shapes(imported)
-        output = ModelOutput(*map_leaves(imported.leaf, tuple(self.output)))
+        output = map_leaves(imported.leaf, self.output)
         registered = [imported.tensor(loss) for loss in self._registered]
         return ImportedModel(output, registered, imported)
 
@@ -192,7 +201,9 @@ class FinishedModel:
         names = [tensor.name for tensor in self._graph.inputs]
         substitutes = dict(zip(names, leaves_of(shard)))
         for name, batch_axis in self._axes.items():
-            if name in substitutes:  # else it was given for a tensor of the batch: {x: BatchAxis}
+            # The inputs `{x: BatchAxis(batch, 1)}` name the axis of a tensor of the batch, which is
+            # no input of the model: the model has `x` with the examples first.
+            if name in substitutes:
                 with tf.name_scope(scope + 'batch_axis/'):
                     substitutes[name] = batch_axis.as_in_model(substitutes[name])
         return substitutes
@@ -209,9 +220,12 @@ class FinishedModel:
         """Whether an input has a static number of examples, or is a scalar."""
         if tensor.shape.ndims is None:
             return False
-        axis = self._axes[tensor.name].axis if tensor.name in self._axes else 0
-        size_along_axis = tensor.shape.as_list()[axis:axis + 1]  # [] of a scalar
-        return size_along_axis != [None]
+        if tensor.shape.ndims == 0:
+            return True
+        axis = 0
+        if tensor.name in self._axes:
+            axis = self._axes[tensor.name].axis
+        return tensor.shape.as_list()[axis] is not None
 
     def _import_error(self, why: str, scope: str) -> TowersError:
         """The error for a model that cannot be imported with a part of the batch, or with one
@@ -222,16 +236,16 @@ class FinishedModel:
           scope: the name scope of the imports.
         """
         names_in_sentence = set(re.findall(r'[\w./-]+', why))
+        inputs_of_failing: typing.List[tf.Tensor] = []
         for op in self._operations:
-            fails = scope + op.name in names_in_sentence
-            if not fails:
-                continue
-            upstream = graph_walk.ancestors(op.inputs)
-            for fed in self._without_shape():
-                if fed.op.name in upstream:
-                    return InputError(
-                        'the placeholder %s has no shape, and is not fed one number, as those that '
-                        'are no inputs are (%s). %s' % (fed.name, why, _INSTEAD_OF_A_NUMBER))
+            if scope + op.name in names_in_sentence:
+                inputs_of_failing += op.inputs
+        upstream = graph_walk.ancestors(inputs_of_failing)
+        for fed in self._without_shape():
+            if fed.op.name in upstream:
+                return InputError(
+                    'the placeholder %s has no shape, and is not fed one number, as those that are '
+                    'no inputs are (%s). %s' % (fed.name, why, _INSTEAD_OF_A_NUMBER))
         return ModelFunctionError(
             'the model cannot be computed for a part of the batch (%s). %s' % (why, WAYS_OUT))
 
@@ -263,7 +277,7 @@ class FinishedModel:
             own_leaves = tf.nest.flatten(getattr(self.output, field))
             merged_leaves = tf.nest.flatten(getattr(merged, field))
             for tensor, value in zip(own_leaves, merged_leaves):
-                if isinstance(tensor, tf.Tensor):
+                if isinstance(tensor, tf.Tensor):  # and no number or None
                     values[tensor.name] = value
         return values
 
@@ -281,8 +295,8 @@ class FinishedModel:
           tensor: a tensor of the program.
           has: function of an operation: whether all towers have it.
         """
-        def is_end(op: tf.Operation) -> bool:
-            """Whether the search ends at an operation: all towers have it, or share it."""
+        def is_there(op: tf.Operation) -> bool:
+            """Whether an operation is not imported, since all towers share it or have it."""
             if self._graph.is_shared(op):
                 return True
             # A loop or branch is not imported in parts. So if the towers lack a result of it, all
@@ -290,10 +304,10 @@ class FinishedModel:
             is_in_loop_or_branch = bool(_loops_around_result(op))
             return has(op) and not is_in_loop_or_branch
 
-        needed = self._graph.needed([tensor], is_end)
+        needed = self._graph.needed([tensor], is_end=is_there)
         beside = []
         for op in self._graph.graph.get_operations():
-            if op.name in needed and not is_end(op):
+            if op.name in needed and not is_there(op):
                 beside.append(op)
         return beside
 
@@ -313,7 +327,8 @@ class FinishedModel:
                 'else the program has made, is computed on one device beside the towers, of '
                 'weights before or after the update' % losses[0].name)
         if self._fed:
-            text += ', if %s is fed, too' % min(self._fed)
+            one_of_them = min(self._fed)
+            text += ', if %s is fed, too' % one_of_them
         return [('to fetch', text)]
 
     def _lines_computed_whole(self) -> typing.List[typing.Tuple[str, str]]:
@@ -322,8 +337,9 @@ class FinishedModel:
         for tensor in self._graph.inputs:
             upstream = self._graph.inputs_upstream(tensor)
             if upstream:
+                one_of_them = min(upstream)
                 lines.append(('computed whole', '%s, from %s, on one device, unless it is fed' % (
-                    tensor.name, min(upstream))))
+                    tensor.name, one_of_them)))
         return lines
 
     def _lines_fed_to_all(self) -> typing.List[typing.Tuple[str, str]]:

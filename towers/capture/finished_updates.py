@@ -24,27 +24,29 @@ _WRITES = SETS | ADDS | ADDS_ROWS
 def updates_of_model(model: ModelGraph, output: ModelOutput) -> list:
     """Lists the updates of a finished model, each once; a step runs them after all towers' reads.
 
-    What the program returned as updates are all of them the model's, but for updates of a
+    The updates that the program gave in its `ModelOutput` are the model's, but for updates of a
     `keras.Input`, which no step can run. `UPDATE_OPS` and the updates of Keras layers may be of
-    other models in the graph. Of these, the model's are the updates that depend on its inputs, that
-    its outputs wait for, or that write a variable from which its outputs are computed (a counter).
+    other models in the graph. Of these an update is the model's in three cases: it depends on the
+    model's inputs; the model's outputs wait for it; or it writes a variable from which the outputs
+    are computed, as a counter of steps.
 
     Args:
       model: the graph around the model.
-      output: what the program returned.
+      output: what the program gave as the model.
     """
     updates = {}  # by the name of the operation
     for update in output.updates or ():
         if not _waits_for_keras_input(update, model):
             updates[operation_of(update).name] = update
-    fetches = fetches_in(tuple(output))
+    fetches = fetches_in(output)
     needed = model.needed(fetches)
     variables = model.variables_needed(fetches)
-    updates_of_keras = compat.keras_updates_behind(needed.values()) + _keras_3_updates(model)
-    for update in updates_of_no_build(model.graph) + updates_of_keras:
+    of_any_model = (updates_of_no_build(model.graph)
+                    + compat.keras_updates_behind(needed.values()) + _keras_3_updates(model))
+    for update in of_any_model:
         name = operation_of(update).name
-        is_of_model = name in model.from_inputs or name in needed
-        if is_of_model or _writes_any(update, variables, model):
+        is_connected = name in model.from_inputs or name in needed
+        if is_connected or _writes_any(update, variables, model):
             updates[name] = update
     return list(updates.values())
 
@@ -58,8 +60,10 @@ def _waits_for_keras_input(update: typing.Any, model: ModelGraph) -> bool:
 def _writes_any(update: typing.Any, variables: typing.Set[str], model: ModelGraph) -> bool:
     """Whether an update writes any of the variables of these names."""
     finder = Writes(model.graph)
-    operations = model.needed([update]).values()
-    return any(finder.writes_any(op, variables) for op in operations)
+    for op in model.needed([update]).values():
+        if finder.writes_any(op, variables):
+            return True
+    return False
 
 
 def _keras_3_updates(model: ModelGraph) -> typing.List[tf.Operation]:
@@ -68,10 +72,10 @@ def _keras_3_updates(model: ModelGraph) -> typing.List[tf.Operation]:
     left_out = initializers()
     updates = []
     for op in model.operations:
-        is_write = op.type in _WRITES and op.name not in left_out
-        # What is in a loop or a branch (v1) cannot be fetched, and so is no update.
-        if not is_write or compat.in_control_flow(op):
+        if op.type not in _WRITES or op.name in left_out:
             continue
+        if compat.in_control_flow(op):
+            continue  # in a loop or a branch (v1): no program can fetch it as an update
         if _has_new_value_each_step(op, model) and compat.is_made_in_keras_3_call(op):
             updates.append(op)
     return updates
@@ -80,10 +84,12 @@ def _keras_3_updates(model: ModelGraph) -> typing.List[tf.Operation]:
 def _has_new_value_each_step(write: tf.Operation, model: ModelGraph) -> bool:
     """Whether a write depends on the inputs or on a variable, as the counter of a dropout does. Any
     other write sets a weight to a value that a layer was given."""
-    if write.name in model.from_inputs or write.type not in SETS:
+    if write.name in model.from_inputs:
         return True
-    value = write.inputs[1]
-    return bool(model.variables_needed([value]))
+    if write.type not in SETS:
+        return True  # it adds to the old value of its variable
+    new_value = write.inputs[1]
+    return bool(model.variables_needed([new_value]))
 
 
 def writes_perhaps_forgotten(model: ModelGraph, output: ModelOutput) -> typing.List[str]:
@@ -97,25 +103,26 @@ def writes_perhaps_forgotten(model: ModelGraph, output: ModelOutput) -> typing.L
       model: the graph around the model.
       output: the outputs of the model, with its updates.
     """
+    # By data alone: what only waits for the batch, as a counter of steps may, writes none of it.
     from_batch = model.reachable_from_inputs(model.operations, control=False)
-    in_step = model.needed(fetches_in(tuple(output))).keys()
+    in_step = model.needed(fetches_in(output)).keys()
     left_out = in_step | initializers()
     trained = operation_names(tf.trainable_variables())
-    written_elsewhere = trained | metric_variables().keys()
     finder = Writes(model.graph)
     forgotten = []
     for op in model.operations:
-        is_write_of_batch = op.type in _WRITES and op.name in from_batch
-        if not is_write_of_batch or op.name in left_out:
+        writes_value_of_batch = op.type in _WRITES and op.name in from_batch
+        if not writes_value_of_batch or op.name in left_out:
             continue
-        variables = set(finder.written_by(op)) - written_elsewhere
-        neither_slots_nor_trained = [name for name in variables if not _is_slot(name, trained)]
-        if neither_slots_nor_trained:
+        variables = set(finder.written_by(op)) - trained - metric_variables().keys()
+        slots = {name for name in variables if _is_slot(name, trained)}
+        if variables - slots:
             forgotten.append(op.name)
     return forgotten
 
 
 def _is_slot(variable: str, trained: typing.Container[str]) -> bool:
-    """Whether a variable is an optimizer's slot, by its name, as of `w/Adam` for `w`; `trained` are
-    the names of the trained variables."""
-    return variable.rsplit('/', 1)[0] in trained
+    """Whether a variable is an optimizer's slot for a trained one, by its name: `w/Adam` is a slot
+    for `w`. `trained` are the names of the trained variables."""
+    owner = variable.rsplit('/', 1)[0]
+    return owner in trained

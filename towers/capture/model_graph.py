@@ -68,11 +68,13 @@ class ModelGraph:
           {name: operation}, with the operations at which the search has stopped; without the
           inputs'.
         """
-        is_end = is_end or self.is_shared
+        if is_end is None:
+            is_end = self.is_shared
         seen_contexts: typing.Set[str] = set()  # names of loops and branches
 
         def needed_directly(op: tf.Operation) -> typing.List[tf.Operation]:
-            """What an operation takes, waits for, and is within."""
+            """What an operation takes and waits for, and what the loop that it is in consists of.
+            """
             if is_end(op):
                 return []
             return self._inputs_of(op) + _operations_around(op, seen_contexts)
@@ -83,10 +85,14 @@ class ModelGraph:
     def _inputs_of(self, op: tf.Operation) -> typing.List[tf.Operation]:
         """List of the operations that an operation takes tensors from, or waits for, without those
         that give the inputs of the model: a shard takes their place."""
-        producers = [tensor.op for tensor in op.inputs if tensor.name not in self._input_names]
-        awaited = [other for other in op.control_inputs
-                   if other.name not in self._input_operations]
-        return producers + awaited
+        found = []
+        for tensor in op.inputs:
+            if tensor.name not in self._input_names:
+                found.append(tensor.op)
+        for awaited in op.control_inputs:
+            if awaited.name not in self._input_operations:
+                found.append(awaited)
+        return found
 
     def variables_needed(self, fetches: typing.Iterable) -> typing.Set[str]:
         """Set of the names of the variables that tensors and operations need."""

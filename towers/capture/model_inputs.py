@@ -58,8 +58,9 @@ class BatchAxis:
     def as_in_model(self, by_example: tf.Tensor) -> tf.Tensor:
         """Makes a tensor with the model's order of dimensions, from one by example."""
         order = self.order()
-        inverse = [order.index(axis) for axis in range(len(order))]
-        return tf.transpose(by_example, inverse)
+        # For each dimension of the model's tensor, its number in `by_example`.
+        places = list(map(order.index, range(len(order))))
+        return tf.transpose(by_example, places)
 
 
 class Entries(typing.NamedTuple):
@@ -92,32 +93,35 @@ def entries_of(inputs: typing.Any) -> Entries:
     Raises:
       InputError: a `BatchAxis` of another graph.
     """
+    fed: typing.Dict[str, tf.Tensor] = {}
+    of_model = batch = inputs  # nests, of which leaves may be a `BatchAxis`
     if is_by_tensor(inputs):  # {x: batch}
-        at_model = tuple(inputs.keys())
+        of_model = tuple(inputs.keys())
         batch = tuple(inputs.values())
         fed = _tensors_fed(inputs)
-    else:
-        at_model = batch = inputs
-        fed = {}
-    axes = _axes_in([at_model, batch])
+    axes = _axes_in([of_model, batch])
     if not axes:
-        return Entries(of_model=at_model, by_example=at_model, batch=batch, axes=axes, fed=fed)
+        return Entries(of_model=of_model, by_example=of_model, batch=batch, axes=axes, fed=fed)
     with tf.name_scope('batch_axis'), tf.device('/cpu:0'):
         transposed = {name: leaf.by_example() for name, leaf in axes.items()}
 
     def by_example(leaf: typing.Any) -> typing.Any:
         """The transposed tensor of a `BatchAxis`; any other leaf as it is."""
-        return transposed[leaf.tensor.name] if isinstance(leaf, BatchAxis) else leaf
+        if isinstance(leaf, BatchAxis):
+            return transposed[leaf.tensor.name]
+        return leaf
 
     return Entries(
-        of_model=tf.nest.map_structure(_tensor_of, at_model),
-        by_example=tf.nest.map_structure(by_example, at_model),
+        of_model=tf.nest.map_structure(_tensor_of, of_model),
+        by_example=tf.nest.map_structure(by_example, of_model),
         batch=tf.nest.map_structure(by_example, batch), axes=axes, fed=fed)
 
 
 def _tensor_of(leaf: typing.Any) -> typing.Any:
     """The tensor of a `BatchAxis`; any other leaf as it is."""
-    return leaf.tensor if isinstance(leaf, BatchAxis) else leaf
+    if isinstance(leaf, BatchAxis):
+        return leaf.tensor
+    return leaf
 
 
 def _tensors_fed(inputs: dict) -> typing.Dict[str, tf.Tensor]:
@@ -128,7 +132,8 @@ def _tensors_fed(inputs: dict) -> typing.Dict[str, tf.Tensor]:
         of_model = _tensor_of(key)
         of_batch = _tensor_of(value)
         are_dense = isinstance(of_model, tf.Tensor) and isinstance(of_batch, tf.Tensor)
-        if are_dense and of_model is not of_batch:
+        keeps_its_place = of_model is of_batch  # {x: x}
+        if are_dense and not keeps_its_place:
             fed[of_model.name] = of_batch
     return fed
 
@@ -178,6 +183,7 @@ def checked_entries(entries: Entries, num_parts: int) -> Inputs:
         return inputs  # the model takes a part of any size; or the one part is the batch
     if batch_size == num_parts * model_size:
         return inputs  # the model was built for the size of a part
+    # `inputs.unknown` has the paths of the inputs whose number of examples is not static.
     paths_of_static_size = [path for path, _ in inputs.leaves if path not in inputs.unknown]
     raise InputError(
         '%s has the static size %d, which may be in constants of the finished model, and a part of '

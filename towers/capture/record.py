@@ -87,8 +87,8 @@ def record(request: Request, batch: CutBatch, index: int,
       batch: the shards.
       index: the index of the part: always 0, except with `copies='reuse'`, which makes a call for
         each part.
-      around: makes one more context for the call: that of the optimizers that the model function of
-        an Estimator calls.
+      around: function without arguments; makes one more context around the call. The optimizers
+        that the model function of an Estimator calls need one.
     """
     graph = tf.get_default_graph()
     inputs = batch.inputs[index]
@@ -102,6 +102,7 @@ def record(request: Request, batch: CutBatch, index: int,
         earlier_build = None
         reuse = tf.AUTO_REUSE
     new_variables = NewVariables(request.placement, earlier_build)
+    # In it `batch_sum` and its like find out how the batch is divided.
     context_of_call = call_of_model_fn(
         graph, new_variables, num_parts=request.parts_of_batch,
         has_equal_parts=request.has_equal_workers, no_batch_values=request.no_batch_values)
@@ -113,6 +114,7 @@ def record(request: Request, batch: CutBatch, index: int,
         model = _computed(request, batch, index)
         needs_loss = bool(objectives)  # without an objective nothing is trained
         output = to_model_output(model.output, needs_loss, objectives.names)
+        # One update may be in the collection, be a layer's, and be returned.
         updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
         adds_registered_losses = request.training.regularization == 'add'
         keras_losses = _keras_losses(keras, adds_registered_losses)
@@ -152,8 +154,10 @@ def _computed(request: Request, batch: CutBatch, index: int) -> _Computed:
     if isinstance(model, FinishedModel):
         output, registered, imported = model.import_for(part)
         return _Computed(output, registered, imported)
+    batch_size = None
     is_cut = len(request.split.parts) > 1
-    batch_size = batch.batch_size if is_cut else None
+    if is_cut:
+        batch_size = batch.batch_size
     output = _call(model, part, batch_size)
     return _Computed(output, registered=[], imported=None)
 
@@ -172,17 +176,22 @@ def _call(model_fn: typing.Callable, shard: typing.Any, batch_size: typing.Any) 
     """
     try:
         return call_model_fn(model_fn, shard)
-    except TowersError:
+    except TowersError:  # which is a ValueError, too
         raise
     except ValueError as error:  # of TensorFlow's inference of shapes
         is_static = isinstance(batch_size, int)
-        if not is_static or not re.search(r'\b%d\b' % batch_size, str(error)):
+        if not is_static or not _names_number(str(error), batch_size):
             raise
         first_line = str(error).split('\n', 1)[0]
         raise ModelFunctionError(
             'the model function fails on a shard (%s), and has the size of the whole batch, %d, '
             'in it: it is called with a part of the batch. Take the size from the input, '
             'tf.shape(x)[0].' % (first_line[:200], batch_size)) from error
+
+
+def _names_number(text: str, number: int) -> bool:
+    """Whether a number occurs in a text, and not as a part of another number."""
+    return re.search(r'\b%d\b' % number, text) is not None
 
 
 def _keras_losses(keras: KerasCalls, adds_registered: bool) -> KerasLosses:
@@ -247,9 +256,9 @@ def put_on_devices(recorded: Recorded, request: Request,
     if cuts_model and has_several_devices:
         cuts = cut_into_stages(recorded, device, _movable_variables(recorded, request),
                                request.memory.cutting)
+    # `place_forward` puts operations on the stages that the model names by `towers.stage`. A model
+    # that was cut and names some stages needs it for these.
     if cuts is None or says_stages(operations):
-        # The stages that the model names itself (`towers.stage`) count, also where the rest of it
-        # was cut.
         place_forward(operations, device)
     check_reads_in_loops(operations, [part.device for part in request.split.parts])
     # A model function that takes gradients itself has made the stacks in which loops (v1) keep

@@ -48,18 +48,20 @@ class VariableBytes(typing.NamedTuple):
     gradient: int
 
 
-# Types of operations by what their gradient functions take: shapes at the most; outputs;
+# Types of operations whose gradient functions take no tensor of theirs, or its shape alone;
 _TAKES_NOTHING = RESHAPES | SIZES | frozenset([
     'Add', 'AddN', 'AddV2', 'AvgPool', 'AvgPool3D', 'BatchToSpaceND', 'BiasAdd', 'BroadcastTo',
     'Cast', 'Concat', 'ConcatV2', 'Const', 'DepthToSpace', 'Fill', 'Mean', 'MirrorPad', 'Neg',
     'OnesLike', 'Pack', 'Pad', 'PadV2', 'ResizeBilinear', 'ResizeNearestNeighbor',
     'Reverse', 'ReverseV2', 'Slice', 'SpaceToBatchND', 'SpaceToDepth',
     'Split', 'SplitV', 'StridedSlice', 'Sub', 'Sum', 'Tile', 'Transpose', 'Unpack', 'ZerosLike'])
+# those whose gradient functions take their outputs;
 _TAKES_OUTPUTS = frozenset([
     'Elu', 'Exp', 'Inv', 'LogSoftmax', 'Reciprocal', 'Relu', 'Relu6', 'Rsqrt', 'Selu', 'Sigmoid',
     'Softmax', 'SoftmaxCrossEntropyWithLogits', 'SparseSoftmaxCrossEntropyWithLogits', 'Sqrt',
     'Tanh'])
-# and, of each input, the other input. All others take their inputs.
+# those whose gradient function takes, for the gradient of one input, the other input. The gradient
+# functions of all other types take all inputs.
 _PRODUCTS = frozenset([
     'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'Conv3D', 'DepthwiseConv2dNative',
     'Einsum', 'MatMul', 'Mul'])
@@ -74,8 +76,7 @@ def variable_bytes(variable: tf.Variable, slots: typing.Optional[int]) -> Variab
         gradients are not in the stage.
     """
     size = bytes_of(variable)
-    is_trainable = getattr(variable, 'trainable', True)
-    if slots is None or not is_trainable:
+    if slots is None or not variable.trainable:
         return VariableBytes(held=size, gradient=0)
     # The session keeps the zeros that slots began with, too: constants, which it has computed once.
     return VariableBytes(held=size * (1 + 2 * slots), gradient=size)
@@ -90,21 +91,26 @@ def kept_bytes(operations: typing.Sequence[tf.Operation]) -> typing.Counter[str]
     Args:
       operations: the operations of the forward pass.
     """
-    readers = [op for op in operations if any(map(read_from, op.inputs))]
+    operations_reading_variables = [op for op in operations if any(map(read_from, op.inputs))]
     # An operation that depends on no variable has no gradient.
-    differentiated = reachable_from(readers, operations)
-    needed = {}  # by name, since several gradients may take one tensor
+    differentiated = reachable_from(operations_reading_variables, operations)
+    needed: typing.Dict[str, tf.Tensor] = {}  # by name, since several gradients may take one tensor
     for op in operations:
         if op.name in differentiated:
             tensors = _needed_for_gradient(op, differentiated)
             needed.update(by_name(map(_owner_of_memory, tensors)))
     kept: typing.Counter[str] = collections.Counter()
     for tensor in needed.values():
-        is_variable = tensor.dtype == tf.resource or bool(read_from(tensor))
-        is_there_anyway = is_variable or tensor.op.type == 'Const'
-        if not is_there_anyway:
+        if not _is_there_anyway(tensor):
             kept[tensor.op.name] += size_of(tensor)
     return kept
+
+
+def _is_there_anyway(tensor: tf.Tensor) -> bool:
+    """Whether a tensor takes no memory of a step: a constant, a variable's handle, its value."""
+    if tensor.op.type == 'Const' or tensor.dtype == tf.resource:
+        return True
+    return bool(read_from(tensor))
 
 
 def _owner_of_memory(tensor: tf.Tensor) -> tf.Tensor:
@@ -127,18 +133,17 @@ def _needed_for_gradient(op: tf.Operation,
 
 def _needed_factors(op: tf.Operation,
                     differentiated: typing.Container[str]) -> typing.List[tf.Tensor]:
-    """The factors of a product that its gradient function takes: the gradient of one factor takes
-    the others. Of x w, with x an input of the model and w a variable, it is x alone, since x has no
-    gradient."""
-    factors = list(op.inputs)
-    have_gradients = []
-    for factor in factors:
+    """The factors of a product that its gradient function takes: a factor is taken for the gradient
+    of another one. Of x w, with x an input of the model and w a variable, it is x alone: for the
+    gradient of w. The gradient of x, which would take w, nobody needs."""
+    have_gradients = []  # for each factor
+    for factor in op.inputs:
         is_variable = bool(read_from(factor))
         have_gradients.append(is_variable or factor.op.name in differentiated)
     needed = []
-    for position, factor in enumerate(factors):
-        others_have_gradients = have_gradients[:position] + have_gradients[position + 1:]
-        if any(others_have_gradients):
+    for factor, has_gradient in zip(op.inputs, have_gradients):
+        num_other_gradients = sum(have_gradients) - has_gradient
+        if num_other_gradients > 0:
             needed.append(factor)
     return needed
 
@@ -163,7 +168,8 @@ def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, i
         backward pass.
       variables_of: {name of an operation: bytes of the variables that it reads first}.
     """
-    # With what is made elsewhere, such as an input: it crosses the cuts between those who take it.
+    # Of `others`, too, which are made elsewhere: an input crosses the cuts from the first operation
+    # that takes it to the last one.
     crossing = crossing_bytes(operations, others=True)
     ends = _ends_of_pieces(operations)
     pieces = []
@@ -186,17 +192,18 @@ def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, i
 def _ends_of_pieces(operations: typing.Sequence[tf.Operation]) -> typing.List[int]:
     """For each piece, the index of its last operation; [] if nothing is computed.
 
-    A piece ends with each operation that computes, so that constants come before what takes them;
-    within a loop or branch (v1), and between two that follow each other, no piece ends.
+    A piece ends with an operation that computes. So a constant is in the piece of the next
+    operation, which is likely to take it. No piece ends within a loop or branch (v1), nor between
+    two of these that follow each other. The last piece ends with the last operation.
     """
     computing = [index for index, op in enumerate(operations) if op.type != 'Const']
     if not computing:
         return []
     ends = []
-    for index in computing[:-1]:
-        next_operation = operations[index + 1]
-        is_within_control_flow = (is_control_flow(operations[index])
-                                  and is_control_flow(next_operation))
+    all_but_last = computing[:-1]
+    for index in all_but_last:
+        pair = operations[index:index + 2]  # the operation and the next one
+        is_within_control_flow = all(map(is_control_flow, pair))
         if not is_within_control_flow:
             ends.append(index)
     return ends + [len(operations) - 1]
@@ -246,8 +253,8 @@ class StageCost:
     def add_last(self, piece: Piece) -> None:
         """Makes the stage larger by a piece at its end.
 
-        The backward pass begins at the new piece, with all activations. Its gradients are still
-        there when the backward pass is at an earlier piece.
+        The backward pass begins at the new piece, when all activations are kept. The gradients of
+        the new piece are still there when the backward pass is at an earlier piece.
         """
         self._held += piece.held
         self._kept += self._copies * piece.kept
@@ -259,8 +266,8 @@ class StageCost:
 def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> typing.List[int]:
     """Finds where to cut pieces into stages.
 
-    The fullest stage holds at most 7 % more than with the best cuts. Of such cuts it takes the cuts
-    that the fewest bytes cross, then cuts between layers.
+    The fullest stage holds at most 7 % more than with the cuts that are best for it. Within that
+    limit, stage by stage, the cut is taken that the fewest bytes cross; see `_best_cut`.
 
     Args:
       pieces: the pieces, in order.
@@ -277,16 +284,18 @@ def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> 
     least_limit = _first_number(0, memory_of_one_stage, can_be_cut)
     limit = _SLACK * least_limit
     cuts: typing.List[int] = []
+    start = 0  # the first piece of the stage
     for stage in range(len(copies) - 1):  # without the last one, which ends with the last piece
-        start = cuts[-1] + 1 if cuts else 0
         first, last = _possible_cuts(pieces, copies[stage:], start, limit)
-        cuts.append(_best_cut(pieces, first, last))
+        cut = _best_cut(pieces, first, last)
+        cuts.append(cut)
+        start = cut + 1
     return cuts
 
 
 def _best_cut(pieces: typing.Sequence[Piece], first: int, last: int) -> int:
     """The best of the cuts after the pieces from `first` to `last`: the one that the fewest bytes
-    cross; then one between layers; then the one next to the middle."""
+    cross; of several such cuts, one between layers; of several such, the one next to the middle."""
     middle = (first + last) / 2.
 
     def rank(index: int) -> typing.Tuple[int, bool, float]:
@@ -317,17 +326,17 @@ def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
         """Whether the stages after this one fit, if this one ends with the piece of an index."""
         return _latest_cuts(pieces[index + 1:], copies[1:], limit) is not None
 
-    # The caller has made the limit so high that there are such cuts: they are not None.
+    # Not None: the limit of `cut_evenly` leaves room for such cuts.
     latest_cuts = _latest_cuts(pieces[start:], copies, limit)
     last = start + latest_cuts[0]  # type: ignore[index]
-    # The later this stage ends, the less the others hold, so `_first_number` can bisect.
+    # The later this stage ends, the less the others hold: `can_end` holds from some piece on.
     first = _first_number(start, last, can_end)
     return first, last
 
 
 def _first_number(low: int, high: int, holds: typing.Callable) -> int:
-    """The first number from `low` to `high` for which a condition holds; it holds for all later
-    ones, so that it is found by bisection."""
+    """The first number from `low` to `high` for which a condition holds, found by bisection: the
+    condition has to hold for `high`, and for each number after one for which it holds."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

@@ -7,7 +7,6 @@ its slots, its moving average.
 """
 
 import collections
-import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -15,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.capture.stage_costs import (
     Piece,
+    Pieces,
     StageCost,
     VariableBytes,
     cut_evenly,
@@ -73,18 +73,9 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
       ModelFunctionError: the operations are too few.
     """
     stages = stages_of(device)
-    # Operations of variables, such as initial values, go where their variable goes.
-    not_of_variables = [op for op in recorded.operations if op.name not in recorded.owned]
-    moving = [op for op in not_of_variables if may_move(op, stages)]
-    mover_of = _movers(not_of_variables, moving)
-    leader_of = _leaders(recorded.variables)
-    variables_by_reader = _first_readers(not_of_variables, mover_of, leader_of)
-    kept: typing.Counter[str] = collections.Counter()
-    if cutting.trains:
-        kept = _kept_by_movers(recorded.operations, not_of_variables, mover_of, stages[0])
-    bytes_of_leader = _bytes_by_leader(recorded.variables, leader_of, cutting.slots)
-    bytes_by_reader = _bytes_by_reader(variables_by_reader, bytes_of_leader)
-    found = pieces_of(moving, kept, bytes_by_reader)
+    groups = _groups_of(recorded, stages)
+    moving = groups.moving
+    found = _pieces(recorded, groups, cutting, stages[0])
     pieces = found.pieces
     if len(pieces) < len(stages):
         raise ModelFunctionError(
@@ -94,7 +85,7 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
     cuts = cut_evenly(pieces, cutting.copies)  # for each cut, the index of the piece before it
     ends = [found.ends[cut] for cut in cuts]  # and of the operation before it, in `moving`
     variables = [variable for variable in recorded.variables if variable.op.name in movable]
-    _move_to_stages(_divided(moving, ends), stages, variables_by_reader, variables)
+    _move_to_stages(_divided(moving, ends), stages, groups.variables_by_reader, variables)
     _bring_along(recorded.operations, moving, stages[0])
     return StageCuts(
         memory=_shares_of_memory(pieces, cuts, cutting.copies),
@@ -103,6 +94,40 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
 
 
 # ---- which operation goes with which -------------------------------------------------------------
+
+class _Groups(typing.NamedTuple):
+    """What goes to a stage together.
+
+    Attributes:
+      operations: the operations of the forward pass that belong to no variable, in order.
+      moving: those of them that move.
+      mover_of: {name of one of `operations`: name of the operation that moves with which it goes}.
+      leader_of: {name of a variable: name of the variable that it is kept with}.
+      variables_by_reader: {name of an operation that moves: names of the variables that it reads
+        first}, see `_first_readers`.
+    """
+    operations: typing.List[tf.Operation]
+    moving: typing.List[tf.Operation]
+    mover_of: typing.Dict[str, str]
+    leader_of: typing.Dict[str, str]
+    variables_by_reader: typing.Dict[str, typing.List[str]]
+
+
+def _groups_of(recorded: typing.Any, stages: typing.Sequence[str]) -> _Groups:
+    """Finds what goes to a stage together.
+
+    Args:
+      recorded: `Recorded`.
+      stages: the devices of the stages.
+    """
+    # Operations of variables, such as initial values, go where their variable goes.
+    operations = [op for op in recorded.operations if op.name not in recorded.owned]
+    moving = [op for op in operations if may_move(op, stages)]
+    mover_of = _movers(operations, moving)
+    leader_of = _leaders(recorded.variables)
+    variables_by_reader = _first_readers(operations, mover_of, leader_of)
+    return _Groups(operations, moving, mover_of, leader_of, variables_by_reader)
+
 
 def _movers(operations: typing.Iterable[tf.Operation],
             moving: typing.Sequence[tf.Operation]) -> typing.Dict[str, str]:
@@ -142,16 +167,16 @@ def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
     leader_of = {}
     for variable in variables:
         own_name = variable.op.name
-        # The group of a variable may name operations that are no variables, and nothing else.
         variables_in_group = [name for name in colocation_group(variable.op) if name in names]
-        leader_of[own_name] = variables_in_group[0] if variables_in_group else own_name
+        # A variable may be colocated with operations that are no variables: then there are none.
+        leader_of[own_name] = (variables_in_group + [own_name])[0]
     return leader_of
 
 
 def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.Dict[str, str],
                    leader_of: typing.Dict[str, str]) -> typing.Dict[str, typing.List[str]]:
-    """Finds the variables that each moving operation reads first, itself or by the operations that
-    go with it.
+    """Finds, for each operation that moves, the variables that it or an operation that goes with it
+    reads before all others do: they go to its stage.
 
     Args:
       operations: the operations, in the order in which they were made.
@@ -168,7 +193,7 @@ def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.D
         mover = mover_of.get(op.name, '')  # '' where no operation moves
         is_moving = mover == op.name
         for name in _variables_read(op, is_moving):
-            is_leader = leader_of.get(name) == name
+            is_leader = leader_of.get(name) == name  # else it goes where its leader goes
             if is_leader and name not in seen:
                 seen.add(name)
                 variables_by_reader[mover].append(name)
@@ -190,6 +215,26 @@ def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
         return []  # it reads nothing: it hands on the variable that it is kept with
     kept_with = colocated_names(op)
     return [name for name in names_read if name in kept_with]
+
+
+# ---- the pieces ----------------------------------------------------------------------------------
+
+def _pieces(recorded: typing.Any, groups: _Groups, cutting: Cutting, first_stage: str) -> Pieces:
+    """Finds the pieces that the operations which move may be cut into, with the memory of what goes
+    with these.
+
+    Args:
+      recorded: `Recorded`.
+      groups: what goes to a stage together.
+      cutting: how to cut.
+      first_stage: the device of what may move.
+    """
+    kept: typing.Counter[str] = collections.Counter()
+    if cutting.trains:
+        kept = _kept_by_movers(recorded.operations, groups, first_stage)
+    bytes_of_leader = _bytes_by_leader(recorded.variables, groups.leader_of, cutting.slots)
+    bytes_by_reader = _bytes_by_reader(groups.variables_by_reader, bytes_of_leader)
+    return pieces_of(groups.moving, kept, bytes_by_reader)
 
 
 def _bytes_by_leader(
@@ -221,23 +266,21 @@ def _bytes_by_reader(variables_by_reader: typing.Dict[str, typing.List[str]],
     return bytes_by_reader
 
 
-def _kept_by_movers(
-        operations: typing.Sequence[tf.Operation],
-        not_of_variables: typing.Iterable[tf.Operation], mover_of: typing.Dict[str, str],
-        first_stage: str) -> typing.Counter[str]:
+def _kept_by_movers(operations: typing.Sequence[tf.Operation], groups: _Groups,
+                    first_stage: str) -> typing.Counter[str]:
     """Bytes that the backward pass keeps, by the name of the operation with which they move.
 
     Args:
       operations: all operations of the forward pass.
-      not_of_variables: those of them that do not belong to variables.
-      mover_of: {name of an operation: name of the operation with which it goes}.
-      first_stage: the device of what may move; results elsewhere stay there.
+      groups: what goes to a stage together.
+      first_stage: the device of what may move.
     """
     bytes_of_results = kept_bytes(operations)
     kept: typing.Counter[str] = collections.Counter()
-    for op in not_of_variables:
-        if op.device == first_stage and op.name in mover_of:
-            kept[mover_of[op.name]] += bytes_of_results[op.name]
+    for op in groups.operations:
+        is_elsewhere = op.device != first_stage  # where the program has put it; there it stays
+        if not is_elsewhere and op.name in groups.mover_of:
+            kept[groups.mover_of[op.name]] += bytes_of_results[op.name]
     return kept
 
 
@@ -302,15 +345,17 @@ def _bring_along(operations: typing.Iterable[tf.Operation],
                  moved: typing.Iterable[tf.Operation], first_stage: str) -> None:
     """Moves operations of the first stage along with the moved ones that they are colocated with: a
     loop's `Switch`es, say."""
-    device_of = {op.name: op.device for op in moved}
+    device_of_moved = {op.name: op.device for op in moved}
     for op in operations:
-        if op.name in device_of or op.device != first_stage:
+        has_moved = op.name in device_of_moved
+        stays = op.device != first_stage  # where the program has put it
+        if has_moved or stays:
             continue
-        group = colocation_group(op)
-        has_moved = all(name in device_of for name in group)
-        if has_moved:
-            device_of[op.name] = device_of[group[0]]
-            compat.set_device(op, device_of[op.name])
+        leaders = colocation_group(op)
+        if device_of_moved.keys() >= set(leaders):
+            device = device_of_moved[leaders[0]]
+            compat.set_device(op, device)
+            device_of_moved[op.name] = device
 
 
 def _companions(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
@@ -326,22 +371,29 @@ def _companions(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
 
 
 def _owners(op: tf.Operation, variables: typing.Mapping[str, typing.Any]) -> typing.Set[str]:
-    """Set of the names of the variables whose companion an operation is; `variables` has the names
-    of all variables."""
+    """Set of the names of the variables whose companion an operation is: those that it is colocated
+    with; else the one whose name is a name scope of the operation, as `w` of `w/Initializer/zeros`.
+
+    Args:
+      op: the operation.
+      variables: has the names of all variables as its keys.
+    """
     colocated = set(colocated_names(op))
     owners = colocated & variables.keys()
     if owners:
         return owners
-    # `w/Initializer/zeros` is in the name scope of its variable `w`. An initial value that is
-    # computed from another variable may be colocated with an operation of that one. Then it is in
-    # the name scopes of both, which have no variable in common, and goes with neither.
-    names_and_scopes = map(_name_and_scopes, colocated | {op.name})
-    return set.intersection(*names_and_scopes) & variables.keys()
+    # An initial value of `w` that is computed from another variable `v` may be colocated with an
+    # operation of `v`, as `v/read`. Only scopes of both names count: it goes with neither variable.
+    scopes = _name_and_scopes(op.name)
+    for name in colocated:
+        scopes &= _name_and_scopes(name)
+    return scopes & variables.keys()
 
 
 def _name_and_scopes(name: str) -> typing.Set[str]:
-    """A name, and the name scopes that it is in: of 'a/b/c' these are 'a' and 'a/b'."""
-    return set(itertools.accumulate(name.split('/'), '{}/{}'.format))
+    """A name, and the name scopes that it is in: `{'a', 'a/b', 'a/b/c'}` of `'a/b/c'`."""
+    parts = name.split('/')
+    return {'/'.join(parts[:depth]) for depth in range(1, len(parts) + 1)}
 
 
 def _move_variable(library: Library, companions: typing.Dict[str, typing.List[tf.Operation]],

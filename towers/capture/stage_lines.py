@@ -26,15 +26,13 @@ def stages_line(towers: typing.Sequence,
     if len(devices) == 1:
         return None
     operations = _operations_of_first(towers)
-    has_own_stages = says_stages(operations)
-    if cuts is not None and not has_own_stages:
+    if cuts is not None and not says_stages(operations):
         return _cuts_text(devices, cuts)
     text = _counts_text(devices, operations)
-    num_stages = len(_stages_used(towers, operations))
     if cuts is not None:
-        text += '; only what the model has put in no towers.stage is cut by itself'
-    elif num_stages == 1:
-        text += " (stages='auto' cuts a model that names no towers.stage)"
+        return text + '; only what the model has put in no towers.stage is cut by itself'
+    if len(_stages_used(towers, operations)) == 1:  # the other devices of the tower are idle
+        return text + " (stages='auto' cuts a model that names no towers.stage)"
     return text
 
 
