@@ -37,10 +37,12 @@ class Combined(typing.NamedTuple):
 
     @property
     def pairs_of_replicas(self) -> Pairs:
-        """The combined gradients on every tower, as pairs whose variable is None; [] without
-        replicas."""
-        on_towers = self.on_towers or {}
-        return [(gradient, None) for gradient in itertools.chain.from_iterable(on_towers.values())]
+        """The combined gradients on every tower, as pairs for `tensors_of`, which asks for no
+        variable (None); [] without replicas."""
+        if self.on_towers is None:
+            return []
+        gradients = itertools.chain.from_iterable(self.on_towers.values())
+        return [(gradient, None) for gradient in gradients]
 
 
 class Aligned(typing.NamedTuple):
@@ -243,7 +245,7 @@ def _checked(pairs: typing.Any, tower: int) -> Pairs:
       tower: the index of the tower, for the message.
     """
     listed = listed_pairs(pairs)
-    if listed is None or not all(hasattr(variable, 'op') for _, variable in listed):
+    if listed is None or not _have_variables(listed):
         raise GradientError('the gradients of tower %d are %.200r: expected a list of (gradient, '
                             'variable) pairs.' % (tower, pairs))
     names = set()
@@ -259,6 +261,11 @@ def _checked(pairs: typing.Any, tower: int) -> Pairs:
     return listed
 
 
+def _have_variables(pairs: Pairs) -> bool:
+    """Whether the second entry of each pair is a variable of a graph: it has an operation."""
+    return all(hasattr(variable, 'op') for _, variable in pairs)
+
+
 # ---- sparse gradients ----------------------------------------------------------------------------
 
 def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
@@ -269,12 +276,13 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     added up. On one device such a gradient has no row twice. If the combined one had, a norm of its
     values, taken for clipping, would differ from one device's.
     """
-    lookups_of_towers = [lookups_of(gradient) for gradient in gradients]
-    first_uniqueness = _uniqueness(lookups_of_towers[0])
+    lookups_of_towers = list(map(lookups_of, gradients))
+    are_unique_by_tower = set(map(_are_unique, lookups_of_towers))
     # In towers that are copies of one program, the n-th lookup of each is the same lookup. If the
     # lookups differ, the caller's gradients are not of such towers.
-    are_alike = all(_uniqueness(lookups) == first_uniqueness for lookups in lookups_of_towers)
-    if not any(first_uniqueness) or not are_alike:
+    are_alike = len(are_unique_by_tower) == 1
+    has_unique_lookup = any(map(any, are_unique_by_tower))
+    if not are_alike or not has_unique_lookup:
         return _concatenated(gradients)
     rows_of_lookups = []
     for same_lookup in zip(*lookups_of_towers):  # one lookup of the program, in every tower
@@ -287,14 +295,15 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     return _concatenated(rows_of_lookups)
 
 
-def _uniqueness(lookups: typing.Iterable[Lookup]) -> typing.List[bool]:
-    """For each of the lookups that a sparse gradient comes from, whether it takes each row once."""
-    return [lookup.is_unique for lookup in lookups]
+def _are_unique(lookups: typing.Iterable[Lookup]) -> typing.Tuple[bool, ...]:
+    """For each lookup that the gradient of one tower comes from, whether it takes each row only
+    once: `(True, False)` for `embedding_lookup_sparse` and a plain lookup."""
+    return tuple(lookup.is_unique for lookup in lookups)
 
 
 def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     """The rows of several slices as one `IndexedSlices`, in their order. Its shape is the first one
-    that is known."""
+    that is known; None if none is."""
     dense_shape = None
     indices = []
     values = []
@@ -303,7 +312,8 @@ def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
         values.append(rows.values)
         if dense_shape is None:
             dense_shape = rows.dense_shape
-    if len({tensor.dtype for tensor in indices}) > 1:  # int32 and int64, which no concat takes
+    dtypes = {tensor.dtype for tensor in indices}
+    if len(dtypes) > 1:  # int32 and int64, which `tf.concat` does not take together
         indices = [tf.cast(tensor, tf.int64) for tensor in indices]
     return tf.IndexedSlices(values=tf.concat(values, 0), indices=tf.concat(indices, 0),
                             dense_shape=dense_shape)

@@ -36,12 +36,14 @@ def joined_product(gradients: typing.List[typing.Any],
       The sum; or None where one gradient is no product of thin static matrices, another operation
       reads it, XLA compiles it, the weights are small, or the devices are not CPUs of one process.
     """
-    if len(gradients) < 2 or not all(isinstance(gradient, tf.Tensor) for gradient in gradients):
+    if len(gradients) < 2:
         return None
     products = []
     devices = [variable.device]
     awaited: typing.List[tf.Operation] = []
     for gradient in gradients:
+        if not isinstance(gradient, tf.Tensor):
+            return None  # a sparse gradient
         source = _source_of(gradient)
         products.append(source.op)
         devices.append(source.op.device)
@@ -49,7 +51,7 @@ def joined_product(gradients: typing.List[typing.Any],
     factors = _factors(products, variable)
     if factors is None or not _are_cpus_of_one_process(devices):
         return None
-    with tf.control_dependencies(awaited):  # the joined product waits for what each has waited for
+    with tf.control_dependencies(awaited):  # for what each tower's product has waited for
         # The rows of all towers, one below the other: [sum of r_k, m] and [sum of r_k, n], or their
         # transposes.
         x = tf.concat(factors.inputs, axis=factors.axis_of_rows_of_x)
@@ -76,12 +78,16 @@ class _Factors(typing.NamedTuple):
     @property
     def axis_of_rows_of_x(self) -> int:
         """The dimension of x_k along which the r_k examples of a tower are."""
-        return 0 if self.transpose_x else 1
+        if self.transpose_x:
+            return 0
+        return 1
 
     @property
     def axis_of_rows_of_y(self) -> int:
         """The dimension of y_k along which the r_k examples of a tower are."""
-        return 1 if self.transpose_y else 0
+        if self.transpose_y:
+            return 1
+        return 0
 
 
 class _Source(typing.NamedTuple):
@@ -91,8 +97,11 @@ class _Source(typing.NamedTuple):
 
 
 def _source_of(tensor: tf.Tensor) -> _Source:
-    """The operation that computes a tensor, before all `Identity`s: where a gradient function gives
-    several gradients, `tf.gradients` puts one after each, which waits for all of them."""
+    """The operation that computes a tensor: the one before all `Identity`s.
+
+    Where a gradient function gives several gradients, as that of `MatMul` does, `tf.gradients` puts
+    an `Identity` after each, which waits for all of them.
+    """
     op = tensor.op
     control_inputs = list(op.control_inputs)
     while op.type == 'Identity':
@@ -105,10 +114,14 @@ def _factors(products: typing.List[tf.Operation],
              variable: tf.Variable) -> typing.Optional[_Factors]:
     """The factors of the towers' products; None where they cannot be joined to one gradient of the
     variable, or joining them does not pay."""
-    elements = variable.get_shape().num_elements() or 0  # 0 for a shape that is not static
-    if elements < _LEAST_ELEMENTS or not all(_is_thin_product(op, elements) for op in products):
+    elements = variable.get_shape().num_elements() or 0  # None for a shape that is not static
+    if elements < _LEAST_ELEMENTS:
         return None
-    transpositions = {(op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products}
+    transpositions = set()  # of x and y in each product
+    for op in products:
+        if not _is_thin_product(op, elements) or not _can_be_left_out(op):
+            return None
+        transpositions.add((op.get_attr('transpose_a'), op.get_attr('transpose_b')))
     if len(transpositions) > 1:
         return None  # the towers' products are not alike
     [(transpose_x, transpose_y)] = transpositions
@@ -125,30 +138,35 @@ def _factors(products: typing.List[tf.Operation],
 
 
 def _is_thin_product(op: tf.Operation, elements: int) -> bool:
-    """Whether an operation is a matrix product that can be joined with the other towers', and
-    joining pays.
+    """Whether an operation is a product of matrices of static shapes that are much smaller than it.
 
-    Joining reads and writes each factor once more, and saves reading and writing the product. It
-    pays where the factors have at most half of the product's elements. It saves nothing where a
-    step computes the tower's own product in any case: if another operation reads this one; and if
-    reference variables are upstream, whose update waits for all towers' gradients.
+    Joining the towers' products reads and writes each factor once more, and saves reading and
+    writing the products. It pays where the factors have at most half of a product's elements.
 
     Args:
       op: the operation that computes a tower's gradient.
       elements: the number of elements of the variable, and so of the product.
     """
-    is_compiled_by_xla = '_XlaCompile' in op.node_def.attr
-    if op.type != 'MatMul' or is_compiled_by_xla or _is_read(op.outputs[0]):
+    if op.type != 'MatMul':
         return False
     elements_of_factors = 0
     for factor in op.inputs:
         if not factor.shape.is_fully_defined():
             return False
         elements_of_factors += factor.shape.num_elements()
-    if 2 * elements_of_factors > elements:
+    return 2 * elements_of_factors <= elements
+
+
+def _can_be_left_out(product: tf.Operation) -> bool:
+    """Whether a step need not compute a tower's own product, if it computes the joined one: else
+    the joined one would only be more work."""
+    is_compiled_by_xla = '_XlaCompile' in product.node_def.attr  # with the rest of its tower
+    if is_compiled_by_xla or _is_read(product.outputs[0]):
         return False
-    upstream = operations_named(op.graph, ancestors(op.inputs))
-    types_upstream = {upstream_op.type for upstream_op in upstream}
+    # The update of a reference variable waits for all towers' own gradients, so that these read the
+    # variable before it.
+    upstream = operations_named(product.graph, ancestors(product.inputs))
+    types_upstream = {op.type for op in upstream}
     return types_upstream.isdisjoint(REFERENCE_VARIABLES)
 
 
@@ -162,8 +180,8 @@ def _is_read(tensor: tf.Tensor) -> bool:
 
 def _are_cpus_of_one_process(devices: typing.Iterable[str]) -> bool:
     """Whether all these devices are CPUs, and of one task."""
-    kinds = set()
-    tasks = set()
+    kinds = set()  # 'CPU', 'GPU'
+    tasks = set()  # processes
     for device in devices:
         spec = tf.DeviceSpec.from_string(device)
         kinds.add(spec.device_type)

@@ -106,7 +106,8 @@ class ScaledLosses:
         become zero, which the scale is to prevent.
         """
         for gradient, variable in pairs:
-            if gradient is not None and gradient.dtype.size < 4:  # bytes of a number
+            is_half = gradient is not None and gradient.dtype.size < tf.float32.size
+            if is_half:
                 raise GradientError(
                     'the gradient of %r is %s: a scaled loss needs variables in float32, which '
                     'operations may well read in half precision.' % (

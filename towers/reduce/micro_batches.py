@@ -53,9 +53,9 @@ def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
     for start in range(0, len(micro_batches), per_tower):
         of_tower = micro_batches[start:start + per_tower]
         device = of_tower[0].device
-        stages: typing.Sequence[str] = stages_of(device)
-        if schedule is None:
-            stages = [str(device)]
+        stages: typing.Sequence[str] = [str(device)]
+        if schedule is not None:
+            stages = stages_of(device)
         totals.append(_add_up_in_order(of_tower, stages, schedule, names_of_initialization))
     return totals
 
@@ -76,44 +76,34 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
       The pairs of the summed gradients and their variables.
     """
     num_stages = len(stages)
-    operations = [_operations_of_passes(micro_batch, stages, names_of_initialization)
-                  for micro_batch in micro_batches]
+    operations = []  # for each micro-batch those of its passes
+    for micro_batch in micro_batches:
+        operations.append(_operations_of_passes(micro_batch, stages, names_of_initialization))
     if num_stages > 1:
         for operations_of_passes in operations:
             _check_forward_passes(operations_of_passes, num_stages, micro_batches[0].device)
     results = itertools.chain.from_iterable(map(_results, micro_batches))
     frames = Frames(graph_walk.step_operations(results))
-    orders = [stage_order(schedule, stage, num_stages, len(micro_batches))
-              for stage in range(num_stages)]
     # Gradients are added up in the order of the backward passes, which is the same in all stages.
-    backward_order = [each.micro_batch for each in orders[0] if each.direction == BACKWARD]
+    order_of_first_stage = stage_order(schedule, 0, num_stages, len(micro_batches))
+    backward_order = [
+        each.micro_batch for each in order_of_first_stage if each.direction == BACKWARD]
     total = micro_batches[backward_order[0]].gradients
     for index in backward_order[1:]:
         with graph_walk.Recording(tf.get_default_graph()) as made:
             total = _sum_of_two(total, micro_batches[index].gradients, stages)
-        sums = [op for op in made.operations if _may_wait(op, names_of_initialization)]
-        _add_to_backward_passes(operations[index], sums, stages)
-    for stage, order in enumerate(orders):
+        # The sum is a part of the backward pass. So the next pass of a stage begins after it, when
+        # the gradients that were added need no memory any more.
+        for op in made.operations:
+            stage_of_sum = _stage_of(op, stages)
+            if stage_of_sum is not None and _may_wait(op, names_of_initialization):
+                operations[index][BACKWARD, stage_of_sum].append(op)
+    for stage, device in enumerate(stages):
+        order = stage_order(schedule, stage, num_stages, len(micro_batches))
         passes = [operations[each.micro_batch][each.direction, stage] for each in order]
-        with tf.name_scope('micro_batches'), only_device(stages[stage]):
+        with tf.name_scope('micro_batches'), only_device(device):
             _run_in_order(passes, frames)
     return total
-
-
-def _add_to_backward_passes(operations: OperationsOfPasses, sums: typing.Iterable[tf.Operation],
-                            stages: typing.Sequence[str]) -> None:
-    """Adds the operations that add up gradients to the backward passes of a micro-batch. So the
-    next pass of a stage begins after the sum, when the added gradients need no memory any more.
-
-    Args:
-      operations: the operations of the micro-batch's passes, which are added to.
-      sums: operations that add the micro-batch's gradients to those of the micro-batches before.
-      stages: the device of each stage.
-    """
-    for op in sums:
-        stage = _stage_of(op, stages)
-        if stage is not None:
-            operations[BACKWARD, stage].append(op)
 
 
 def _run_in_order(passes: typing.Iterable[typing.List[tf.Operation]], frames: Frames) -> None:
@@ -123,7 +113,7 @@ def _run_in_order(passes: typing.Iterable[typing.List[tf.Operation]], frames: Fr
       passes: the operations of each pass, in the order in which a stage is to run them.
       frames: the loops and branches around the operations.
     """
-    with_operations = [operations for operations in passes if operations]
+    with_operations = list(filter(None, passes))  # [] is a pass without operations
     for earlier, later in zip(with_operations, with_operations[1:]):
         _make_follow(earlier, later, frames)
 
@@ -162,9 +152,7 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
                           names_of_initialization: typing.Set[str]) -> OperationsOfPasses:
     """Sorts the operations of a micro-batch that a step runs by their pass.
 
-    Left out are operations that are not to wait for an earlier micro-batch: those that are not of
-    this micro-batch, such as the cut of the batch; what is computed from constants alone; what may
-    not wait; and what is on the device of no stage.
+    Left out are operations that are not to wait for an earlier micro-batch.
 
     Args:
       micro_batch: the micro-batch.
@@ -178,20 +166,24 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
         operations[BACKWARD, stage] = []
     # Metric updates are no part of a pass: they run only if the program fetches them.
     step = graph_walk.step_operations(_results(micro_batch))
-    before_loss = _operations_before(micro_batch.data_loss.op)
+    before_loss = _names_before(micro_batch.data_loss.op)
     varying = _names_not_folded(step)
     for op in step:
-        stage_of_op = _stage_of(op, stages)
+        stage = _stage_of(op, stages)
+        if stage is None:
+            continue  # on a variable's device, say
         is_of_some_pass = micro_batch.has(op.name) and op.name in varying
-        if stage_of_op is None or not is_of_some_pass:
-            continue
+        if not is_of_some_pass:
+            continue  # made once for all micro-batches, such as the cut of the batch; or folded
         if not _may_wait(op, names_of_initialization):
             continue
         # Where there is a loop (v1), `tf.gradients` has made operations that run before the loss:
         # they put the loop's values onto stacks, turn by turn.
         is_backward = op.name in micro_batch.backward and op.name not in before_loss
-        direction = BACKWARD if is_backward else FORWARD
-        operations[direction, stage_of_op].append(op)
+        if is_backward:
+            operations[BACKWARD, stage].append(op)
+        else:
+            operations[FORWARD, stage].append(op)
     return operations
 
 
@@ -209,9 +201,9 @@ def _check_forward_passes(operations: OperationsOfPasses, num_stages: int, devic
     check_stages(forward, device)
 
 
-def _operations_before(last: tf.Operation) -> typing.Set[str]:
-    """The names of `last` and of the operations that run before it, a loop's pushes onto stacks
-    included."""
+def _names_before(last: tf.Operation) -> typing.Set[str]:
+    """The names of an operation and of those that run before it in a step. Where it comes after a
+    loop (v1), all operations of the loop's turns are among them."""
     def awaited(op: tf.Operation) -> typing.List[tf.Operation]:
         return graph_walk.operations_named(op.graph, _awaited_with_turns(op))
     return set(graph_walk.reached([last], awaited))
@@ -249,19 +241,12 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
                  frames: Frames) -> None:
     """Makes the first operations of a pass wait for the last operations of another pass.
 
-    An operation within a v1 loop or branch may never run, or several times. Nothing waits for it,
-    but for the operations by which the results leave the loop; and in a loop, nothing waits.
-
     Args:
       earlier: all operations of the pass that is waited for.
       later: all operations of the pass that waits.
       frames: the loops and branches around them.
     """
-    always_run = [op for op in earlier if frames.always_runs(op)]
-    awaited_in_pass = set()  # names of operations after which others of the pass run
-    for op in always_run:
-        awaited_in_pass |= _awaited_with_turns(op)
-    last_operations = [op for op in always_run if op.name not in awaited_in_pass]
+    last_operations = _last_operations(earlier, frames)
     if not last_operations:
         return
     # One operation between the passes needs fewer edges than each pair of a last and a first one.
@@ -270,8 +255,27 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
     names_later = graph_walk.names_of(later)
     for op in later:
         is_first = names_later.isdisjoint(_awaited_with_turns(op))
+        # An operation in a loop (v1) cannot wait for one outside: what leads into the loop waits.
         if is_first and frames.is_outside_of_loops(op):
             compat.add_control_inputs(op, [ended])
+
+
+def _last_operations(operations: typing.Iterable[tf.Operation],
+                     frames: Frames) -> typing.List[tf.Operation]:
+    """The operations of a pass that no other operation of the pass waits for.
+
+    An operation within a loop or branch (v1) runs several times a step, or never. It is not among
+    them, but the operation by which its result leaves the loop may be.
+
+    Args:
+      operations: the operations of the pass.
+      frames: the loops and branches around them.
+    """
+    always_run = list(filter(frames.always_runs, operations))
+    awaited: typing.Set[str] = set()  # names of the operations that others of the pass wait for
+    for op in always_run:
+        awaited |= _awaited_with_turns(op)
+    return [op for op in always_run if op.name not in awaited]
 
 
 def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> bool:
@@ -283,18 +287,17 @@ def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> boo
     """
     if op.type == 'Const' or op.name in names_of_initialization:
         return False
-    if op.inputs or not op.outputs:
-        return True  # no handle
-    makes_handle = all(map(is_variable, op.outputs))
-    return not makes_handle
+    is_source = bool(op.outputs) and not op.inputs
+    makes_handles = is_source and all(map(is_variable, op.outputs))
+    return not makes_handles
 
 
 def _names_not_folded(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
     """The names of the operations that are computed from more than constants.
 
-    The others, such as an attention mask, TensorFlow computes before the step (constant folding),
-    and has one constant of it for all micro-batches. If they waited for a micro-batch, it would
-    keep one for each.
+    The others, such as an attention mask, TensorFlow computes before the step (constant folding).
+    It then has one constant for all micro-batches. If these operations waited for passes, each
+    micro-batch would have a constant of its own.
     """
     sources = [op for op in operations if _may_vary(op)]
     return graph_walk.reachable_from(sources, operations, control=True)
@@ -354,27 +357,34 @@ def _named_operation(circle: typing.Sequence[tf.Operation],
 
 
 def _awaited_with_turns(op: tf.Operation) -> typing.Set[str]:
-    """Names of the operations that an operation waits for; of an operation by which a loop (v1) is
-    left, also of those that lead into the loop's next turn.
+    """Names of the operations that an operation waits for; of an `Exit`, by which a loop (v1) is
+    left, also of the loop's `NextIteration`s.
+
+    In the graph an `Exit` does not wait for these, nor for what is before them, such as a push onto
+    a stack. But the `Exit` runs in the last turn, and they have run in the turns before.
+    """
+    if op.type in ('Exit', 'RefExit'):
+        return awaited_names(op) | _next_iterations(op)
+    return awaited_names(op)
+
+
+def _next_iterations(exit_of_loop: tf.Operation) -> typing.Set[str]:
+    """Names of the `NextIteration`s of the loop (v1) that an `Exit` leads out of.
 
     For each of its variables, a loop has a circle of operations:
 
         Enter -> Merge -> Switch -> body -> NextIteration -> Merge;  Switch -> Exit
 
-    All `Switch`es take the loop's condition. In the graph an `Exit` does not wait for the
-    `NextIteration`s, nor for what is before these, such as a push onto a stack. But the last turn,
-    in which the `Exit` runs, comes only after they have run in the turns before.
+    All `Switch`es take the loop's condition, by which those of other variables are found.
     """
-    names = awaited_names(op)
-    if op.type not in ('Exit', 'RefExit'):
-        return names
-    switch = op.inputs[0].op
+    switch = exit_of_loop.inputs[0].op
     if len(switch.inputs) != 2:
-        return names  # a loop that is not as TensorFlow makes it
+        return set()  # a loop that is not as TensorFlow makes it
     condition = switch.inputs[1]
-    for switch_of_variable in condition.consumers():
-        merge = switch_of_variable.inputs[0].op
-        for tensor in merge.inputs:
-            if tensor.op.type in BACK:
-                names.add(tensor.op.name)
+    merges = [switch_of_variable.inputs[0].op for switch_of_variable in condition.consumers()]
+    names = set()
+    for merge in merges:
+        for producer in graph_walk.producers_of(merge):
+            if producer.type in BACK:
+                names.add(producer.name)
     return names

@@ -34,25 +34,31 @@ from towers.variables.initial_values import value_or_initial_value
 from towers.variables.slots import local_variable, owner_by_name
 
 
+class Replicated(typing.NamedTuple):
+    """A variable of the model and its replicas."""
+    variable: tf.Variable
+    replicas: typing.List[tf.Variable]  # on towers 1, 2, …
+
+
 class Replicas(typing.NamedTuple):
     """The replicas of the model's trainable variables on towers 1, 2, …
 
     Attributes:
       devices: the device of each tower.
-      of_variable: from the name of a variable to `(variable, [its replica on tower 1, …])`.
+      of_variable: {name of a variable that has replicas: the variable and these}.
       slots: the variables that the optimizer made for the replicas.
     """
 
     devices: typing.Tuple[str, ...]
-    of_variable: typing.Dict[str, typing.Tuple[tf.Variable, typing.List[tf.Variable]]]
+    of_variable: typing.Dict[str, Replicated]
     slots: typing.List[tf.Variable]
 
     @property
     def variables(self) -> typing.List[tf.Variable]:
         """List of the replicas, by variable and then by tower."""
         listed: typing.List[tf.Variable] = []
-        for _, replicas in self.of_variable.values():
-            listed += replicas
+        for replicated in self.of_variable.values():
+            listed += replicated.replicas
         return listed
 
     def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
@@ -61,10 +67,12 @@ class Replicas(typing.NamedTuple):
         return self.in_tower(tower).get(variable.op.name, variable)
 
     def in_tower(self, tower: int) -> dict:
-        """The replicas of one tower, by the name of the model's variable; none for tower 0."""
+        """{name of a variable of the model: its replica on a tower}; {} for tower 0, which has the
+        model's variables themselves."""
         if tower == 0:
             return {}
-        return {name: replicas[tower - 1] for name, (_, replicas) in self.of_variable.items()}
+        index = tower - 1
+        return {name: entry.replicas[index] for name, entry in self.of_variable.items()}
 
     def pairs(self, gradients: list, on_towers: dict) -> list:
         """The pairs for one `apply_gradients` that updates the model's variables and all replicas.
@@ -80,6 +88,7 @@ class Replicas(typing.NamedTuple):
         Returns:
           List of `(gradient, variable)`, with the pairs of tower 0, 1, … in this order.
         """
+        # A list a tower, so that all pairs of tower 0 come before those of tower 1.
         pairs_of_towers: typing.List[list] = [[] for _ in self.devices]
         for gradient, variable in gradients:
             on_each_tower = self._gradient_on_each_tower(gradient, variable, on_towers)
@@ -96,6 +105,9 @@ class Replicas(typing.NamedTuple):
                                 on_towers: dict) -> list:
         """List of the gradients of a variable by which the towers update it, one a tower.
 
+        Where the towers' own all-reduce has given each tower the sum, and the user's function has
+        left it as it is, each tower takes its own. Else all take the one gradient.
+
         Args:
           gradient: the gradient to apply, combined and transformed.
           variable: the variable of the model.
@@ -107,9 +119,9 @@ class Replicas(typing.NamedTuple):
             with tf.name_scope('replicas/'), only_device(gradient.values.device or None):
                 return [each_row_once(gradient)] * len(self.devices)
         combined_on_towers = on_towers.get(variable.op.name)
-        if combined_on_towers is not None and gradient is combined_on_towers[0]:
+        is_untransformed = combined_on_towers is not None and gradient is combined_on_towers[0]
+        if is_untransformed:
             return combined_on_towers
-        # The user's function has transformed the gradient since, once for all towers.
         return [gradient] * len(self.devices)
 
     @contextlib.contextmanager
@@ -137,7 +149,7 @@ class Replicas(typing.NamedTuple):
             replicas, in a step.
         """
         operations = []
-        followed = [self.of_variable[name] for name in self.of_variable if name in names]
+        followed = [entry for name, entry in self.of_variable.items() if name in names]
         with tf.name_scope('replicas/'), tf.control_dependencies(after):
             for variable, replicas in followed:
                 with only_device(variable.device):
@@ -166,6 +178,10 @@ class Replicas(typing.NamedTuple):
 class _NewSlots:
     """The slots that an optimizer makes while it applies gradients to variables and replicas.
 
+    An optimizer makes the same slots in the same order for each variable that it updates, and the
+    model's variables come before the replicas, see `Replicas.pairs`. So the n-th slot that it makes
+    for a replica belongs to the n-th that it has made for the variable.
+
     Attributes:
       created: list of the slots of replicas.
     """
@@ -181,8 +197,8 @@ class _NewSlots:
         self._replicated = set(replicas.of_variable)  # names of the variables that have replicas
         # {name of a replica: name of the variable of the model}
         self._origins: typing.Dict[str, str] = {}
-        for name, (_, replicas_of_variable) in replicas.of_variable.items():
-            for replica in replicas_of_variable:
+        for name, entry in replicas.of_variable.items():
+            for replica in entry.replicas:
                 self._origins[replica.op.name] = name
         # {name of a variable of the model: its slots, in the order in which they were made}
         self._slots: typing.Dict[str, typing.List[_Slot]] = collections.defaultdict(list)
@@ -194,15 +210,17 @@ class _NewSlots:
 
         A slot of a replica becomes a local variable that begins with the value of the model's slot.
         """
-        # An optimizer names a slot after the variable that it belongs to. A variable of no such
-        # name, as Adam's powers of beta, belongs to none.
+        # An optimizer names a slot after the variable that it belongs to.
         owner = owner_by_name(kwargs.get('name') or '', self._trained)
-        if owner is not None and owner.op.name in self._origins:
-            return self._create_slot_of_replica(owner.op.name, next_creator, kwargs)
+        if owner is None:
+            return next_creator(**kwargs)  # a variable that is no slot, as Adam's powers of beta
+        name = owner.op.name
+        if name in self._origins:
+            return self._create_slot_of_replica(name, next_creator, kwargs)
         slot = next_creator(**kwargs)
-        if owner is not None and owner.op.name in self._replicated:
+        if name in self._replicated:
             # The replicas' slots will begin with this value.
-            self._slots[owner.op.name].append(_Slot(slot, _value_or_initial_value(slot)))
+            self._slots[name].append(_Slot(slot, _value_or_initial_value(slot)))
         return slot
 
     def _create_slot_of_replica(self, name: str, next_creator: typing.Callable,
@@ -217,7 +235,7 @@ class _NewSlots:
         origin = self._origins[name]
         slots_of_origin = self._slots[origin]
         index = self._counts[name]
-        # An optimizer that was used before has its slots of the variable already.
+        # An optimizer that was used before makes no slot for the variable: it has one already.
         if index >= len(slots_of_origin):
             raise InvalidArgumentError(
                 'the optimizer makes slot %s for a replica of %s, which has no slot to take '
@@ -279,7 +297,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
         is_local = variable.op.name in local_variables  # and so one tower's own
         if variable.trainable and not is_local:
             replicas = _replicas_on(variable, devices[1:], local_variables)
-            of_variable[variable.op.name] = (variable, replicas)
+            of_variable[variable.op.name] = Replicated(variable, replicas)
     return Replicas(devices, of_variable, slots=[])
 
 
@@ -299,7 +317,7 @@ def _replicas_on(variable: tf.Variable, devices: typing.Sequence[str],
     replicas = [local_variables[name] for name in names if name in local_variables]
     if not replicas:
         return _new_replicas(variable, names, devices)
-    # They are fewer than `devices`, too, if the earlier build had fewer towers.
+    # The lists also differ if the earlier build had fewer towers.
     devices_of_earlier = [replica.device for replica in replicas]
     if devices_of_earlier != list(devices):
         raise DeviceError(
@@ -361,11 +379,12 @@ def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
 
 
 def _any_value(variable: tf.Variable) -> tf.Tensor:
-    """A value of the variable's shape for the time until `initialize_with` sets the right one; no
-    session computes it."""
+    """A tensor of the variable's shape and dtype, since TensorFlow makes no variable without an
+    initial value. No session computes it: `compat.initialize_with` gives the new variable another
+    initializer."""
     if variable.get_shape().is_fully_defined():
         return tf.zeros(variable.get_shape(), variable.dtype.base_dtype)
-    return variable.initial_value
+    return variable.initial_value  # which has the shape that the variable has when it is made
 
 
 def _value_or_initial_value(variable: tf.Variable) -> tf.Tensor:

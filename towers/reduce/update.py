@@ -32,7 +32,8 @@ class Applied(typing.NamedTuple):
       train_op: the operation of the step.
       slots: the variables that the optimizer made for variables.
       slots_of_replicas: the variables that it made for replicas.
-      counts_step: whether the update adds 1 to the global step, since the optimizer does not.
+      counts_step: whether the update adds 1 to the global step in the place of the optimizer,
+        which never does, as BERT's.
     """
 
     train_op: tf.Operation
@@ -62,11 +63,10 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
     """
     placement = tower_set.request.placement
     replicas = tower_set.roles.replicas
+    pairs = combined.gradients
     optimizer_updates_replicas = replicas is not None and is_repeatable(optimizer)
     if optimizer_updates_replicas:
         pairs = replicas.pairs(combined.gradients, combined.on_towers or {})
-    else:
-        pairs = combined.gradients
     # The variables that a slot may belong to: the model's, and what the optimizer updates.
     known_variables = tower_set.recorded.variables + variables_of(pairs)
     slots_of_replicas: typing.List[tf.Variable] = []
@@ -91,9 +91,15 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
         if global_step is not None and steps.number is not None:
             applied = _add_steps_after(applied, global_step, steps.number)
-    train_op = applied if isinstance(applied, tf.Operation) else tf.group(applied)
     slots = _without(slots_of_replicas, all_slots)
-    return Applied(train_op, slots, slots_of_replicas, steps.leaves_count_to_caller)
+    return Applied(_as_operation(applied), slots, slots_of_replicas, steps.counts_step)
+
+
+def _as_operation(applied: typing.Any) -> tf.Operation:
+    """An update as an operation: some optimizers return a tensor or a variable."""
+    if isinstance(applied, tf.Operation):
+        return applied
+    return tf.group(applied)
 
 
 def _without(left_out: typing.Iterable[tf.Variable],
@@ -150,14 +156,14 @@ def _names_written(operations: typing.Iterable[tf.Operation], pairs: Pairs) -> t
 
 
 def safe_to_fetch(pairs: Pairs) -> Pairs:
-    """The same pairs, but for reference variables: in the place of their gradients they have
-    identities of these.
+    """The same pairs, but with identities of the gradients of reference variables, for the update
+    and for programs that fetch gradients.
 
     A program may fetch a gradient in the run that updates its variable. If the gradient is a sum of
-    products with the variable's value, TensorFlow 1.15 computes it twice: once for the update, as
-    another expression of the same value, and once for the program. The second may read memory that
-    the update has written already. TensorFlow leaves an identity as it is, so with one the program
-    and the update get the same tensor.
+    products with the variable's value, TensorFlow 1.15 computes it twice: once for the program, and
+    once for the update, for which it rewrites the sum. The first may read memory that the update
+    has written already. TensorFlow leaves an identity as it is, so that the program and the update
+    get the same tensor.
     """
     identities = []
     for gradient, variable in pairs:
@@ -182,19 +188,17 @@ def free_initial_values(created: typing.Iterable[tf.Variable],
 
     Args:
       created: the variables.
-      made: the operations of the update, which may be changed.
+      made: the operations of the update; operations made before are not changed.
       after: operations and tensors that the update waits for.
     """
     names_made = graph_walk.names_of(made)
     names_after = graph_walk.operation_names(after)
     initializers = [variable.initializer for variable in created]
     for op in graph_walk.step_operations(initializers, ends=names_after):
-        if op.name not in names_made:
-            continue
-        awaited = [other for other in op.control_inputs if other.name not in names_after]
-        waits_for_step = len(awaited) < len(op.control_inputs)
-        if waits_for_step:
-            compat.set_control_inputs(op, awaited)
+        waits_for_step = not names_after.isdisjoint(graph_walk.names_of(op.control_inputs))
+        if waits_for_step and op.name in names_made:
+            others = [other for other in op.control_inputs if other.name not in names_after]
+            compat.set_control_inputs(op, others)
 
 
 class _StepsToAdd(typing.NamedTuple):
@@ -202,11 +206,11 @@ class _StepsToAdd(typing.NamedTuple):
 
     Attributes:
       number: the scalar to add; None where every step is counted without it.
-      leaves_count_to_caller: whether the optimizer never counts steps, as BERT's does not.
+      counts_step: whether that is 1 in each step, since the optimizer never counts, as BERT's.
     """
 
     number: typing.Optional[tf.Tensor]
-    leaves_count_to_caller: bool
+    counts_step: bool
 
 
 def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
@@ -222,21 +226,22 @@ def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
         the step is counted nevertheless; or None.
     """
     if global_step is None:
-        return _StepsToAdd(number=None, leaves_count_to_caller=False)
+        return _StepsToAdd(number=None, counts_step=False)
     dtype = global_step.dtype.base_dtype
     names_counting = graph_walk.names_of(Writes(global_step.graph).writers_of(global_step))
     optimizer_counts = not names_counting.isdisjoint(graph_walk.names_of(made))
     if optimizer_counts:
         number = None
-        if scaled_losses is not None:  # 1 in a step whose update is skipped, else 0
+        if scaled_losses is not None:
+            # 1 in a step whose update is skipped, and the optimizer's count with it; else 0.
             number = tf.cast(tf.logical_not(scaled_losses.is_finite), dtype)
-        return _StepsToAdd(number, leaves_count_to_caller=False)
+        return _StepsToAdd(number, counts_step=False)
     # The program may count the step itself, in an operation for which the update waits.
     names_run = graph_walk.names_of(graph_walk.step_operations([applied]))
     program_counts = not names_counting.isdisjoint(names_run)
     if program_counts:
-        return _StepsToAdd(number=None, leaves_count_to_caller=False)
-    return _StepsToAdd(tf.ones([], dtype), leaves_count_to_caller=True)
+        return _StepsToAdd(number=None, counts_step=False)
+    return _StepsToAdd(tf.ones([], dtype), counts_step=True)
 
 
 def _apply_if_finite(optimizer: typing.Any, gradients: Pairs,
@@ -254,9 +259,12 @@ def _apply_if_finite(optimizer: typing.Any, gradients: Pairs,
     # A new operation, so that it gets the control dependencies around: what has to come before the
     # update. The branch waits for it.
     is_finite = tf.identity(scaled_losses.is_finite)
-    # Some optimizers name slots by the name scope, to which `tf.cond` adds its own.
-    name_scope = tf.get_default_graph().get_name_scope()
-    absolute_scope = name_scope + '/' if name_scope else None  # None is the outermost scope
+    # Some optimizers name slots by the name scope. Theirs is to be the one here, without that which
+    # `tf.cond` adds: a name with a slash at its end is absolute, and None is the outermost scope.
+    scope_here = tf.get_default_graph().get_name_scope()
+    absolute_scope = None
+    if scope_here:
+        absolute_scope = scope_here + '/'
 
     def apply():
         with tf.name_scope(absolute_scope):
@@ -306,8 +314,9 @@ def call_transform(transform: typing.Optional[typing.Callable], gradients: Pairs
     """
     if transform is None:
         return gradients
-    device_scope = only_device(device) if device else contextlib.nullcontext()
-    with device_scope, tf.name_scope('transform_gradients'):
+    with tf.name_scope('transform_gradients'), contextlib.ExitStack() as scopes:
+        if device:
+            scopes.enter_context(only_device(device))
         returned = transform(gradients)
     called = 'transform_gradients'  # the name of the argument, for the messages
     if name_of_loss is not None:
@@ -334,11 +343,10 @@ def _are_given_variables(pairs: Pairs, given: Pairs) -> bool:
       pairs: the pairs that the user's function has returned.
       given: the pairs that it was given.
     """
-    given_names = graph_walk.operation_names(variables_of(given))
-    names = set()
+    names_left = graph_walk.operation_names(variables_of(given))
     for _, variable in pairs:
         name = getattr(getattr(variable, 'op', None), 'name', None)  # None of what is no variable
-        if name not in given_names or name in names:
+        if name not in names_left:
             return False
-        names.add(name)
+        names_left.remove(name)
     return True
