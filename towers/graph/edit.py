@@ -190,7 +190,7 @@ def functions_of(node: tf.NodeDef) -> typing.Set[str]:
     """
     names = set()
     for value in node.attr.values():
-        names |= names_of(_in_attribute(value))
+        names |= names_of(_functions_in(value))
     is_type_of_tensorflow = hasattr(tf.raw_ops, node.op)
     if not is_type_of_tensorflow:
         names.add(node.op)
@@ -216,7 +216,7 @@ def copied_functions(functions: dict, suffix: str,
     """
     names = {name: '%s__%s' % (name, suffix) for name in functions}
     copies = []
-    for name in sorted(functions):
+    for name in sorted(functions):  # in the same order in every process
         copied = copy.deepcopy(functions[name])
         copied.signature.name = names[name]
         names_beside_resources = _beside_resources(copied)
@@ -293,8 +293,8 @@ def rename_functions(node: tf.NodeDef, names: typing.Dict[str, str]) -> None:
     """Makes a node call other functions; `names` is {old name: new name}."""
     node.op = names.get(node.op, node.op)  # the call of a `Defun` has its name as type
     for value in node.attr.values():
-        for each in _in_attribute(value):
-            each.name = names.get(each.name, each.name)
+        for function in _functions_in(value):
+            function.name = names.get(function.name, function.name)
 
 
 def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
@@ -307,7 +307,7 @@ def call_others(op: tf.Operation, names: typing.Dict[str, str]) -> None:
             compat.set_attribute(op, name, new_value)
 
 
-def _in_attribute(value: tf.AttrValue) -> typing.Iterable:
+def _functions_in(value: tf.AttrValue) -> typing.Iterable:
     """The `NameAttrList`s of the functions that an attribute's value names; often none."""
     kind = value.WhichOneof('value')
     if kind == 'func':

@@ -16,8 +16,8 @@ from towers.graph.op_types import CONTROL_FLOW
 
 _LOOP = 'loop'
 _BRANCH = 'branch'
-# The types of operations that give a value of one turn of a loop to the next. Each edge from them
-# closes a circle in the graph, over which nothing waits within a turn.
+# The types of operations that give a value of one iteration of a loop to the next. Each edge from
+# them closes a circle in the graph, over which nothing waits within an iteration.
 BACK = ('NextIteration', 'RefNextIteration')
 
 
@@ -95,7 +95,8 @@ def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.
 
     An `Enter` leads into a loop, and an `Exit` out of it. A `Switch` leads into a branch, and a
     `Merge` out of it. But a loop has these two as well, which stay in it: a `Merge` begins each
-    turn, and a `Switch` by the loop's condition (`LoopCond`) leads to the body or to the `Exit`.
+    iteration, and a `Switch` by the loop's condition (`LoopCond`) leads to the body or to the
+    `Exit`.
 
     Args:
       op: the operation.
@@ -189,8 +190,8 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
 
 
 def awaited_names(op: tf.Operation) -> typing.Set[str]:
-    """Set of the names of the operations that an operation waits for within a turn of a loop: the
-    edges from one turn to the next would make each loop a circle."""
+    """Set of the names of the operations that an operation waits for, within an iteration of a
+    loop: the edges from one iteration to the next would make each loop a circle."""
     return {other.name for other in inputs_of(op) if other.type not in BACK}
 
 

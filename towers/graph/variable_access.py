@@ -18,9 +18,9 @@ from towers.graph.function_variables import FunctionWrites
 from towers.graph.graph_walk import names_of, producers_of, reached, variables_by_name
 from towers.graph.op_types import HAND_ON, HAND_ON_MEMORY, LEAVE_UNCHANGED, VARIABLE_OPS
 
-# Operations whose output is the value of a variable: read from it, or, of a partitioned variable,
-# joined from the values of its parts.
-_GIVE_VALUE = frozenset(['ReadVariableOp', 'ConcatV2', 'Concat'])
+# Operations whose output is the value of a variable that they take: they read it, hand it on, or,
+# of a partitioned variable, join the values of its parts.
+_GIVE_VALUE = HAND_ON | {'ReadVariableOp', 'ConcatV2', 'Concat'}
 
 REFERENCE_VARIABLES = frozenset(['Variable', 'VariableV2', 'TemporaryVariable'])
 
@@ -62,7 +62,7 @@ def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
     """List of the operations of the variables whose value a tensor is: read, handed on, or joined
     from the parts of a partitioned variable. [] for a tensor that is computed."""
     def sources_of_value(op: tf.Operation) -> typing.Sequence[tf.Operation]:
-        if op.type in HAND_ON | _GIVE_VALUE:
+        if op.type in _GIVE_VALUE:
             return producers_of(op)
         return ()  # it computes a new value
 
@@ -272,7 +272,7 @@ def branches_not_running(op: tf.Operation) -> typing.Set[Branch]:
     not_running: typing.Set[Branch] = set()
     is_in_loop = not compat.in_branches_alone(op)
     if is_in_loop:
-        return not_running  # empty: a condition may change from turn to turn
+        return not_running  # empty: each iteration may take another branch
     for around in compat.branches_around(op):
         other_value = 1 - around.runs_if
         not_running.add(Branch(_original(around.condition).name, other_value))

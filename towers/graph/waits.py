@@ -185,31 +185,31 @@ def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Oper
 
 
 class Precedence:
-    """Knows which of a few operations, the sources, an operation of the graph waits for, directly
-    or not. Waits may be added that are no edges of the graph.
+    """Knows which of a few operations, the tracked ones, an operation of the graph waits for,
+    directly or not. Waits may be added that are no edges of the graph.
 
-    Each source is a bit, so that a set of sources is one number. With the sources a (0b01) and b
-    (0b10), an operation that waits for both has the number 0b11. A source counts as waiting for
-    itself.
+    Each tracked operation is a bit, so that a set of them is one number. If a (0b01) and b (0b10)
+    are tracked, an operation that waits for both has the number 0b11. A tracked operation counts as
+    waiting for itself.
     """
 
-    def __init__(self, sources: typing.Sequence[tf.Operation]):
-        """Looks at all that waits for any of the `sources`."""
-        self._bit = {op.name: 1 << index for index, op in enumerate(sources)}
-        # {name of an operation: bits of the sources that it waits for}, without those that wait for
-        # none
+    def __init__(self, tracked: typing.Sequence[tf.Operation]):
+        """Looks at all that waits for any of the operations in `tracked`."""
+        self._bit = {op.name: 1 << index for index, op in enumerate(tracked)}
+        # {name of an operation: bits of the tracked ones that it waits for}, without operations
+        # that wait for none
         self._before = dict(self._bit)
         # {name of an operation: operations that are to wait for it by an added wait}
         self._added: typing.Dict[str, typing.List[tf.Operation]] = {}
-        self._spread(sources)
+        self._spread(tracked)
 
-    def waits_for(self, op: tf.Operation, source: tf.Operation) -> bool:
-        """Whether an operation is the source, or waits for it."""
+    def waits_for(self, op: tf.Operation, tracked: tf.Operation) -> bool:
+        """Whether an operation is one of the tracked operations, or waits for it."""
         bits_before = self._before.get(op.name, 0)
-        return bool(bits_before & self._bit[source.name])
+        return bool(bits_before & self._bit[tracked.name])
 
     def waits_for_any(self, op: tf.Operation) -> bool:
-        """Whether an operation is one of the sources, or waits for any of them."""
+        """Whether an operation is tracked, or waits for any tracked operation."""
         return op.name in self._before
 
     def add(self, op: tf.Operation, before: tf.Operation) -> None:

@@ -75,35 +75,46 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
     Returns:
       The pairs of the summed gradients and their variables.
     """
-    num_stages = len(stages)
     operations = []  # for each micro-batch those of its passes
     for micro_batch in micro_batches:
         operations.append(_operations_of_passes(micro_batch, stages, names_of_initialization))
-    if num_stages > 1:
+    if len(stages) > 1:
         for operations_of_passes in operations:
-            _check_forward_passes(operations_of_passes, num_stages, micro_batches[0].device)
+            _check_forward_passes(operations_of_passes, len(stages), micro_batches[0].device)
     results = itertools.chain.from_iterable(map(_results, micro_batches))
     frames = Frames(graph_walk.step_operations(results))
-    # Gradients are added up in the order of the backward passes, which is the same in all stages.
-    order_of_first_stage = stage_order(schedule, 0, num_stages, len(micro_batches))
-    backward_order = [
-        each.micro_batch for each in order_of_first_stage if each.direction == BACKWARD]
+    # For each stage the order of its passes.
+    orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
+              for stage in range(len(stages))]
+    # The order of the backward passes is the same in all stages.
+    backward_order = [each.micro_batch for each in orders[0] if each.direction == BACKWARD]
     total = micro_batches[backward_order[0]].gradients
     for index in backward_order[1:]:
         with graph_walk.Recording(tf.get_default_graph()) as made:
             total = _sum_of_two(total, micro_batches[index].gradients, stages)
-        # The sum is a part of the backward pass. So the next pass of a stage begins after it, when
-        # the gradients that were added need no memory any more.
-        for op in made.operations:
-            stage_of_sum = _stage_of(op, stages)
-            if stage_of_sum is not None and _may_wait(op, names_of_initialization):
-                operations[index][BACKWARD, stage_of_sum].append(op)
-    for stage, device in enumerate(stages):
-        order = stage_order(schedule, stage, num_stages, len(micro_batches))
+        sums = [op for op in made.operations if _may_wait(op, names_of_initialization)]
+        _add_to_backward_passes(operations[index], sums, stages)
+    for stage, order in enumerate(orders):
         passes = [operations[each.micro_batch][each.direction, stage] for each in order]
-        with tf.name_scope('micro_batches'), only_device(device):
+        with tf.name_scope('micro_batches'), only_device(stages[stage]):
             _run_in_order(passes, frames)
     return total
+
+
+def _add_to_backward_passes(operations: OperationsOfPasses, sums: typing.Iterable[tf.Operation],
+                            stages: typing.Sequence[str]) -> None:
+    """Makes the sums of gradients a part of the backward passes of a micro-batch. So the next pass
+    of a stage begins after them, when the gradients that were added need no memory any more.
+
+    Args:
+      operations: the operations of the micro-batch's passes, which are added to.
+      sums: operations that add the micro-batch's gradients to those of the micro-batches before.
+      stages: the device of each stage.
+    """
+    for op in sums:
+        stage = _stage_of(op, stages)
+        if stage is not None:
+            operations[BACKWARD, stage].append(op)
 
 
 def _run_in_order(passes: typing.Iterable[typing.List[tf.Operation]], frames: Frames) -> None:
@@ -178,7 +189,7 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
         if not _may_wait(op, names_of_initialization):
             continue
         # Where there is a loop (v1), `tf.gradients` has made operations that run before the loss:
-        # they put the loop's values onto stacks, turn by turn.
+        # they put the loop's values onto stacks, in each iteration.
         is_backward = op.name in micro_batch.backward and op.name not in before_loss
         if is_backward:
             operations[BACKWARD, stage].append(op)
@@ -203,9 +214,9 @@ def _check_forward_passes(operations: OperationsOfPasses, num_stages: int, devic
 
 def _names_before(last: tf.Operation) -> typing.Set[str]:
     """The names of an operation and of those that run before it in a step. Where it comes after a
-    loop (v1), all operations of the loop's turns are among them."""
+    loop (v1), all operations of the loop's iterations are among them."""
     def awaited(op: tf.Operation) -> typing.List[tf.Operation]:
-        return graph_walk.operations_named(op.graph, _awaited_with_turns(op))
+        return graph_walk.operations_named(op.graph, _awaited_with_iterations(op))
     return set(graph_walk.reached([last], awaited))
 
 
@@ -254,7 +265,7 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
         ended = tf.no_op('next')
     names_later = graph_walk.names_of(later)
     for op in later:
-        is_first = names_later.isdisjoint(_awaited_with_turns(op))
+        is_first = names_later.isdisjoint(_awaited_with_iterations(op))
         # An operation in a loop (v1) cannot wait for one outside: what leads into the loop waits.
         if is_first and frames.is_outside_of_loops(op):
             compat.add_control_inputs(op, [ended])
@@ -274,7 +285,7 @@ def _last_operations(operations: typing.Iterable[tf.Operation],
     always_run = list(filter(frames.always_runs, operations))
     awaited: typing.Set[str] = set()  # names of the operations that others of the pass wait for
     for op in always_run:
-        awaited |= _awaited_with_turns(op)
+        awaited |= _awaited_with_iterations(op)
     return [op for op in always_run if op.name not in awaited]
 
 
@@ -330,7 +341,7 @@ def check_order(fetches: typing.Iterable, operations_of_model: typing.Iterable =
     Raises:
       InvalidArgumentError: operations would wait for each other, and no step could end.
     """
-    circle = find_cycle(graph_walk.step_operations(fetches), _awaited_with_turns)
+    circle = find_cycle(graph_walk.step_operations(fetches), _awaited_with_iterations)
     if circle:
         named = _named_operation(circle, graph_walk.names_of(operations_of_model))
         raise InvalidArgumentError(
@@ -356,12 +367,12 @@ def _named_operation(circle: typing.Sequence[tf.Operation],
     return candidates[0]
 
 
-def _awaited_with_turns(op: tf.Operation) -> typing.Set[str]:
+def _awaited_with_iterations(op: tf.Operation) -> typing.Set[str]:
     """Names of the operations that an operation waits for; of an `Exit`, by which a loop (v1) is
     left, also of the loop's `NextIteration`s.
 
     In the graph an `Exit` does not wait for these, nor for what is before them, such as a push onto
-    a stack. But the `Exit` runs in the last turn, and they have run in the turns before.
+    a stack. But the `Exit` runs in the last iteration, and they have run in those before.
     """
     if op.type in ('Exit', 'RefExit'):
         return awaited_names(op) | _next_iterations(op)
