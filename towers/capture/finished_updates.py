@@ -108,13 +108,14 @@ def writes_perhaps_forgotten(model: ModelGraph, output: ModelOutput) -> typing.L
     in_step = model.needed(fetches_in(output)).keys()
     left_out = in_step | initializers()
     trained = operation_names(tf.trainable_variables())
+    counters_of_metrics = metric_variables().keys()
     finder = Writes(model.graph)
     forgotten = []
     for op in model.operations:
         writes_value_of_batch = op.type in _WRITES and op.name in from_batch
         if not writes_value_of_batch or op.name in left_out:
             continue
-        variables = set(finder.written_by(op)) - trained - metric_variables().keys()
+        variables = set(finder.written_by(op)) - trained - counters_of_metrics
         slots = {name for name in variables if _is_slot(name, trained)}
         if variables - slots:
             forgotten.append(op.name)

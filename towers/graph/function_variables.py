@@ -116,7 +116,7 @@ def _remove_nodes(function: typing.Any, names: typing.Set[str]) -> None:
         for wait in waits.intersection(node.input):
             node.input.remove(wait)
     # `control_ret` is {name of an output: node}, of nodes that the function runs although no result
-    # is computed from them.
+    # is computed from them. The signature lists the names of these outputs once more.
     for output, node_name in list(function.control_ret.items()):
         if node_name in names:
             del function.control_ret[output]

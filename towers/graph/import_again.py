@@ -136,7 +136,7 @@ def import_again(operations: typing.Sequence[tf.Operation],
     for op in operations:
         _wait_for_outside(op, imported)
         _colocate_import(op, imported)
-        _finish(op, imported)
+        _add_what_python_adds(op, imported)
     _restore_contexts(operations, imported)
     return imported
 
@@ -202,9 +202,10 @@ def _colocate_import(op: tf.Operation, imported: Imported) -> None:
     compat.set_device(new, leaders[0].device)
 
 
-def _finish(op: tf.Operation, imported: Imported) -> None:
-    """Gives the import of `op` what TensorFlow gives operations when Python makes them:
-    attributes of the open scopes, graphs for gradients, and whether it can be fetched."""
+def _add_what_python_adds(op: tf.Operation, imported: Imported) -> None:
+    """Gives the import of `op` what TensorFlow's Python code gives operations that it makes, and
+    `tf.import_graph_def` does not: attributes of the open scopes, the Python graphs of functions,
+    and the mark of operations that cannot be fetched."""
     new = imported.operations[op.name]
     for name, value in compat.attributes_of_scopes(new).items():
         compat.set_attribute(new, name, value)
