@@ -44,7 +44,7 @@ def check_shared(shared: typing.Iterable[tf.Operation]) -> None:
             continue
         shape = op.outputs[0].shape
         if not shape.ndims:
-            continue  # a scalar; or a shape of unknown rank, of which a step asserts that it is one
+            continue  # a scalar; or of unknown rank, and then a step asserts that it is a scalar
         may_hold_batch = shape.as_list()[0] is None
         if may_hold_batch:
             raise InputError(
