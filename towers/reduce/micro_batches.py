@@ -180,8 +180,8 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
     before_loss = _names_before(micro_batch.data_loss.op)
     varying = _names_not_folded(step)
     for op in step:
-        stage = _stage_of(op, stages)
-        if stage is None:
+        stage_of_op = _stage_of(op, stages)
+        if stage_of_op is None:
             continue  # on a variable's device, say
         is_of_some_pass = micro_batch.has(op.name) and op.name in varying
         if not is_of_some_pass:
@@ -192,9 +192,9 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
         # they put the loop's values onto stacks, in each iteration.
         is_backward = op.name in micro_batch.backward and op.name not in before_loss
         if is_backward:
-            operations[BACKWARD, stage].append(op)
+            operations[BACKWARD, stage_of_op].append(op)
         else:
-            operations[FORWARD, stage].append(op)
+            operations[FORWARD, stage_of_op].append(op)
     return operations
 
 

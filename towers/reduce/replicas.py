@@ -34,31 +34,25 @@ from towers.variables.initial_values import value_or_initial_value
 from towers.variables.slots import local_variable, owner_by_name
 
 
-class Replicated(typing.NamedTuple):
-    """A variable of the model and its replicas."""
-    variable: tf.Variable
-    replicas: typing.List[tf.Variable]  # on towers 1, 2, …
-
-
 class Replicas(typing.NamedTuple):
     """The replicas of the model's trainable variables on towers 1, 2, …
 
     Attributes:
       devices: the device of each tower.
-      of_variable: {name of a variable that has replicas: the variable and these}.
+      of_variable: from the name of a variable to `(variable, [its replica on tower 1, …])`.
       slots: the variables that the optimizer made for the replicas.
     """
 
     devices: typing.Tuple[str, ...]
-    of_variable: typing.Dict[str, Replicated]
+    of_variable: typing.Dict[str, typing.Tuple[tf.Variable, typing.List[tf.Variable]]]
     slots: typing.List[tf.Variable]
 
     @property
     def variables(self) -> typing.List[tf.Variable]:
         """List of the replicas, by variable and then by tower."""
         listed: typing.List[tf.Variable] = []
-        for replicated in self.of_variable.values():
-            listed += replicated.replicas
+        for _, replicas in self.of_variable.values():
+            listed += replicas
         return listed
 
     def replica_of(self, variable: tf.Variable, tower: int) -> tf.Variable:
@@ -72,7 +66,7 @@ class Replicas(typing.NamedTuple):
         if tower == 0:
             return {}
         index = tower - 1
-        return {name: entry.replicas[index] for name, entry in self.of_variable.items()}
+        return {name: replicas[index] for name, (_, replicas) in self.of_variable.items()}
 
     def pairs(self, gradients: list, on_towers: dict) -> list:
         """The pairs for one `apply_gradients` that updates the model's variables and all replicas.
@@ -119,9 +113,10 @@ class Replicas(typing.NamedTuple):
             with tf.name_scope('replicas/'), only_device(gradient.values.device or None):
                 return [each_row_once(gradient)] * len(self.devices)
         combined_on_towers = on_towers.get(variable.op.name)
-        is_untransformed = combined_on_towers is not None and gradient is combined_on_towers[0]
-        if is_untransformed:
-            return combined_on_towers
+        if combined_on_towers is not None:
+            is_untransformed = gradient is combined_on_towers[0]
+            if is_untransformed:
+                return combined_on_towers
         return [gradient] * len(self.devices)
 
     @contextlib.contextmanager
@@ -197,8 +192,8 @@ class _NewSlots:
         self._replicated = set(replicas.of_variable)  # names of the variables that have replicas
         # {name of a replica: name of the variable of the model}
         self._origins: typing.Dict[str, str] = {}
-        for name, entry in replicas.of_variable.items():
-            for replica in entry.replicas:
+        for name, (_, replicas_of_variable) in replicas.of_variable.items():
+            for replica in replicas_of_variable:
                 self._origins[replica.op.name] = name
         # {name of a variable of the model: its slots, in the order in which they were made}
         self._slots: typing.Dict[str, typing.List[_Slot]] = collections.defaultdict(list)
@@ -297,7 +292,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
         is_local = variable.op.name in local_variables  # and so one tower's own
         if variable.trainable and not is_local:
             replicas = _replicas_on(variable, devices[1:], local_variables)
-            of_variable[variable.op.name] = Replicated(variable, replicas)
+            of_variable[variable.op.name] = (variable, replicas)
     return Replicas(devices, of_variable, slots=[])
 
 
