@@ -19,7 +19,7 @@ from towers.graph.op_types import (
     SETS,
     VARIABLE_OPS,
 )
-from towers.proof.rules.common import COMPUTES_WITH_POSITIONS
+from towers.proof.rules.common import COMPUTES_WITH_POSITIONS, NotStatic
 from towers.proof.rules.totals import marks_of_totals
 from towers.proof.sizes import as_numbers
 from towers.proof.states import (
@@ -103,12 +103,15 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     inputs = [state for state in states if state is not None]
     if not row.takes_sizes:
         inputs = as_numbers(op, inputs, view)
-    if row.takes_unknown:
-        # Such a rule gets all states as they are: None for one that is not there yet, for which it
-        # has an answer, too; and sizes as sizes, also without `takes_sizes`.
-        answer = row.rule(op, states, view)
-    else:
-        answer = row.rule(op, inputs, view)
+    try:
+        if row.takes_unknown:
+            # Such a rule gets all states as they are: None for one that is not there yet, for which
+            # it has an answer, too; and sizes as sizes, also without `takes_sizes`.
+            answer = row.rule(op, states, view)
+        else:
+            answer = row.rule(op, inputs, view)
+    except NotStatic as end_of_proof:
+        answer = end_of_proof.state
     if answer is None:  # the rule, too, needs a state that is not there yet
         return None
     if not row.keeps_marks:  # the rule of control flow has marked its answer itself

@@ -46,9 +46,7 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     flow = states[-1]
     if flow.kind is Kind.UNKNOWN:  # the proof has ended at an earlier operation on the array
         return flow
-    rule = _RULES.get(op.type)
-    if rule is None:
-        return unknown(op, 'has no rule')
+    rule = _RULES[op.type]
     handle = op.inputs[0]
     maker = graph_walk.source_through(handle, HAND_ON_IN_LOOP | {'Merge'}).op
     states = as_numbers(op, states, view)
@@ -70,7 +68,11 @@ def _misses_writes(op: tf.Operation, view: View, maker: tf.Operation) -> bool:
     as one that a control edge alone puts after a loop, would not get them.
     """
     writes = view.arrays.writes_in_choices(maker.name)
-    return bool(writes) and not writes <= graph_walk.ancestors([op.inputs[-1]])
+    if not writes:  # so that there is no need to walk through the graph
+        return False
+    flow = op.inputs[-1]
+    has_all_writes = writes <= graph_walk.ancestors([flow])
+    return not has_all_writes
 
 
 # The rules below have these parameters:
@@ -109,9 +111,10 @@ def _is_written_for_each(flow: tf.Tensor, view: View) -> bool:
     switch = leaving.inputs[0].op
     merge = switch.inputs[0].op
     maker = graph_walk.source_through(merge.inputs[0], ('Identity', 'Enter')).op
-    is_made_empty = maker.type == 'TensorArrayV3' and contexts.constant_of(maker.inputs[0]) == 0
+    if maker.type != 'TensorArrayV3' or contexts.constant_of(maker.inputs[0]) != 0:
+        return False
     flow_after_iteration = contexts.back_edge(merge)
-    if not is_made_empty or flow_after_iteration is None:
+    if flow_after_iteration is None:
         return False
     write = graph_walk.source_through(flow_after_iteration, ('NextIteration', 'Identity')).op
     if write.type != 'TensorArrayWriteV3':
@@ -196,9 +199,10 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
     An array to which two operations write has elements of the one and of the other: what is read
     may be either.
     """
-    before = view.arrays.written(maker.name)
-    if before is not None:
-        element = either(op, [before, element], view)
+    written_before = view.arrays.written(maker.name)
+    if written_before is not None:
+        element = either(op, [written_before, element], view)
+    # Whether the operation runs may depend on the conditions of branches and loops around it.
     is_in_choice = bool(contexts.conditions_around(op, view))
     view.arrays.write(maker.name, element, in_choice=op.name if is_in_choice else None)
     return INDEPENDENT
@@ -219,8 +223,10 @@ def _read(op: tf.Operation, states: _States, view: View,
 def element_at(op: tf.Operation, element: State, index: State, view: View) -> State:
     """The state of an element that is read from an array or a list.
 
-    The element of an example may be read in the iteration of this example alone, at its counter.
-    Any other element has to be read at a place that is no number of an example.
+        an element for each example    may be read in the iteration of this example alone, at the
+                                       counter of the loop
+        any other element              may be read at any place but a position of an example; it is
+                                       marked with a mean by which the place is computed
 
     Args:
       op: the operation that reads.
@@ -236,8 +242,7 @@ def element_at(op: tf.Operation, element: State, index: State, view: View) -> St
         return element
     if is_of_example or is_at_counter:
         return unknown(op, TAKES_BY_PLACES)
-    # A place that is computed from a mean of the shard chooses by that mean: the mark names it.
-    choice = not_linear(op, [index], view)
+    choice = not_linear(op, [index], view)  # unknown, if the place is of one example
     if choice.kind is Kind.UNKNOWN:
         return choice
     return element.with_marks_of(choice)
@@ -253,7 +258,7 @@ def _gather(op: tf.Operation, states: _States, view: View,
     """
     indices = states[1]
     element = view.arrays.element(maker.name)
-    if element is None or element.kind is Kind.UNKNOWN:
+    if element is None or element.kind is Kind.UNKNOWN:  # nothing is written yet, or not known what
         return element
     if element.kind is Kind.ONE_EXAMPLE:
         if not indices.is_position_of_each:
@@ -269,6 +274,7 @@ def _gather(op: tf.Operation, states: _States, view: View,
     return element.with_marks_of(indices)
 
 
+# All types of the table's row but for `TensorArrayV3`.
 _RULES = {'TensorArraySizeV3': _size, 'TensorArrayScatterV3': _scatter,
           'TensorArrayWriteV3': _write, 'TensorArrayReadV3': _read,
           'TensorArrayGatherV3': _gather}

@@ -10,8 +10,10 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.proof.rules.common import is_multiple_of_examples, takes_whole_rows
+from towers.proof.rules.shapes import end_of_count
 from towers.proof.sizes import sizes_in
-from towers.proof.states import Kind, Size, State, per_example
+from towers.proof.states import Kind, State, per_example
 from towers.proof.view import View
 
 _SAME = ('Identity', 'Cast')  # types of operations that give the same whole numbers
@@ -40,8 +42,11 @@ def row_of_each_block(op: tf.Operation, params: State, view: View) -> typing.Opt
     Returns:
       The state; None where it is not known that one row of each block is taken.
     """
+    is_of_variable = op.type == 'ResourceGather'  # whose rows are of no examples
+    if is_of_variable or not takes_whole_rows(op, view):
+        return None
     numbers = _row_numbers(op.inputs[1], view)
-    if numbers is None or not _is_along_first(op, view):
+    if numbers is None:
         return None
     blocks = numbers.blocks
     entry_of_each_block = per_example(0, inner=blocks.of_each)
@@ -54,19 +59,9 @@ def row_of_each_block(op: tf.Operation, params: State, view: View) -> typing.Opt
     return entry_of_each_block.with_marks_of(params, places)
 
 
-def _is_along_first(op: tf.Operation, view: View) -> bool:
-    """Whether rows of a tensor along its first dimension are gathered."""
-    if op.type == 'Gather':
-        return True
-    if op.type == 'ResourceGather':  # the rows of a variable, and so of no examples
-        return False
-    axis = view.value(op.inputs[2])
-    return axis is not None and int(axis) == 0 and not op.get_attr('batch_dims')
-
-
 def _row_numbers(tensor: tf.Tensor, view: View) -> typing.Optional[_RowNumbers]:
-    """The numbers `tf.range(n) * 8 + argmax` of rows, whose terms and factors may be in any order;
-    None of any other tensor."""
+    """The numbers `tf.range(n) * 8 + argmax` of rows, with the terms in either order; None of any
+    other tensor."""
     sum_ = graph_walk.source_through(tensor, _SAME).op
     if sum_.type not in ('Add', 'AddV2') or not sum_.outputs[0].dtype.is_integer:
         return None
@@ -97,7 +92,8 @@ def _row_numbers_of_terms(first_rows: tf.Tensor, places: tf.Tensor,
 
 
 def _first_rows_of_blocks(tensor: tf.Tensor, view: View) -> typing.Optional[_Blocks]:
-    """The first rows of blocks, `tf.range(n) * 8`; None of any other tensor."""
+    """The first rows of blocks, `tf.range(n) * 8`, with the factors in either order; None of any
+    other tensor."""
     if tensor.op.type != 'Mul':
         return None
     left, right = tensor.op.inputs
@@ -121,8 +117,8 @@ def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
     rows_of_block = view.value(rows)
     if blocks_of_each is None or rows_of_block is None:
         return None
-    is_number_of_rows = rows_of_block.ndim == 0 and rows_of_block >= 1
-    if not is_number_of_rows:
+    is_scalar = rows_of_block.ndim == 0
+    if not is_scalar or rows_of_block < 1:
         return None
     return _Blocks(of_each=blocks_of_each, rows=int(rows_of_block))
 
@@ -132,25 +128,25 @@ def _count_of_range(op: tf.Operation, view: View) -> typing.Optional[int]:
     ranges and operations."""
     if op.type != 'Range':
         return None
-    start, limit, step = [sizes_in(tensor, view.state(tensor), view) for tensor in op.inputs]
-    is_from_0_by_1 = start == (Size(0),) and step == (Size(1),)
-    if not is_from_0_by_1 or limit is None:
+    end = end_of_count([sizes_in(tensor, view.state(tensor), view) for tensor in op.inputs])
+    if end is None:
         return None
-    [size] = limit
-    is_multiple_of_examples = size.per_example > 0 and not size.constant
-    return size.per_example if is_multiple_of_examples else None
+    count = end[0]  # the end of a range is a scalar
+    has_numbers_of_each = is_multiple_of_examples(count) and count.per_example > 0
+    return count.per_example if has_numbers_of_each else None
 
 
 def _length_of_argmax(op: tf.Operation, view: View) -> typing.Optional[int]:
     """The length of the dimension over which an argmax of values [n, 8] goes, 8: the places that it
     gives are below that. None where the length is not static, where the argmax goes over the
     examples, and for other values."""
+    state = view.state(op.inputs[0])
+    if state.kind is not Kind.PER_EXAMPLE:
+        return None
     axis = view.value(op.inputs[1])
     shape = view.shape(op.inputs[0])
-    state = view.state(op.inputs[0])
-    if axis is None or shape is None or state.kind is not Kind.PER_EXAMPLE:
+    if axis is None or shape is None:
         return None
     argmax_axis = int(axis) % len(shape)
-    if argmax_axis == state.axis:
-        return None
-    return shape[argmax_axis]
+    is_over_examples = argmax_axis == state.axis
+    return None if is_over_examples else shape[argmax_axis]

@@ -1,4 +1,4 @@
-"""What most rules ask of states, what they do to the examples' dimension, and reasons of refusals.
+"""What most rules ask of states, of operations and of sizes, and what they do to dimensions.
 
     by example      the entries are of single examples: PER_EXAMPLE, ROWS, ONE_EXAMPLE
     of the batch    the same of all examples of the shard, along the dimension `State.axis`:
@@ -7,7 +7,19 @@
 
 import typing
 
-from towers.proof.states import Kind, Layout, State
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.proof.sizes import Sizes
+from towers.proof.states import (
+    NO_STATIC_ARGUMENT,
+    NO_STATIC_RANK,
+    Kind,
+    Layout,
+    Size,
+    State,
+    unknown,
+)
 from towers.proof.view import View
 
 OWN_ARGUMENTS = 'has arguments that are computed from the examples'
@@ -31,6 +43,27 @@ def any_of_kind(states: typing.Iterable[State], *kinds: Kind) -> bool:
     return any(state.kind in kinds for state in states)
 
 
+def any_position(states: typing.Iterable[State]) -> bool:
+    """Whether one of the states at least tells positions of examples."""
+    return any(state.is_position for state in states)
+
+
+def tell_of_examples(states: typing.Sequence[State]) -> bool:
+    """Whether one of the states at least has entries of single examples, or their positions."""
+    return any_by_example(states) or any_position(states)
+
+
+def kinds_of(states: typing.Iterable[State]) -> typing.Set[Kind]:
+    """The kinds of the states, each once."""
+    return {state.kind for state in states}
+
+
+def layouts_of_examples(states: typing.Iterable[State]) -> typing.Set[Layout]:
+    """Where the examples are in the values that have entries of single examples: one layout, if
+    they are in the same place in all of these."""
+    return {state.layout for state in states if state.is_by_example}
+
+
 def is_of_batch(state: State) -> bool:
     """Whether a value has the entries of all examples of the shard along a dimension."""
     return state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
@@ -41,21 +74,124 @@ def has_examples_first(state: State) -> bool:
     return state.kind is Kind.PER_EXAMPLE and state.axis == 0
 
 
-def are_shared_arguments(states: typing.Iterable[State]) -> bool:
-    """Whether arguments, such as an axis, neither tell positions nor belong to single examples: all
-    examples have them alike. Those that are computed from a mean get marks from `by_table`."""
-    return not any(state.is_by_example or state.is_position for state in states)
+def are_shared_arguments(states: typing.Sequence[State]) -> bool:
+    """Whether all examples of the shard have arguments, such as an axis, alike.
+
+    They may depend on all examples together, as a mean does: then `by_table` marks the result.
+    """
+    return not tell_of_examples(states)
+
+
+def is_same_on_towers(state: State) -> bool:
+    """Whether a number is the same on every tower, however many examples each of them has."""
+    return state.kind in (Kind.INDEPENDENT, Kind.SIZES) and not state.depends_on_size
 
 
 def fits_examples_as_built(state: State, view: View) -> bool:
     """Whether a value without examples may go beside the examples, an entry to each of them.
 
-    Ones [8, 4] fit a batch of 8 examples alone, so that they prove nothing of other batches. But
-    the analysis of a static batch as built (`static_batch` has the reason for it) is of 8 examples
-    alone, and its states only tell where these are: there ones [8, 4] are as good as ones for each
-    of the 8 examples. For this analysis alone states have the field `is_uniform`.
+    Ones [8, 4] fit a batch of 8 examples alone: of other batches they prove nothing, and the answer
+    is False. The analysis of a program with a static batch of 8 examples is another matter. It
+    looks at the program as it is built, to find out where these 8 examples are (`static_batch`),
+    and proves nothing of other batches. There ones [8, 4] are as good as ones for each of the 8.
     """
     return view.is_as_built and state.is_uniform
+
+
+# ---- questions about sizes, and about lengths ----------------------------------------------------
+
+def is_multiple_of_examples(size: Size) -> bool:
+    """Whether a size is a multiple of the number of examples: 2 n, and neither 4 nor n + 1."""
+    return size.per_example != 0 and size.constant == 0
+
+
+def axes_of_examples(shape: Sizes) -> typing.List[int]:
+    """The dimensions of a shape whose lengths have the number of examples in them: of (4, 2 n) the
+    dimension 1."""
+    return [axis for axis, size in enumerate(shape) if size.per_example]
+
+
+def has_one_entry_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
+    """Whether it is certain that a tensor has the length 1 along a dimension, so that what it has
+    there goes to each example alike.
+
+    Args:
+      axis: the dimension; a negative one counts from the last, -1.
+      tensor: the tensor, which has this dimension.
+      view: `View`.
+    """
+    shape = view.shape(tensor)
+    return shape is not None and shape[axis] == 1
+
+
+def has_examples_last(state: State, rank: int) -> bool:
+    """Whether a tensor of a number of dimensions has the examples along the last, as [4, n] has."""
+    return is_of_batch(state) and state.axis == rank - 1
+
+
+# ---- what has to be static -----------------------------------------------------------------------
+
+class NotStatic(Exception):
+    """The proof ends at an operation, since what its rule has to know is not static.
+
+    `by_table`, which asks the rules, takes the state `unknown` of it for the rule's answer.
+    """
+
+    def __init__(self, op: tf.Operation, why: str):
+        """Takes the operation, and the predicate of a sentence about it."""
+        super().__init__(why)
+        self.state = unknown(op, why)
+
+
+def static_rank(tensor: tf.Tensor, op: tf.Operation, view: View) -> int:
+    """The number of dimensions of an input or a result of an operation.
+
+    Raises:
+      NotStatic: it is not static, so that the proof ends at the operation.
+    """
+    rank = view.rank(tensor)
+    if rank is None:
+        raise NotStatic(op, NO_STATIC_RANK)
+    return rank
+
+
+def static_value(tensor: tf.Tensor, op: tf.Operation, view: View) -> np.ndarray:
+    """The value of an argument of an operation, such as an axis.
+
+    Raises:
+      NotStatic: it is not static, so that the proof ends at the operation.
+    """
+    value = view.value(tensor)
+    if value is None:
+        raise NotStatic(op, NO_STATIC_ARGUMENT)
+    return value
+
+
+def static_entry(tensor: tf.Tensor, place: int, op: tf.Operation, view: View) -> np.ndarray:
+    """The value of one entry of an argument of an operation, or of one row of a matrix; the others
+    need not be static.
+
+    Raises:
+      NotStatic: it is not static, so that the proof ends at the operation.
+    """
+    entry = view.entry(tensor, place)
+    if entry is None:
+        raise NotStatic(op, NO_STATIC_ARGUMENT)
+    return entry
+
+
+# ---- questions about operations ------------------------------------------------------------------
+
+def takes_whole_rows(gather: tf.Operation, view: View) -> bool:
+    """Whether a `tf.gather` takes entries along the first dimension, x[i], and so whole rows.
+
+    Only the type `GatherV2` has an axis, as its third input, and `batch_dims`: the number of first
+    dimensions that it goes through one by one, as in x[b, i].
+    """
+    if gather.type != 'GatherV2':
+        return True
+    axis = view.value(gather.inputs[2])
+    return axis is not None and int(axis) == 0 and not gather.get_attr('batch_dims')
 
 
 # ---- the examples' dimension ---------------------------------------------------------------------

@@ -17,8 +17,9 @@ from towers.proof.rules.common import (
     any_by_example,
     any_of_kind,
     fits_examples_as_built,
-    is_of_batch,
+    has_one_entry_along,
     state_of_layout,
+    static_rank,
 )
 from towers.proof.rules.shapes import arithmetic_of_sizes
 from towers.proof.rules.totals import (
@@ -32,7 +33,6 @@ from towers.proof.sizes import as_numbers
 from towers.proof.stand_ins import LEAST_STAND_IN
 from towers.proof.states import (
     HAS_OWN_SIZE,
-    NO_STATIC_RANK,
     ONE_EXAMPLE,
     Kind,
     Layout,
@@ -105,9 +105,7 @@ def cast(op: tf.Operation, states: _States, view: View) -> State:
     state = states[0]
     dtype = op.outputs[0].dtype
     holds_all_sizes = dtype in _WIDE_INTEGERS
-    if state.is_position:
-        if holds_all_sizes:
-            return state
+    if state.is_position and not holds_all_sizes:
         return unknown(op, 'rounds the numbers of the examples')
     if state.kind is Kind.SIZES:
         if holds_all_sizes or dtype.is_floating:
@@ -138,10 +136,10 @@ def select(op: tf.Operation, states: _States, view: View) -> State:
 
     By a condition that is the same on every tower, all of them choose the same of two means.
     """
-    condition = states[0]
-    values = states[1:]
+    condition, *values = states
     if any_by_example(states):
-        # A condition [n] broadcasts with the last dimension, but `Select` takes it for whole rows.
+        # `Select` chooses whole rows by a condition [n], where any other operation would broadcast
+        # it along the last dimension of the values.
         chooses_rows = op.type == 'Select' and view.rank(op.inputs[0]) == 1
         if chooses_rows and condition.kind is Kind.PER_EXAMPLE:
             return _selected_rows(op, condition, values)
@@ -175,7 +173,7 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
     marks = marks_of_totals(op, states, view, "gives each example a value of all examples ('%s')")
     if not any_of_kind(states, Kind.ONE_EXAMPLE):
         return _by_example_of_batch(op, states, view).with_marks_of(marks)
-    if any(is_of_batch(state) for state in states):
+    if any_of_kind(states, Kind.PER_EXAMPLE, Kind.ROWS):
         return unknown(op, 'joins one example with the whole batch')
     return ONE_EXAMPLE.with_marks_of(marks)
 
@@ -192,11 +190,8 @@ def _by_example_of_batch(op: tf.Operation, states: _States, view: View) -> State
       states: of its inputs, at least one of which is PER_EXAMPLE or ROWS.
       view: `View`.
     """
-    layouts = _layouts_from_end(op, states, view)
-    rank = view.rank(op.outputs[0])
-    if layouts is None or rank is None:
-        return unknown(op, NO_STATIC_RANK)
-    layouts = of_equal_lengths(layouts)
+    layouts = of_equal_lengths(_layouts_from_end(op, states, view))
+    rank = static_rank(op.outputs[0], op, view)
     if len(layouts) > 1:
         return unknown(op, COUPLES_EXAMPLES)
     layout = layouts.pop()
@@ -209,22 +204,18 @@ def _by_example_of_batch(op: tf.Operation, states: _States, view: View) -> State
     return result._replace(is_constant=_are_constant(states))
 
 
-def _layouts_from_end(op: tf.Operation, states: _States,
-                      view: View) -> typing.Optional[typing.Set[Layout]]:
+def _layouts_from_end(op: tf.Operation, states: _States, view: View) -> typing.Set[Layout]:
     """The layouts of the inputs that have examples, with the axis counted from the last dimension,
     which is -1: x [n, 4] and y [3, n, 4] have the examples along -2.
 
-    Returns:
-      Set of layouts; None where a rank is not static.
+    Raises:
+      NotStatic: a rank is not static, so that the proof ends at the operation.
     """
     layouts = set()
     for tensor, state in zip(op.inputs, states):
-        if not state.is_by_example:
-            continue
-        rank = view.rank(tensor)
-        if rank is None:
-            return None
-        layouts.add(state.layout._replace(axis=state.axis - rank))
+        if state.is_by_example:
+            rank = static_rank(tensor, op, view)
+            layouts.add(state.layout._replace(axis=state.axis - rank))
     return layouts
 
 
@@ -235,9 +226,10 @@ def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
     its place as `inner` (`stand_ins`). In x + y [8 n], L can only be 8: then both have 8 as
     `inner`. In x [n L] + z [n M], where another prime stands for M, the operation demands that L is
     M: then both get the smaller one of the two primes as `inner`.
+
+    Args:
+      layouts: of one tensor at least.
     """
-    if not layouts:
-        return layouts
     smallest_inner = min(layout.inner for layout in layouts)  # static, if that of any layout is
     equal = set()
     for layout in layouts:
@@ -247,19 +239,16 @@ def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
 
 
 def _are_constant(states: _States) -> bool:
-    """Whether a function of values with these states is the same for each example: not, if one of
-    them depends on the examples and is not constant itself."""
-    for state in states:
-        depends_on_examples = state.is_by_example or state.is_total
-        if depends_on_examples and not state.is_constant:
-            return False
-    return True
+    """Whether a function of values with these states is the same for each example: so it is if each
+    of them is constant, as ones [n] are, or does not depend on the examples."""
+    depending = [state for state in states if state.is_by_example or state.is_total]
+    return all(state.is_constant for state in depending)
 
 
 def _is_broadcast_along(tensor: tf.Tensor, axis_from_end: int, view: View) -> bool:
     """Whether a tensor has one entry along a dimension, counted from the last (-1), or lacks it."""
-    shape = view.shape(tensor)
-    if shape is None:
+    rank = view.rank(tensor)
+    if rank is None:
         return False
-    lacks_dimension = len(shape) < -axis_from_end
-    return lacks_dimension or shape[axis_from_end] == 1
+    lacks_dimension = rank < -axis_from_end
+    return lacks_dimension or has_one_entry_along(axis_from_end, tensor, view)

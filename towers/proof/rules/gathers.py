@@ -19,7 +19,11 @@ from towers.proof.rules.common import (
     any_by_example,
     any_of_kind,
     are_shared_arguments,
+    has_examples_last,
     is_of_batch,
+    static_rank,
+    static_value,
+    takes_whole_rows,
     with_new_dimension,
 )
 from towers.proof.rules.entries import by_example, elementwise
@@ -30,8 +34,6 @@ from towers.proof.sizes import as_numbers
 from towers.proof.states import (
     EVERY_EXAMPLE,
     INDEPENDENT,
-    NO_STATIC_ARGUMENT,
-    NO_STATIC_RANK,
     ROW_OF_EACH_EXAMPLE,
     Kind,
     State,
@@ -56,8 +58,9 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     A gather from a shape picks some of its sizes.
     """
     params, indices = states[:2]
-    axis_of_rows = states[2:]  # [] where the operation has no such input
-    # The sum of positions and other numbers is UNKNOWN, but may be one row in each block of rows.
+    axis_argument = states[2:]  # [] where the operation has no such input
+    # The sum of positions and other numbers, `tf.range(n) * 8 + place`, is UNKNOWN, but may be one
+    # row in each block of rows. Therefore the row of the table `takes_unknown`.
     if indices.kind is Kind.UNKNOWN:
         row_of_each = row_of_each_block(op, params, view)
         if row_of_each is not None:
@@ -69,7 +72,7 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
             return sizes
-    if not are_shared_arguments(axis_of_rows):
+    if not are_shared_arguments(axis_argument):
         return unknown(op, OWN_ARGUMENTS)
     params, indices = as_numbers(op, states[:2], view)  # the result is no shape
     return _gathered(op, params, indices, view)
@@ -77,6 +80,12 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
 
 def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> State:
     """The state of rows at indices, by what the indices are.
+
+        positions of examples    the rows of these examples
+        one example, in a loop   of that example, as any function of it
+        of the batch             by the places of the examples in params and indices
+        a mean or a sum          the row is chosen by a value of the shard: it gets its mark
+        the same on every tower  of the params' state: a row of a mean is a mean
 
     Args:
       op: the operation.
@@ -94,9 +103,9 @@ def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> St
         return by_example(op, [params, indices], view)
     if any_by_example([params, indices]):
         return _gathered_of_batch(op, params, indices, view)
-    if indices.is_total:  # a mean of the shard chooses the row
+    if indices.is_total:
         return not_linear(op, [params, indices], view)
-    return params.with_marks_of(indices)  # a row of a mean is a mean
+    return params.with_marks_of(indices)
 
 
 def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: View) -> State:
@@ -117,9 +126,6 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
       view: `View`.
     """
     axis = _axis_of_gather(op, view)
-    rank_of_indices = view.rank(op.inputs[1])
-    if axis is None or rank_of_indices is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
     has_batch_dims = 'batch_dims' in op.node_def.attr and op.get_attr('batch_dims') != 0
     if has_batch_dims:
         return _gathered_of_each(op, params, indices)
@@ -129,8 +135,8 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
         return unknown(op, _BY_PLACES)
     if axis > params.axis:
         return params.with_marks_of(indices)
-    moved_axis = params.axis + rank_of_indices - 1
-    return params._replace(axis=moved_axis).with_marks_of(indices)
+    new_dimensions = static_rank(op.inputs[1], op, view) - 1  # those of the indices replace one
+    return params._replace(axis=params.axis + new_dimensions).with_marks_of(indices)
 
 
 def _gathered_of_each(op: tf.Operation, params: State, indices: State) -> State:
@@ -138,20 +144,22 @@ def _gathered_of_each(op: tf.Operation, params: State, indices: State) -> State:
     the indices, and each entry along these is gathered by itself. One of them has to be that of the
     examples."""
     are_of_same_examples = params.kind is Kind.PER_EXAMPLE and params.layout == indices.layout
-    is_common_dimension = params.axis < op.get_attr('batch_dims')
-    if not are_of_same_examples or not is_common_dimension:
+    is_dimension_common = params.axis < op.get_attr('batch_dims')
+    if not are_of_same_examples or not is_dimension_common:
         return unknown(op, _BY_PLACES)
     return params._replace(is_constant=False).with_marks_of(indices)
 
 
-def _axis_of_gather(op: tf.Operation, view: View) -> typing.Optional[int]:
-    """The dimension along which a gather takes rows; None where it is not static."""
+def _axis_of_gather(op: tf.Operation, view: View) -> int:
+    """The dimension along which a gather takes rows.
+
+    Raises:
+      NotStatic: it is not static, so that the proof ends at the operation.
+    """
     if op.type != 'GatherV2':  # `Gather` and `ResourceGather` have no such argument
         return 0
-    axis = view.value(op.inputs[2])
-    rank = view.rank(op.inputs[0])
-    if axis is None or rank is None:
-        return None
+    axis = static_value(op.inputs[2], op, view)
+    rank = static_rank(op.inputs[0], op, view)
     return int(axis) % rank
 
 
@@ -164,10 +172,11 @@ def rows_at_positions(op: tf.Operation, params: State, positions: State, view: V
       positions: the state of the positions: [n] of `tf.gather`, [n, 1] of `tf.gather_nd`.
       view: `View`.
     """
-    axis = view.value(op.inputs[2]) if op.type == 'GatherV2' else 0
     has_vectors = op.type.endswith('GatherNd')
     rank_of_positions = 2 if has_vectors else 1
-    if axis != 0 or positions.axis != 0 or view.rank(op.inputs[1]) != rank_of_positions:
+    are_one_after_the_other = (
+        positions.axis == 0 and view.rank(op.inputs[1]) == rank_of_positions)
+    if not are_one_after_the_other or not takes_whole_rows(op, view):
         return unknown(op, _BY_PLACES)
     # A position tells the row of its example only among rows that are as many, in the same order.
     rows_of_positions = per_example(0, positions.outer, positions.inner)
@@ -189,21 +198,26 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
     """
     params, indices = states
     if indices.kind is Kind.POSITION:
-        shape = view.shape(op.inputs[1])
-        are_vectors_of_one = shape is not None and shape[-1] == 1
-        if not are_vectors_of_one:
-            return unknown(op, _BY_PLACES)
-        # The positions [n, 1] are along dimension 0; other ranks are refused there.
-        return rows_at_positions(op, params, indices._replace(axis=0), view)
+        return _rows_at_vectors(op, params, indices, view)
     if indices.kind is Kind.INDICES:
         if params.layout != ROW_OF_EACH_EXAMPLE:  # the first number of a vector is no row, then
             return unknown(op, _BY_PLACES)
         return values_at(indices).with_marks_of(params, indices)
-    if not any_by_example([params, indices]):
-        return not_linear(op, [params, indices], view)
+    if not any_by_example(states):
+        return not_linear(op, states, view)
     if params.kind is Kind.INDEPENDENT:
         return _entries_of_table(op, params, indices, view)
     return unknown(op, _BY_PLACES)
+
+
+def _rows_at_vectors(op: tf.Operation, params: State, positions: State, view: View) -> State:
+    """The state of rows at positions [n, 1], each of which is an index vector of one number."""
+    shape = view.shape(op.inputs[1])
+    are_vectors_of_one = shape is not None and shape[-1] == 1
+    if not are_vectors_of_one:
+        return unknown(op, _BY_PLACES)
+    # Whether the shape is [n, 1], so that the positions are along dimension 0, is asked there.
+    return rows_at_positions(op, params, positions._replace(axis=0), view)
 
 
 def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View) -> State:
@@ -212,11 +226,8 @@ def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View
     A vector is along the last dimension of the indices [n, 2]. In indices [2, n] it would have
     numbers of several examples.
     """
-    rank = view.rank(op.inputs[1])
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
-    has_vectors_over_examples = is_of_batch(indices) and indices.axis == rank - 1
-    if has_vectors_over_examples:
+    rank = static_rank(op.inputs[1], op, view)
+    if has_examples_last(indices, rank):
         return unknown(op, 'takes entries by places of several examples')
     return indices._replace(is_constant=False).with_marks_of(table)
 
@@ -240,9 +251,7 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
         return not_linear(op, [indices], view)
     if not is_of_batch(indices):  # one example, or the same on every tower
         return indices.with_marks_of(*arguments)
-    rank = view.rank(op.outputs[0])
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    rank = static_rank(op.outputs[0], op, view)
     place = op.get_attr('axis') % rank
     result = with_new_dimension(indices, place)._replace(is_constant=False)
     return result.with_marks_of(*arguments)
@@ -258,7 +267,8 @@ def table_lookup(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def candidate_sampler(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
-    """Sampled classes, as of `tf.nn.sampled_softmax_loss`: drawn whatever the examples [n, 1] are.
+    """Sampled classes, as of `tf.nn.sampled_softmax_loss`: drawn whatever the input, the examples'
+    own classes [n, 1], is.
 
     Returns:
       The states of the sampled classes, of the expected counts of each example's own classes, and

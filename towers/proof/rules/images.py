@@ -4,7 +4,8 @@ An image is one of `outer` x n x `inner` entries along the first dimension: each
 say, is an image. A kernel treats each image by itself, by weights that all towers share.
 
 Where no input has entries of single examples, `not_linear` says what the result is: the same on
-every tower, or marked with the means and sums that it is computed from.
+every tower, or marked with the means and sums that it is computed from. A rule below `for_examples`
+is asked about all other inputs alone.
 """
 
 import typing
@@ -16,13 +17,13 @@ from towers.proof.rules.common import (
     GOES_ALONG_EXAMPLES,
     any_by_example,
     has_examples_first,
+    static_value,
 )
 from towers.proof.rules.entries import elementwise
 from towers.proof.rules.reshapes import has_examples_at
-from towers.proof.rules.totals import not_linear, total
+from towers.proof.rules.totals import for_examples, not_linear, total
 from towers.proof.states import (
     INDEPENDENT,
-    NO_STATIC_ARGUMENT,
     Kind,
     State,
     per_example,
@@ -47,10 +48,11 @@ def images(op: tf.Operation, states: _States, view: View) -> State:
 def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> State:
     """The result of a kernel on images, by the state of the images:
 
-        of the examples, along dimension 0    each image by itself, with the examples there
-        of one example                        of that example
-        the same on every tower               the same on every tower
         a mean or a sum over the examples     refused: there is no rule
+        the same on every tower               the same on every tower
+        of one example                        of that example
+        of the examples, along dimension 0    each image by itself, with the examples there
+        of the examples, elsewhere            refused: an image would be of several examples
 
     Args:
       op: the operation.
@@ -60,7 +62,9 @@ def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> 
     """
     if any(other.is_by_example or other.is_total for other in weights):
         return unknown(op, _OWN_WEIGHTS)
-    if not state.is_by_example and not state.is_total:
+    if state.is_total:
+        return unknown(op, _NO_IMAGES)
+    if not state.is_by_example:
         return not_linear(op, [state, *weights], view)
     if state.kind is Kind.ONE_EXAMPLE:
         return state.with_marks_of(*weights)
@@ -103,43 +107,42 @@ def largest_places(op: tf.Operation, states: _States, view: View) -> State:
 
 # ---- blocks of images ----------------------------------------------------------------------------
 
+@for_examples
 def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.space_to_batch_nd`: [n, 8, 8, 3] in 4 blocks is [4 n, 4, 4, 3].
 
     The first blocks of all images come first, then the second ones of all: 4 rounds.
     """
     state = states[0]
-    if not state.is_by_example:
-        return not_linear(op, states, view)
-    block_shape = view.value(op.inputs[1])
-    if block_shape is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
+    blocks = _blocks_of_each_image(op, view)
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
-    rounds = state.outer * int(np.prod(block_shape))
-    # Ones [n, …] may get zeros around them here.
-    return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
+    # The operation may put zeros around the images, so that ones are not constant any more.
+    return state._replace(outer=state.outer * blocks, is_constant=False).with_marks_of(*states)
 
 
+@for_examples
 def batch_to_space(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.batch_to_space_nd`: the blocks [4 n, 4, 4, 3] of each image together again."""
     state = states[0]
-    if not state.is_by_example:
-        return not_linear(op, states, view)
-    block_shape = view.value(op.inputs[1])
-    if block_shape is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
+    blocks = _blocks_of_each_image(op, view)
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
-    blocks = int(np.prod(block_shape))
-    if state.outer % blocks:
+    rounds, rest = divmod(state.outer, blocks)
+    if rest:  # [4 n, …] in 8 blocks
         return unknown(op, 'joins blocks of several examples')
-    rounds = state.outer // blocks
     return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
+
+
+def _blocks_of_each_image(op: tf.Operation, view: View) -> int:
+    """The number of blocks of an image, by the second input: (2, 2) makes 4 of them."""
+    block_shape = static_value(op.inputs[1], op, view)
+    return int(np.prod(block_shape))
 
 
 # ---- batch norm ----------------------------------------------------------------------------------
 
+@for_examples
 def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> typing.Union[
         State, typing.List[State]]:
     """Batch norm in one kernel, of x [n, 8, 8, 3]: each channel by a mean and a variance.
@@ -153,16 +156,14 @@ def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> typing.Un
       what it keeps for its gradient.
     """
     state = states[0]
-    if not state.is_by_example:
-        return not_linear(op, states, view)
     if state.kind is not Kind.PER_EXAMPLE:
         return unknown(op, _NO_IMAGES)
     parameters = states[1:]
     if not op.get_attr('is_training'):
         return _normalized_by_parameters(op, state, parameters)
     scale_and_offset = parameters[:2]  # a mean and a variance are no inputs in training mode
-    channel_axis = op.get_attr('data_format').decode().find('C')  # of b'NHWC', 3
-    if state.axis == channel_axis:
+    dimensions = op.get_attr('data_format').decode()  # 'NHWC': number, height, width, channels
+    if state.axis == dimensions.find('C'):
         return _normalized_by_example(op, state, scale_and_offset)
     return _normalized_by_batch(op, state, scale_and_offset, view)
 
@@ -190,7 +191,8 @@ def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _Stat
     """The results of a batch norm by the statistics of all images of the shard.
 
     The mean is one over the examples. The variance is not linear, so that it and the normalized
-    images are marked with this batch norm.
+    images are marked with this batch norm. What the kernel keeps for its gradient, in its results
+    from the fourth on, is computed from both.
     """
     if any(parameter.kind is not Kind.INDEPENDENT for parameter in scale_and_offset):
         return unknown(op, _OWN_PARAMETERS)
@@ -229,15 +231,19 @@ def _is_alike_for_examples(parameter: State, channels: State) -> bool:
 
 # ---- sequences -----------------------------------------------------------------------------------
 
+@for_examples
 def reverse_sequence(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.reverse_sequence(x [n, time, 4], lengths [n])`: each sequence by its own length."""
+    """`tf.reverse_sequence(x [n, time, 4], lengths [n])`: each sequence by its own length.
+
+    A sequence goes along `seq_dim`, the dimension 1 here; the entries along `batch_dim`, 0 here,
+    are the sequences, and have to be of the examples.
+    """
     state, lengths = states
-    if not any_by_example(states):
-        return not_linear(op, states, view)
-    # A sequence goes along `seq_dim`; the entries along `batch_dim` are the sequences.
-    are_sequences_of_examples = state.axis == op.get_attr('batch_dim')
     reverses_examples = state.axis == op.get_attr('seq_dim')
-    if state.kind is not Kind.PER_EXAMPLE or not are_sequences_of_examples or reverses_examples:
+    are_sequences_of_examples = state.axis == op.get_attr('batch_dim')
+    if reverses_examples or not are_sequences_of_examples:
+        return unknown(op, GOES_ALONG_EXAMPLES)
+    if state.kind is not Kind.PER_EXAMPLE:
         return unknown(op, GOES_ALONG_EXAMPLES)
     length_of_each_sequence = per_example(0, state.outer, state.inner)
     is_length_of_each = lengths.layout == length_of_each_sequence.layout

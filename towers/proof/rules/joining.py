@@ -10,6 +10,7 @@ input has entries of single examples, the entries of the result are those of all
 among them is: `sum_of_totals` says what that gives of means and sums.
 """
 
+import functools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -21,9 +22,13 @@ from towers.proof.rules.common import (
     TAKES_APART,
     any_by_example,
     any_of_kind,
+    any_position,
     are_shared_arguments,
     fits_examples_as_built,
     is_of_batch,
+    layouts_of_examples,
+    static_rank,
+    static_value,
     with_new_dimension,
     without_dimensions,
 )
@@ -33,8 +38,6 @@ from towers.proof.rules.totals import sum_of_totals
 from towers.proof.sizes import as_numbers
 from towers.proof.states import (
     HAS_OWN_SIZE,
-    NO_STATIC_ARGUMENT,
-    NO_STATIC_RANK,
     ROW_OF_EACH_EXAMPLE,
     Kind,
     State,
@@ -51,9 +54,13 @@ _Found = typing.Union[State, typing.List[State]]
 
 def unpack(op: tf.Operation, states: _States, view: View) -> _Found:
     """`tf.unstack(x [n, 3], axis=1)`: three tensors [n]; of sizes (n, 3), the sizes n and 3."""
-    sizes = states[0].sizes
-    if states[0].kind is Kind.SIZES and len(op.outputs) == len(sizes):
-        return [sizes_state([size]) for size in sizes]
+    value = states[0]
+    if value.kind is Kind.SIZES:
+        sizes = value.sizes
+        # A matrix of sizes has more numbers than rows, and each result is a row.
+        is_number_by_number = len(op.outputs) == len(sizes)
+        if is_number_by_number:
+            return [sizes_state([size]) for size in sizes]
     return _unpacked_examples(op, states, view)
 
 
@@ -61,9 +68,7 @@ def unpack(op: tf.Operation, states: _States, view: View) -> _Found:
 def _unpacked_examples(op: tf.Operation, state: State, view: View) -> State:
     """`tf.unstack` along another dimension than the examples': each result has entries of every
     example."""
-    rank = view.rank(op.inputs[0])
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    rank = static_rank(op.inputs[0], op, view)
     axis = op.get_attr('axis') % rank
     if axis == state.axis:
         return unknown(op, TAKES_APART)
@@ -71,13 +76,15 @@ def _unpacked_examples(op: tf.Operation, state: State, view: View) -> State:
 
 
 class _SplitInputs(typing.NamedTuple):
-    """The places of the inputs of a `tf.split`."""
+    """The places among the inputs of a `tf.split` of what is split, and of the axis."""
     value: int
     axis: int
 
 
-_INPUTS_OF_SPLIT = {'Split': _SplitInputs(value=1, axis=0),  # parts of equal lengths
-                    'SplitV': _SplitInputs(value=0, axis=2)}  # lengths are the input between
+_INPUTS_OF_SPLIT = {'Split': _SplitInputs(value=1, axis=0),
+                    'SplitV': _SplitInputs(value=0, axis=2)}
+"""{type of an operation: the places of its inputs}. `Split`(axis, value) makes parts of equal
+lengths, `SplitV`(value, lengths, axis) parts of the lengths that it is given."""
 
 
 def split(op: tf.Operation, states: _States, view: View) -> State:
@@ -88,16 +95,16 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     example belongs to that example.
     """
     inputs = _INPUTS_OF_SPLIT[op.type]
-    arguments = [state for place, state in enumerate(states) if place != inputs.value]
-    if not are_shared_arguments(arguments) or any(argument.is_total for argument in arguments):
-        return unknown(op, 'has parts whose sizes are computed from the examples')
-    state = states[inputs.value]
+    arguments = list(states)
+    state = arguments.pop(inputs.value)  # of what is split
+    for argument in arguments:
+        is_shared = are_shared_arguments([argument])
+        if not is_shared or argument.is_total:  # each tower would have parts of other sizes
+            return unknown(op, 'has parts whose sizes are computed from the examples')
     if not is_of_batch(state):
         return state
-    axis = view.value(op.inputs[inputs.axis])
-    rank = view.rank(op.inputs[inputs.value])
-    if axis is None or rank is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
+    axis = static_value(op.inputs[inputs.axis], op, view)
+    rank = static_rank(op.inputs[inputs.value], op, view)
     is_along_examples = int(axis) % rank == state.axis
     if not is_along_examples:  # each part has all of the examples
         return state
@@ -114,34 +121,53 @@ def _split_rounds(op: tf.Operation, state: State) -> State:
     """
     parts = len(op.outputs)
     are_parts_equal = op.type == 'Split'  # those of `SplitV` have lengths of their own
-    are_parts_whole_rounds = state.kind is Kind.PER_EXAMPLE and state.outer % parts == 0
-    if not are_parts_equal or not are_parts_whole_rounds:
+    are_parts_whole_rounds = state.outer % parts == 0
+    has_rounds = state.kind is Kind.PER_EXAMPLE
+    if not (has_rounds and are_parts_equal and are_parts_whole_rounds):
         return unknown(op, TAKES_APART)
     return state._replace(outer=state.outer // parts)
 
 
 # ---- together ------------------------------------------------------------------------------------
 
+def _for_numbers(rule: typing.Callable) -> typing.Callable:
+    """Makes a whole rule of one without sizes, of an operation that puts tensors together.
+
+    `tf.stack([n, 4])` of sizes is a shape, and stays sizes. Where the result is none, as of
+    `tf.stack([n, mean])`, the rule gets the sizes as numbers.
+
+    Args:
+      rule: function of the operation, the states of its inputs, and the view.
+    """
+    @functools.wraps(rule)
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> State:
+        """The rule for inputs of any state."""
+        if any_of_kind(states, Kind.SIZES):
+            sizes = rearranged_sizes(op, states, view)
+            if sizes is not None:
+                return sizes
+        return rule(op, as_numbers(op, states, view), view)
+    return whole_rule
+
+
+@_for_numbers
 def concat(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.concat`: [n, 4] and [n, 2] along dimension 1 give [n, 6]; x [n] and y [n] along dimension
     0 give [2 n], with x of all examples first, then y of all examples."""
-    if any_of_kind(states, Kind.SIZES):
-        sizes = rearranged_sizes(op, states, view)
-        if sizes is not None:
-            return sizes
-    parts = as_numbers(op, states[:-1], view)  # the result is no shape: sizes count as numbers
+    parts = list(states[:-1])
     axis_state = states[-1]
     if not are_shared_arguments([axis_state]):
         return unknown(op, OWN_ARGUMENTS)
     if not any_by_example(parts):
         return sum_of_totals(op, parts, view)
-    axis = view.value(op.inputs[-1])
-    rank = view.rank(op.outputs[0])
-    if axis is None or rank is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
-    first = [state for state in parts if state.is_by_example][0]
-    # A value of ONE_EXAMPLE, in a loop over the examples, has no dimension of the examples.
-    is_along_examples = is_of_batch(first) and int(axis) % rank == first.axis
+    axis = static_value(op.inputs[-1], op, view)
+    rank = static_rank(op.outputs[0], op, view)
+    axis_of_parts = int(axis) % rank
+    # It is enough to look at the first part with examples: `_one_after_the_other` and `_beside`
+    # refuse parts that have them along different dimensions. A value of ONE_EXAMPLE, in a loop over
+    # the examples, has no dimension of theirs.
+    first = next(part for part in parts if part.is_by_example)
+    is_along_examples = is_of_batch(first) and first.axis == axis_of_parts
     if is_along_examples:
         return _one_after_the_other(op, parts)
     return _beside(op, parts, view)
@@ -153,55 +179,48 @@ def _one_after_the_other(op: tf.Operation, parts: typing.List[State]) -> State:
 
     Each part has to have all examples, in the same order, in any number of rounds: these add up.
     """
-    layouts_of_a_round = set()
-    for state in parts:
-        if state.is_by_example:
-            layouts_of_a_round.add(state.layout._replace(outer=1))
+    layouts_of_a_round = {part.layout._replace(outer=1) for part in parts if part.is_by_example}
     if len(layouts_of_a_round) > 1:
         return unknown(op, COUPLES_EXAMPLES)
-    if any(state.kind is not Kind.PER_EXAMPLE for state in parts):
+    have_all_examples = all(part.kind is Kind.PER_EXAMPLE for part in parts)
+    if not have_all_examples:  # rows that a mask leaves, or a tensor without examples
         return unknown(op, 'joins the examples with rows of others')
-    rounds = sum(state.outer for state in parts)
+    rounds = sum(part.outer for part in parts)
     return parts[0]._replace(outer=rounds, is_constant=False).with_marks_of(*parts)
 
 
+@_for_numbers
 def pack(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.stack([x [n], y [n]], axis=1)`: [n, 2], with the examples where they were."""
-    if any_of_kind(states, Kind.SIZES):
-        sizes = rearranged_sizes(op, states, view)
-        if sizes is not None:
-            return sizes
-    parts = as_numbers(op, states, view)  # the result is no shape: sizes count as numbers
-    if any(part.is_position for part in parts):
+    parts = list(states)
+    if any_position(parts):
         return _indices_of_each(op, parts, view)
     if not any_by_example(parts):
         return sum_of_totals(op, parts, view)
-    rank = view.rank(op.outputs[0])
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    rank = static_rank(op.outputs[0], op, view)
     beside = _beside(op, parts, view)
     if not is_of_batch(beside):  # not known, or one example, which has no dimension of its own
         return beside
-    return with_new_dimension(beside, op.get_attr('axis') % rank)
+    place_of_new_dimension = op.get_attr('axis') % rank
+    return with_new_dimension(beside, place_of_new_dimension)
 
 
 def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View) -> State:
     """`tf.stack([tf.range(n), column [n], …], 1)`: for each example an index vector, its own
-    position first.
-
-    Positions [n, 1] would give [n, 2, 1], in which the second vector of an example is the position
-    of any other. Stacked along axis 0, vectors [n] would be rows [2, n].
-    """
+    position first."""
     positions = parts[0]
     columns = parts[1:]
+    if not positions.is_position_of_each:
+        return unknown(op, COMPUTES_WITH_POSITIONS)
+    # Positions [n, 1] would give [n, 2, 1], in which the second vector of an example is the
+    # position of any other.
     are_vectors = view.rank(op.inputs[0]) == 1
-    are_columns = op.get_attr('axis') in (1, -1)
-    if not positions.is_position_of_each or not are_vectors or not are_columns:
+    are_columns = op.get_attr('axis') in (1, -1)  # along axis 0, vectors [n] are rows of [2, n]
+    if not are_vectors or not are_columns:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     for column in columns:
-        is_shared = column.kind is Kind.INDEPENDENT
         has_number_of_each = column.layout == ROW_OF_EACH_EXAMPLE
-        if not is_shared and not has_number_of_each:
+        if column.kind is not Kind.INDEPENDENT and not has_number_of_each:
             return unknown(op, COMPUTES_WITH_POSITIONS)
     return State(Kind.INDICES).with_marks_of(*parts)
 
@@ -213,16 +232,14 @@ def _beside(op: tf.Operation, parts: typing.List[State], view: View) -> State:
     its own there, so that it fits batches of one size only. But beside the value of one example, in
     a loop over them, any tensor may stand that all examples have alike: [4] and [2] give [6].
     """
-    if any(state.is_total for state in parts):
+    if any(part.is_total for part in parts):
         return unknown(op, 'puts a value of all examples beside those of each')
+    examples = [part for part in parts if part.is_by_example]
+    others = [part for part in parts if not part.is_by_example]
     are_of_one_example = any_of_kind(parts, Kind.ONE_EXAMPLE)
-    examples = []
-    for state in parts:
-        if state.is_by_example:
-            examples.append(state)
-        elif not are_of_one_example and not fits_examples_as_built(state, view):
+    for other in others:
+        if not are_of_one_example and not fits_examples_as_built(other, view):
             return unknown(op, HAS_OWN_SIZE)
-    layouts = {state.layout for state in examples}
-    if len(layouts) > 1:
+    if len(layouts_of_examples(examples)) > 1:
         return unknown(op, COUPLES_EXAMPLES)
     return examples[0]._replace(is_constant=False).with_marks_of(*parts)

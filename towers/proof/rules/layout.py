@@ -13,20 +13,19 @@ import tensorflow.compat.v1 as tf
 from towers.proof.rules.common import (
     GOES_ALONG_EXAMPLES,
     any_by_example,
+    axes_of_examples,
+    has_one_entry_along,
+    is_multiple_of_examples,
+    static_entry,
+    static_rank,
+    static_value,
     with_new_dimension,
     without_dimensions,
 )
 from towers.proof.rules.moves import computes_entries, moves_entries
 from towers.proof.rules.totals import sum_of_totals
 from towers.proof.sizes import as_number
-from towers.proof.states import (
-    NO_STATIC_ARGUMENT,
-    NO_STATIC_RANK,
-    Kind,
-    State,
-    per_example,
-    unknown,
-)
+from towers.proof.states import Kind, State, per_example, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
@@ -38,10 +37,8 @@ _Found = typing.Union[State, typing.List[State]]
 @moves_entries
 def expand_dims(op: tf.Operation, state: State, view: View) -> State:
     """`tf.expand_dims(x [n, 4], 0)`: [1, n, 4] has the examples along dimension 1."""
-    axis = view.value(op.inputs[1])
-    rank = view.rank(op.inputs[0])
-    if axis is None or rank is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
+    axis = static_value(op.inputs[1], op, view)
+    rank = static_rank(op.inputs[0], op, view)
     place = int(np.ravel(axis)[0]) % (rank + 1)  # -1 is the last dimension of the result
     return with_new_dimension(state, place)
 
@@ -50,9 +47,7 @@ def expand_dims(op: tf.Operation, state: State, view: View) -> State:
 def squeeze(op: tf.Operation, state: State, view: View) -> State:
     """`tf.squeeze(x [1, n, 4], [0])`: [n, 4]. The dimensions to drop have to be named, as a shard
     may have one example."""
-    rank = view.rank(op.inputs[0])
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    rank = static_rank(op.inputs[0], op, view)
     dropped = [axis % rank for axis in op.get_attr('squeeze_dims')]
     if not dropped:
         return unknown(op, 'drops every dimension of length 1, and so that of a single example: '
@@ -65,10 +60,8 @@ def squeeze(op: tf.Operation, state: State, view: View) -> State:
 @moves_entries
 def transpose(op: tf.Operation, state: State, view: View) -> State:
     """`tf.transpose(x [n, 3, 4], [1, 0, 2])`: [3, n, 4], with the examples along dimension 1."""
-    order = view.value(op.inputs[1])
-    if order is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
-    axes_before = [int(axis) for axis in order]  # for each dimension of the result
+    order = static_value(op.inputs[1], op, view)
+    axes_before = [int(axis) for axis in order]  # of each dimension of the result
     return state._replace(axis=axes_before.index(state.axis))
 
 
@@ -77,9 +70,7 @@ def transpose(op: tf.Operation, state: State, view: View) -> State:
 @moves_entries
 def pad(op: tf.Operation, state: State, view: View) -> State:
     """`tf.pad`: of other dimensions than the examples'; zeros around a mean are means of zeros."""
-    widths = view.entry(op.inputs[1], state.axis)  # before and after the examples
-    if widths is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
+    widths = static_entry(op.inputs[1], state.axis, op, view)  # before and after the examples
     if widths.any():
         return unknown(op, 'pads the examples')
     return state._replace(is_constant=False)
@@ -94,8 +85,8 @@ def tile(op: tf.Operation, states: _States, view: View) -> _Found:
     """
     state = as_number(op, states[0], view)
     multiples = states[1]
-    are_multiples_from_shapes = multiples.kind is Kind.SIZES  # so that n may be among them
-    if are_multiples_from_shapes and not state.is_by_example:
+    may_repeat_for_each = multiples.kind is Kind.SIZES  # n may be among the multiples
+    if may_repeat_for_each and not state.is_by_example:
         return _repeated_by_sizes(op, state, multiples, view)
     return _tiled(op, states, view)
 
@@ -114,15 +105,13 @@ def _repeated_by_sizes(op: tf.Operation, state: State, multiples: State, view: V
     """
     if state.kind is not Kind.INDEPENDENT:
         return unknown(op, 'repeats %s' % state.kind.value)
-    axes_of_examples = [axis for axis, size in enumerate(multiples.sizes) if size.per_example]
-    if not axes_of_examples:
+    axes = axes_of_examples(multiples.sizes)
+    if not axes:
         return state
-    axis = axes_of_examples[0]
+    axis = axes[0]
     times = multiples.sizes[axis]
-    shape = view.shape(op.inputs[0])
-    has_one_entry = shape is not None and shape[axis] == 1
-    is_multiple_of_examples = not times.constant  # n, and not n + 1
-    if len(axes_of_examples) > 1 or not has_one_entry or not is_multiple_of_examples:
+    is_as_examples = len(axes) == 1 and is_multiple_of_examples(times)  # 2 n, and not n + 1
+    if not is_as_examples or not has_one_entry_along(axis, op.inputs[0], view):
         return unknown(op, 'repeats several entries as often as there are examples')
     repeated = per_example(axis, inner=times.per_example, is_constant=True)
     return repeated.with_marks_of(state, multiples)
@@ -132,10 +121,7 @@ def _repeated_by_sizes(op: tf.Operation, state: State, multiples: State, view: V
 def _tiled(op: tf.Operation, state: State, view: View) -> State:
     """`tf.tile(x [n, 4], [2, 3])`: [2 n, 12], in which all examples come twice, one round after the
     other. By `moves_entries` this is the rule for values without examples, too."""
-    multiple = view.entry(op.inputs[1], state.axis)
-    if multiple is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
-    times = int(multiple)
+    times = int(static_entry(op.inputs[1], state.axis, op, view))
     if times != 1 and state.kind is not Kind.PER_EXAMPLE:
         return unknown(op, 'repeats rows of which examples have different numbers')
     return state._replace(outer=state.outer * times)
@@ -147,10 +133,8 @@ def _along_axes(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reverse`, `tf.roll`, `tf.cumsum`, `tf.math.cumprod`: along another dimension than the
     examples', each of them by itself."""
     place_of_axes = 2 if op.type == 'Roll' else 1  # tf.roll(x, shift, axis), tf.cumsum(x, axis)
-    axes = view.value(op.inputs[place_of_axes])
-    rank = view.rank(op.inputs[0])
-    if axes is None or rank is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
+    axes = static_value(op.inputs[place_of_axes], op, view)
+    rank = static_rank(op.inputs[0], op, view)
     if state.axis in [int(axis) % rank for axis in np.ravel(axes)]:
         return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False)
@@ -164,20 +148,18 @@ cumulative_product = computes_entries(_along_axes)
 
 
 def _on_last(op: tf.Operation, state: State, tensor: tf.Tensor, number: int, view: View) -> State:
-    """The state of the results of an operation that goes along the last dimensions of a tensor, for
-    the entries along all others by themselves.
+    """The state of the results of an operation on the last dimensions of a tensor: on the vectors,
+    or the matrices, along these, each by itself.
 
     Args:
       op: the operation.
       state: of its first input, PER_EXAMPLE or ROWS.
-      tensor: an input or a result of the operation: its dimensions before the last ones are those
-        of the first input.
-      number: how many dimensions the operation goes along.
+      tensor: the first input; or the result of an operation that makes vectors into matrices: then
+        all dimensions of the result but the last ones are those of the first input.
+      number: how many dimensions are the last ones.
       view: `View`.
     """
-    rank = view.rank(tensor)
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    rank = static_rank(tensor, op, view)
     goes_along_examples = state.axis >= rank - number
     if goes_along_examples:
         return unknown(op, GOES_ALONG_EXAMPLES)
@@ -223,11 +205,11 @@ def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> _Found:
     """
     if any_by_example(states):
         return _matrices_of_diagonals(op, states, view)
-    terms = list(states[:1])
+    diagonal = states[0]
     has_padding = len(states) > 1  # the last input of MatrixDiagV2 and V3
     if has_padding and view.value(op.inputs[-1]) != 0:
-        terms.append(states[-1])
-    return sum_of_totals(op, terms, view)
+        return sum_of_totals(op, [diagonal, states[-1]], view)
+    return sum_of_totals(op, [diagonal], view)
 
 
 @moves_entries
@@ -246,10 +228,10 @@ def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State
     if not any_by_example(states):
         return sum_of_totals(op, states, view)
     matrices, diagonals = states[:2]  # MatrixSetDiagV2 and V3 have the diagonal's number behind
-    rank = view.rank(op.inputs[0])
+    rank = static_rank(op.inputs[0], op, view)
     have_same_examples = matrices.layout == diagonals.layout
-    # Examples along a dimension of the matrices themselves are mixed by the diagonal.
-    are_matrices_of_one = rank is not None and matrices.axis < rank - 2
+    # Examples along one of the last two dimensions, [n, n], are mixed by the diagonal.
+    are_matrices_of_one = matrices.axis < rank - 2
     if not have_same_examples or not are_matrices_of_one:
         return unknown(op, 'sets diagonals that are not known to be of the same examples')
     return matrices._replace(is_constant=False).with_marks_of(*states)

@@ -13,7 +13,8 @@ the same for both, and so at least the length of each example of the shard. The 
 on, which the shard does not make, change none of its examples.
 
 The functions here look at the operations of a loop, of control flow v1 or v2; `Loop` and `Carried`
-have what differs between these.
+have what differs between these. The state of the loop's condition has the mark of the maximum, as
+of any statistic of the shard; `condition_for` takes it away.
 """
 
 import typing
@@ -22,7 +23,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.proof.states import ROW_OF_EACH_EXAMPLE, Kind, State
+from towers.proof.rules.common import is_same_on_towers
+from towers.proof.states import ROW_OF_EACH_EXAMPLE, State
 from towers.proof.view import View
 
 _SAME = ('Identity', 'StopGradient')  # types of operations that give the same numbers
@@ -43,7 +45,7 @@ class Carried(typing.NamedTuple):
 
 
 class Longest(typing.NamedTuple):
-    """The maximum that ends a loop."""
+    """The maximum over the lengths of all examples that ends a loop."""
     statistic: str  # the name of the maximum
     lengths: tf.Tensor  # the length of each example, of which it is the maximum
 
@@ -74,20 +76,15 @@ def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
     limits = _limits_of(loop.test, loop)
     if limits is None:
         return None
-    maxima = []
-    others = []
+    # One maximum may be a limit several times.
+    maxima = {limit.op.name: limit.op for limit in limits if _is_longest(limit, view)}
+    if len(maxima) != 1:
+        return None
+    [(name, maximum)] = maxima.items()
     for limit in limits:
-        if _is_longest(limit, view):
-            maxima.append(limit)
-        else:
-            others.append(limit)
-    names = {maximum.op.name for maximum in maxima}  # one may be a limit several times
-    if len(names) != 1:
-        return None
-    maximum = maxima[0].op
-    if not all(_is_alike(limit, maximum.name, view) for limit in others):
-        return None
-    return Longest(statistic=maximum.name, lengths=_source(maximum.inputs[0], loop))
+        if limit.op is not maximum and not _is_alike(limit, name, view):
+            return None
+    return Longest(statistic=name, lengths=_source(maximum.inputs[0], loop))
 
 
 def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
@@ -161,10 +158,9 @@ def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
     """
     # In the first round, a tensor of the loop has no state yet.
     state = view.state_or_none(limit)
-    if state is None or state.kind not in (Kind.INDEPENDENT, Kind.SIZES):
+    if state is None or not is_same_on_towers(state):
         return False
-    is_of_any_batch = not state.depends_on_size
-    return is_of_any_batch and statistic not in state.shard_statistics
+    return statistic not in state.shard_statistics
 
 
 # ---- what an iteration does after the end of an example ------------------------------------------

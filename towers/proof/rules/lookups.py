@@ -15,6 +15,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
+from towers.proof.rules.common import axes_of_examples, takes_whole_rows, tell_of_examples
 from towers.proof.rules.rows import is_sparse
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import Sizes, product_of_all, quotient, sizes_in
@@ -33,7 +34,7 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
-_EACH_EXAMPLE = Size(0, 1)  # the size n
+_EACH_EXAMPLE = Size(constant=0, per_example=1)  # the size n
 _AS_MANY_AS_ARE_LEFT = Size(-1)  # in a new shape
 _SAME = ('Identity', 'Cast')  # types of operations that give the same whole numbers
 _GATHERS = ('Gather', 'GatherV2', 'ResourceGather')
@@ -61,7 +62,7 @@ def sparse_reshape(op: tf.Operation, states: _States, view: View) -> typing.List
     if not is_of_sparse_tensor or before is None or new_shape is None:
         return [unknown(op, _NOT_OF_EXAMPLES)] * 2
     after = _with_rest(before, new_shape)
-    if not _has_examples_first(before) or not _has_examples_first(after):
+    if not _is_shape_of_examples(before) or not _is_shape_of_examples(after):
         return [unknown(op, _NOT_OF_EXAMPLES)] * 2
     if product_of_all(before) != product_of_all(after):
         return [unknown(op, 'has another number of entries for each example')] * 2
@@ -76,22 +77,23 @@ def _with_rest(before: Sizes, after: Sizes) -> Sizes:
     """
     if after.count(_AS_MANY_AS_ARE_LEFT) != 1:
         return after
-    others = [size for size in after if size != _AS_MANY_AS_ARE_LEFT]
+    place = after.index(_AS_MANY_AS_ARE_LEFT)
     entries = product_of_all(before)
-    entries_of_others = product_of_all(others)
+    entries_of_others = product_of_all(after[:place] + after[place + 1:])
     if entries is None or entries_of_others is None:
         return after
     rest = quotient(entries, entries_of_others)
     if rest is None:
         return after
-    return tuple(rest if size == _AS_MANY_AS_ARE_LEFT else size for size in after)
+    return after[:place] + (rest,) + after[place + 1:]
 
 
-def _has_examples_first(shape: typing.Optional[Sizes]) -> bool:
+def _is_shape_of_examples(shape: typing.Optional[Sizes]) -> bool:
     """Whether a shape is (n, 3, …), of lengths that are all known, and n at no other place."""
     if not shape or shape[0] != _EACH_EXAMPLE:
         return False
-    return not any(size.per_example or size.constant < 0 for size in shape[1:])
+    are_known = all(size.constant >= 0 for size in shape)  # and not the -1 of a new shape
+    return are_known and axes_of_examples(shape) == [0]
 
 
 def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
@@ -105,7 +107,7 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> typing.Lis
     """
     indices, values, shape_state, value_of_new_rows = states
     shape = sizes_in(op.inputs[2], shape_state, view)
-    is_of_examples = is_sparse(indices, values) and _has_examples_first(shape)
+    is_of_examples = is_sparse(indices, values) and _is_shape_of_examples(shape)
     if not is_of_examples or not value_of_new_rows.is_alike_on_towers:
         return [unknown(op, 'fills rows that are not known to be of the examples')] * 4
     new_indices = State(Kind.INDICES, selection=op.name)
@@ -127,19 +129,19 @@ def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
     values, whatever these numbers are.
     """
     table_rows, which, _ = op.inputs
-    unique = graph_walk.source_through(which, _SAME)
+    numbers_by_unique = graph_walk.source_through(which, _SAME)
     gather = graph_walk.source_through(table_rows, ('Identity',)).op
     table, values, positions = states
-    if _is_lookup_of(unique, gather, view):
+    if _is_lookup_of(numbers_by_unique, gather, view):
         table = view.state(gather.inputs[0])
-        values = view.state(unique.op.inputs[0])
+        values = view.state(numbers_by_unique.op.inputs[0])
         return _sums_of_examples(op, table, values, positions, view)
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
     if table.kind is Kind.INDEPENDENT and values.kind is Kind.ROWS:
         return _sums_of_examples(op, table, values, positions, view)
-    if any(state.is_by_example or state.is_position for state in states):
+    if tell_of_examples(states):
         return unknown(op, 'adds up rows by their numbers')
     return not_linear(op, states, view)
 
@@ -159,32 +161,33 @@ def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: 
     if positions.kind is Kind.UNKNOWN:
         return positions
     selection = positions.selection
-    are_positions_of_values = (
-        positions.kind is Kind.POSITION and values.layout == rows(0, selection).layout)
+    are_positions = positions.kind is Kind.POSITION and _has_row_of_each(selection, view)
+    are_rows_at_positions = values.layout == rows(0, selection).layout
     is_shared_table = table.kind is Kind.INDEPENDENT
-    if are_positions_of_values and is_shared_table and _has_row_of_each(selection, view):
+    if are_positions and are_rows_at_positions and is_shared_table:
         return per_example(0).with_marks_of(table, values, positions)
     return unknown(op, 'adds up rows that not each example is known to have')
 
 
 def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
-    """Whether an operation looks up the different values that `which` numbers, in a table that the
-    forward pass has not written before."""
+    """Whether an operation looks up the different values that a `tf.unique` has found, each once,
+    in a table that all towers share.
+
+    Args:
+      which: a tensor that may be the second result of the `tf.unique`, the places of all values
+        among the different ones.
+      gather: the operation that may look them up.
+      view: `View`.
+    """
     is_of_unique = which.op.type == 'Unique' and which.value_index == 1
-    is_lookup = gather.type in _GATHERS and gather.name not in view.reads_of_written
-    if not is_of_unique or not is_lookup or not _takes_first_dimension(gather, view):
+    is_lookup = gather.type in _GATHERS and takes_whole_rows(gather, view)
+    if not is_of_unique or not is_lookup:
+        return False
+    # What the forward pass has written to a table before it reads it may be of the examples.
+    if gather.name in view.reads_of_written:
         return False
     different = which.op.outputs[0]
     return graph_walk.source_through(gather.inputs[1], _SAME).name == different.name
-
-
-
-def _takes_first_dimension(gather: tf.Operation, view: View) -> bool:
-    """Whether entries along the first dimension are gathered."""
-    if gather.type != 'GatherV2':  # which alone has another one, as an input
-        return True
-    axis = view.value(gather.inputs[2])
-    return axis is not None and int(axis) == 0 and not gather.get_attr('batch_dims')
 
 
 def _has_row_of_each(selection: str, view: View) -> bool:
@@ -201,7 +204,7 @@ def rows_of_rows(op: tf.Operation, params: State, positions: State, view: View) 
     """`tf.gather(rows, tf.where(keep [rows]))`: the state of those rows that a mask of them keeps.
 
     Args:
-      op: the operation that gathers along the first dimension.
+      op: the operation that gathers.
       params: the state of the rows, or of the index vectors of a sparse tensor.
       positions: of the kind ROW_POSITION; its selection is the `Where`.
       view: `View`.
@@ -210,13 +213,10 @@ def rows_of_rows(op: tf.Operation, params: State, positions: State, view: View) 
     mask = view.state(where.inputs[0])
     # The mask has an entry for each of the rows only if the same selection left both.
     is_mask_of_rows = params.selection == mask.selection and params.axis == 0
-    are_whole_rows = view.rank(op.inputs[1]) == 1 and _takes_first_dimension(op, view)
+    are_whole_rows = view.rank(op.inputs[1]) == 1 and takes_whole_rows(op, view)
     if not is_mask_of_rows or not are_whole_rows:
         return unknown(op, _ROWS_BY_PLACES)
-    if params.kind is Kind.INDICES:
-        kept = State(Kind.INDICES, selection=positions.selection)
-    elif params.kind is Kind.ROWS:
-        kept = rows(0, positions.selection)
-    else:
+    if params.kind not in (Kind.INDICES, Kind.ROWS):
         return unknown(op, _ROWS_BY_PLACES)
+    kept = State(params.kind, selection=positions.selection)
     return kept.with_marks_of(params, positions)

@@ -18,7 +18,12 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.proof import contexts
 from towers.proof.rules import longest
-from towers.proof.rules.common import any_by_example
+from towers.proof.rules.common import (
+    any_by_example,
+    any_position,
+    fits_examples_as_built,
+    kinds_of,
+)
 from towers.proof.rules.totals import not_linear, sum_of_totals
 from towers.proof.sizes import as_number, as_numbers
 from towers.proof.states import ONE_EXAMPLE, Kind, State, first_unknown, unknown
@@ -54,16 +59,17 @@ def switch(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def in_branch(op: tf.Operation, value: State, condition: State, view: View) -> State:
-    """The state of a value that there is, or that is chosen, by the condition of a branch.
+    """The state of a value behind a condition: it is computed in a branch that the condition takes,
+    or is the one of two values that the condition chooses.
 
-    The condition may be
-
-        the same on every tower        all towers take the same branch: the value stays as it is
-        of one example, in a loop      a value of this example, or one that all examples have alike,
-        over the examples              is chosen by this example, and so is of it
-        a mean or a sum of the shard   towers may take other branches: the value is marked with it
-
-    and by any other condition nothing is known of the value.
+        a condition that is the same on every tower    all towers take the same branch: the value
+                                                       stays as it is
+        a condition of one example, in a loop over     chooses a value of this example, or one that
+        the examples                                   all examples have alike: the choice is of
+                                                       this example
+        a mean or a sum of the shard                   towers may take other branches: the value is
+                                                       marked with it
+        any other condition                            nothing is known of the value
 
     Args:
       op: the operation that a refusal points to.
@@ -108,15 +114,15 @@ def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typi
     the branches of the two inputs are taken, too: for a `tf.cond` this is one condition.
 
     Returns:
-      The state; None if a condition has no state yet, as in the first round one that a loop
-      computes. A later round of the analysis sets it.
+      The state; None if a condition has no state yet, as one that a loop computes has none in the
+      first round of the analysis. A later round sets it.
     """
     conditions = contexts.conditions_of(op, view)
     if not conditions:
         return unknown(op, 'ends a branch whose condition is not known')
     state = either(op, branch_states(op.inputs, states, view), view)
     for condition in conditions:
-        if condition is None:
+        if condition is None:  # it has no state yet
             return None
         state = in_branch(op, state, condition, view)
     return state
@@ -124,12 +130,12 @@ def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typi
 
 def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
                   view: View) -> _States:
-    """The states of the results of branches, as far as they are known, for `either`.
+    """The states of the results of branches, as far as they are known, for `either`: uniform where
+    it is certain that the result has the shape of the batch.
 
-    A uniform value, such as zeros, may stand for zeros of each example (`State.is_uniform`). Zeros
-    of a static shape [8, 4] may not: TensorFlow lets the other branch have the result x [n, 4], so
-    that 8 need not be the number of examples. Zeros whose shape is not static, as those of
-    `tf.zeros_like(x)`, have the shape of the batch.
+    `either` takes uniform values, such as zeros, for zeros of each example (`State.is_uniform`).
+    Zeros of a static shape [8, 4] need not be such: TensorFlow lets the other branch have the
+    result x [n, 4] of any n. Zeros whose shape is not static, as of `tf.zeros_like(x)`, are.
 
     Args:
       tensors: a result of each branch.
@@ -140,32 +146,41 @@ def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
     for tensor, state in zip(tensors, states):
         if state is None:
             continue
-        shape = view.shape(tensor)
-        has_static_shape = shape is not None and None not in shape
-        if has_static_shape:
+        if _has_static_shape(tensor, view):
             state = state._replace(is_uniform=False)
         known.append(state)
     return known
 
 
+def _has_static_shape(tensor: tf.Tensor, view: View) -> bool:
+    """Whether all lengths of a tensor are static."""
+    shape = view.shape(tensor)
+    return shape is not None and None not in shape
+
+
 def either(op: tf.Operation, states: _States, view: View) -> State:
     """The state of a tensor that has one of several values, by a choice that all towers make alike.
 
-    A choice between a mean and a constant is a mean, and one between values [n, …] of the examples
-    is of the examples, where all values have them in the same place.
+        values of one and the same state        that state
+        a list in which nothing is written,     the other list's state: the empty one fits any list
+        and another list
+        an unknown value and any other          unknown
+        values [n, …] of the examples           of the examples, if all have them in the same place
+        positions and any other                 unknown
+        means, sums and constants               what their sum is: a mean and a constant, a mean
+        sizes                                   numbers; n counts as a sum
 
     Args:
       op: the operation that chooses, to which a refusal points.
       states: the states of the values, at least one.
       view: `View`.
     """
-    # A list in which nothing is written yet fits any other list, so that the others decide.
     written = [state for state in states if state.kind is not Kind.EMPTY]
     if not written:
         return states[0]
-    first = written[0]
-    if all(state == first for state in written):
-        return first
+    are_all_alike = len(set(written)) == 1
+    if are_all_alike:
+        return written[0]
     not_known = first_unknown(written)
     if not_known is not None:
         return not_known
@@ -173,10 +188,10 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
     without_sizes = as_numbers(op, written, view)
     if any_by_example(without_sizes):
         return _either_of_examples(op, without_sizes, view).with_marks_of(*written)
-    if any(state.is_position for state in without_sizes):
+    if any_position(without_sizes):
         return unknown(op, 'joins the positions of the examples')
     # All towers choose alike. So a choice between the means of f and of g is a mean, of f or of g,
-    # as their sum is one; and so it is with sums and constants. The result has all marks already.
+    # as their sum is one; and so it is with sums and constants.
     return sum_of_totals(op, without_sizes, view)
 
 
@@ -189,21 +204,18 @@ def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of the values.
       view: `View`.
     """
-    values = states
-    if view.is_as_built:
-        # As built, nothing tells zeros [8, 4] of 8 examples, with which a recurrent cell begins,
-        # from other zeros [8, 4]: uniform values have no say about the place of the examples.
-        values = [state for state in states if not state.is_uniform]
-    kinds = {state.kind for state in values}
+    # Zeros [8, 4], with which a recurrent cell begins, have no say about the place of the examples
+    # where they may be zeros of 8 examples.
+    deciding = [state for state in states if not fits_examples_as_built(state, view)]
     # In the iteration of an example, the choice is between a value of this example and one that all
     # examples have alike: neither depends on another example.
-    if kinds == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
+    if kinds_of(deciding) == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
         return ONE_EXAMPLE
-    layouts = {state.layout for state in values}
+    layouts = {state.layout for state in deciding}
     if len(layouts) > 1:
         return unknown(op, 'joins values in which the examples are in other places')
-    is_constant = all(state.is_constant for state in values)
-    return values[0]._replace(is_constant=is_constant)
+    is_constant = all(state.is_constant for state in deciding)
+    return deciding[0]._replace(is_constant=is_constant)
 
 
 # ---- the values that a loop carries --------------------------------------------------------------
@@ -215,13 +227,17 @@ def enter(op: tf.Operation, states: _States, view: View) -> State:
     over the examples: there it could not be told from those of that loop.
     """
     state = states[0]
-    # A scalar POSITION is the number of an iteration; a vector has the positions of all examples.
-    may_be_scalar = view.rank(op.inputs[0]) in (0, None)
-    is_number_of_iteration = state.kind is Kind.POSITION and may_be_scalar
-    is_of_iteration = state.kind is Kind.ONE_EXAMPLE or is_number_of_iteration
+    is_of_iteration = state.kind is Kind.ONE_EXAMPLE or _may_be_number(op.inputs[0], state, view)
     if is_of_iteration and contexts.frame_is_over_examples(op, view):
         return unknown(op, 'enters a loop over the examples from another one')
     return state
+
+
+def _may_be_number(tensor: tf.Tensor, state: State, view: View) -> bool:
+    """Whether a tensor may be the number of the iteration of a loop over the examples: a POSITION
+    that is a scalar. A vector of this state has the positions of all examples."""
+    may_be_scalar = view.rank(tensor) in (0, None)
+    return state.kind is Kind.POSITION and may_be_scalar
 
 
 def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> State:
@@ -233,7 +249,8 @@ def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> 
 
     Args:
       op: the `Merge`.
-      states: of the value before the loop, and after an iteration where it is known.
+      states: of the value before the loop, and after an iteration. The second one is not there in
+        the first round of the analysis, which comes to the iteration later.
       back: the value after an iteration.
       view: `View`.
     """
@@ -242,7 +259,7 @@ def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> 
         return either(op, states, view)
     if contexts.is_counter(op, back):
         return State(Kind.POSITION)
-    is_first_round = len(states) < 2  # the value after an iteration has no state yet
+    is_first_round = len(states) == 1
     if is_first_round:
         return states[0]
     if contexts.is_array_flow(back):
@@ -261,10 +278,11 @@ def _carried_flow(states: _States) -> State:
 def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
     """`Exit`: the value after the last iteration.
 
-    The condition of a loop over time tells how many iterations a tower makes. If towers may make
-    other numbers of them, the value depends on the shard, as behind a branch (`in_branch`). A loop
-    over n examples makes n iterations. Out of it come its counter, which is n at the end, and
-    arrays of n elements; anything else is that of the last example.
+        of a loop over time      as behind a branch (`in_branch`): the condition tells how many
+                                 iterations a tower makes, and where it depends on the shard, towers
+                                 may make other numbers of them
+        of a loop over the       its counter is n at the end; its arrays have n elements; any other
+        n examples               value would be that of the last example, and is refused
     """
     state = states[0]
     loop = contexts.loop_of(op, view)

@@ -155,11 +155,11 @@ def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
       view: `View`.
     """
     state = _initial_or_result(carried, initial, view)
+    if state.kind is Kind.UNKNOWN:  # which has a reason already
+        return state
     is_first_round = view.state_or_none(carried.result) is None  # what is written comes later
     has_elements_of_examples = state.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY)
     if has_elements_of_examples or carried.is_kept or is_first_round:
-        return state
-    if state.kind is Kind.UNKNOWN:  # which has a reason already
         return state
     return unknown(carried.loop, 'carries a value from one example to the next')
 
@@ -291,5 +291,5 @@ def _is_below_examples(test: tf.Tensor, op: tf.Operation, body: LoopBody, view: 
     if carried_limit is not None and not carried_limit.is_kept:  # another one in each iteration
         return False
     limit = _before_loop(limit, op, body)
-    state = view.state_or_none(limit)
-    return state is not None and sizes_in(limit, state, view) == NUMBER_OF_EXAMPLES
+    limit_state = view.state_or_none(limit)
+    return limit_state is not None and sizes_in(limit, limit_state, view) == NUMBER_OF_EXAMPLES

@@ -20,6 +20,9 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 _Found = typing.Union[State, typing.List[State]]
 
+_KEEP_ORDER = ('ExpandDims', 'Reshape', 'Squeeze')
+"""Types of operations that keep the row-major order of the entries."""
+
 _KEEP_UNIFORM = ('Reshape', 'ExpandDims', 'Squeeze', 'Transpose', 'StridedSlice', 'Slice', 'Tile',
                  'Unpack', 'ReverseV2')
 """Types of operations that put no other entries beside those of the first input."""
@@ -91,10 +94,10 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
         results = rule(op, state, view)
     elif state.is_position:
         results = _moved_positions(op, state, view)
-    else:
+    else:  # one example, a mean, a sum, or the same on every tower: the entries are so elsewhere
         is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
         results = state._replace(is_uniform=is_uniform)
-    if isinstance(results, State):
+    if isinstance(results, State):  # one state for all results
         return results.with_marks_of(*arguments)
     return [result.with_marks_of(*arguments) for result in results]
 
@@ -105,10 +108,11 @@ def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Option
     Static integers, the same on every tower, are sizes, too: they may become lengths in a shape.
     """
     state = states[0]
-    is_shared_integer = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
-    if state.kind is Kind.SIZES or is_shared_integer:
-        return rearranged_sizes(op, states, view)
-    return None
+    are_shared_integers = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
+    may_be_lengths = state.kind is Kind.SIZES or are_shared_integers
+    if not may_be_lengths:
+        return None
+    return rearranged_sizes(op, states, view)
 
 
 def _moved_positions(op: tf.Operation, state: State, view: View) -> State:
@@ -116,14 +120,15 @@ def _moved_positions(op: tf.Operation, state: State, view: View) -> State:
     same example.
 
     Any other operation may put the position of one example in the place of another's, and gives an
-    unknown state.
+    unknown state; index vectors (INDICES), whose first number alone is a position, may be torn.
     """
     shape = view.shape(op.outputs[0])
-    is_vector_of_positions = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
-    keeps_order = op.type in ('ExpandDims', 'Reshape', 'Squeeze')
-    if not is_vector_of_positions or not keeps_order or shape is None:
+    is_one_number_of_each = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
+    if not is_one_number_of_each or op.type not in _KEEP_ORDER or shape is None:
         return unknown(op, COMPUTES_WITH_POSITIONS)
+    # In [n, 1] one dimension alone has not the length 1, and so all positions. Positions [2 n] in
+    # the shape [2, n] are along two dimensions.
     axes_of_positions = [axis for axis, length in enumerate(shape) if length != 1]
-    if len(axes_of_positions) != 1:  # as in [2, n]
+    if len(axes_of_positions) != 1:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     return state._replace(axis=axes_of_positions[0])

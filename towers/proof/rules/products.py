@@ -12,12 +12,14 @@ from towers.proof.rules.common import (
     COUPLES_EXAMPLES,
     any_by_example,
     any_of_kind,
-    is_of_batch,
+    has_examples_last,
+    has_one_entry_along,
     state_of_layout,
+    static_rank,
 )
 from towers.proof.rules.entries import by_example, multiply
 from towers.proof.rules.totals import not_linear, total
-from towers.proof.states import HAS_OWN_SIZE, NO_STATIC_RANK, Kind, Layout, State, unknown
+from towers.proof.states import HAS_OWN_SIZE, Kind, Layout, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
@@ -42,10 +44,8 @@ def matmul(op: tf.Operation, states: _States, view: View) -> State:
         return multiply(op, states, view)
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all dimensions are of the one example
         return by_example(op, states, view)
-    left_rank = view.rank(op.inputs[0])
-    right_rank = view.rank(op.inputs[1])
-    if left_rank is None or right_rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    left_rank = static_rank(op.inputs[0], op, view)
+    right_rank = static_rank(op.inputs[1], op, view)
     return _product(op, states, _equation_of_matmul(op, left_rank, right_rank), view)
 
 
@@ -61,9 +61,12 @@ def _equation_of_matmul(op: tf.Operation, left_rank: int, right_rank: int) -> _E
       left_rank: the number of dimensions of the first factor.
       right_rank: the same of the second one.
     """
-    is_of_matrices = op.type == 'MatMul'
-    left_is_transposed = op.get_attr('transpose_a' if is_of_matrices else 'adj_x')
-    right_is_transposed = op.get_attr('transpose_b' if is_of_matrices else 'adj_y')
+    if op.type == 'MatMul':
+        left_is_transposed = op.get_attr('transpose_a')
+        right_is_transposed = op.get_attr('transpose_b')
+    else:
+        left_is_transposed = op.get_attr('adj_x')
+        right_is_transposed = op.get_attr('adj_y')
     left = 'ji' if left_is_transposed else 'ij'
     right = 'kj' if right_is_transposed else 'jk'
     batch = _LETTERS[:max(left_rank, right_rank) - 2]
@@ -80,7 +83,8 @@ def _last_letters(text: str, count: int) -> str:
 def einsum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.einsum`: `bi,ij->bj` is of each example b; `bi,bj->ij` is a sum over them."""
     if not any_by_example(states):
-        if len(states) == 2:  # linear in each of the two
+        is_product_of_two = len(states) == 2
+        if is_product_of_two:  # linear in each of the two, as a product of numbers is
             return multiply(op, states, view)
         return not_linear(op, states, view)
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all letters are of the one example
@@ -99,11 +103,8 @@ def cross(op: tf.Operation, states: _States, view: View) -> State:
     has examples, it is linear in each of the two, as a product of numbers is.
     """
     for tensor, state in zip(op.inputs, states):
-        rank = view.rank(tensor)
-        if rank is None:
-            return unknown(op, NO_STATIC_RANK)
         # With the examples along it, [4, n] of 3 examples are vectors of entries of all of them.
-        if is_of_batch(state) and state.axis == rank - 1:
+        if has_examples_last(state, static_rank(tensor, op, view)):
             return unknown(op, COUPLES_EXAMPLES)
     return multiply(op, states, view)
 
@@ -131,8 +132,9 @@ def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View
         return unknown(op, 'multiplies examples with each other')
     letter, layout = examples
     shared = _shared_along(op, factors, equation, letter)
-    if not all(_has_one_entry(factor, view) for factor in shared):
-        return unknown(op, HAS_OWN_SIZE)
+    for factor in shared:
+        if not has_one_entry_along(factor.axis, factor.tensor, view):
+            return unknown(op, HAS_OWN_SIZE)
     if letter in equation.result:
         axis = equation.result.index(letter)
         return state_of_layout(layout._replace(axis=axis)).with_marks_of(*factors)
@@ -178,9 +180,3 @@ def _shared_along(op: tf.Operation, factors: _States, equation: _Equation,
         if letter in letters and not state.is_by_example:
             shared.append(_SharedFactor(tensor, letters.index(letter)))
     return shared
-
-
-def _has_one_entry(factor: _SharedFactor, view: View) -> bool:
-    """Whether a factor has one entry along the dimension with the letter of the examples."""
-    shape = view.shape(factor.tensor)
-    return shape is not None and shape[factor.axis] == 1

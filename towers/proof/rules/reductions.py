@@ -13,19 +13,22 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
     COUPLES_EXAMPLES,
-    any_by_example,
     any_of_kind,
     are_shared_arguments,
     has_examples_first,
+    has_examples_last,
+    has_one_entry_along,
     is_of_batch,
+    layouts_of_examples,
     state_of_layout,
+    static_rank,
     without_dimensions,
 )
 from towers.proof.rules.entries import by_example, elementwise, of_equal_lengths
 from towers.proof.rules.shapes import prod_of_sizes
-from towers.proof.rules.totals import not_linear, shard_statistic, total
+from towers.proof.rules.totals import for_examples, not_linear, shard_statistic, total
 from towers.proof.sizes import as_number
-from towers.proof.states import HAS_OWN_SIZE, INDEPENDENT, NO_STATIC_RANK, Kind, State, unknown
+from towers.proof.states import HAS_OWN_SIZE, INDEPENDENT, Kind, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
@@ -39,25 +42,26 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
     """Reductions of x [n, 4]: over dimension 1 the result [n] has a value for each example; over
     dimension 0 each entry of the result [4] is computed from all examples, see `_over_examples`.
 
-    The second input has the dimensions. The product of the sizes (n, 4) is the size 4 n.
+    The second input has the dimensions. The product of the sizes (n, 4) is the size 4 n. Any other
+    reduction of sizes, or a product such as n * n, is no size: it counts as one of numbers.
     """
-    state = states[0]
-    if state.kind is Kind.SIZES:
+    value, *axes_states = states
+    if value.kind is Kind.SIZES:
         sizes = prod_of_sizes(op, states, view)
         if sizes is not None:
             return sizes
-        # Any other reduction, or a product such as n * n, is no size: it counts as one of numbers.
-        state = as_number(op, state, view)
-    if state.kind is Kind.ONE_EXAMPLE:  # all dimensions are of the one example
-        return state.with_marks_of(*states)
-    if not state.is_by_example:
-        return _reduced_without_examples(op, [state, *states[1:]], view)
+        value = as_number(op, value, view)
+    if value.kind is Kind.ONE_EXAMPLE:  # all dimensions are of the one example
+        return value.with_marks_of(*states)
+    if not value.is_by_example:
+        return _reduced_without_examples(op, [value, *axes_states], view)
     axes = _reduced_axes(op, view)
     if axes is None:
         return unknown(op, 'reduces dimensions that are not static')
-    if state.axis in axes:
-        return _over_examples(op, state, view).with_marks_of(*states)
-    return _of_each_example(op, state, axes).with_marks_of(*states)
+    is_over_examples = value.axis in axes
+    if is_over_examples:
+        return _over_examples(op, value, view).with_marks_of(*states)
+    return _of_each_example(op, value, axes).with_marks_of(*states)
 
 
 def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> State:
@@ -68,11 +72,11 @@ def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> 
     linear. `not_linear` has the answer for that, and for a value that is no mean or sum over the
     examples: what is the same on every tower stays so.
     """
-    entries = states[0]
-    axes = states[1:]
+    entries, *axes = states
     is_mean = op.type == 'Mean' and op.outputs[0].dtype.is_floating  # of integers it rounds
-    is_linear = op.type == 'Sum' or is_mean
-    if is_linear and entries.is_total and are_shared_arguments(axes):
+    is_linear = is_mean or op.type == 'Sum'
+    is_of_total = entries.is_total and are_shared_arguments(axes)
+    if is_linear and is_of_total:
         return entries.with_marks_of(*states)
     return not_linear(op, states, view)
 
@@ -157,13 +161,12 @@ def bias_add_gradient(op: tf.Operation, states: _States, view: View) -> State:
 
 # ---- along the last dimension --------------------------------------------------------------------
 
+@for_examples
 def along_last(op: tf.Operation, states: _States, view: View) -> State:
     """Softmax and its losses: each row of x [n, 4] along the last dimension by itself.
 
     A loss takes logits [n, 4] and labels [n] or [n, 4], which have the examples in the same place.
     """
-    if not any_by_example(states):
-        return not_linear(op, states, view)
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all rows are of the one example
         return by_example(op, states, view)
     rows = _rows_of_inputs(op, states, view)
@@ -185,28 +188,21 @@ def _rows_of_inputs(op: tf.Operation, states: _States, view: View) -> State:
       states: of its inputs, of which at least one is PER_EXAMPLE or ROWS.
       view: `View`.
     """
-    layouts = set()
     for tensor, state in zip(op.inputs, states):
-        if view.rank(tensor) is None:
-            return unknown(op, NO_STATIC_RANK)
-        if state.is_by_example:
-            layouts.add(state.layout)
-        elif not _is_same_for_each_row(tensor, view):
+        rank = static_rank(tensor, op, view)
+        if not state.is_by_example and not _is_same_for_each_row(tensor, rank, view):
             return unknown(op, HAS_OWN_SIZE)
-    layouts = of_equal_lengths(layouts)
+    layouts = of_equal_lengths(layouts_of_examples(states))
     if len(layouts) > 1:
         return unknown(op, COUPLES_EXAMPLES)
     return state_of_layout(layouts.pop()).with_marks_of(*states)
 
 
-def _is_same_for_each_row(tensor: tf.Tensor, view: View) -> bool:
-    """Whether a tensor is a scalar, or has one row, so that each row of the others gets the same of
-    it."""
-    shape = view.shape(tensor)
-    if shape is None:
-        return False
-    is_scalar = not shape
-    return is_scalar or shape[0] == 1
+def _is_same_for_each_row(tensor: tf.Tensor, rank: int, view: View) -> bool:
+    """Whether a tensor of a number of dimensions is a scalar, or has one row: each row of the other
+    inputs gets the same of it."""
+    is_scalar = rank == 0
+    return is_scalar or has_one_entry_along(0, tensor, view)
 
 
 def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:
@@ -214,11 +210,8 @@ def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:
     inputs_with_rows = list(op.inputs)
     if op.type.startswith('Sparse'):  # whose labels [n] are numbers of classes, and no rows
         inputs_with_rows = inputs_with_rows[:1]
-    for tensor, state in zip(inputs_with_rows, states):
-        rank = view.rank(tensor)
-        if state.is_by_example and rank is not None and state.axis == rank - 1:
-            return True
-    return False
+    return any(has_examples_last(state, static_rank(tensor, op, view))
+               for tensor, state in zip(inputs_with_rows, states))
 
 
 def largest(op: tf.Operation, states: _States, view: View) -> State:
@@ -229,9 +222,7 @@ def largest(op: tf.Operation, states: _States, view: View) -> State:
     state = states[0]
     if not is_of_batch(state):  # one example, or a value without examples
         return elementwise(op, states, view)
-    rank = view.rank(op.inputs[0])
-    may_be_over_examples = rank is None or state.axis == rank - 1
-    if may_be_over_examples:
+    if has_examples_last(state, static_rank(op.inputs[0], op, view)):
         return shard_statistic(op, states, view, 'chooses among the examples of the shard')
     has_labels = op.type.startswith('InTopK')
     if has_labels and states[1].layout != state.layout:

@@ -16,6 +16,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.proof.rules.common import axes_of_examples, is_multiple_of_examples
 from towers.proof.rules.moves import moves_entries
 from towers.proof.sizes import sizes_in, sizes_of_dimensions
 from towers.proof.states import (
@@ -38,13 +39,14 @@ def reshape(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reshape`: [n, 3, 4] becomes [3 n, 4], with 3 neighbouring rows of each example."""
     before = view.shape(op.inputs[0])
     after = view.shape_by_inference(op.outputs[0])  # not by the state that is to be found here
-    if before is None or after is None:
+    if before is None or after is None:  # a rank is not static
         return unknown(op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
         return _reshaped_rows(op, state, before, after)
-    if None in before or None in after:
-        return _reshaped_with_unknown(op, state, before, after, view)
-    return _reshaped_by_stride(op, state, before, after, view)
+    are_all_static = None not in before and None not in after
+    if are_all_static:
+        return _reshaped_by_stride(op, state, before, after, view)
+    return _reshaped_with_unknown(op, state, before, after, view)
 
 
 # ---- where all lengths are static ----------------------------------------------------------------
@@ -59,6 +61,9 @@ def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int]
                         after: typing.List[int], view: View) -> State:
     """The state after a reshape between static shapes, by the stride of an example.
 
+    Let [2 n, 4], two rounds of the examples, become [2 n, 2, 2]. The stride is 4 entries, one step
+    along dimension 0. So `inner` is 1, a round has n steps, and the 2 n steps are two rounds.
+
     Args:
       op: the operation.
       state: of the values, PER_EXAMPLE.
@@ -71,11 +76,11 @@ def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int]
     has_one_place = len(places) == 1
     if not has_one_place:
         return unknown(op, 'spreads an example over several dimensions')
-    [(axis, inner)] = places
+    axis, inner = places[0]
     if not has_examples_at(axis, op.inputs[1], view):
         return unknown(op, 'has a shape that is another one for another number of examples')
-    entries_of_a_round = view.examples * inner
-    outer = after[axis] // entries_of_a_round
+    steps_of_a_round = view.examples * inner
+    outer = after[axis] // steps_of_a_round
     return per_example(axis, outer, inner, state.is_constant)
 
 
@@ -95,18 +100,18 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
     places = []
     for axis, length in enumerate(lengths):
         entries_of_step = _product(lengths[axis + 1:])
-        is_empty = 0 in (stride, entries_of_step, length)
-        if is_empty or stride % entries_of_step != 0:
+        if 0 in (stride, entries_of_step, length):  # no entries, by which a place could be told
             continue
-        steps = stride // entries_of_step
-        if length % (examples * steps) == 0:
+        steps, rest = divmod(stride, entries_of_step)
+        has_whole_steps = rest == 0
+        if has_whole_steps and length % (examples * steps) == 0:
             places.append(_Place(axis, inner=steps))
     return places
 
 
 def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
-    """Whether a shape, as far as it is known, has the number of examples in one dimension alone;
-    True where nothing is known of the numbers in the shape.
+    """Whether a shape, as far as it is known, has the number of examples in no other dimension than
+    this one, and there a multiple of it; True where nothing is known of the numbers in the shape.
 
     A shape such as (n, n) of x [n, 4] fits some batches, but not those of another size.
 
@@ -116,11 +121,10 @@ def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
       view: `View`.
     """
     sizes = sizes_in(shape, view.state(shape), view)
-    for place, size in enumerate(sizes or ()):
-        if not size.per_example:
-            continue
-        is_multiple = not size.constant  # k n, and not k n + 1
-        if place != axis or not is_multiple:
+    if sizes is None:
+        return True
+    for place in axes_of_examples(sizes):
+        if place != axis or not is_multiple_of_examples(sizes[place]):
             return False
     return True
 
@@ -173,18 +177,19 @@ def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optio
     shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
     if not are_neighbours or lengths is None or not shape:
         return None
-    rows = shape[0]
-    row = shape[1:]
-    if any(size.per_example for size in row):  # the examples are not along dimension 0 alone
+    number_of_rows = shape[0]
+    lengths_of_row = shape[1:]
+    if axes_of_examples(lengths_of_row):  # the examples are not along dimension 0 alone
         return None
+    row = [size.constant for size in lengths_of_row]
     entries_of_each = state.inner * _product(size.constant for size in lengths[1:])
-    rows_of_each = _rows_of_each(rows, [size.constant for size in row], entries_of_each)
+    rows_of_each = _rows_of_each(number_of_rows, row, entries_of_each)
     if rows_of_each is None:
         return None
     return per_example(0, inner=rows_of_each, is_constant=state.is_constant)
 
 
-def _rows_of_each(rows: Size, row: typing.List[int], entries: int) -> typing.Optional[int]:
+def _rows_of_each(number: Size, row: typing.List[int], entries: int) -> typing.Optional[int]:
     """How many rows of the result belong to each example.
 
         shape (k n, 4)    k rows, since the number of entries is the same before and after
@@ -192,19 +197,18 @@ def _rows_of_each(rows: Size, row: typing.List[int], entries: int) -> typing.Opt
         any other shape   None: not known
 
     Args:
-      rows: the first number of the shape, which tells the number of rows.
+      number: the first number of the shape, which tells the number of rows.
       row: the other numbers, the lengths of a row; one is -1, as long as is left, or none.
       entries: the number of entries of each example.
     """
-    is_multiple_of_examples = rows.per_example > 0 and not rows.constant
-    takes_all_rows = rows == Size(-1)
-    if is_multiple_of_examples:
-        has_entries = all(length > 0 or length == -1 for length in row)
-        return rows.per_example if has_entries else None
-    if takes_all_rows and all(length > 0 for length in row):
-        entries_of_row = _product(row)
-        is_whole_rows = entries % entries_of_row == 0
-        return entries // entries_of_row if is_whole_rows else None
+    if 0 in row:  # rows without entries, of which there may be any number
+        return None
+    takes_all_rows = number == Size(-1)
+    if takes_all_rows:
+        rows, rest = divmod(entries, _product(row))
+        return rows if rest == 0 else None
+    if is_multiple_of_examples(number) and number.per_example > 0:
+        return number.per_example
     return None
 
 
@@ -223,9 +227,9 @@ def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) ->
     shape = view.value(op.inputs[1])
     if state.layout != ROW_OF_EACH_EXAMPLE or shape is None:
         return unknown(op, _NOT_STATIC_SHAPE)
-    has_rows = len(shape) >= 2 and shape[0] == -1
+    takes_all_rows = len(shape) >= 2 and shape[0] == -1
     row = after[1:]
-    if not has_rows or None in row:
+    if not takes_all_rows or None in row:
         return unknown(op, _NOT_STATIC_SHAPE)
     view.suppose(op, 'takes %d numbers of each example' % _product(row))
     return state.with_shard_statistics([op.name])
@@ -244,11 +248,12 @@ def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Len
     if after.count(None) != 1:
         return unknown(op, _NOT_STATIC_SHAPE)
     axis = after.index(None)
-    lengths_before_rows = before[:state.axis] + after[:axis]
-    if any(length != 1 for length in lengths_before_rows):
-        return unknown(op, _NOT_STATIC_SHAPE)
+    lengths_before_rows = before[:state.axis] + after[:axis]  # those of both shapes
+    are_all_1 = set(lengths_before_rows) <= {1}
     row_before = before[state.axis + 1:]
     row_after = after[axis + 1:]
-    if None in row_before or _product(row_before) != _product(row_after):
+    if not are_all_1 or None in row_before:
+        return unknown(op, _NOT_STATIC_SHAPE)
+    if _product(row_before) != _product(row_after):
         return unknown(op, _NOT_STATIC_SHAPE)
     return state._replace(axis=axis)

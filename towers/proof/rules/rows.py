@@ -13,15 +13,16 @@ A sparse tensor [n, 20] is a triple: its indices [rows, 2], index vectors whose 
 position of the example (INDICES); its values [rows] (ROWS); and its shape (n, 20).
 
 Where no input tells anything of single examples, `not_linear` says what the result is: the same on
-every tower, or marked with the means and sums that it is computed from.
+every tower, or marked with the means and sums that it is computed from. A rule below `for_examples`
+is asked about all other inputs alone.
 """
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import any_by_example, any_of_kind, has_examples_first, is_of_batch
-from towers.proof.rules.totals import not_linear, total
+from towers.proof.rules.common import axes_of_examples, has_examples_first, is_of_batch
+from towers.proof.rules.totals import for_examples, total
 from towers.proof.sizes import Sizes, sizes_in
 from towers.proof.states import (
     EVERY_EXAMPLE,
@@ -37,12 +38,13 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
-_EACH_EXAMPLE = Size(0, 1)  # the size n
+_EACH_EXAMPLE = Size(constant=0, per_example=1)  # the size n
 _BY_PLACES = 'adds up rows by their places'
 
 
 # ---- masks ---------------------------------------------------------------------------------------
 
+@for_examples
 def where(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.where(mask)`: the index vectors of the places where a mask is true, in row-major order.
 
@@ -51,8 +53,6 @@ def where(op: tf.Operation, states: _States, view: View) -> State:
         mask [rows]    the numbers of the rows where it is true
     """
     mask = states[0]
-    if not mask.is_by_example:
-        return not_linear(op, [mask], view)
     is_vector = view.rank(op.inputs[0]) == 1
     if is_vector and has_examples_first(mask):
         positions = State(Kind.POSITION, axis=0, outer=mask.outer, inner=mask.inner,
@@ -67,6 +67,7 @@ def where(op: tf.Operation, states: _States, view: View) -> State:
 
 # ---- rows that are put back, or added up ---------------------------------------------------------
 
+@for_examples
 def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.scatter_nd(positions [rows, 1], x [rows, 4], (n, 4))`: [n, 4], rows of the examples back
     at their places, and zeros for the examples that a mask left out.
@@ -76,42 +77,36 @@ def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     place.
     """
     positions, values, shape_state = states
-    if not any_by_example(states) and not any(state.is_position for state in states):
-        return not_linear(op, states, view)
     shape = sizes_in(op.inputs[2], shape_state, view)
     if _are_added_up(positions, values, shape):
         return total(Kind.SUM, op).with_marks_of(*states)
     lengths = view.shape(op.inputs[0])
     are_vectors_of_one = lengths is not None and lengths[-1] == 1  # [rows, 1]: a position alone
-    is_as_long_as_mask = _begins_with_examples(shape, _length_of_mask(positions))
-    if _are_rows_at(positions, values) and are_vectors_of_one and is_as_long_as_mask:
+    if are_vectors_of_one and _are_put_back(positions, values, shape):
         return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
     return unknown(op, _BY_PLACES)
 
 
+@for_examples
 def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.math.unsorted_segment_sum(x [rows, 4], positions [rows], n)`: [n, 4], the sum of the rows
     of each example. By the classes [rows] of the rows, 10 different ones, the result [10, 4] is a
     sum over the examples."""
     values, segments, number_state = states
-    if not any_by_example(states) and segments.kind is not Kind.POSITION:
-        return not_linear(op, states, view)
-    number_of_segments = sizes_in(op.inputs[2], number_state, view)
+    number_of_segments = sizes_in(op.inputs[2], number_state, view)  # the shape of a vector
     if _are_added_up(segments, values, number_of_segments):
         return total(Kind.SUM, op).with_marks_of(*states)
-    is_as_long_as_mask = number_of_segments == (_length_of_mask(segments),)
-    if _are_rows_at(segments, values) and is_as_long_as_mask:
+    if _are_put_back(segments, values, number_of_segments):
         return per_example(0, segments.outer, segments.inner).with_marks_of(*states)
     return unknown(op, 'adds up rows by their numbers')
 
 
+@for_examples
 def sparse_dense_add(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.add` of a sparse tensor and a dense one that all towers share: the sum of what
     each example adds at its place, as in TensorFlow 1's `tf.math.confusion_matrix`, and an offset
     where the dense one is not known to be zeros."""
     places, values, shape_state, dense = states
-    if not any_by_example(states):
-        return not_linear(op, states, view)
     shape = sizes_in(op.inputs[2], shape_state, view)
     if not _are_added_up(places, values, shape) or not dense.is_alike_on_towers:
         return unknown(op, _BY_PLACES)
@@ -120,16 +115,21 @@ def sparse_dense_add(op: tf.Operation, states: _States, view: View) -> State:
     return total(Kind.SUM, op)._replace(has_offset=has_offset).with_marks_of(*states)
 
 
-def _are_rows_at(positions: State, values: State) -> bool:
-    """Whether positions tell where a mask of examples found each row of values."""
+def _are_put_back(positions: State, values: State, shape: typing.Optional[Sizes]) -> bool:
+    """Whether rows that a mask of examples left are put at the places where the mask found them, in
+    a tensor as long as the mask.
+
+    Args:
+      positions: the state of the places, one for each row.
+      values: the state of the rows.
+      shape: of the tensor, or its length alone; None where it is not known.
+    """
     if positions.kind is not Kind.POSITION:
         return False
-    return values.layout == rows(0, positions.selection).layout
-
-
-def _length_of_mask(positions: State) -> Size:
-    """The length of the mask that found rows at these positions: 3 n of a mask [3 n]."""
-    return Size(constant=0, per_example=positions.outer * positions.inner)
+    has_rows_of_mask = values.layout == rows(0, positions.selection).layout
+    # A mask [3 n] has found rows among 3 n.
+    length_of_mask = Size(constant=0, per_example=positions.outer * positions.inner)
+    return has_rows_of_mask and _begins_with_examples(shape, length_of_mask)
 
 
 def _begins_with_examples(shape: typing.Optional[Sizes], length: Size) -> bool:
@@ -137,7 +137,7 @@ def _begins_with_examples(shape: typing.Optional[Sizes], length: Size) -> bool:
     have that number nowhere else."""
     if not shape or shape[0] != length:
         return False
-    return not any(size.per_example for size in shape[1:])
+    return axes_of_examples(shape) == [0]
 
 
 def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -> bool:
@@ -149,8 +149,9 @@ def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -
       values: the state of the rows.
       shape: of the tensor; None where it is not known.
     """
-    is_shared_shape = shape is not None and not any(size.per_example for size in shape)
-    if not is_shared_shape or not is_of_batch(places):
+    if shape is None or axes_of_examples(shape):
+        return False
+    if not is_of_batch(places):  # the places are not computed from each example
         return False
     # Along another dimension than 0, the numbers of one place would be of several examples.
     return places.axis == 0 and values.layout == places.layout
@@ -159,7 +160,11 @@ def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -
 # ---- sparse tensors ------------------------------------------------------------------------------
 
 def is_sparse(indices: State, values: State) -> bool:
-    """Whether these are the indices and the values of a sparse tensor [n, …]."""
+    """Whether these are the indices and the values of a sparse tensor [n, …].
+
+    INDICES without a selection, as `tf.stack([tf.range(n), column], 1)`, are of no sparse tensor:
+    there is one for each example.
+    """
     if indices.kind is not Kind.INDICES or indices.selection == EVERY_EXAMPLE:
         return False
     return values.layout == rows(0, indices.selection).layout
@@ -170,12 +175,11 @@ def _is_sparse_batch(indices: State, values: State, shape: typing.Optional[Sizes
     return is_sparse(indices, values) and _begins_with_examples(shape, _EACH_EXAMPLE)
 
 
+@for_examples
 def sparse_product(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.sparse_dense_matmul(x [n, 20], w [20, 4])`: [n, 4], the product of each row of a
     sparse tensor and a matrix that all towers share."""
     indices, values, shape_state, matrix = states
-    if not any_of_kind([indices, values], Kind.INDICES, Kind.ROWS):
-        return not_linear(op, states, view)
     shape = sizes_in(op.inputs[2], shape_state, view)
     is_transposed = op.get_attr('adjoint_a')  # [20, n]: a product over the examples
     is_batch = _is_sparse_batch(indices, values, shape) and not is_transposed

@@ -11,10 +11,16 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof import sizes
 from towers.proof.contexts import NUMBER_OF_EXAMPLES
+from towers.proof.rules.common import (
+    axes_of_examples,
+    has_one_entry_along,
+    is_multiple_of_examples,
+    is_same_on_towers,
+    static_rank,
+)
 from towers.proof.sizes import Sizes, sizes_in, sizes_of_dimensions
 from towers.proof.states import (
     INDEPENDENT,
-    NO_STATIC_RANK,
     Kind,
     Size,
     State,
@@ -27,6 +33,7 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _MOST_NUMBERS = 64  # of a tensor whose numbers are followed one by one, as those of a shape
+_COUNTS_ROWS = 'counts rows of which examples have different numbers'
 _NO_SHAPE_OF_EXAMPLES = 'has a shape that is not known to be of the examples'
 _UNIFORM = INDEPENDENT._replace(is_uniform=True)
 """The state of a tensor that is the same on every tower, and all of whose entries are equal."""
@@ -46,19 +53,24 @@ def shape_of(op: tf.Operation, states: _States, view: View) -> typing.List[State
 def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View) -> State:
     """The shape, the number of entries or the number of dimensions of one tensor."""
     if op.type == 'Rank':
-        rank = view.rank(tensor)  # static or not, it is the same on every tower
-        return INDEPENDENT if rank is None else sizes_state([Size(rank)])
+        return _rank_of(tensor, view)
     lengths = sizes_of_dimensions(tensor, state, view)
-    if lengths is None and state.kind is Kind.ROWS:
-        return unknown(op, 'counts rows of which examples have different numbers')
     if lengths is None:
-        return unknown(op, 'is a size that is not static')
+        is_of_rows = state.kind is Kind.ROWS
+        return unknown(op, _COUNTS_ROWS if is_of_rows else 'is a size that is not static')
     if op.type != 'Size':
         return sizes_state(lengths)
     entries = sizes.product_of_all(lengths)
     if entries is None:
         return unknown(op, 'multiplies the number of examples with itself')
     return sizes_state([entries])
+
+
+def _rank_of(tensor: tf.Tensor, view: View) -> State:
+    """The number of dimensions of a tensor: it is the same on every tower, also where it is not
+    known before the program runs."""
+    rank = view.rank(tensor)
+    return INDEPENDENT if rank is None else sizes_state([Size(rank)])
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
@@ -80,29 +92,20 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
         return None
     if not _are_vectors(op.inputs, view):
         return None
-    left = sizes_in(op.inputs[0], states[0], view)
-    right = sizes_in(op.inputs[1], states[1], view)
+    left, right = _sizes_in_each(op.inputs, states, view)
     if not left or not right:  # not known; or a vector without a number
         return None
-    results = []
-    for one, other in _pairs(left, right):
-        result = function(one, other)
-        if result is None:
-            return None
-        results.append(result)
-    return sizes_state(results) if results else None
+    count = max(len(left), len(right))
+    results = list(map(function, _repeated(left, count), _repeated(right, count)))
+    if None in results:
+        return None
+    return sizes_state(results)
 
 
-def _pairs(left: Sizes, right: Sizes) -> typing.List[typing.Tuple[Size, Size]]:
-    """The numbers of two vectors that an operation takes together; a single number goes together
-    with each one of the other vector. [] of vectors that do not broadcast to each other."""
-    if len(left) == 1:
-        left = left * len(right)
-    if len(right) == 1:
-        right = right * len(left)
-    if len(left) != len(right):
-        return []
-    return list(zip(left, right))
+def _repeated(numbers: Sizes, count: int) -> Sizes:
+    """The numbers of a vector as broadcasting takes them: a single one `count` times. (A number of
+    them that is neither 1 nor `count` is refused by TensorFlow.)"""
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def _are_vectors(tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
@@ -117,8 +120,9 @@ def prod_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optio
       The state of the size; None for other operations, and where the result is no size, as n * n.
     """
     is_product_of_vector = op.type == 'Prod' and view.rank(op.inputs[0]) == 1
-    is_of_all = view.shape(op.outputs[0]) in ([], [1])  # not over no dimension, axis=[]
-    if not is_product_of_vector or not is_of_all:
+    # Of a product over no dimension, axis=[], the result is the vector itself.
+    is_one_number = view.shape(op.outputs[0]) in ([], [1])
+    if not is_product_of_vector or not is_one_number:
         return None
     product = sizes.product_of_all(states[0].sizes)
     return None if product is None else sizes_state([product])
@@ -165,12 +169,17 @@ def _joined_sizes(tensors: typing.List[tf.Tensor], states: _States,
     if not _are_vectors(tensors, view):
         return None
     joined: Sizes = ()
-    for tensor, state in zip(tensors, states):
-        numbers = sizes_in(tensor, state, view)
+    for numbers in _sizes_in_each(tensors, states, view):
         if numbers is None:
             return None
         joined += numbers
     return sizes_state(joined)
+
+
+def _sizes_in_each(tensors: typing.Iterable[tf.Tensor], states: _States,
+                   view: View) -> typing.List[typing.Optional[Sizes]]:
+    """The numbers of each of the tensors, as `sizes_in` gives them."""
+    return [sizes_in(tensor, state, view) for tensor, state in zip(tensors, states)]
 
 
 def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[np.ndarray]:
@@ -188,7 +197,8 @@ def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[
     places = np.arange(count)
     if op.type in _SAME_NUMBERS:
         return places
-    if op.type not in _PICKS or view.rank(op.inputs[0]) != 1:  # of a matrix, it would pick rows
+    picks_numbers = op.type in _PICKS and view.rank(op.inputs[0]) == 1  # of a matrix, it picks rows
+    if not picks_numbers:
         return None
     arguments: typing.List[typing.Any] = [view.value(tensor) for tensor in list(op.inputs)[1:]]
     if any(value is None for value in arguments):
@@ -226,10 +236,10 @@ def _picked_by_brackets(places: np.ndarray, op: tf.Operation,
     begin, end, stride = [int(np.ravel(value)[0]) for value in limits]
     is_index = op.get_attr('shrink_axis_mask')
     if is_index:
-        return places[begin:][:1]
-    has_no_begin = op.get_attr('begin_mask')
-    has_no_end = op.get_attr('end_mask')
-    return places[slice(None if has_no_begin else begin, None if has_no_end else end, stride)]
+        return places[begin:][:1]  # which is right for -1, too, as places[begin:begin + 1] is not
+    first = None if op.get_attr('begin_mask') else begin  # left out, as in [:2]
+    past_last = None if op.get_attr('end_mask') else end  # left out, as in [1:]
+    return places[first:past_last:stride]
 
 
 def _picked_by_indices(places: np.ndarray, op: tf.Operation,
@@ -264,17 +274,16 @@ def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state
       shape: its shape, where that is known.
       shape_state: the state of the tensor that tells the shape.
     """
-    if shape is None and shape_state.kind is Kind.INDEPENDENT:  # though it is not static
-        return _UNIFORM
     if shape is None:
-        return unknown(op, _NO_SHAPE_OF_EXAMPLES)
-    axes_of_examples = [axis for axis, size in enumerate(shape) if size.per_example]
-    if not axes_of_examples:
+        # A shape may be the same on every tower though it is not static.
+        is_shared_shape = shape_state.kind is Kind.INDEPENDENT
+        return _UNIFORM if is_shared_shape else unknown(op, _NO_SHAPE_OF_EXAMPLES)
+    axes = axes_of_examples(shape)
+    if not axes:
         return _UNIFORM
-    axis = axes_of_examples[0]
+    axis = axes[0]
     length = shape[axis]
-    is_multiple_of_examples = not length.constant  # 2 n, and not n + 1
-    if len(axes_of_examples) > 1 or not is_multiple_of_examples:
+    if len(axes) > 1 or not is_multiple_of_examples(length):
         return unknown(op, 'has a shape that is not a multiple of the number of examples')
     return per_example(axis, inner=length.per_example, is_constant=True)
 
@@ -283,8 +292,7 @@ def fill(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.fill`, `tf.zeros`: the same value for every example, where a dimension of the shape is
     theirs. The value has to be a number that does not depend on the shard, not even on its size."""
     shape_state, value = states
-    is_shared = value.kind in (Kind.INDEPENDENT, Kind.SIZES) and not value.depends_on_size
-    if not is_shared:
+    if not is_same_on_towers(value):
         return unknown(op, 'repeats %s' % value.kind.value)
     shape = sizes_in(op.inputs[0], shape_state, view)
     return tensor_of_shape(op, shape, shape_state).with_marks_of(*states)
@@ -320,19 +328,45 @@ def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
 def range_of(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.range`: the numbers 0, 1, …, n - 1 are the positions of the examples in the shard.
 
-    A range between static limits has the same numbers on every tower.
+    A range between limits that all towers share has the same numbers on every tower.
     """
+    limits = _sizes_in_each(op.inputs, states, view)
+    if all(is_same_on_towers(state) for state in states):
+        return _static_range(limits) or INDEPENDENT.with_marks_of(*states)
     if any(state.kind not in (Kind.INDEPENDENT, Kind.SIZES) for state in states):
         return unknown(op, 'has a length that is computed from the examples')
-    limits = [sizes_in(tensor, state, view) for tensor, state in zip(op.inputs, states)]
-    is_same_on_towers = not any(state.depends_on_size for state in states)
-    if is_same_on_towers:
-        return _static_range(limits) or INDEPENDENT.with_marks_of(*states)
-    begin, end, step = limits
-    is_from_0_by_1 = begin == (Size(0),) and step == (Size(1),)
-    if is_from_0_by_1 and end == NUMBER_OF_EXAMPLES:
+    if end_of_count(limits) == NUMBER_OF_EXAMPLES:
         return State(Kind.POSITION)
     return unknown(op, 'numbers the examples of the shard')
+
+
+_Limits = typing.List[typing.Optional[Sizes]]
+"""The begin, end and step of a range, each a scalar; None for one that is not known."""
+
+
+def end_of_count(limits: _Limits) -> typing.Optional[Sizes]:
+    """The end of a range that counts from 0 in steps of 1: (n,) of `tf.range(n)`; None where it is
+    not known, and for any other range."""
+    begin, end, step = limits
+    is_from_0_by_1 = begin == (Size(0),) and step == (Size(1),)
+    return end if is_from_0_by_1 else None
+
+
+def _static_range(limits: _Limits) -> typing.Optional[State]:
+    """The numbers of a short range between static limits, as sizes: the range may be a list of
+    axes, or of places in a shape. None for any other range.
+
+    Args:
+      limits: as they are in `range_of`, without the number of examples in them.
+    """
+    known = [limit for limit in limits if limit is not None]
+    if len(known) < len(limits):
+        return None
+    begin, end, step = [limit[0].constant for limit in known]
+    counted = range(begin, end, step)
+    if len(counted) > _MOST_NUMBERS:
+        return None
+    return sizes_state(Size(number) for number in counted)
 
 
 def _static_range(limits: typing.List[typing.Optional[Sizes]]) -> typing.Optional[State]:
@@ -366,11 +400,9 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     """
     value, shape_state = states
     shape = sizes_in(op.inputs[1], shape_state, view)
-    rank = view.rank(op.inputs[0])
     if shape is None:
         return unknown(op, _NO_SHAPE_OF_EXAMPLES)
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    rank = static_rank(op.inputs[0], op, view)
     new_dimensions = len(shape) - rank  # which broadcasting puts first
     if value.kind is Kind.PER_EXAMPLE:
         return _broadcast_examples(op, value, shape, new_dimensions)
@@ -383,6 +415,18 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
             return unknown(op, 'has another size of its own along the examples')
     has_equal_entries = rank == 0 or value.is_uniform
     return result._replace(is_uniform=result.is_uniform and has_equal_entries)
+
+
+def _has_own_length(tensor: tf.Tensor, axis: int, view: View) -> bool:
+    """Whether a tensor may have another length than 1 along a dimension.
+
+    Args:
+      tensor: the tensor.
+      axis: the dimension; negative for one that the tensor lacks, and gets by broadcasting.
+      view: `View`.
+    """
+    lacks_dimension = axis < 0
+    return not lacks_dimension and not has_one_entry_along(axis, tensor, view)
 
 
 def _has_own_length(tensor: tf.Tensor, axis: int, view: View) -> bool:
@@ -412,7 +456,6 @@ def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, new_dimens
       new_dimensions: how many dimensions it has before those of the values.
     """
     axis = value.axis + new_dimensions
-    for place, size in enumerate(shape):
-        if place != axis and size.per_example:
-            return unknown(op, 'repeats the examples')
+    if any(axis_in_shape != axis for axis_in_shape in axes_of_examples(shape)):
+        return unknown(op, 'repeats the examples')
     return value._replace(axis=axis)

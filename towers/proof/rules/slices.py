@@ -13,13 +13,18 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import COMPUTES_WITH_POSITIONS
+from towers.proof.rules.common import (
+    COMPUTES_WITH_POSITIONS,
+    axes_of_examples,
+    is_same_on_towers,
+    static_entry,
+    static_rank,
+)
 from towers.proof.rules.gathers import values_at
 from towers.proof.rules.moves import moves_entries
 from towers.proof.sizes import Sizes, as_number, sizes_in
 from towers.proof.states import (
     NO_STATIC_ARGUMENT,
-    NO_STATIC_RANK,
     ONE_EXAMPLE,
     ROW_OF_EACH_EXAMPLE,
     Kind,
@@ -33,7 +38,7 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 _Found = typing.Union[State, typing.List[State]]
 
-_WITHOUT_END = 2 ** 31 - 1  # an end that no dimension reaches
+_WITHOUT_END = 2 ** 31 - 1  # of an int32, the largest end: no dimension is longer
 _TAKES_SOME = 'takes some of the examples'
 
 
@@ -77,8 +82,9 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
     if shape is None or shape[0] is None:
         return None
     begins, ends, strides = [_numbers_of(tensor, view) for tensor in limits]
+    number_of_items = shape[0]
     items = []
-    for place in range(shape[0]):
+    for place in range(number_of_items):
         items.append(_Item(
             form=_form(op, place),
             begin=_begin(op, place, begins.get(place)),
@@ -88,7 +94,7 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
 
 
 def _numbers_of(vector: tf.Tensor, view: View) -> typing.Dict[int, int]:
-    """{place: number} of a vector; {} where it is not static."""
+    """{place: number there} of a vector; {} where its numbers are not static."""
     value = view.value(vector)
     if value is None:
         return {}
@@ -96,18 +102,30 @@ def _numbers_of(vector: tf.Tensor, view: View) -> typing.Dict[int, int]:
 
 
 def _begin(op: tf.Operation, place: int, number: typing.Optional[int]) -> typing.Optional[int]:
-    """Where the item at a place begins: at 0, where the mask says that a begin is left out, as in
-    `:3`; else at the number that the vector of begins has for it, if that is static."""
+    """Where the item at a place begins; None where that is not known.
+
+    Args:
+      op: the slice.
+      place: of the item in the brackets.
+      number: what the vector of begins has for it; None where that is not static.
+    """
     is_left_out = _is_in_mask(op, 'begin_mask', place)
     if not is_left_out:
         return number
-    is_range = _form(op, place) is _Form.RANGE
-    return 0 if is_range else None  # Python has no index without a begin: nothing is known of one
+    if _form(op, place) is _Form.RANGE:  # `:3` begins at 0
+        return 0
+    return None  # what TensorFlow makes of an index without a begin, which Python has not
 
 
 def _reaches_end(op: tf.Operation, place: int, number: typing.Optional[int]) -> bool:
-    """Whether the item at a place ends with the dimension, since the mask says that an end is left
-    out, as in `1:`, or since the vector of ends has a number that no dimension reaches."""
+    """Whether the item at a place ends with the dimension: the mask says that its end is left out,
+    as in `1:`, or its end is a number that no dimension reaches.
+
+    Args:
+      op: the slice.
+      place: of the item in the brackets.
+      number: what the vector of ends has for it; None where that is not static.
+    """
     is_left_out = _is_in_mask(op, 'end_mask', place)
     is_past_any_end = number is not None and number >= _WITHOUT_END
     return is_left_out or is_past_any_end
@@ -147,10 +165,10 @@ def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
     """`x[:, 1]`: all of the examples, and a part of the other dimensions, keep [n, 4] as [n].
 
     Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration
-    e of a loop over the examples, `x[e]` is one example.
+    e of a loop over the examples, `x[e]` is one example. Its limits are `tf.stack([e, …])` and
+    `tf.stack([e + 1, …])`, which are UNKNOWN: therefore the row of the table `takes_unknown`, and
+    this rule looks for UNKNOWN inputs itself.
     """
-    # This comes before the check for UNKNOWN states, since the limits `tf.stack([e, …])` and
-    # `tf.stack([e + 1, …])` are UNKNOWN themselves.
     if _is_at_counter(op, states[0], view):
         return ONE_EXAMPLE.with_marks_of(*states)
     not_known = first_unknown(states)
@@ -166,9 +184,7 @@ def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
 @moves_entries
 def _slice_of_batch(op: tf.Operation, state: State, view: View) -> State:
     """A slice of values of the batch, by the items in the brackets."""
-    rank = view.rank(op.inputs[0])
-    if rank is None:
-        return unknown(op, NO_STATIC_RANK)
+    rank = static_rank(op.inputs[0], op, view)
     limits = list(op.inputs)[1:]
     return _sliced(op, state, rank, limits, view)
 
@@ -218,10 +234,8 @@ def slice_(op: tf.Operation, state: State, view: View) -> State:
     Along the examples it has to begin at 0 and have the size -1, all entries that are left: any
     other size would be that of one batch.
     """
-    begin = view.entry(op.inputs[1], state.axis)
-    size = view.entry(op.inputs[2], state.axis)
-    if begin is None or size is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
+    begin = static_entry(op.inputs[1], state.axis, op, view)
+    size = static_entry(op.inputs[2], state.axis, op, view)
     if int(begin) != 0 or int(size) != -1:
         return unknown(op, _TAKES_SOME)
     return state
@@ -244,34 +258,41 @@ def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
     are_stacked = begin.op.type == 'Pack' and end.op.type == 'Pack'
     if not are_stacked or state.layout != ROW_OF_EACH_EXAMPLE:
         return False
-    is_index = _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
-    number = begin.op.inputs[0]
-    is_counter = view.state(number).is_position_of_each and view.rank(number) == 0
-    if not is_index or not is_counter:
+    first_begin, *other_begins = begin.op.inputs
+    _, *other_ends = end.op.inputs
+    if not _is_counter(first_begin, view) or not _begins_with_index(op):
         return False
     # What is taken of the other dimensions may depend on the example, but on no other one.
-    other_limits = [*list(begin.op.inputs)[1:], *list(end.op.inputs)[1:], strides]
+    other_limits = [*other_begins, *other_ends, strides]
     return all(_is_of_one_or_shared(view.state(tensor)) for tensor in other_limits)
+
+
+def _is_counter(tensor: tf.Tensor, view: View) -> bool:
+    """Whether a tensor is the number of the iteration of a loop over the examples."""
+    return view.state(tensor).is_position_of_each and view.rank(tensor) == 0
+
+
+def _begins_with_index(op: tf.Operation) -> bool:
+    """Whether the first item in the brackets of a slice is an index, `x[e, …]`, and has a begin."""
+    return _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
 
 
 def _is_of_one_or_shared(state: State) -> bool:
     """Whether a number is of the example of the iteration, or the same on every tower."""
-    if state.depends_on_size:
-        return False
-    return state.kind in (Kind.INDEPENDENT, Kind.ONE_EXAMPLE, Kind.SIZES)
+    return state.kind is Kind.ONE_EXAMPLE or is_same_on_towers(state)
 
 
 def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
     """A column of index vectors [rows, k] of a sparse tensor.
 
-    `indices[:, 0]` is the position of the example of each row; `indices[:, 1]` a number of it. A
-    column from the end, -1, may be either.
+    `indices[:, 0]` is the position of the example of each row; `indices[:, 1]` a number of it.
     """
     items = _items(op, list(op.inputs)[1:], view)
     if items is None or len(items) != 2:  # not `[:, column]`
         return unknown(op, COMPUTES_WITH_POSITIONS)
     rows, column = items
     is_column = rows == _WHOLE and column.form is _Form.INDEX
+    # A column from the end, -1, may be that of the positions or not.
     if not is_column or column.begin is None or column.begin < 0:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     if column.begin == 0:
@@ -285,22 +306,31 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     The inputs are the shape of x, the begin, the end and the strides of the slice, and the gradient
     of its result.
     """
-    shape_state = states[0]
-    limit_states = states[1:-1]
-    gradient = as_number(op, states[-1], view)
+    shape_state, *limit_states, gradient_state = states
+    gradient = as_number(op, gradient_state, view)
     shape = sizes_in(op.inputs[0], shape_state, view)
-    if shape is None or not all(_is_shared(state) for state in limit_states):
+    if shape is None or not all(is_same_on_towers(state) for state in limit_states):
         return unknown(op, NO_STATIC_ARGUMENT)
-    axes_of_examples = [axis for axis, size in enumerate(shape) if size.per_example]
-    if not axes_of_examples and not gradient.is_by_example:
-        # The zeros around a mean are means, too. Around a sum with an offset they are not sums with
-        # that offset.
-        if gradient.has_offset:
-            return unknown(op, _TAKES_SOME)
-        return gradient
-    if len(axes_of_examples) != 1 or gradient.kind is not Kind.PER_EXAMPLE:
+    axes = axes_of_examples(shape)
+    if not axes and not gradient.is_by_example:
+        return _gradient_without_examples(op, gradient)
+    # A gradient of the examples in a shape without them would fit one batch only; in two dimensions
+    # of the shape, as in (n, n), nothing tells whose are the zeros.
+    has_one_axis = len(axes) == 1
+    if not has_one_axis or gradient.kind is not Kind.PER_EXAMPLE:
         return unknown(op, _TAKES_SOME)
-    return _gradient_of_examples(op, gradient, shape, axes_of_examples[0], view)
+    return _gradient_of_examples(op, gradient, shape, axes[0], view)
+
+
+def _gradient_without_examples(op: tf.Operation, gradient: State) -> State:
+    """The state of a gradient without entries of single examples, with zeros around.
+
+    The zeros around a mean are means, too, of zeros. But those around a sum with an offset, as of
+    sum(f) + 1, are not sums with that offset.
+    """
+    if gradient.has_offset:
+        return unknown(op, _TAKES_SOME)
+    return gradient
 
 
 def _gradient_of_examples(op: tf.Operation, gradient: State, shape: Sizes, axis: int,
@@ -318,18 +348,15 @@ def _gradient_of_examples(op: tf.Operation, gradient: State, shape: Sizes, axis:
       axis: the dimension of x with the examples.
       view: `View`.
     """
-    length = shape[axis]
     entries_of_each = gradient.outer * gradient.inner
-    if length != Size(constant=0, per_example=entries_of_each):
+    length_of_all = Size(constant=0, per_example=entries_of_each)
+    if shape[axis] != length_of_all:
         return unknown(op, _TAKES_SOME)
     result = gradient._replace(axis=axis, is_constant=False)
     limits = list(op.inputs)[1:4]
     sliced_again = _sliced(op, result, len(shape), limits, view)
-    if sliced_again.kind is Kind.UNKNOWN or sliced_again.axis != gradient.axis:
+    if sliced_again.kind is Kind.UNKNOWN:  # a slice of some of the examples
+        return sliced_again
+    if sliced_again.axis != gradient.axis:
         return unknown(op, _TAKES_SOME)
     return result
-
-
-def _is_shared(state: State) -> bool:
-    """Whether a limit is the same on every tower, whatever the number of their examples."""
-    return state.kind in (Kind.INDEPENDENT, Kind.SIZES) and not state.depends_on_size

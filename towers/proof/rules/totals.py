@@ -12,13 +12,14 @@ The inputs of the rules in this module have no entries of single examples: each 
 share, or the same on every tower (INDEPENDENT).
 """
 
+import functools
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import any_of_kind
+from towers.proof.rules.common import any_of_kind, kinds_of, tell_of_examples
 from towers.proof.sizes import as_numbers
-from towers.proof.states import INDEPENDENT, Kind, State, unknown
+from towers.proof.states import INDEPENDENT, Kind, State, first_unknown, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
@@ -43,61 +44,88 @@ def reductions_of(states: typing.Iterable[State]) -> typing.FrozenSet[str]:
     return names
 
 
+def _totals_and_shares(states: _States) -> typing.List[State]:
+    """The means, sums and shares among states."""
+    return [state for state in states if state.is_total_or_share]
+
+
 # ---- what is not linear --------------------------------------------------------------------------
 
 def not_linear(op: tf.Operation, states: _States, view: View,
                why: typing.Optional[str] = None) -> State:
-    """The state of a value that depends on means and sums of the shard, but not linearly: `m ** 2`.
+    """The state of a value that is computed otherwise than linearly: `tf.exp(m)`, `m ** 2`.
 
-    The square of the mean of a shard is not linear in the shards, so that no combination of the
-    towers' squares is the square of the batch's mean. Without any mean or sum among the inputs, the
-    value is the same on every tower.
+        of what is the same on every tower    the same on every tower
+        of a mean or a sum m of the shard     the same on every tower, but marked with m: no
+                                              combination of the towers' squares of their means is
+                                              the square of the batch's mean
+        of what is unknown                    unknown
+        of entries of single examples, or     unknown: the rule that has called this function has no
+        of positions                          answer for where the examples are
 
     Args:
       op: the operation.
-      states: of its inputs. If one has entries of single examples, or positions, the rule that has
-        called this has no answer for it: then the result is unknown.
-      view: `View`, in which the use of the statistics is noted.
+      states: of its inputs.
+      view: `View`, in which the use of the means and sums is noted.
       why: the predicate of a sentence about the operation; without it, that it is not linear.
     """
     states = as_numbers(op, states, view)
-    for state in states:
-        if state.kind is Kind.UNKNOWN:
-            return state
-        if state.is_by_example or state.is_position:
-            return unknown(op, 'has no rule for where the examples are in its inputs')
+    not_known = first_unknown(states)
+    if not_known is not None:
+        return not_known
+    if tell_of_examples(states):
+        return unknown(op, 'has no rule for where the examples are in its inputs')
     if why is None:
         statistic = 'a mean' if any_of_kind(states, Kind.MEAN) else 'a sum'
         why = 'is not linear in %s over the examples' % statistic
     return marks_of_totals(op, states, view, why)
 
 
-def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> State:
-    """The state of a value that is the same on every tower, but for its marks: those of all inputs,
-    and one for each mean, sum and share among them.
+def for_examples(rule: typing.Callable) -> typing.Callable:
+    """Makes a whole rule of one for inputs that tell of single examples, of an operation that is
+    not linear. Where no input does, the result is what `not_linear` says.
 
     Args:
-      op: the operation that uses them, but not linearly.
-      states: of its inputs.
-      view: `View`, in which the use is noted.
-      why: the predicate of a sentence about the operation; `'%s'` in it is for the statistic.
+      rule: function of the operation, the states of its inputs, and the view. At least one input
+        has entries of single examples, or positions.
     """
-    statistics = reductions_of(state for state in states if state.is_total_or_share)
+    @functools.wraps(rule)
+    def whole_rule(op: tf.Operation, states: _States,
+                   view: View) -> typing.Union[State, typing.List[State]]:
+        """The rule for inputs of any state."""
+        if tell_of_examples(states):
+            return rule(op, states, view)
+        return not_linear(op, states, view)
+    return whole_rule
+
+
+def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> State:
+    """The state INDEPENDENT, with the marks of all inputs, and one more mark for each mean, sum and
+    share among them. The callers take it for a result, or take its marks over to one.
+
+    Args:
+      op: the operation that uses the means, sums and shares, but not linearly.
+      states: of its inputs.
+      view: `View`, in which the reason of each mark is noted.
+      why: the reason, the predicate of a sentence about the operation. It may have a place `%s` for
+        the name of the mean, the sum or the share: "gives each example a value of all ('%s')".
+    """
+    statistics = reductions_of(_totals_and_shares(states))
     for name in statistics:
-        reason = why % name if '%s' in why else why
+        reason = why.replace('%s', name)
         view.note(name, op, reason)
     return INDEPENDENT.with_marks_of(*states).with_shard_statistics(statistics)
 
 
 def shard_statistic(op: tf.Operation, states: _States, view: View, why: str) -> State:
-    """The state of a value of all examples that is neither their mean nor their sum:
-    `tf.reduce_max(x, 0)`. It has a mark that names it.
+    """The state of a value of all examples that is neither their mean nor their sum, such as
+    `tf.reduce_max(x, 0)`: INDEPENDENT, with a mark by the name of the operation.
 
     Args:
       op: the operation that computes it.
-      states: whose marks it has, too.
-      view: `View`, in which the reason is noted.
-      why: the predicate of a sentence about the operation.
+      states: others, whose marks the value gets, too.
+      view: `View`, in which the reason of the mark is noted.
+      why: the reason, the predicate of a sentence about the operation.
     """
     view.note(op.name, op, why)
     return INDEPENDENT.with_marks_of(*states).with_shard_statistics([op.name])
@@ -108,6 +136,7 @@ def shard_statistic(op: tf.Operation, states: _States, view: View, why: str) -> 
 def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
     """The sum of means, sums and constants, or one of them by a choice that all towers make.
 
+        constants                 the same on every tower
         mean of f + mean of g     the mean of f + g
         mean of f + constant c    the mean of f + c
         sum of f + sum of g       the sum of f + g
@@ -120,20 +149,20 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
       states: of its inputs, none of which has entries of single examples.
       view: `View`.
     """
-    shares = [state for state in states if state.kind is Kind.SHARE]
-    if shares and len(shares) == len(states):
-        return State(Kind.SHARE, reductions=reductions_of(shares)).with_marks_of(*states)
-    if shares:
-        return not_linear(op, states, view, 'adds a part for each example to what is none')
-    totals = [state for state in states if state.is_total]
-    kinds = {state.kind for state in totals}
-    if not totals:
+    terms = _totals_and_shares(states)  # all but the constants
+    kinds = kinds_of(terms)
+    if not kinds:
         return INDEPENDENT.with_marks_of(*states)
-    if len(kinds) > 1:
-        return not_linear(op, states, view, 'joins a mean and a sum over the examples')
     if kinds == {Kind.MEAN}:
-        return State(Kind.MEAN, reductions=reductions_of(totals)).with_marks_of(*states)
-    return _sum_of_sums(states, totals)
+        return State(Kind.MEAN, reductions=reductions_of(terms)).with_marks_of(*states)
+    if kinds == {Kind.SUM}:
+        return _sum_of_sums(states, terms)
+    if Kind.SHARE not in kinds:
+        return not_linear(op, states, view, 'joins a mean and a sum over the examples')
+    are_all_shares = kinds_of(states) == {Kind.SHARE}
+    if not are_all_shares:
+        return not_linear(op, states, view, 'adds a part for each example to what is none')
+    return State(Kind.SHARE, reductions=reductions_of(terms)).with_marks_of(*states)
 
 
 def _sum_of_sums(states: _States, sums: _States) -> State:
@@ -146,9 +175,9 @@ def _sum_of_sums(states: _States, sums: _States) -> State:
       states: of all terms.
       sums: of those that are sums over the examples.
     """
-    has_constants = len(sums) < len(states)
-    has_offset = has_constants or any(state.has_offset for state in sums)
-    is_multiple_of_n = not has_constants and all(state.is_constant for state in sums)
+    adds_constants = len(sums) < len(states)  # all terms that are no sums are constants
+    has_offset = adds_constants or any(state.has_offset for state in sums)
+    is_multiple_of_n = not adds_constants and all(state.is_constant for state in sums)
     result = State(Kind.SUM, reductions=reductions_of(sums), is_constant=is_multiple_of_n,
                    has_offset=has_offset)
     return result.with_marks_of(*states)
@@ -168,26 +197,30 @@ def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
       states: of its two inputs, neither of which has entries of single examples.
       view: `View`.
     """
-    over_all = [state for state in states if state.is_total_or_share]
-    if len(over_all) == 1:
-        return over_all[0].with_marks_of(*states)
-    by_kind = {state.kind: state for state in over_all}  # fewer, where two are of one kind
-    if set(by_kind) == {Kind.MEAN, Kind.SUM}:
-        return _mean_times_sum(op, by_kind[Kind.MEAN], by_kind[Kind.SUM], view)
-    if set(by_kind) == {Kind.SUM, Kind.SHARE}:
-        return _sum_times_share(op, by_kind[Kind.SUM], by_kind[Kind.SHARE], view)
+    factors = _totals_and_shares(states)  # all but the constants
+    if len(factors) == 1:
+        return factors[0].with_marks_of(*states)
+    factor_by_kind = {state.kind: state for state in factors}
+    kinds = set(factor_by_kind)  # one alone, where both factors are means, or sums, or shares
+    if kinds == {Kind.MEAN, Kind.SUM}:
+        return _mean_times_sum(op, factor_by_kind[Kind.MEAN], factor_by_kind[Kind.SUM], view)
+    if kinds == {Kind.SUM, Kind.SHARE}:
+        return _sum_times_share(op, factor_by_kind[Kind.SUM], factor_by_kind[Kind.SHARE], view)
     return not_linear(op, states, view)
 
 
 def _mean_times_sum(op: tf.Operation, mean: State, sum_: State, view: View) -> State:
-    """A mean times c n, a multiple of the number of examples, is c times the sum."""
+    """A mean of f times c n is c times the sum of f; a mean times any other sum is not linear."""
     if not sum_.is_count:
         return not_linear(op, [mean, sum_], view)
     return State(Kind.SUM, reductions=mean.reductions).with_marks_of(mean, sum_)
 
 
 def _sum_times_share(op: tf.Operation, sum_: State, share: State, view: View) -> State:
-    """A sum times c / n is c times the mean; a multiple of n, times c / n, is a constant."""
+    """A sum of f times c / n is c times the mean of f; d n times c / n is the constant d c.
+
+    A sum with an offset has no mean: (sum of f + d) c / n has d c / n in it, which depends on n.
+    """
     if sum_.has_offset:
         return not_linear(op, [sum_, share], view)
     if sum_.is_constant:
