@@ -63,7 +63,8 @@ def _row_numbers(tensor: tf.Tensor, view: View) -> typing.Optional[_RowNumbers]:
     """The numbers `tf.range(n) * 8 + argmax` of rows, with the terms in either order; None of any
     other tensor."""
     sum_ = graph_walk.source_through(tensor, _SAME).op
-    if sum_.type not in ('Add', 'AddV2') or not sum_.outputs[0].dtype.is_integer:
+    is_rounded = not sum_.outputs[0].dtype.is_integer  # as large numbers are among floats
+    if sum_.type not in ('Add', 'AddV2') or is_rounded:
         return None
     left, right = [graph_walk.source_through(term, _SAME) for term in sum_.inputs]
     return _row_numbers_of_terms(left, right, view) or _row_numbers_of_terms(right, left, view)

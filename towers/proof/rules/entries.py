@@ -240,7 +240,7 @@ def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
 
 def _are_constant(states: _States) -> bool:
     """Whether a function of values with these states is the same for each example: so it is if each
-    of them is constant, as ones [n] are, or does not depend on the examples."""
+    value is constant, as ones [n] are, or does not depend on the examples."""
     depending = [state for state in states if state.is_by_example or state.is_total]
     return all(state.is_constant for state in depending)
 

@@ -80,9 +80,10 @@ def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
     maxima = {limit.op.name: limit.op for limit in limits if _is_longest(limit, view)}
     if len(maxima) != 1:
         return None
-    [(name, maximum)] = maxima.items()
+    name, maximum = maxima.popitem()
     for limit in limits:
-        if limit.op is not maximum and not _is_alike(limit, name, view):
+        is_maximum = limit.op is maximum
+        if not is_maximum and not _is_alike(limit, name, view):
             return None
     return Longest(statistic=name, lengths=_source(maximum.inputs[0], loop))
 

@@ -204,8 +204,8 @@ def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of the values.
       view: `View`.
     """
-    # Zeros [8, 4], with which a recurrent cell begins, have no say about the place of the examples
-    # where they may be zeros of 8 examples.
+    # In the analysis of a static batch of 8 examples, zeros [8, 4], with which a recurrent cell
+    # begins, may be zeros of these: they have no say about the place of the examples.
     deciding = [state for state in states if not fits_examples_as_built(state, view)]
     # In the iteration of an example, the choice is between a value of this example and one that all
     # examples have alike: neither depends on another example.

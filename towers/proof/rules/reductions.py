@@ -172,7 +172,7 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
     rows = _rows_of_inputs(op, states, view)
     if rows.kind is Kind.UNKNOWN or not _is_over_examples(op, states, view):
         return rows
-    if op.type not in ('Softmax', 'LogSoftmax'):
+    if op.type not in ('Softmax', 'LogSoftmax'):  # a loss, with one value for several examples
         return unknown(op, _OVER_EXAMPLES)
     # Each entry [4, n] is of one example, but divided by a sum over the examples of the shard.
     view.note(op.name, op, _OVER_EXAMPLES)
@@ -220,7 +220,7 @@ def largest(op: tf.Operation, states: _States, view: View) -> State:
     `in_top_k` has a second input, the number of a class for each row.
     """
     state = states[0]
-    if not is_of_batch(state):  # one example, or a value without examples
+    if not is_of_batch(state):  # of one example, or without examples: as any function of it
         return elementwise(op, states, view)
     if has_examples_last(state, static_rank(op.inputs[0], op, view)):
         return shard_statistic(op, states, view, 'chooses among the examples of the shard')

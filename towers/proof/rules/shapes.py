@@ -96,9 +96,12 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
     if not left or not right:  # not known; or a vector without a number
         return None
     count = max(len(left), len(right))
-    results = list(map(function, _repeated(left, count), _repeated(right, count)))
-    if None in results:
-        return None
+    results = []
+    for one, other in zip(_repeated(left, count), _repeated(right, count)):
+        result = function(one, other)
+        if result is None:
+            return None
+        results.append(result)
     return sizes_state(results)
 
 
@@ -369,27 +372,6 @@ def _static_range(limits: _Limits) -> typing.Optional[State]:
     return sizes_state(Size(number) for number in counted)
 
 
-def _static_range(limits: typing.List[typing.Optional[Sizes]]) -> typing.Optional[State]:
-    """The numbers of a short range between static limits, as sizes: the range may be a list of
-    axes, or of places in a shape. None for any other range.
-
-    Args:
-      limits: begin, end and step, each a scalar without the number of examples; None of one that
-        is not known.
-    """
-    numbers = []
-    for limit in limits:
-        if limit is None:
-            return None
-        [number] = limit
-        numbers.append(number.constant)
-    begin, end, step = numbers
-    counted = range(begin, end, step)
-    if len(counted) > _MOST_NUMBERS:
-        return None
-    return sizes_state(Size(number) for number in counted)
-
-
 # ---- broadcasting to a shape ---------------------------------------------------------------------
 
 def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
@@ -427,20 +409,6 @@ def _has_own_length(tensor: tf.Tensor, axis: int, view: View) -> bool:
     """
     lacks_dimension = axis < 0
     return not lacks_dimension and not has_one_entry_along(axis, tensor, view)
-
-
-def _has_own_length(tensor: tf.Tensor, axis: int, view: View) -> bool:
-    """Whether a tensor may have another length than 1 along a dimension.
-
-    Args:
-      tensor: the tensor.
-      axis: the dimension; negative for one that the tensor lacks, and gets by broadcasting.
-      view: `View`.
-    """
-    if axis < 0:
-        return False
-    lengths = view.shape(tensor)
-    return lengths is None or lengths[axis] != 1
 
 
 def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, new_dimensions: int) -> State:

@@ -114,7 +114,7 @@ def _begin(op: tf.Operation, place: int, number: typing.Optional[int]) -> typing
         return number
     if _form(op, place) is _Form.RANGE:  # `:3` begins at 0
         return 0
-    return None  # what TensorFlow makes of an index without a begin, which Python has not
+    return None  # Python has no index without a begin; what TensorFlow makes of one is not known
 
 
 def _reaches_end(op: tf.Operation, place: int, number: typing.Optional[int]) -> bool:

@@ -65,7 +65,9 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
         x [2 n, 4]        refused: the element at e is not known to be of example e
         x [time, n, 4]    elements [n, 4] of the batch, as many as the static length says
         x [8, 4]          a value without the examples: 8 elements of the same state
-        x [5, 4]          of one example, in a loop over them: refused, as in `arrays`
+        x [5, 4]          of one example, in a loop over them: refused. Elements of the state
+                          ONE_EXAMPLE may be read at the number of the example, which would choose
+                          one of the 5 by it
     """
     value = states[0]
     is_apart_by_example = is_of_batch(value) and value.axis == 0
