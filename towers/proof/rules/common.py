@@ -22,6 +22,9 @@ from towers.proof.states import (
 )
 from towers.proof.view import View
 
+Results = typing.Union[State, typing.List[State]]
+"""What a rule returns: the state of all results of an operation, or a list with that of each."""
+
 OWN_ARGUMENTS = 'has arguments that are computed from the examples'
 COUPLES_EXAMPLES = 'brings examples together with each other'
 TAKES_APART = 'takes the examples apart'

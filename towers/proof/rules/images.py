@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
     GOES_ALONG_EXAMPLES,
+    Results,
     any_by_example,
     has_examples_first,
     static_value,
@@ -143,8 +144,7 @@ def _blocks_of_each_image(op: tf.Operation, view: View) -> int:
 # ---- batch norm ----------------------------------------------------------------------------------
 
 @for_examples
-def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> typing.Union[
-        State, typing.List[State]]:
+def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> Results:
     """Batch norm in one kernel, of x [n, 8, 8, 3]: each channel by a mean and a variance.
 
         at inference                       the mean and the variance are parameters
@@ -168,8 +168,7 @@ def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> typing.Un
     return _normalized_by_batch(op, state, scale_and_offset, view)
 
 
-def _normalized_by_parameters(op: tf.Operation, state: State, parameters: _States) -> typing.Union[
-        State, typing.List[State]]:
+def _normalized_by_parameters(op: tf.Operation, state: State, parameters: _States) -> Results:
     """The results of a batch norm whose mean and variance are the same on every tower."""
     if any_by_example(parameters):
         return unknown(op, _OWN_PARAMETERS)
@@ -177,8 +176,7 @@ def _normalized_by_parameters(op: tf.Operation, state: State, parameters: _State
     return _with_statistics(op, state.with_marks_of(*parameters), statistic)
 
 
-def _normalized_by_example(op: tf.Operation, state: State,
-                           scale_and_offset: _States) -> typing.Union[State, typing.List[State]]:
+def _normalized_by_example(op: tf.Operation, state: State, scale_and_offset: _States) -> Results:
     """The results of a batch norm whose channels are the examples: each by its own statistics."""
     if not all(_is_alike_for_examples(parameter, state) for parameter in scale_and_offset):
         return unknown(op, _OWN_PARAMETERS)
@@ -187,7 +185,7 @@ def _normalized_by_example(op: tf.Operation, state: State,
 
 
 def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _States,
-                         view: View) -> typing.Union[State, typing.List[State]]:
+                         view: View) -> Results:
     """The results of a batch norm by the statistics of all images of the shard.
 
     The mean is one over the examples. The variance is not linear, so that it and the normalized

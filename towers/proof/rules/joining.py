@@ -20,6 +20,7 @@ from towers.proof.rules.common import (
     COUPLES_EXAMPLES,
     OWN_ARGUMENTS,
     TAKES_APART,
+    Results,
     any_by_example,
     any_of_kind,
     any_position,
@@ -47,12 +48,11 @@ from towers.proof.states import (
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
-_Found = typing.Union[State, typing.List[State]]
 
 
 # ---- apart ---------------------------------------------------------------------------------------
 
-def unpack(op: tf.Operation, states: _States, view: View) -> _Found:
+def unpack(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.unstack(x [n, 3], axis=1)`: three tensors [n]; of sizes (n, 3), the sizes n and 3."""
     value = states[0]
     if value.kind is Kind.SIZES:

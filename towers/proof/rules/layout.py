@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
     GOES_ALONG_EXAMPLES,
+    Results,
     any_by_example,
     axes_of_examples,
     has_one_entry_along,
@@ -29,7 +30,6 @@ from towers.proof.states import Kind, State, per_example, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
-_Found = typing.Union[State, typing.List[State]]
 
 
 # ---- the dimensions ------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def pad(op: tf.Operation, state: State, view: View) -> State:
     return state._replace(is_constant=False)
 
 
-def tile(op: tf.Operation, states: _States, view: View) -> _Found:
+def tile(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.tile`: the entries again, as often as the multiples say.
 
         x [n, 4], multiples (1, 3)    each example has more entries: [n, 12]
@@ -197,7 +197,7 @@ matrix_function = computes_entries(_on_matrices)
 is `MatrixDiagPartV3`, which puts in a padding of its own."""
 
 
-def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> _Found:
+def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.linalg.diag(d [n, 3])`: [n, 3, 3], each vector on the diagonal of a matrix of its own.
 
     The padding is around the diagonal. Each entry of the result is one of d or the padding; so the

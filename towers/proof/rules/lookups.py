@@ -15,7 +15,12 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.proof.rules.common import axes_of_examples, takes_whole_rows, tell_of_examples
+from towers.proof.rules.common import (
+    Results,
+    axes_of_examples,
+    takes_whole_rows,
+    tell_of_examples,
+)
 from towers.proof.rules.rows import is_sparse
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import Sizes, product_of_all, quotient, sizes_in
@@ -44,28 +49,28 @@ _ROWS_BY_PLACES = 'takes rows by their places'
 
 # ---- the shape of a sparse tensor ----------------------------------------------------------------
 
-def sparse_reshape(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+def sparse_reshape(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.sparse.reshape`: of the shape (n, 4, 5) as (n, 20), index vectors (e, 2, 3) become
     (e, 13). The example's position e stays, where n is first before and after, and constants are
     behind it.
 
     Returns:
-      The states of the new index vectors, and of the new shape.
+      The states of the new index vectors, and of the new shape; or one state of both.
     """
     indices, shape_state, new_shape_state = states
     if indices.kind is not Kind.INDICES:
-        return [not_linear(op, states, view)] * 2
+        return not_linear(op, states, view)
     # Those of `tf.stack([tf.range(n), y], 1)`, one for each example, are of no sparse tensor.
     is_of_sparse_tensor = indices.selection != EVERY_EXAMPLE
     before = sizes_in(op.inputs[1], shape_state, view)
     new_shape = sizes_in(op.inputs[2], new_shape_state, view)
     if not is_of_sparse_tensor or before is None or new_shape is None:
-        return [unknown(op, _NOT_OF_EXAMPLES)] * 2
+        return unknown(op, _NOT_OF_EXAMPLES)
     after = _with_rest(before, new_shape)
     if not _is_shape_of_examples(before) or not _is_shape_of_examples(after):
-        return [unknown(op, _NOT_OF_EXAMPLES)] * 2
+        return unknown(op, _NOT_OF_EXAMPLES)
     if product_of_all(before) != product_of_all(after):
-        return [unknown(op, 'has another number of entries for each example')] * 2
+        return unknown(op, 'has another number of entries for each example')
     return [indices, sizes_state(after)]
 
 
@@ -96,20 +101,20 @@ def _is_shape_of_examples(shape: typing.Optional[Sizes]) -> bool:
     return are_known and axes_of_examples(shape) == [0]
 
 
-def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.sparse.fill_empty_rows`: the rows of a sparse tensor [n, …], and one row for each example
     that has none.
 
     Returns:
       The states of the indices and the values of the new sparse tensor, whose rows have this
       operation as their selection; of whether an example had none, [n]; and of the number of the
-      new row for each old one.
+      new row for each old one. Or one state of all four.
     """
     indices, values, shape_state, value_of_new_rows = states
     shape = sizes_in(op.inputs[2], shape_state, view)
     is_of_examples = is_sparse(indices, values) and _is_shape_of_examples(shape)
     if not is_of_examples or not value_of_new_rows.is_alike_on_towers:
-        return [unknown(op, 'fills rows that are not known to be of the examples')] * 4
+        return unknown(op, 'fills rows that are not known to be of the examples')
     new_indices = State(Kind.INDICES, selection=op.name)
     new_values = rows(0, op.name)
     had_none = per_example(0)

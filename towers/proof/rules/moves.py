@@ -10,7 +10,11 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import COMPUTES_WITH_POSITIONS, is_of_batch
+from towers.proof.rules.common import (
+    COMPUTES_WITH_POSITIONS,
+    Results,
+    is_of_batch,
+)
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_number, as_numbers
@@ -18,7 +22,6 @@ from towers.proof.states import Kind, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
-_Found = typing.Union[State, typing.List[State]]
 
 _KEEP_ORDER = ('ExpandDims', 'Reshape', 'Squeeze')
 """Types of operations that keep the row-major order of the entries."""
@@ -42,7 +45,7 @@ def moves_entries(rule: typing.Callable) -> typing.Callable:
         and the view. It returns the state of the results, or a list of them.
     """
     @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> Results:
         """The rule for inputs of any state."""
         sizes = _moved_sizes(op, states, view)
         if sizes is not None:
@@ -63,7 +66,7 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
     rule_for_examples = moves_entries(rule)
 
     @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States, view: View) -> _Found:
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> Results:
         """The rule for inputs of any state."""
         if states[0].is_by_example:
             return rule_for_examples(op, states, view)
@@ -71,7 +74,7 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
     return whole_rule
 
 
-def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View) -> _Found:
+def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View) -> Results:
     """The states of the results of an operation that moves entries which are no sizes.
 
     Args:

@@ -21,7 +21,12 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import axes_of_examples, has_examples_first, is_of_batch
+from towers.proof.rules.common import (
+    Results,
+    axes_of_examples,
+    has_examples_first,
+    is_of_batch,
+)
 from towers.proof.rules.totals import for_examples, total
 from towers.proof.sizes import Sizes, sizes_in
 from towers.proof.states import (
@@ -198,8 +203,7 @@ def sparse_to_dense(op: tf.Operation, states: _States, view: View) -> State:
     return per_example(0).with_marks_of(*states)
 
 
-def ctc_loss(op: tf.Operation, states: _States, view: View) -> typing.Union[
-        State, typing.List[State]]:
+def ctc_loss(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.nn.ctc_loss`: a loss [n], of the sequences [time, n, classes] and the sparse labels of
     each example; beside it the gradient of the sequences."""
     sequences, indices, values, lengths = states

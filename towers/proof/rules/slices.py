@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
     COMPUTES_WITH_POSITIONS,
+    Results,
     axes_of_examples,
     is_same_on_towers,
     static_entry,
@@ -36,7 +37,6 @@ from towers.proof.states import (
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
-_Found = typing.Union[State, typing.List[State]]
 
 _WITHOUT_END = 2 ** 31 - 1  # of an int32, the largest end: no dimension is longer
 _TAKES_SOME = 'takes some of the examples'
@@ -161,7 +161,7 @@ def _for_each_dimension(items: typing.List[_Item], rank: int) -> typing.List[_It
 
 # ---- slices of the examples ----------------------------------------------------------------------
 
-def strided_slice(op: tf.Operation, states: _States, view: View) -> _Found:
+def strided_slice(op: tf.Operation, states: _States, view: View) -> Results:
     """`x[:, 1]`: all of the examples, and a part of the other dimensions, keep [n, 4] as [n].
 
     Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration

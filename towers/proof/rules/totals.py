@@ -17,7 +17,12 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import any_of_kind, kinds_of, tell_of_examples
+from towers.proof.rules.common import (
+    Results,
+    any_of_kind,
+    kinds_of,
+    tell_of_examples,
+)
 from towers.proof.sizes import as_numbers
 from towers.proof.states import INDEPENDENT, Kind, State, first_unknown, unknown
 from towers.proof.view import View
@@ -90,8 +95,7 @@ def for_examples(rule: typing.Callable) -> typing.Callable:
         has entries of single examples, or positions.
     """
     @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States,
-                   view: View) -> typing.Union[State, typing.List[State]]:
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> Results:
         """The rule for inputs of any state."""
         if tell_of_examples(states):
             return rule(op, states, view)
