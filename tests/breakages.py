@@ -191,7 +191,7 @@ BREAKAGES = [
      'cluster/test_between_steps.py'),
     ('towers/memory/simulation.py', '== 1 and buffer.what != ', '== 1 or buffer.what != ',
      'memory/test_simulation.py'),
-    ('towers/memory/step_graph.py', 'awaited_by_folded[node.number] = awaited', 'pass',
+    ('towers/memory/step_graph.py', 'awaited_by_folded[node] = awaited', 'pass',
      'memory/test_simulation.py'),
     ('towers/memory/kernels.py', '* images * places * patch', '* places * patch',
      'memory/test_kernels.py'),

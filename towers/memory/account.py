@@ -11,10 +11,10 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance
 from towers.graph import graph_walk
 from towers.memory.account_table import KINDS, DeviceAccount, HeldTensor, MemoryAccount
-from towers.memory.buffers import NO_PEAK, SCRATCH, TRANSFER, UPDATE, Buffer
+from towers.memory.buffers import NO_PEAK, SCRATCH, TRANSFER, UPDATE, VARIABLE, Buffer
 from towers.memory.kernels import passes_on
 from towers.memory.node import Node, Output
-from towers.memory.simulation import FED, Run
+from towers.memory.simulation import FED, Run, computed_inputs
 from towers.memory.step_graph import StepGraph
 from towers.memory.tower_step import (
     forward_pass,
@@ -30,6 +30,8 @@ from towers.placement.devices import is_gpu
 _HANDED_OUT_BEYOND = 0.05
 _LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
 _CPU = '/device:CPU:0'
+# {use of a buffer: its kind}, of the uses that alone say the kind
+_KINDS_OF_USES = {SCRATCH: 'scratch', TRANSFER: 'copies', UPDATE: 'updates'}
 
 
 def memory_account(built: BuiltTowers,
@@ -43,8 +45,9 @@ def memory_account(built: BuiltTowers,
     Args:
       built: the result of `build_towers`.
       batch_size: examples of a step, over all towers: any size; None for that which the towers were
-        built with. For another size than a static one, all that is computed from the batch is
-        scaled but gradients of variables; a build at that size differs by some percent.
+        built with. If they were built with a static size, and another one is given, tensors that
+        are computed from the batch are scaled, but not gradients of variables: the account differs
+        by some percent from that of a build at the given size.
 
     Returns:
       `MemoryAccount`. Not counted: cuDNN's workspace, weights that oneDNN keeps reordered, input
@@ -80,14 +83,15 @@ def account_of_run(built: BuiltTowers, step: StepGraph, run: Run,
     return MemoryAccount(
         batch_size=batch_size or built.plan.batch_size,
         devices=[reader.account(run, device, constants) for device in devices],
-        together=reader.account(run, None, constants), unknown=step.unknown)
+        together=reader.account(run, device=None, constants=constants), unknown=step.unknown)
 
 
 def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.List[str]:
-    """List of devices: those of the towers in the towers' order, then others by their names."""
-    tower_devices = [device for device in built.devices if device in devices]
-    others = sorted(devices - set(tower_devices))
-    return list(dict.fromkeys(tower_devices)) + others
+    """Sorted list of devices: those of the towers in the towers' order, then others by their names.
+    """
+    tower_devices = dict.fromkeys(built.devices)  # each once: several towers may share a device
+    others = sorted(devices.difference(tower_devices))
+    return [device for device in tower_devices if device in devices] + others
 
 
 # ---- constants that stay in memory ---------------------------------------------------------------
@@ -95,8 +99,7 @@ def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.
 def _constants(step: StepGraph) -> typing.List[HeldTensor]:
     """List of the constants that operations of a step take; they are in memory all the time."""
     constants: typing.Dict[Output, HeldTensor] = {}  # each once, however many operations take it
-    nodes_that_run = [node for node in step.nodes if not node.folded]
-    for node in nodes_that_run:
+    for node in step.executed:
         for output in node.inputs:
             if output.node.folded and output.size:
                 constants[output] = HeldTensor(
@@ -113,14 +116,15 @@ def _initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
     values = _tensors_of_initial_values(built)
     if not values:
         return []
-    # Initializers run outside of the step, which knows nothing of their sizes.
-    nodes = StepGraph([value.op for value in values.values()]).by_name
+    # The graph of the step has no initializers. In this one they are the step.
+    initialization = StepGraph([value.op for value in values.values()])
     constants = []
     for variable_op, value in values.items():
-        node = nodes[value.op.name]
+        node = initialization.by_name[value.op.name]
         size = node.sizes[value.value_index]
         is_constant = node.folded  # random initial values are not
         if is_constant and size >= _LEAST_KEPT:
+            # An initial value is made where its variable is.
             device = variable_op.device or _CPU
             constants.append(HeldTensor(variable_op.name, 'initial values', size, device))
     return constants
@@ -156,21 +160,21 @@ class _Reader:
         if built.replicas is not None:
             parameters += built.replicas.variables
             slots += built.replicas.slots
-        # Sets of names of operations: the next four.
-        self._parameters = graph_walk.operation_names(parameters)
-        self._slots = graph_walk.operation_names(slots)
-        # The shards, and all that they are cut out of.
+        # {name of the operation of a variable: what the variable is}
+        self._kinds_of_variables = dict.fromkeys(graph_walk.operation_names(slots), 'slots')
+        self._kinds_of_variables.update(
+            dict.fromkeys(graph_walk.operation_names(parameters), 'parameters'))
+        # Names of operations: the shards, and all that they are cut out of.
         self._input = graph_walk.names_of(graph_walk.step_operations(shard_operations(built)))
+        # Names of operations.
         self._forward = forward_pass(built)
+        # Names of tensors.
         self._gradients = gradients_in(step, built, self._forward)
-        # {number of a node: the nodes that take one of its outputs}
-        self._takers: typing.Dict[int, typing.List[Node]] = collections.defaultdict(list)
-        for node in step.nodes:
-            for output in node.inputs:
-                self._takers[output.node.number].append(node)
-        # {number of a node: whether the backward pass takes one of its outputs}, of the nodes that
-        # were asked for so far
-        self._is_kept_by_number: typing.Dict[int, bool] = {}
+        # {name of a node: the nodes that take one of its outputs}
+        self._takers: typing.Dict[str, typing.List[Node]] = collections.defaultdict(list)
+        for node in step.executed:
+            for output in computed_inputs(node):
+                self._takers[output.node.name].append(node)
 
     def account(self, run: Run, device: typing.Optional[str],
                 constants: typing.List[HeldTensor]) -> DeviceAccount:
@@ -181,11 +185,8 @@ class _Reader:
           device: the name of the device; None for all devices together.
           constants: the constants of all devices, which are in memory all the time.
         """
-        peak = run.peaks.get(device, NO_PEAK)
-        if device is None:
-            tensors = list(constants)
-        else:
-            tensors = [constant for constant in constants if constant.device == device]
+        peak = run.peaks.get(device, NO_PEAK)  # none where nothing but constants is
+        tensors = [constant for constant in constants if device in (None, constant.device)]
         for buffer in run.alive(peak.event, device):
             output = buffer.held_output(peak.event)
             kind = self._kind(buffer, output)
@@ -201,16 +202,19 @@ class _Reader:
           buffer: a buffer in memory at the worst moment.
           output: what it holds then: the output of an operation, or a variable.
         """
+        if buffer.what in _KINDS_OF_USES:
+            return _KINDS_OF_USES[buffer.what]
+        if buffer.what == VARIABLE:
+            return self._kinds_of_variables.get(output.node.name, 'other variables')
+        return self._kind_of_result(output)
+
+    def _kind_of_result(self, output: Output) -> str:
+        """Which of `KINDS` the result of an operation is."""
         node = output.node
-        if buffer.variable is not None:
-            return self._kind_of_variable(buffer, node)
-        if buffer.what == SCRATCH:
-            return 'scratch'
-        if buffer.what == TRANSFER:
-            return 'copies'
+        # A program may feed more than its batch, such as a rate.
         if node.name in self._input or node.type in FED:
             return 'input'
-        if (node.name, output.value_index) in self._gradients:
+        if output.name in self._gradients:
             return 'gradients'
         if node.name not in self._forward:
             return 'backward'
@@ -218,39 +222,17 @@ class _Reader:
             return 'activations'
         return 'forward'
 
-    def _kind_of_variable(self, buffer: Buffer, variable: Node) -> str:
-        """Which of `KINDS` the buffer of a variable is used for.
-
-        Args:
-          buffer: the buffer.
-          variable: the node of the variable.
-        """
-        if buffer.what == UPDATE:
-            return 'updates'
-        if variable.name in self._parameters:
-            return 'parameters'
-        if variable.name in self._slots:
-            return 'slots'
-        return 'other variables'
-
     def _is_kept(self, node: Node) -> bool:
         """Whether the backward pass takes an output of a forward operation, so that the output is
         kept for it. It may take it by way of operations that pass the memory on, such as reshapes.
         """
-        if node.number not in self._is_kept_by_number:
-            # Along the back edge of a loop, the way would come back to this node without end.
-            takers = [taker for taker in self._takers[node.number]
-                      if not _is_back_edge(node, taker)]
-            self._is_kept_by_number[node.number] = any(map(self._leads_backward, takers))
-        return self._is_kept_by_number[node.number]
+        def takers_of_memory(holder: Node) -> typing.Sequence[Node]:
+            """The nodes that take the memory of the output, if it is in the outputs of `holder`."""
+            has_memory = holder is node or passes_on(holder)
+            return self._takers[holder.name] if has_memory else ()
 
-    def _leads_backward(self, taker: Node) -> bool:
-        """Whether the backward pass needs what an operation takes: the operation is of the backward
-        pass, or passes the memory of its input on to an operation that is."""
-        is_backward = taker.name not in self._forward and not taker.folded
-        if is_backward:
-            return True
-        return passes_on(taker) and self._is_kept(taker)
+        names_of_takers = graph_walk.reached([node], takers_of_memory).keys()
+        return not names_of_takers <= self._forward
 
 
 def _bytes_of_kinds(tensors: typing.Iterable[HeldTensor],
@@ -274,9 +256,3 @@ def _has_best_fit_allocator(device: typing.Optional[str]) -> bool:
     if is_gpu(device or ''):
         return True
     return os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
-
-
-def _is_back_edge(node: Node, taker: Node) -> bool:
-    """Whether the edge between two nodes leads back to the beginning of a loop: the taker was made
-    before."""
-    return taker.number <= node.number and taker.type in ('Merge', 'NextIteration')

@@ -26,8 +26,8 @@ KINDS = collections.OrderedDict([
     ('copies', '#F0E442'),  # of tensors of another device
     ('allocator', '#999999')])  # handed out beyond what was asked for
 
-_MOST_COLUMNS = 6  # with the one of all devices together
-_DEVICES_OF_MANY = 4  # of more devices: the first ones, before the column of all together
+_MOST_COLUMNS = 6  # of the table, with the one of all devices together
+_DEVICES_OF_MANY = 4  # how many have a column where a column for each would be too many
 _TENSORS_SHOWN = 8
 
 
@@ -123,12 +123,10 @@ class MemoryAccount(typing.NamedTuple):
     def _rows_of_kinds(self) -> typing.List[str]:
         """The lines of the table: a column for each device, a row for each kind of memory, and the
         peaks as the last row."""
-        num_shown = len(self.devices)
-        if num_shown >= _MOST_COLUMNS:
-            num_shown = _DEVICES_OF_MANY
-        columns = self.devices[:num_shown]
+        shown = self._devices_shown()
+        columns = shown
         if len(self.devices) > 1:
-            columns = columns + [self.together]
+            columns = shown + [self.together]
         rows = [_row('', map(_heading, columns))]
         for kind in KINDS:
             sizes = [column.kinds.get(kind, 0) for column in columns]
@@ -136,10 +134,17 @@ class MemoryAccount(typing.NamedTuple):
                 rows.append(_row(kind, map(_as_megabytes, sizes)))
         peaks = [column.peak for column in columns]
         rows.append(_row('peak', map(_as_megabytes, peaks)))
-        num_left_out = len(self.devices) - num_shown
+        num_left_out = len(self.devices) - len(shown)
         if num_left_out:
             rows.append('  and %d devices more' % num_left_out)
         return rows
+
+    def _devices_shown(self) -> typing.List[DeviceAccount]:
+        """List of the devices that have a column: all of up to five, the first four of more."""
+        num_columns = len(self.devices) + 1  # the last one is that of all devices together
+        if num_columns <= _MOST_COLUMNS:
+            return self.devices
+        return self.devices[:_DEVICES_OF_MANY]
 
 
 def _row(title: str, cells: typing.Iterable[str]) -> str:

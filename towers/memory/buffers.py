@@ -116,7 +116,8 @@ class Memory:
 
     def allocate_variable(self, variable: Node, size: int, node: Node,
                           what: str = VARIABLE) -> Buffer:
-        """Allocates a `Buffer` for a variable, and returns it, even if it has no bytes.
+        """Allocates a `Buffer` for a variable, and returns it. It may have no bytes: those of a
+        variable of unknown size are not known, but its reads are counted as those of others.
 
         Args:
           variable: the operation of the variable.

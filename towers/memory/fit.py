@@ -18,7 +18,9 @@ from towers.memory.measure import (
     measure_memory,
 )
 
-MOST_PER_TOWER = 1 << 16  # examples, the end of the search
+# Examples of each tower at which the search ends; with shares or micro-batches, of the smallest
+# shard or micro-batch.
+MOST_PER_TOWER = 1 << 16
 _TRIES = 6  # steps that are run, until one fits
 
 
@@ -87,7 +89,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = Non
 
 
 def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -> FittedBatch:
-    """Finds the largest batch that fits: by doubling, then by bisection, to 1/64 of its size.
+    """Finds the largest batch that fits by the account; see `largest_batch`.
 
     Args:
       built: the towers.
@@ -113,10 +115,39 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
             'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
             'are %.1f MB. The largest: %s.' % (
                 place, unit, account.peak / 1e6, limit / 1e6, account.largest()))
-    units_that_fit = 1
-    too_many_units = MOST_PER_TOWER + 1
+    most_units = MOST_PER_TOWER
     if most is not None:
-        too_many_units = min(too_many_units, most // unit + 1)
+        most_units = min(most_units, most // unit)
+    found = _search(built, unit, account, limit, most_units)
+    largest_share = max(built.plan.shares)  # 1 for equal shards
+    return FittedBatch(
+        batch_size=found.units * unit,
+        per_tower=found.units * micro_batches * largest_share, limit=limit,
+        account=found.account, measured=None, micro_batches=micro_batches,
+        ends_search=found.all_fit and most_units == MOST_PER_TOWER)
+
+
+class _Found(typing.NamedTuple):
+    """The largest batch that a search has found to fit."""
+    units: int
+    account: MemoryAccount
+    all_fit: bool  # whether all batches that were tried fit
+
+
+def _search(built: BuiltTowers, unit: int, account: MemoryAccount, limit: int,
+            most_units: int) -> _Found:
+    """Finds the largest batch that fits: by doubling, then by bisection, to 1/64 of its size.
+
+    Args:
+      built: the towers.
+      unit: the batches that are tried are multiples of it.
+      account: the account of a batch of one unit, which fits.
+      limit: bytes that a step may take.
+      most_units: the largest multiple to try.
+    """
+    units_that_fit = 1
+    too_many_units = most_units + 1
+    all_fit = True
     while too_many_units - units_that_fit > max(1, units_that_fit // 64):
         half_way = (units_that_fit + too_many_units) // 2
         guess = min(2 * units_that_fit, half_way)
@@ -126,13 +157,8 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
             account = account_of_guess
         else:
             too_many_units = guess
-    no_batch_was_too_large = too_many_units == MOST_PER_TOWER + 1
-    largest_share = max(built.plan.shares)  # 1 for equal shards
-    return FittedBatch(
-        batch_size=units_that_fit * unit,
-        per_tower=units_that_fit * micro_batches * largest_share, limit=limit,
-        account=account, measured=None, micro_batches=micro_batches,
-        ends_search=no_batch_was_too_large)
+            all_fit = False
+    return _Found(units_that_fit, account, all_fit)
 
 
 def fit_batch_size(build: typing.Callable, first: int,
@@ -173,8 +199,8 @@ def fit_batch_size(build: typing.Callable, first: int,
         if limit is None:
             limit = device_limit(built.devices)
         unit = sum(built.plan.shares)
-        # The bytes that the account may say. A step that takes more than the account says brings
-        # them below the limit for the next try.
+        # The bytes that the account of a batch may say. They are the limit at first, and less after
+        # a step that has taken more than its account says.
         accounted_limit = limit
         for _ in range(_TRIES):
             fitted = _largest_batch(built, accounted_limit, most)._replace(limit=limit)
@@ -182,11 +208,13 @@ def fit_batch_size(build: typing.Callable, first: int,
             fitted = fitted._replace(measured=trial.measured)
             if trial.ran_out_of_memory:
                 say('batch %d ran out of memory: trying less' % fitted.batch_size)
+                # By how much is not known: next a batch of a tenth less, by the account.
                 accounted_limit = int(min(accounted_limit, fitted.account.peak) * 0.9)
             elif trial.measured is not None and trial.measured.peak > limit:
                 say('%s: trying less' % (fitted,))
-                factor = limit / float(trial.measured.peak)
-                accounted_limit = int(accounted_limit * min(0.95, factor))
+                # Less by the factor of the error, and by 5 % at least, so that few tries do.
+                factor = min(0.95, limit / float(trial.measured.peak))
+                accounted_limit = int(accounted_limit * factor)
             else:
                 say(str(fitted))
                 return fitted
@@ -214,7 +242,7 @@ def _run(build: typing.Callable, batch_size: int,
         built, start = called_build(build, batch_size)
         try:
             measured = measure_memory(built, start=start, config=config_of(built, config))
-        except MeasurementError:
+        except MeasurementError:  # the step has run, and TensorFlow has counted nothing
             return _Trial(ran_out_of_memory=False, measured=None)
         except tf.errors.ResourceExhaustedError as error:
             if not is_out_of_memory(error):

@@ -15,8 +15,9 @@ from towers.memory.node import Node
 _PASSES_ON = HAND_ON | RESHAPES | {
     'CheckNumericsV2', 'Snapshot', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast', 'LoopCond',
     'TensorArrayWriteV3', 'StackPushV2', 'StackPush'}
-# Types of operations whose outputs are parts of the input, along its first dimension in its memory.
-CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])
+# {type of an operation whose outputs are parts of an input: the position of that input}. Parts
+# along the first dimension are in the input's memory. (Input 0 of a `Split` is the axis.)
+CUTS = {'Split': 1, 'SplitV': 0, 'Slice': 0, 'StridedSlice': 0, 'Unpack': 0}
 
 # Types of operations that write their output into an input of the same size that no other operation
 # needs any more. `_UNARY` write into the first input, `_BINARY` into the first or the second.
@@ -70,20 +71,24 @@ def _cuts_along_rows(node: Node) -> bool:
 
     Rows 2 to 5 of a [8, 3] tensor can; its columns cannot, since they lie apart in memory.
     """
-    if node.type == 'Split':
-        cut_shape = node.inputs[1].shape  # input 0 is the axis
-    else:
-        cut_shape = node.inputs[0].shape
+    cut_shape = node.inputs[CUTS[node.type]].shape
     if not cut_shape:
         return False  # a shape that is not known, or a number
     if node.type == 'Unpack':  # each output is one row, without the dimension of the rows
         return None not in node.shapes and node.op.get_attr('axis') == 0
-    for shape in node.shapes:
-        if shape is None or len(shape) != len(cut_shape):
-            return False  # a dimension is dropped
-        if shape[1:] != cut_shape[1:]:
-            return False  # another dimension is cut
-    return True
+    return all(_is_of_rows(shape, cut_shape) for shape in node.shapes)
+
+
+def _is_of_rows(shape: typing.Optional[tuple], cut_shape: tuple) -> bool:
+    """Whether a part of a tensor is whole rows of it.
+
+    Args:
+      shape: the shape of the part; None where it is not known.
+      cut_shape: the shape of the tensor, of one dimension or more.
+    """
+    if shape is None or len(shape) != len(cut_shape):
+        return False  # in `x[3]` the dimension of the rows is dropped
+    return shape[1:] == cut_shape[1:]
 
 
 def scratch(node: Node) -> int:
@@ -93,7 +98,7 @@ def scratch(node: Node) -> int:
     """
     if 'CPU' not in node.device:
         return 0
-    if node.type == 'MaxPoolGrad' and node.sizes:
+    if node.type == 'MaxPoolGrad':
         return _places_of_maxima(node)
     if node.type in ('Conv2DBackpropFilter', 'Conv2DBackpropInput') and not compat.uses_onednn():
         return _patches(node)
@@ -137,7 +142,8 @@ def _patches(node: Node) -> int:
     floats_an_image = places * filters + patch * filters + places * patch
     if not floats_an_image:
         return 0  # an empty tensor
-    images = -(-_CACHE_FLOATS // floats_an_image)  # rounded up
+    # Rounded up; and also if the batch has fewer images, the kernel allocates for so many.
+    images = -(-_CACHE_FLOATS // floats_an_image)
     if not is_gradient_of_weights and _works_image_by_image(batch, floats_an_image):
         images = 1
     return _FLOAT_BYTES * images * places * patch

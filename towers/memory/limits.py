@@ -31,8 +31,8 @@ def checked_limit(memory_limit: typing.Optional[float]) -> typing.Optional[int]:
     if memory_limit is None:
         return None
     is_integer = isinstance(memory_limit, numbers.Integral)
-    is_float = isinstance(memory_limit, numbers.Real) and not is_integer
-    if is_float:
+    is_real = isinstance(memory_limit, numbers.Real)  # an integer is one, too
+    if is_real and not is_integer:
         check_number('memory_limit', memory_limit, least=1, expected=_BYTES)
         if memory_limit != int(memory_limit):
             raise InvalidArgumentError('memory_limit=%r: expected %s.' % (memory_limit, _BYTES))
@@ -49,6 +49,9 @@ def device_limit(devices: typing.Sequence[str],
       devices: the devices of the towers. All CPUs share one memory.
       config: `tf.ConfigProto` of the session that initialises the GPUs, in order to ask them; None
         for `session_config`'s.
+
+    Returns:
+      Bytes.
     """
     limits = []
     gpus = [device for device in devices if is_gpu(device)]
@@ -58,7 +61,8 @@ def device_limit(devices: typing.Sequence[str],
     if gpus:
         with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
             for device in session.list_devices():
-                if device.name.endswith(tuple(gpus)):  # its name begins with the job
+                # Its name is '/job:localhost/replica:0/task:0/device:GPU:0'.
+                if device.name.endswith(tuple(gpus)):
                     limits.append(device.memory_limit_bytes)
     return min(limits)
 

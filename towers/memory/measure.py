@@ -87,19 +87,19 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)
     check_config(config)
+    first_operations = _checked_start('start', start)
     if session is not None:
         _check_session(session)
-    first_operations = _checked_start('start', start)
-    step = built.train_op
-    if step is None:  # without an optimizer
-        step = built.loss
-    if session is not None:
-        peaks = _peaks_of_steps(session, step, feed_dict)
+        running: typing.ContextManager = contextlib.nullcontext(session)  # it stays open
     else:
         if config is None:
             config = use_precision(session_config(built.devices), built.precision, built.devices)
-        with _initialized_session(built.loss.graph, config, first_operations) as own_session:
-            peaks = _peaks_of_steps(own_session, step, feed_dict)
+        running = _initialized_session(built.loss.graph, config, first_operations)
+    step = built.train_op
+    if step is None:  # without an optimizer
+        step = built.loss
+    with running as open_session:
+        peaks = _peaks_of_steps(open_session, step, feed_dict)
     if not peaks:
         raise MeasurementError(
             'TensorFlow counted no memory: its plain allocator on CPUs does not. Set '
@@ -241,7 +241,7 @@ def uses_of(metadata: tf.RunMetadata) -> typing.Iterator[MemoryUse]:
 
 
 def _device_of(allocator_name: str, device: str) -> str:
-    """The device whose memory an allocator hands out; '' for the memory of the CPUs.
+    """The device whose memory an allocator hands out; '' for the memory that all CPUs share.
 
     Args:
       allocator_name: the name of the allocator in a record.
@@ -258,7 +258,7 @@ def _short(device: str) -> str:
     """The device without its job and stream: `'/device:GPU:0'` for
     `'/job:localhost/replica:0/task:0/device:GPU:0/stream:all'`."""
     found = re.search(r'/device:(\w+):(\d+)', device, re.IGNORECASE)
-    if found is None:
+    if found is None:  # a record of the host, such as '/host:CPU'
         return '/device:CPU:0'
     return '/device:%s:%s' % (found.group(1).upper(), found.group(2))
 

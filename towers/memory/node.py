@@ -14,6 +14,11 @@ class Output(typing.NamedTuple):
     value_index: int  # which of the node's outputs it is, from 0; as of a `tf.Tensor`
 
     @property
+    def name(self) -> str:
+        """The name of its `tf.Tensor`: `'add:0'`."""
+        return '%s:%d' % (self.node.name, self.value_index)
+
+    @property
     def size(self) -> int:
         """Its bytes."""
         return self.node.sizes[self.value_index]
@@ -52,3 +57,8 @@ class Node:
         self.sizes: typing.List[int] = []
         self.shapes: typing.List[typing.Optional[tuple]] = []
         self.folded = False
+
+    @property
+    def outputs(self) -> typing.List[Output]:
+        """List of its `Output`s."""
+        return [Output(self, index) for index in range(len(self.sizes))]

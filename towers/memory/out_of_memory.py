@@ -48,7 +48,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
     except tf.errors.ResourceExhaustedError as error:
         if not is_out_of_memory(error):
             raise
-        sentences = [_request(error, built)]
+        sentences = [_failure(error, built)]
         is_size_known = batch_size is not None or built.plan.batch_size is not None
         if is_size_known:  # else there is no account
             if limit is None:
@@ -61,7 +61,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
         raise OutOfMemoryError(' '.join(sentences)) from error
 
 
-def _request(error: tf.errors.OpError, built: BuiltTowers) -> str:
+def _failure(error: tf.errors.OpError, built: BuiltTowers) -> str:
     """The sentence that says where memory ran out, with the first line of TensorFlow's error.
 
     Args:
@@ -113,14 +113,24 @@ def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
         fitted = largest_batch(built, limit)
     except OutOfMemoryError:
         return [needed, 'No batch fits, not one example a tower.']
-    # So many that one of them fits; at least two, since the whole batch did not.
-    num_micro_batches = max(2, -(-examples // fitted.batch_size))  # rounded up
-    about_devices = ' (CPUs share one memory)'
-    if any(is_gpu(device) for device in built.devices):
-        about_devices = '; more devices, as towers or as stages of one'
     return [
         needed,
         'The largest batch that should fit: %d, %d a tower.' % (
             fitted.batch_size, fitted.per_tower),
-        'Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '
-        "Memory(recompute='auto')%s." % (num_micro_batches, about_devices)]
+        _ways_to_save(built, _num_micro_batches(examples, fitted.batch_size))]
+
+
+def _num_micro_batches(batch_size: int, size_that_fits: int) -> int:
+    """The least number of micro-batches that a batch has to be cut into for one of them to fit; two
+    or more, since the whole batch did not fit, whatever the account says."""
+    rounded_up = -(-batch_size // size_that_fits)
+    return max(2, rounded_up)
+
+
+def _ways_to_save(built: BuiltTowers, num_micro_batches: int) -> str:
+    """The sentence that says how a step with the same batch takes less memory."""
+    others = ' (CPUs share one memory)'  # so that more of them do not help
+    if any(map(is_gpu, built.devices)):
+        others = '; more devices, as towers or as stages of one'
+    return ('Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '
+            "Memory(recompute='auto')%s." % (num_micro_batches, others))

@@ -163,8 +163,9 @@ def _draw_points(axes: typing.Any, points: typing.List[_Point], unit: float) -> 
       unit: bytes of one unit of the vertical axis.
     """
     batch_sizes = [point.account.batch_size for point in points]
+    # Of each step the fullest memory, whose peak is the account's.
     accounts = [point.account.fullest() for point in points]
-    heights = {}  # {kind: its height at each batch size}, of kinds that are there at all
+    heights = {}  # {kind: its height at each batch size}, of kinds that take memory at any
     for kind in KINDS:
         heights_of_kind = [account.kinds.get(kind, 0) / unit for account in accounts]
         if any(heights_of_kind):

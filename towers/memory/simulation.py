@@ -51,13 +51,12 @@ class Run:
         self._copies: typing.Dict[typing.Tuple[Output, str], Buffer] = {}
         # {number of a variable's node: the buffer that holds the variable now}
         self._variables: typing.Dict[int, Buffer] = {}
-        nodes = [node for node in step.nodes if not node.folded]
-        for node in nodes:
+        for node in step.executed:
             self._connect(node)
             if node.type in _VARIABLES:
                 self._variables[node.number] = self._memory.allocate_variable(
                     node, _variable_bytes(node), node)
-        self._run(nodes)
+        self._run(step.executed)
 
     def alive(self, event: int, device: typing.Optional[str] = None) -> typing.List[Buffer]:
         """List of the buffers that are in memory right after an event.
@@ -70,30 +69,30 @@ class Run:
         """
         alive = []
         for buffer in self.buffers:
-            is_on_device = device is None or device == buffer.device
+            is_on_device = device in (None, buffer.device)
             if is_on_device and buffer.size and buffer.is_there(event):
                 alive.append(buffer)
         return alive
 
     def _connect(self, node: Node) -> None:
         """Notes what a node waits for, and which outputs it takes."""
-        awaited = {source.number for source in node.controls if not source.folded}
-        for output in _computed_inputs(node):
+        awaited = {source.number for source in node.controls}
+        for output in computed_inputs(node):
+            # It waits for a node once, however many of its outputs it takes.
             awaited.add(output.node.number)
             self._takers[output].append(node.device)
+        for number in awaited:
+            self._followers[number].append(node)
+        num_awaited = len(awaited)
         if node.type in _MERGES:
             # It begins with the first of its inputs, as of two branches only one is run; without
             # any that a step computes, it waits for nothing.
-            self._num_awaited[node.number] = min(1, len(awaited))
-        else:
-            self._num_awaited[node.number] = len(awaited)
-        for number in awaited:
-            self._followers[number].append(node)
+            num_awaited = min(1, num_awaited)
+        self._num_awaited[node.number] = num_awaited
 
     def _run(self, nodes: typing.List[Node]) -> None:
         """Runs the nodes, each when all that it waits for has ended."""
         ready = collections.deque(node for node in nodes if not self._num_awaited[node.number])
-        queued = {node.number for node in ready}  # the nodes that have been ready so far
         scratch_buffer = None
         while ready:
             node = ready.popleft()
@@ -101,17 +100,16 @@ class Run:
             for follower in self._followers[node.number]:
                 self._num_awaited[follower.number] -= 1
                 # A `Merge` waits for one of its inputs. The others bring its number below 0, when
-                # it has been queued already.
-                is_ready = self._num_awaited[follower.number] <= 0
-                if is_ready and follower.number not in queued:
-                    queued.add(follower.number)
+                # it is ready already, or has run.
+                if self._num_awaited[follower.number] == 0:
                     ready.append(follower)
             self._end(node)
         self._memory.release(scratch_buffer)
 
     def _buffer_on(self, output: Output, device: str) -> typing.Optional[Buffer]:
         """The `Buffer` from which an operation on a device reads an output: the copy there, if
-        there is one, else the output's own; None if the output takes no memory."""
+        there is one, else the output's own. None if the output takes no memory, or is a constant,
+        which the account counts by itself."""
         return self._copies.get((output, device)) or self._held.get(output)
 
     # ---- the beginning of an operation
@@ -133,10 +131,10 @@ class Run:
         outputs = self._outputs(node)
         scratch_buffer = self._memory.allocate(scratch(node), node.device, node, what=SCRATCH)
         self._memory.release(scratch_before)
-        for index, buffer in enumerate(outputs):
+        for output, buffer in zip(node.outputs, outputs):
             if buffer is not None:
                 buffer.references += 1  # until `_end` has counted the takers
-                self._held[Output(node, index)] = buffer
+                self._held[output] = buffer
         return scratch_buffer
 
     def _move_variables_that_are_read(self, node: Node) -> None:
@@ -160,21 +158,14 @@ class Run:
         memory. It may be the buffer of a variable or of an input, or a new one."""
         if node.type in _VARIABLES:
             # A reference is the variable's memory. A handle, of 0 bytes, has none.
-            return [self._variables[node.number] if size else None for size in node.sizes]
+            return _without_empty([self._variables[node.number]], node)
         if node.type == 'ReadVariableOp':
             variable = _variable_of(node)
             return [self._variables.get(variable.number)]  # a read copies nothing
-        inputs = [self._buffer_of_input(output, node.device) for output in node.inputs]
+        inputs = [self._buffer_on(output, node.device) for output in node.inputs]
         if inputs and passes_on(node):
             return _passed_on(node, inputs)
         return self._written_outputs(node, inputs)
-
-    def _buffer_of_input(self, output: Output, device: str) -> typing.Optional[Buffer]:
-        """The `Buffer` from which an operation on a device reads an input; None if the input takes
-        no memory, or is a constant, which the account counts by itself."""
-        if output.node.folded:
-            return None
-        return self._buffer_on(output, device)
 
     def _written_outputs(self, node: Node, inputs: typing.List[typing.Optional[Buffer]]
                          ) -> typing.List[typing.Optional[Buffer]]:
@@ -200,19 +191,15 @@ class Run:
     def _end(self, node: Node) -> None:
         """Ends an operation: its outputs go to the operations that take them, on their devices, and
         its references to its inputs are taken away."""
-        outputs = []
-        for index in range(len(node.sizes)):
-            output = Output(node, index)
-            buffer = self._held.get(output)
-            if buffer is not None:
-                self._hand_out(output, buffer)
-                outputs.append(buffer)
-        for taken in _computed_inputs(node):
+        for output in node.outputs:
+            if output in self._held:
+                self._hand_out(output, self._held[output])
+        for taken in computed_inputs(node):
             self._memory.release(self._buffer_on(taken, node.device))
         if node.type in FED:
             return  # the caller keeps a fed value: the reference of `_begin` stays
-        for buffer in outputs:
-            self._memory.release(buffer)  # the reference that `_begin` has added
+        for output in node.outputs:
+            self._memory.release(self._held.get(output))  # the reference that `_begin` has added
 
     def _hand_out(self, output: Output, buffer: Buffer) -> None:
         """Counts the operations that take an output, and copies it to devices with other memory.
@@ -230,14 +217,14 @@ class Run:
                 takers_elsewhere[device] += 1
         for device, num_takers in takers_elsewhere.items():
             copied = self._memory.allocate(output.size, device, node, output.value_index, TRANSFER)
-            if copied is not None:
+            if copied is not None:  # as that of a variable of unknown size, counted as 0 bytes
                 copied.references = num_takers
                 self._copies[output, device] = copied
 
 
-def _computed_inputs(node: Node) -> typing.List[Output]:
-    """List of the inputs of a node that a step computes. The back edges of loops are left out,
-    since one turn of a loop is simulated."""
+def computed_inputs(node: Node) -> typing.List[Output]:
+    """List of the inputs of a node that a step computes, so without constants. The back edges of
+    loops are left out, since one turn of a loop is simulated."""
     inputs = []
     for output in node.inputs:
         is_back_edge = node.type in _MERGES and output.node.type.endswith('NextIteration')
@@ -256,12 +243,17 @@ def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
       inputs: the buffer of each input, or None.
     """
     if node.type == 'IdentityN':  # output i is input i
-        passed_on = inputs
-    else:
-        # All outputs are one input: the first that has memory, as the axis of a `Split` has none.
-        first = next((buffer for buffer in inputs if buffer is not None), None)
-        passed_on = [first] * len(node.sizes)
-    return [buffer if size else None for buffer, size in zip(passed_on, node.sizes)]
+        return _without_empty(inputs, node)
+    # All outputs are one input: the first that has memory, as the axis of a `Split` has none.
+    first = next((buffer for buffer in inputs if buffer is not None), None)
+    return _without_empty([first] * len(node.sizes), node)
+
+
+def _without_empty(buffers: typing.Iterable[typing.Optional[Buffer]],
+                   node: Node) -> typing.List[typing.Optional[Buffer]]:
+    """The buffers of the outputs of a node, with None in the place of an output of no bytes, as a
+    handle is."""
+    return [buffer if size else None for buffer, size in zip(buffers, node.sizes)]
 
 
 def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Optional[Buffer]],

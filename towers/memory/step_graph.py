@@ -8,18 +8,26 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES, VARIABLE_OPS
+from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES
 from towers.memory.node import Node, Output
 
 # Operations that need only the shapes of their inputs; `BroadcastGradientArgs` takes two shapes,
 # which are constants if the tensors' shapes are static.
 _SHAPE_ONLY = SIZES | {'BroadcastGradientArgs'}
-_NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS | VARIABLE_OPS | {'NoOp'}
+# Operations that a step runs also if their inputs are constants: they choose a branch, or give what
+# is fed (`PlaceholderWithDefault`).
+_NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS
 _STRING_BYTES = 16  # of the object; its text is elsewhere
+_RESERVE_SPACE_3 = 5  # index of the last output of a `FusedBatchNormV3`
+
+
+def _static_elements(tensor: tf.Tensor) -> typing.Optional[int]:
+    """The number of elements of a tensor; None where its shape is not static."""
+    return tensor.shape.num_elements()
 
 
 class StepGraph:
-    """The operations that a step executes, with what they take and the sizes of their outputs.
+    """The operations that a step needs, with what they take and the sizes of their outputs.
 
     Attributes:
       nodes: list of the `Node`s, in the order in which their operations were made.
@@ -28,12 +36,12 @@ class StepGraph:
         input is counted, which is a bound for operations that select a part of an input.
     """
 
-    def __init__(self, fetches: list, elements_of: typing.Optional[typing.Callable] = None):
+    def __init__(self, fetches: list, elements_of: typing.Callable = _static_elements):
         """
         Args:
           fetches: what a step runs: operations or tensors of one graph.
           elements_of: function from a tensor to its number of elements, or to None if that is not
-            known. Without such a function, static shapes say it.
+            known.
         """
         ops = graph_walk.step_operations(fetches)
         all_operations = ops[0].graph.get_operations()
@@ -46,11 +54,22 @@ class StepGraph:
             self._connect(node)
         nodes_in_order = self._in_order()
         for node in nodes_in_order:
-            self._measure(node, elements_of or _static_elements)
-        # After all sizes: in a loop, a size may come after the operation that asks for it.
+            self._measure(node, elements_of)
+        # After all shapes: in a loop, a node may come before one that it takes an input from, and
+        # `_is_folded` asks for the shapes of inputs.
         for node in nodes_in_order:
             node.folded = _is_folded(node)
         _keep_order_of_folded(nodes_in_order)
+
+    @property
+    def executed(self) -> typing.List[Node]:
+        """List of the nodes that a step executes: all but the folded ones, in the same order."""
+        return [node for node in self.nodes if not node.folded]
+
+    @property
+    def operations(self) -> typing.List[tf.Operation]:
+        """List of the operations of the nodes."""
+        return [node.op for node in self.nodes]
 
     def _connect(self, node: Node) -> None:
         """Notes the nodes whose outputs a node takes, and the nodes that it only waits for."""
@@ -60,8 +79,9 @@ class StepGraph:
             node.controls.append(self.by_name[source.name])
 
     def _in_order(self) -> typing.List[Node]:
-        """List of the nodes, each after its inputs; in a loop, in the order in which the operations
-        were made. A search depth first, without recursion."""
+        """List of the nodes, each after the nodes that it takes inputs from. In a loop,
+        where that cannot be so for all, the node that the search comes to first is after the
+        others. It is a search depth first, without recursion."""
         seen: typing.Set[int] = set()
         in_order = []
         for start in self.nodes:
@@ -118,11 +138,6 @@ def _static_shape(tensor: tf.Tensor) -> typing.Optional[tuple]:
     return tuple(tensor.shape.as_list())
 
 
-def _static_elements(tensor: tf.Tensor) -> typing.Optional[int]:
-    """The number of elements of a tensor; None where its shape is not static."""
-    return tensor.shape.num_elements()
-
-
 def _bytes_of_element(dtype: tf.DType) -> int:
     """Bytes of one element of a tensor."""
     if dtype == tf.string:
@@ -135,7 +150,7 @@ def _takes_no_memory(tensor: tf.Tensor) -> bool:
     some on GPUs only."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant):
         return True
-    return tensor.op.type == 'FusedBatchNormV3' and tensor.value_index == 5
+    return tensor.op.type == 'FusedBatchNormV3' and tensor.value_index == _RESERVE_SPACE_3
 
 
 def _bytes_of_largest_input(node: Node) -> int:
@@ -158,36 +173,32 @@ def _is_folded(node: Node) -> bool:
         return False  # a variable, a placeholder, an operation that only waits
     if node.type in _SHAPE_ONLY:
         return all(output.shape is not None for output in node.inputs)
-    # A step runs these for more than their value: for an effect, or to choose a branch.
-    is_run_in_each_step = (node.type in _NEVER_FOLDED or node.op.op_def.is_stateful
-                           or not node.op.outputs)
-    if is_run_in_each_step:
+    if node.type in _NEVER_FOLDED:
+        return False
+    is_run_for_effect = node.op.op_def.is_stateful or not node.op.outputs
+    if is_run_for_effect:
         return False
     return all(output.node.folded for output in node.inputs)
 
 
 def _keep_order_of_folded(nodes: typing.List[Node]) -> None:
-    """Makes the nodes that take folded constants wait for what the constants would wait for.
+    """Makes nodes that take, or wait for, folded nodes wait for what these would wait for.
 
-    If b waits for a and is folded, and c takes b, then c comes after a in the graph. But b is not
-    run in the step, so that c would wait for nothing: c gets the control edge from a.
+    Let b wait for a, and c take b. Then c comes after a in the graph. If b is folded, the step does
+    not run it, and c would wait for nothing: c gets a control edge from a, in the place of b.
 
     Args:
-      nodes: all nodes, each after its inputs; their `controls` are changed.
+      nodes: all nodes, each after its inputs; the `controls` of those that a step executes are
+        changed, to nodes that it executes.
     """
-    # {number of a folded node: {number of a node that it waits for: this node}}
-    awaited_by_folded: typing.Dict[int, typing.Dict[int, Node]] = {}
+    # {folded node: the nodes of the step that it would wait for}
+    awaited_by_folded: typing.Dict[Node, typing.Set[Node]] = {}
     for node in nodes:
-        # By its number, each node of the step that this one waits for beside its inputs.
-        awaited: typing.Dict[int, Node] = {}
-        for output in node.inputs:
-            awaited.update(awaited_by_folded.get(output.node.number, {}))
-        for source in node.controls:
-            if source.folded:
-                awaited.update(awaited_by_folded.get(source.number, {}))
-            else:
-                awaited[source.number] = source
+        awaited = {source for source in node.controls if not source.folded}
+        producers = [output.node for output in node.inputs]
+        for source in producers + node.controls:
+            awaited |= awaited_by_folded.get(source, set())  # nothing for one that runs
         if node.folded:
-            awaited_by_folded[node.number] = awaited
+            awaited_by_folded[node] = awaited
         else:
-            node.controls = list(awaited.values())
+            node.controls = list(awaited)

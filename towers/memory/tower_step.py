@@ -1,8 +1,8 @@
 """A step of finished towers as a `StepGraph`, at any batch size; and what is what in it.
 
-Where the towers were built with a batch of unknown size, the graph is imported into another one,
-with the size written into the operations that the shards come from, and TensorFlow infers the
-shapes anew. Where they were built with another size, what is computed from the batch is scaled.
+If the towers were built with a batch of unknown size, their graph is copied, with a size written
+into the operations that give the batch, and TensorFlow infers the shapes of the copy anew. If they
+were built with another size, the sizes of what is computed from the batch are scaled.
 
 Its test is `tests/memory/test_step_graph.py`.
 """
@@ -17,7 +17,7 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of
 from towers.graph.op_types import PLACEHOLDERS
 from towers.memory.kernels import REUSES, passes_on
-from towers.memory.node import Output
+from towers.memory.node import Node, Output
 from towers.memory.step_graph import StepGraph
 from towers.model.objectives import all_pairs
 from towers.shards.cut_batch import sizes_of_shards
@@ -66,11 +66,13 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
     else:  # an evaluation
         fetches = [tensor.op for tensor in _tensors_in([built.loss, built.predictions])]
     static_size = built.plan.batch_size
-    if batch_size is None and static_size is None:
+    if batch_size is None:
+        batch_size = static_size
+    if batch_size is None:
         raise InvalidArgumentError(
             'batch_size=None, and the batch that the towers were built with has no static '
             'size: give a number of examples.')
-    if batch_size is None or batch_size == static_size:
+    if batch_size == static_size:
         return StepGraph(fetches)  # the static shapes in the graph are those of the step
     if static_size is None:
         return _rebuilt(built, fetches, batch_size)
@@ -91,15 +93,8 @@ def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
         raise InvalidArgumentError(
             'the batch is sparse, and of no static size: the memory of a step depends on its '
             'values. Use measure_memory, or inputs of a static batch size.')
-    sizes = {}  # {name of an operation whose output is a shard: examples of the shard}
-    for tower, size in zip(built.towers, shard_sizes(built, batch_size)):
-        for tensor in leaves_of(tower.inputs):
-            sizes[tensor.op.name] = size
-    graph_def = fetches[0].graph.as_graph_def()
-    _set_batch_size(graph_def, built, sizes, batch_size)
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name='')
-    shards = [graph.get_operation_by_name(name) for name in sizes]
+    graph = _with_batch_size(fetches[0].graph, built, batch_size)
+    shards = graph_walk.operations_named(graph, graph_walk.names_of(shard_operations(built)))
     cut_elements = _elements_before_shards(shards)
 
     def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
@@ -127,36 +122,40 @@ def _elements_before_shards(shards: typing.Iterable[tf.Operation]
     return elements
 
 
-def _set_batch_size(graph_def: tf.GraphDef, built: BuiltTowers, sizes: typing.Dict[str, int],
-                    batch_size: int) -> None:
-    """Writes the size of the batch, and of its shards, into the shapes of a `GraphDef`.
+def _with_batch_size(graph: tf.Graph, built: BuiltTowers, batch_size: int) -> tf.Graph:
+    """Copies a graph, with static sizes for the batch and its shards in the place of unknown ones.
+    TensorFlow infers all other shapes of the copy from these.
 
     Args:
-      graph_def: the graph of the towers, which is changed.
+      graph: the graph of the towers.
       built: the towers.
-      sizes: {name of an operation whose output is a shard: examples of the shard}.
       batch_size: examples of the whole batch.
     """
+    # {name of an operation that gives examples: how many}
     before_shards = graph_walk.ancestors(leaves_of([tower.inputs for tower in built.towers]))
+    sizes = dict.fromkeys(before_shards, batch_size)
+    for tower, size in zip(built.towers, shard_sizes(built, batch_size)):
+        sizes.update(dict.fromkeys(graph_walk.operation_names(leaves_of(tower.inputs)), size))
+    graph_def = graph.as_graph_def()
     for node in graph_def.node:
         if node.name in sizes:
-            if node.op == 'PlaceholderWithDefault':  # a shard; its static shape is in the node
-                _set_first_dimension(node.attr['shape'].shape, sizes[node.name])
-        elif node.name in before_shards:
-            _set_dimension_of_batch(node, batch_size)
+            _set_number_of_examples(node, sizes[node.name])
+    with tf.Graph().as_default() as copy:
+        tf.import_graph_def(graph_def, name='')
+    return copy
 
 
-def _set_dimension_of_batch(node: tf.NodeDef, batch_size: int) -> None:
-    """Writes the size of the batch into the shapes of a node that gives the batch: a placeholder,
-    or what takes it out of an iterator. Other nodes have no shapes; TensorFlow infers these."""
+def _set_number_of_examples(node: tf.NodeDef, size: int) -> None:
+    """Writes a number of examples into the shapes that a node has as attributes: those of a
+    placeholder (a shard is one, too), or of what takes the batch out of an iterator."""
     if node.op in PLACEHOLDERS:
-        _set_first_dimension(node.attr['shape'].shape, batch_size)
+        _set_first_dimension(node.attr['shape'].shape, size)
         return
     # A data set before the iterator is left as it is: its elements may be single examples.
     is_dataset = node.op.endswith(('Dataset', 'DatasetV2'))
     if 'output_shapes' in node.attr and not is_dataset:
         for shape in node.attr['output_shapes'].list.shape:
-            _set_first_dimension(shape, batch_size)
+            _set_first_dimension(shape, size)
 
 
 def _set_first_dimension(shape: typing.Any, size: int) -> None:
@@ -184,7 +183,7 @@ def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
         """The number of elements that a tensor has at the other batch size."""
         elements = tensor.shape.num_elements()
         # A gradient has the shape of its variable, at any batch size.
-        is_gradient = (tensor.op.name, tensor.value_index) in gradients
+        is_gradient = tensor.name in gradients
         grows_with_batch = tensor.op.name in from_batch and not is_gradient
         if elements is None or not grows_with_batch:
             return elements
@@ -201,22 +200,29 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]
       built: the towers.
     """
     shards = shard_operations(built)
-    names = graph_walk.reachable_from(shards, [node.op for node in step.nodes])
+    names = graph_walk.reachable_from(shards, step.operations)
     names |= graph_walk.names_of(graph_walk.step_operations(shards))  # the batch itself
     # Where the shape of the shard is static, TensorFlow computes `tf.zeros_like(shard)` and the
     # like before the step; they are not computed from the shard then.
     shard_sizes_in_graph = {tower.size for tower in built.towers}
-    computed_before_step = [node for node in step.nodes if node.folded and node.type != 'Const']
-    for node in computed_before_step:
-        shape = node.shapes[0] if node.shapes else None
-        if shape and shape[0] in shard_sizes_in_graph:
+    for node in step.nodes:
+        is_computed_before_step = node.folded and node.type != 'Const'
+        if is_computed_before_step and _first_dimension(node) in shard_sizes_in_graph:
             names.add(node.name)
     return names
 
 
+def _first_dimension(node: Node) -> typing.Optional[int]:
+    """The static size of the first dimension of a node's first output; None of a number, or where
+    its shape is not known."""
+    shape = node.shapes[0]
+    return shape[0] if shape else None
+
+
 def forward_pass(built: BuiltTowers) -> typing.Set[str]:
-    """Set of the names of the operations of all towers' forward passes."""
-    results = [[tower.data_loss, tower.loss, tower.predictions] for tower in built.towers]
+    """Set of the names of the operations of all towers' forward passes, up to the loss as the model
+    has made it (`loss`), and as it is differentiated (`data_loss`)."""
+    results = [[tower.loss, tower.data_loss, tower.predictions] for tower in built.towers]
     return graph_walk.ancestors(_tensors_in(results))
 
 
@@ -226,8 +232,8 @@ def _tensors_in(nest: typing.Any) -> typing.List[tf.Tensor]:
 
 
 def gradients_in(step: StepGraph, built: BuiltTowers,
-                 forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
-    """Finds the outputs in a step that are gradients of variables: those of the towers, what they
+                 forward: typing.Set[str]) -> typing.Set[str]:
+    """Finds the tensors in a step that are gradients of variables: those of the towers, what they
     are added up from, and all that is computed from them, such as their sum over the towers.
 
     Args:
@@ -236,7 +242,7 @@ def gradients_in(step: StepGraph, built: BuiltTowers,
       forward: names of the operations of the forward passes, see `forward_pass`.
 
     Returns:
-      Set of `(name of an operation, index of its output)`.
+      Set of the names of the tensors.
     """
     gradients = []
     for tensor in _gradient_tensors(built):
@@ -263,54 +269,47 @@ def _gradient_tensors(built: BuiltTowers) -> typing.List[tf.Tensor]:
 
 
 def _in_the_memory_of(gradients: typing.List[Output],
-                      forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
-    """Finds the gradients, and the outputs before them that are in the same memory, or may be.
+                      forward: typing.Set[str]) -> typing.Set[str]:
+    """Finds the gradients, and the tensors before them that are in the same memory, or may be.
 
     For a gradient `AddN(a, b)`, whose kernel writes over one of its inputs, these are the `AddN`,
     a and b; and if a is the `Reshape` of a product, the product, too.
 
     Args:
       gradients: the gradients.
-      forward: names of the operations of the forward passes, at which the search ends.
+      forward: names of the operations of the forward passes, whose tensors do not count.
 
     Returns:
-      Set of `(name of an operation, index of its output)`.
+      Set of the names of the tensors.
     """
-    found = set()
-    to_visit = list(gradients)
-    while to_visit:
-        output = to_visit.pop()
-        node = output.node
-        if (node.name, output.value_index) in found or node.name in forward:
-            continue
-        found.add((node.name, output.value_index))
-        if not passes_on(node) and node.type not in REUSES:
-            continue  # the output has memory of its own
-        for source in node.inputs:
-            if source.size == output.size:
-                to_visit.append(source)
-    return found
+    def sources_in_memory(output: Output) -> typing.List[Output]:
+        """The inputs of an output's node in whose memory the output may be."""
+        may_be_in_input = passes_on(output.node) or output.node.type in REUSES
+        if not may_be_in_input:
+            return []
+        return [source for source in output.node.inputs if source.size == output.size]
+
+    found = graph_walk.reached(gradients, sources_in_memory)
+    return {name for name, output in found.items() if output.node.name not in forward}
 
 
 def _made_from(gradients: typing.List[Output], step: StepGraph,
-               forward: typing.Set[str]) -> typing.Set[typing.Tuple[str, int]]:
-    """Finds the outputs that are computed from gradients: their combination, and what is done with
+               forward: typing.Set[str]) -> typing.Set[str]:
+    """Finds the tensors that are computed from gradients: their combination, and what is done with
     that.
 
     Args:
       gradients: the gradients.
       step: the step.
-      forward: names of the operations of the forward passes, which do not count.
+      forward: names of the operations of the forward passes, whose tensors do not count.
 
     Returns:
-      Set of `(name of an operation, index of its output)`.
+      Set of the names of the tensors.
     """
     outputs = set(gradients)
     takers = [node.op for node in step.nodes if not outputs.isdisjoint(node.inputs)]
-    names_after = graph_walk.reachable_from(takers, [node.op for node in step.nodes])
-    found = set()
+    names_after = graph_walk.reachable_from(takers, step.operations)
+    found: typing.Set[str] = set()
     for name in names_after - forward:
-        num_outputs = len(step.by_name[name].sizes)
-        for index in range(num_outputs):
-            found.add((name, index))
+        found |= graph_walk.names_of(step.by_name[name].outputs)
     return found
