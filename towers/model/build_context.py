@@ -156,12 +156,10 @@ class BuildCollections:
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
 
     def _restore(self) -> None:
-        """Gives every collection its former entries."""
-        for key in _snapshot(self._graph):
+        """Gives every collection its former entries; one that the build has made has none then."""
+        keys = _snapshot(self._graph).keys() | self._before.keys()  # some may have been cleared
+        for key in keys:
             self._graph.get_collection_ref(key)[:] = self._before.get(key, [])
-        for key, entries in self._before.items():
-            if entries:  # an empty collection is not made by looking at it
-                self._graph.get_collection_ref(key)[:] = entries
 
 
 def without(entries: typing.Iterable, others: typing.Iterable) -> list:

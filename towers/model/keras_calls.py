@@ -148,11 +148,10 @@ class KerasCalls:
         Raises:
           ModelFunctionError: a loss that is no scalar.
         """
+        left_out = set() if on_keras_input else self._waiting_for_keras_input()
         losses = []
         for layer, loss in self._activity:
-            if not self._can_run(loss.op):
-                continue
-            if not on_keras_input and loss.op.name in self._waiting_for_keras_input():
+            if loss.op.name in left_out or not self._can_run(loss.op):
                 continue
             if loss.shape.ndims not in (0, None):
                 raise ModelFunctionError(
@@ -222,7 +221,9 @@ class KerasCalls:
         """Records an update, an operation, tensor or variable, that was given to `layer.add_update`
         or made by it."""
         op = operation_of(update)
-        is_frozen = not layer.trainable and not getattr(layer, 'stateful', False)
+        # As Keras 2 has it: the updates of a stateful layer count also if its weights are frozen.
+        is_stateful = getattr(layer, 'stateful', False)
+        is_frozen = not layer.trainable and not is_stateful
         if isinstance(op, tf.Operation) and self._can_run(op):
             self._updates.append(_Update(layer, op, is_frozen))
 
@@ -255,32 +256,31 @@ class KerasCalls:
         Keras 3 registers them nowhere. Left out are those that give a variable its first value: as
         updates they would reset it in each step.
         """
-        calls = [call for call in self._calls if compat.is_keras_3(call.layer)]
-        if not calls:
-            return []
-        names_of_initializers = initializers()
-        updates = []
-        for call in calls:
-            made = set(call.made.operations)
-            for op in call.made.operations:
-                if not _is_write(op) or not self._can_run(op):
-                    continue
-                is_initializer = op.name in names_of_initializers
-                if not is_initializer and not _sets_ready_made_value(op, made):
-                    updates.append(op)
+        updates: typing.List[tf.Operation] = []
+        for call in self._calls:
+            if compat.is_keras_3(call.layer):
+                operations = call.made.operations
+                updates += filter(self._can_run, _writes_of_step(operations))
         return updates
 
 
-def _is_write(op: tf.Operation) -> bool:
-    """Whether an operation writes a variable."""
-    return op.type.startswith(_WRITES)
+def _writes_of_step(operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
+    """List of the operations of a call that write a variable, without those that give a variable
+    its first value."""
+    writes = [op for op in operations if op.type.startswith(_WRITES)]
+    if not writes:
+        return []
+    names_of_initializers = initializers()
+    made = set(operations)
+    return [op for op in writes
+            if op.name not in names_of_initializers and not _sets_ready_made_value(op, made)]
 
 
 def _sets_ready_made_value(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
-    """Whether a write in a call sets a variable to a value that the call makes of nothing else.
+    """Whether a write in a call sets a variable to a value that the call makes of constants.
 
-    So a layer assigns ready-made weights when it is built, in its first call. An update is computed
-    from the call's input or from variables.
+    So a layer assigns ready-made weights when it is built, in its first call. The value of an
+    update depends on the call's input, or on a variable.
 
     Args:
       op: the operation that writes.
@@ -294,12 +294,14 @@ def _sets_ready_made_value(op: tf.Operation, made: typing.Set[tf.Operation]) -> 
         return inputs_of(source) if source in made else []
 
     value = op.inputs[1].op  # input 0 is the variable
-    for source in reached([value], inputs_in_call).values():
-        is_from_before_call = source not in made
-        reads_variable = any(tensor.dtype == tf.resource for tensor in source.inputs)
-        if is_from_before_call or reads_variable:
-            return False
-    return True
+    upstream = reached([value], inputs_in_call).values()
+    is_from_call = made.issuperset(upstream)
+    return is_from_call and not any(map(_takes_variable, upstream))
+
+
+def _takes_variable(op: tf.Operation) -> bool:
+    """Whether an operation takes the handle of a variable, to read it."""
+    return any(tensor.dtype == tf.resource for tensor in op.inputs)
 
 
 def unique(items: typing.Iterable) -> list:

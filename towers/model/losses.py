@@ -7,6 +7,7 @@ weights, counts once, since the towers' weights w_k add up to 1 (to N for `reduc
     loss of the build = sum_k w_k data_loss_k
 """
 
+import functools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -21,6 +22,9 @@ from towers.model.request import Request
 from towers.nonfinite import checked_loss
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
+
+_INPUTS = PLACEHOLDERS | {'IteratorGetNext'}
+"""Types of operations that give a batch."""
 
 
 class Losses(typing.NamedTuple):
@@ -59,17 +63,17 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
         raise ModelFunctionError(
             "regularization='add', and the model function returned several losses (%s): which "
             'of them it belongs to is not known here.' % ', '.join(loss))
-    added: typing.List[tf.Tensor] = []
-    with graph_walk.Recording(tf.get_default_graph()) as made, \
-            only_device(_device_of_loss(loss, request.split.parts[index].device)):
+    device = _device_of_loss(loss, request.split.parts[index].device)
+    with graph_walk.Recording(tf.get_default_graph()) as made, only_device(device):
         registered = _registered(recorded)
-        if adds and registered.outside:
+        added = registered.outside if adds else []
+        if added:
             # Every tower computes them; they count once, since the towers' weights add up.
-            added = registered.outside
             loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in added])
         if request.numerics.check_numerics:
-            loss = map_shaped(
-                lambda each: checked_loss(each, index, request.split.accumulate), loss)
+            check = functools.partial(
+                checked_loss, part=index, micro_batches=request.split.accumulate)
+            loss = map_shaped(check, loss)
     return Losses(loss, _described(registered, adds), made.operations, added)
 
 
@@ -97,8 +101,7 @@ def _check_depends_on_shard(recorded: typing.Any) -> None:
 
 def _own_placeholder(recorded: typing.Any,
                      names: typing.Container[str]) -> typing.Optional[tf.Tensor]:
-    """Finds a placeholder that the model function has made, and that may hold a batch, since it is
-    no scalar.
+    """Finds a placeholder that the model function has made, and that may hold a batch.
 
     Args:
       recorded: `Recorded`, the call of the model function.
@@ -108,10 +111,14 @@ def _own_placeholder(recorded: typing.Any,
       The first such placeholder; None if there is none.
     """
     for op in recorded.operations:
-        is_placeholder = op.type in PLACEHOLDERS and op.name in names
-        if is_placeholder and op.outputs[0].shape.ndims != 0:
+        if op.name in names and op.type in PLACEHOLDERS and _may_hold_batch(op):
             return op.outputs[0]
     return None
+
+
+def _may_hold_batch(op: tf.Operation) -> bool:
+    """Whether an operation gives a tensor that is no scalar, as a fed rate or factor would be."""
+    return any(output.shape.ndims != 0 for output in op.outputs)
 
 
 def registered_losses() -> typing.List[tf.Tensor]:
@@ -125,6 +132,7 @@ def registered_losses() -> typing.List[tf.Tensor]:
         if loss is not None and not isinstance(loss, tf.Tensor):
             with tf.control_dependencies(None):  # not in a branch of the caller's, say
                 listed[index] = tf.convert_to_tensor(loss)
+    # A regularizer of scale 0 gives None, which a program may have put there.
     return [loss for loss in listed if loss is not None]
 
 
@@ -137,42 +145,60 @@ class _Registered(typing.NamedTuple):
 def _registered(recorded: typing.Any) -> _Registered:
     """Finds the registered losses of a model, and which of them its loss is computed from.
 
-    There are four kinds: the losses that its call has registered; those of the weights, and those
-    of the activations, of its Keras layers; and those from before the build that regularize its
-    variables.
+    Args:
+      recorded: `Recorded`, the call of the model function.
+    """
+    sorted_losses = _sorted_by_test(recorded)
+    losses = flat(recorded.output.loss)
+    upstream = graph_walk.ancestors(losses)
+    inside = [loss for loss in sorted_losses.by_name if loss.op.name in upstream]
+    inside += [loss for loss in sorted_losses.by_formula if is_computed_from(losses, loss)]
+    outside = without(sorted_losses.by_name + sorted_losses.by_formula, inside)
+    return _Registered(inside, outside)
 
-    Whether the model's loss is computed from one is told by the name of its tensor. That misses a
-    loss that was made twice: Keras makes the loss of a weight anew whenever it is asked for it, so
-    the model's loss has another tensor of the same formula. Then the formula is what tells.
+
+class _SortedByTest(typing.NamedTuple):
+    """The registered losses of a model, by what tells whether its loss is computed from them.
+
+    Attributes:
+      by_name: the name of the tensor tells: it is upstream of the model's loss, or is not.
+      by_formula: the formula tells, since there may be several tensors of one loss. So Keras makes
+        the loss of a weight anew whenever it is asked for: the model's loss has another tensor of
+        it than the list of the layer's losses.
+    """
+    by_name: typing.List[tf.Tensor]
+    by_formula: typing.List[tf.Tensor]
+
+
+def _sorted_by_test(recorded: typing.Any) -> _SortedByTest:
+    """Finds the registered losses of a model, each once.
+
+    There are four kinds: the losses that its call has registered; those from before the build that
+    regularize its variables; those of the weights, and of the activations, of its Keras layers.
 
     Args:
       recorded: `Recorded`, the call of the model function.
     """
-    told_by_name = list(recorded.registered)
-    told_by_formula = recorded.keras_losses.of_weights
+    by_name = list(recorded.registered)
+    by_formula = recorded.keras_losses.of_weights
     # With copies='reuse' each call may, or may not, register the losses from before the build anew.
-    losses_before = _without_counted(_losses_before_build(recorded), counted=told_by_name)
+    losses_before = _not_among(by_name, _losses_before_build(recorded))
     is_finished_model = recorded.imported is not None
     if is_finished_model:  # its loss is computed from imports of them, tensors of the same formula
-        told_by_formula = told_by_formula + losses_before
+        by_formula = by_formula + losses_before
     else:
-        told_by_name += losses_before
+        by_name += losses_before
     # A loss that Keras layers hold, and that the program itself has registered, counts once.
-    told_by_formula = _without_counted(told_by_formula, counted=told_by_name)
+    by_formula = _not_among(by_name, by_formula)
     # Two losses of activations may have the same formula and still both count: by their names they
     # are different.
-    told_by_name += recorded.keras_losses.of_activations
-    losses = flat(recorded.output.loss)
-    upstream = graph_walk.ancestors(losses)
-    inside = [loss for loss in told_by_name if loss.op.name in upstream]
-    inside += [loss for loss in told_by_formula if is_computed_from(losses, loss)]
-    outside = without(told_by_name + told_by_formula, inside)
-    return _Registered(inside, outside)
+    return _SortedByTest(by_name + recorded.keras_losses.of_activations, by_formula)
 
 
-def _without_counted(losses: list, counted: list) -> list:
-    """The losses that no counted loss is, or is computed from, by its name or its formula."""
-    return [loss for loss in losses if not is_computed_from(counted, loss)]
+def _not_among(counted_already: list, losses: list) -> list:
+    """Those of the losses that are none of the ones that are counted already, nor a part of one, by
+    the name or by the formula."""
+    return [loss for loss in losses if not is_computed_from(counted_already, loss)]
 
 
 def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
@@ -195,11 +221,10 @@ def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
 
 def _depends_on_a_batch(loss: tf.Tensor) -> bool:
     """Whether a loss is computed from a tensor that is fed, or that an iterator gives, and that may
-    hold a batch: it is no scalar, as an L2 factor would be."""
+    hold a batch."""
     for name in graph_walk.ancestors([loss]):
         op = loss.graph.get_operation_by_name(name)
-        is_input = op.type in PLACEHOLDERS or op.type == 'IteratorGetNext'
-        if is_input and any(output.shape.ndims != 0 for output in op.outputs):
+        if op.type in _INPUTS and _may_hold_batch(op):
             return True
     return False
 
@@ -227,9 +252,9 @@ def _described(registered: _Registered, adds: bool) -> typing.Optional[str]:
       registered: the registered losses.
       adds: whether those that were not in the model's loss are added to it.
     """
-    if not registered.outside:
-        return "in the model's own loss, counted once" if registered.inside else None
     num_outside = len(registered.outside)
+    if num_outside == 0:
+        return "in the model's own loss, counted once" if registered.inside else None
     outside = '1 registered loss' if num_outside == 1 else '%d registered losses' % num_outside
     if not adds:
         return outside + " not in the model's loss: regularization='add' adds what is missing"

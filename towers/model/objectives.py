@@ -37,12 +37,14 @@ class Objectives(tuple):
         return None
 
     def shaped(self, values: typing.Iterable) -> typing.Any:
-        """One value for each objective, in order, as the value itself or as a dict by name; [] of
-        no objective."""
-        values = list(values)
-        if self.names is not None:
-            return collections.OrderedDict(zip(self.names, values))
-        return values[0] if values else []
+        """A shaped value, from the values of the objectives in their order; [] of no objective, for
+        an evaluation has no gradients."""
+        if not self:
+            return []
+        if self.names is None:
+            value, = values
+            return value
+        return collections.OrderedDict(zip(self.names, values))
 
     def of(self, objective: typing.Any, shaped: typing.Any) -> typing.Any:
         """One objective's entry of a shaped value: the value itself, or the entry of its name."""
@@ -131,19 +133,32 @@ def trained_variables(objectives: Objectives) -> typing.Dict[typing.Optional[str
     for objective in objectives:
         # For errors: which of several losses is meant.
         for_objective = '' if objective.name is None else ' for %r' % objective.name
-        var_list = objective.var_list
-        if var_list is None:
-            chosen = candidates
-        elif callable(var_list):
-            chosen = checked_variables(var_list(list(candidates)), 'var_list' + for_objective)
-        else:
-            chosen = var_list
-        if not chosen:
-            left_by = '' if var_list is None else ' left by var_list'
-            raise GradientError('there is no trainable variable%s%s: %s' % (
-                for_objective, left_by, _choices_text(candidates)))
-        trained[objective.name] = chosen
+        trained[objective.name] = _chosen_variables(objective.var_list, candidates, for_objective)
     return trained
+
+
+def _chosen_variables(var_list: typing.Any, candidates: typing.List[tf.Variable],
+                      for_objective: str) -> typing.List[tf.Variable]:
+    """The variables that a loss trains, one at least.
+
+    Args:
+      var_list: a list of variables; a function that chooses some of the candidates; or None for
+        all candidates.
+      candidates: the trainable variables of the graph.
+      for_objective: in errors, text that says which of several losses is meant.
+    """
+    left_by = ' left by var_list'
+    if var_list is None:
+        chosen = candidates
+        left_by = ''
+    elif callable(var_list):
+        chosen = checked_variables(var_list(list(candidates)), 'var_list' + for_objective)
+    else:
+        chosen = var_list
+    if not chosen:
+        raise GradientError('there is no trainable variable%s%s: %s' % (
+            for_objective, left_by, _choices_text(candidates)))
+    return chosen
 
 
 def _choices_text(candidates: typing.Sequence[tf.Variable]) -> str:

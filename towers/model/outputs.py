@@ -12,7 +12,7 @@ from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
 from towers.graph.graph_walk import ancestors, fetches_in, leaves_of, operation_names
 from towers.graph.op_types import ADDS, ADDS_ROWS, SETS
-from towers.shards.cut_batch import weighted
+from towers.shards.cut_batch import is_always_empty, weighted
 
 _TENSORS = (tf.Tensor,) + compat.VARIABLE_TYPES
 
@@ -61,7 +61,7 @@ def call_model_fn(model_fn: typing.Callable, inputs: typing.Any) -> typing.Any:
     _check_takes(model_fn, arguments)
     try:
         return model_fn(*arguments)
-    except (AttributeError, ImportError, RecursionError) as error:
+    except (AttributeError, ImportError) as error:
         what_to_install = compat.missing_layers(error)
         if what_to_install is None:  # an error of the model function itself
             raise
@@ -107,14 +107,34 @@ def to_model_output(returned: typing.Any, needs_loss: bool,
                 'the model function returned no loss, and there is an optimizer to minimize one: '
                 'return a loss, or pass optimizer=None.' + _advice_on_registered_losses())
         return output
-    if names is None and not isinstance(output.loss, dict):
-        return output._replace(loss=_scalar_loss(output.loss))
-    return output._replace(loss=_named_losses(output.loss, names, needs_loss))
+    return output._replace(loss=_checked_loss(output.loss, needs_loss, names))
+
+
+def _checked_loss(loss: typing.Any, needs_loss: bool,
+                  names: typing.Optional[typing.List[str]]) -> typing.Any:
+    """Checks what a model function returned as its loss, and returns it as a scalar; of several
+    losses, as {name: scalar}.
+
+    Args:
+      loss: what it returned; not None.
+      needs_loss, names: see `to_model_output`.
+    """
+    if names is not None:
+        return _named_losses(loss, names)
+    if not isinstance(loss, dict):
+        return _scalar_loss(loss)
+    if needs_loss:
+        raise ModelFunctionError(
+            'the model function returned several losses, %s, and there is one optimizer: pass '
+            'one for each, optimizer={%s} (to check_towers a make_optimizer= that returns such '
+            'a dict), or return one scalar.' % (_listed(loss), _listed(loss, ': …')))
+    return _named_losses(loss, list(loss))  # an evaluation takes any names
 
 
 def _as_model_output(returned: typing.Any,
                      names: typing.Optional[typing.List[str]]) -> ModelOutput:
-    """Makes a `ModelOutput` of a loss, a dict, or an object with its fields, without checking them.
+    """Makes a `ModelOutput` of a loss, a dict, or an object with its fields; their values are not
+    checked.
 
     Args:
       returned: what the model function returned.
@@ -127,12 +147,10 @@ def _as_model_output(returned: typing.Any,
         return ModelOutput(loss=returned)
     if isinstance(returned, dict) and set(returned) <= set(ModelOutput._fields):
         return ModelOutput(**returned)
-    if hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
-        output = ModelOutput()
-        for field in ModelOutput._fields:
-            if hasattr(returned, field):
-                output = output._replace(**{field: getattr(returned, field)})
-        return output
+    fields = {field: getattr(returned, field)
+              for field in ModelOutput._fields if hasattr(returned, field)}
+    if fields.keys() & {'loss', 'predictions'}:  # else it may be anything that has `updates`, say
+        return ModelOutput(**fields)
     several = ''
     if names is not None:
         several = ", {'loss': {%s}}" % _listed(names, ': …')
@@ -203,14 +221,12 @@ def _listed(names: typing.Iterable, after: str = '') -> str:
     return ', '.join('%r%s' % (name, after) for name in names)
 
 
-def _named_losses(losses: typing.Any, names: typing.Optional[typing.List[str]],
-                  needs_loss: bool) -> typing.Dict[str, tf.Tensor]:
+def _named_losses(losses: typing.Any, names: typing.List[str]) -> typing.Dict[str, tf.Tensor]:
     """Checks several losses, and puts them into the order of the optimizers.
 
     Args:
       losses: what the model function returned as its loss.
-      names: the names that the optimizers have; None for an evaluation, or for one optimizer.
-      needs_loss: whether there is an optimizer.
+      names: the names that the losses have to have.
 
     Returns:
       {name: scalar loss}.
@@ -218,13 +234,6 @@ def _named_losses(losses: typing.Any, names: typing.Optional[typing.List[str]],
     Raises:
       ModelFunctionError: other names than the optimizers have; a loss that is no scalar.
     """
-    if names is None:
-        if needs_loss:
-            raise ModelFunctionError(
-                'the model function returned several losses, %s, and there is one optimizer: pass '
-                'one for each, optimizer={%s} (to check_towers a make_optimizer= that returns such '
-                'a dict), or return one scalar.' % (_listed(losses), _listed(losses, ': …')))
-        names = list(losses)
     if not isinstance(losses, dict) or set(losses) != set(names):
         given = _listed(losses) if isinstance(losses, dict) else losses
         raise ModelFunctionError(
@@ -247,17 +256,15 @@ def _scalar_loss(loss: typing.Any, which: str = '') -> tf.Tensor:
     Raises:
       ModelFunctionError: it is no scalar float of this graph.
     """
-    is_right = False
     if isinstance(loss, _TENSORS):
         loss = tf.convert_to_tensor(loss)
         is_of_graph = loss.graph is tf.get_default_graph()
-        is_right = is_of_graph and loss.dtype.is_floating and loss.shape.ndims == 0
-    if not is_right:
-        raise ModelFunctionError(
-            'the model function%s returned the loss %.80r: expected a scalar float of this graph, '
-            'the mean over the examples of the shard.%s' % (
-                which, loss, _advice_on_registered_losses()))
-    return loss
+        if is_of_graph and loss.dtype.is_floating and loss.shape.ndims == 0:
+            return loss
+    raise ModelFunctionError(
+        'the model function%s returned the loss %.80r: expected a scalar float of this graph, '
+        'the mean over the examples of the shard.%s' % (
+            which, loss, _advice_on_registered_losses()))
 
 
 def _advice_on_registered_losses() -> str:
@@ -360,35 +367,35 @@ def _merged_pair(pairs: typing.Sequence, weights: typing.Sequence) -> tuple:
     """The `(value, update_op)` pair of all towers.
 
     Args:
-      pairs: the pair of each tower. The last tower counts after all others, so that its update_op
-        gives the value for the whole batch.
-      weights: the weights of the towers. One with the weight 0.0 has only padding, and does not
-        count.
+      pairs: the pair of each tower.
+      weights: the weights of the towers. The updates of a tower that never has an example are not
+        run: it would count padding.
     """
     updates = []
     for (_, update), weight in zip(pairs, weights):
-        has_only_padding = isinstance(weight, float) and weight == 0.
-        if not has_only_padding:
+        if not is_always_empty(weight):
             updates.append(update)
     value = pairs[0][0]  # computed from the counters, which all towers share
+    # `join_counters` makes each tower count after the tower before. So what the last update gives
+    # is the value for the whole batch.
+    last_update = updates[-1]
     with tf.control_dependencies(updates):
-        if isinstance(updates[-1], tf.Tensor):
-            return value, tf.identity(updates[-1])
-        return value, tf.no_op()
+        if isinstance(last_update, tf.Tensor):
+            return value, tf.identity(last_update)
+        return value, tf.no_op()  # a program's own metric may have an operation as its update
 
 
 def _is_scalar_number(value: typing.Any) -> bool:
     """Whether a metric is a scalar tensor of numbers or truth values."""
     if not isinstance(value, tf.Tensor) or value.shape.ndims != 0:
         return False
-    dtype = value.dtype
-    return dtype.is_floating or dtype.is_integer or dtype.is_bool
+    return value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool
 
 
 def weighted_sum(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -> tf.Tensor:
     """`sum_k weight_k * value_k`, a scalar; a value of weight 0 counts nothing, even if it is
     NaN."""
-    if len(values) == 1:  # its weight is 1
+    if len(values) == 1:  # its weight is 1; like a sum, the batch's value is a new tensor
         return tf.identity(values[0])
     terms = []
     for value, weight in zip(values, weights):

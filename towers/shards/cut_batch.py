@@ -170,6 +170,12 @@ def zero_if_empty(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> t
     return tf.where_v2(weight > 0., value, tf.zeros_like(value))
 
 
+def is_always_empty(weight: typing.Union[float, tf.Tensor]) -> bool:
+    """Whether a shard of this weight has no example in any step, but padding. A weight that is a
+    tensor depends on the batch of the step."""
+    return isinstance(weight, float) and weight == 0.
+
+
 def checked_shares(shares: typing.Any, count: int,
                    word_for_parts: str = 'shards') -> typing.Tuple[int, ...]:
     """Checks the proportions of the parts of a batch, and divides them by their greatest common
