@@ -41,7 +41,7 @@ from towers.model.objectives import flat
 from towers.model.outputs import metrics_by_kind
 from towers.roles.ownership import EVERY, METRIC, Roles
 from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
-from towers.shards.cut_batch import weighted, zero_if_empty
+from towers.shards.cut_batch import is_always_empty, weighted, zero_if_empty
 
 Weight = typing.Union[float, tf.Tensor]
 """Of a tower: the examples of its shard over those of the batch. A float where it is the same in
@@ -97,12 +97,7 @@ def _are_static(weights: typing.Sequence[Weight]) -> bool:
 def _towers_that_count(towers: typing.Sequence[Tower],
                        weights: typing.Sequence[Weight]) -> typing.List[Tower]:
     """List of the towers whose metrics are run: all but those that never have an example."""
-    counting_towers = []
-    for tower, weight in zip(towers, weights):
-        is_always_empty = isinstance(weight, float) and weight == 0.
-        if not is_always_empty:
-            counting_towers.append(tower)
-    return counting_towers
+    return [tower for tower, weight in zip(towers, weights) if not is_always_empty(weight)]
 
 
 def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence[Weight],
@@ -115,12 +110,12 @@ def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence[
       variables: the names of the variables that count.
       finder: finds the writes of the graph.
     """
-    for op in tf.get_default_graph().get_operations():
-        position = _position_of_addition(op)
-        if position is None or not finder.writes_any(op, variables):
-            continue
-        for tower, weight in zip(towers, weights):
-            if tower.has(op.name):
+    writing = [op for op in tf.get_default_graph().get_operations()
+               if finder.writes_any(op, variables)]
+    for tower, weight in zip(towers, weights):
+        for op in tower.own(writing):
+            position = _position_of_addition(op)
+            if position is not None:  # `_weigh_metrics` makes a metric's other writes fail
                 addition = op.inputs[position]
                 compat.replace_input(op, position, zero_if_empty(addition, weight))
 
@@ -153,9 +148,7 @@ class _CounterWrites(typing.NamedTuple):
 
 def _weigh_metrics(metrics: typing.Sequence[dict], weights: typing.Sequence[Weight],
                    counters: typing.Set[str], finder: Writes) -> None:
-    """Makes the metrics of towers of different weights right: weighs what is added to the counters
-    of a metric that counts calls, not examples; makes an update that writes counters in another way
-    than adding to them fail in a tower without an example.
+    """Makes the metrics of towers of different weights count as one device does.
 
     Args:
       metrics: the metrics of each tower, {name: metric}.
@@ -164,21 +157,35 @@ def _weigh_metrics(metrics: typing.Sequence[dict], weights: typing.Sequence[Weig
       finder: finds the writes of the graph.
     """
     weighed: typing.Set[str] = set()  # names of operations, since metrics may share a counter
-    for name, metric_of_first in metrics[0].items():
-        is_pair = isinstance(metric_of_first, (tuple, list))
-        if not is_pair:  # a scalar, which counts nothing
-            continue
-        value, _ = metric_of_first
-        counters_of_metric = counters & _names_upstream(value)
-        writes_of_towers = []
-        for metrics_of_tower in metrics:
-            _, update = metrics_of_tower[name]
-            writes_of_towers.append(_counter_writes(update, counters_of_metric, finder))
-        counts_calls = _counts_calls(writes_of_towers)
-        for writes, weight in zip(writes_of_towers, weights):
-            _make_fail_without_example(writes, weight)
-            if counts_calls:
-                _weigh_additions(writes, weight, weighed)
+    for name, metric_of_tower_0 in metrics[0].items():
+        is_pair = isinstance(metric_of_tower_0, (tuple, list))
+        if is_pair:  # a scalar counts nothing
+            pairs = [metrics_of_tower[name] for metrics_of_tower in metrics]
+            _weigh_metric(pairs, weights, counters, finder, weighed)
+
+
+def _weigh_metric(pairs: typing.Sequence[tuple], weights: typing.Sequence[Weight],
+                  counters: typing.Set[str], finder: Writes, weighed: typing.Set[str]) -> None:
+    """Makes a metric of towers of different weights count as one device does.
+
+    If it counts calls, and not examples, what each tower adds is weighted. If a tower's update
+    writes counters in another way than adding to them, it fails when the tower has no example.
+
+    Args:
+      pairs: the `(value, update_op)` of each tower.
+      weights: the weights of the towers.
+      counters: names of the counters of all metrics.
+      finder: finds the writes of the graph.
+      weighed: names of the operations whose addition has its weight already; is added to.
+    """
+    value, _ = pairs[0]
+    counters_of_metric = counters & _names_upstream(value)
+    writes_of_towers = [_counter_writes(update, counters_of_metric, finder) for _, update in pairs]
+    counts_calls = _counts_calls(writes_of_towers)
+    for writes, weight in zip(writes_of_towers, weights):
+        _make_fail_without_example(writes, weight)
+        if counts_calls:
+            _weigh_additions(writes, weight, weighed)
 
 
 def _weigh_additions(writes: _CounterWrites, weight: Weight, weighed: typing.Set[str]) -> None:
@@ -316,14 +323,14 @@ def _turns(tower: Tower, counters: Variables, finder: Writes) -> typing.List[Tur
     fetches = _counting_fetches(tower, counters, finder)
     operations = step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)
-    # By control edges, too: an update of a counter that only waits for a take comes after it.
+    # What comes after no take, not even by a control edge, neither takes nor writes a counter. The
+    # searches below end there, so that they need not go through the whole forward pass each time.
     after_takes = reachable_from([take.op for take in takes], operations, control=True)
-    before_takes = names_of(operations) - after_takes
+    beside_counters = names_of(operations) - after_takes
     frames = Frames(operations)
     turns = []
     for fetch in fetches:
-        # What comes before all takes neither takes nor writes a counter: the search ends there.
-        counting = by_name(step_operations([fetch], ends=before_takes))
+        counting = by_name(step_operations([fetch], ends=beside_counters))
         takes_of_fetch = [take for take in takes if take.op.name in counting]
         ends = _ends_of_writes(tower.own(counting.values()), counters, frames, finder)
         turns.append(Turn(tower.name_scope, takes_of_fetch, ends))

@@ -60,6 +60,8 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
     """Lists the takes of a tower: where its operations get any of the variables.
 
     Of `Identity(a + 1)`, in a tower, the addition takes the variable a, and the identity does not.
+    An operation takes a variable as its handle or reference, or as a value that was read outside
+    of the tower.
 
     Args:
       tower: the tower.
@@ -71,10 +73,10 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
     takes = []
     for op in inside.values():
         for position, tensor in enumerate(op.inputs):
-            is_from_outside = tensor.op.name not in inside
-            if is_from_outside:
-                names = names_of(read_from(tensor)) & variables.keys()
-                takes += [Take(op, position, variables[name]) for name in sorted(names)]
+            if tensor.op.name in inside:
+                continue
+            names = names_of(read_from(tensor)) & variables.keys()
+            takes += [Take(op, position, variables[name]) for name in sorted(names)]
     return takes
 
 

@@ -67,9 +67,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
     finder = Writes(tf.get_default_graph())
     variables = variables_named(roles.names(FIRST))
     towers = sorted(towers, key=lambda tower: (tower.micro_batch, tower.index))
-    forward: Operations = {}
-    for tower in towers:
-        forward.update(by_name(step_operations(fetches_without_updates(tower))))
+    forward = by_name(step_operations(fetches_without_updates(towers)))
     waits = _take_turns_in_forward_pass(towers, variables, forward, finder)
     writes: typing.List[TowerWrite] = []
     turns_of_towers = []
@@ -100,8 +98,6 @@ def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Varia
         writers = names_of(finder.writers_of(variable))
         if writers & forward.keys():
             written_in_forward_pass[name] = variable
-    if not written_in_forward_pass:
-        return []
     turns_of_towers = [_turns(tower, forward.values(), written_in_forward_pass, finder)
                        for tower in towers]
     return take_turns(turns_of_towers, finder)
@@ -126,7 +122,8 @@ def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variab
         if not written:
             continue
         _check_reads_anew(op, written, tower, forward)
-        # `is_every` would ask for the order of the towers once more, which `take_turns` makes.
+        # Every tower writes these variables, too; but what `write_order` does for `is_every`, the
+        # order of the towers, `take_turns` does here.
         writes += [TowerWrite(index, op, name, is_every=False) for name in written]
     return writes
 
@@ -194,7 +191,7 @@ def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
     """
     new_values = [tensor for tensor in op.inputs if not is_variable(tensor)]
     upstream = ancestors(new_values)
-    upstream_in_forward_pass = [forward[name] for name in forward if name in upstream]
+    upstream_in_forward_pass = [op for op in forward.values() if op.name in upstream]
     for take in takes_from_outside(tower, upstream_in_forward_pass, variables):
         if _is_value_used(take.op, upstream):
             raise SharedVariableError(
@@ -217,10 +214,11 @@ def _is_value_used(read: tf.Operation, upstream: typing.Container[str]) -> bool:
     """
     if _ignores_averages(read):  # the batch norm takes the reference variable itself
         return False
-    takers: typing.List[tf.Operation] = []
     for output in read.outputs:
-        takers += output.consumers()
-    return any(taker.name in upstream and not _ignores_averages(taker) for taker in takers)
+        for taker in output.consumers():
+            if taker.name in upstream and not _ignores_averages(taker):
+                return True
+    return False
 
 
 def _ignores_averages(op: tf.Operation) -> bool:

@@ -81,18 +81,18 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     or in none, since copies have the order of tower 0's operations.
     """
     finder = Writes(tf.get_default_graph())
-    # The roles are those of the variables that a step writes before the update.
+    # The roles are those of the variables that a step writes before the update. `metric_counters`
+    # orders the writes of metrics.
     names = [name for name, role in roles.role_of.items() if role != METRIC]
     if not names:
         return []
     takers = takers_of(names, finder)
     reads = _forward_reads(towers)
     reads_of_updates: Operations = {}
+    writing_towers = towers[:1]
     if roles.names(EVERY):
         writing_towers = towers
         reads_of_updates = by_name(step_operations(_updates_of(towers)))
-    else:  # tower 0 writes all variables
-        writing_towers = towers[:1]
     step = _operations_of_step(writing_towers, reads)
     writes = _find_writes(towers, takers, roles, step, finder)
     frames = Frames(list(step.values()))
@@ -122,17 +122,13 @@ def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
     On one device nothing says whether a prediction reads before or after the write, and tower 0 is
     as on one device. In the other towers it reads what was there before.
     """
-    fetches = fetches_without_updates(towers[0]._replace(predictions=None))
-    for tower in towers[1:]:
-        fetches += fetches_without_updates(tower)
-    return by_name(step_operations(fetches))
+    tower_0 = towers[0]._replace(predictions=None)
+    return by_name(step_operations(fetches_without_updates([tower_0, *towers[1:]])))
 
 
 def _operations_of_step(writing_towers: typing.Sequence[Tower], reads: Operations) -> Operations:
     """The operations of a step: the `reads`, and what the towers that write run besides."""
-    fetches = []
-    for tower in writing_towers:
-        fetches += fetches_without_updates(tower) + list(tower.updates)
+    fetches = fetches_without_updates(writing_towers) + _updates_of(writing_towers)
     # The search ends at the reads: all that these need is among them, and so is known.
     operations = by_name(step_operations(fetches, ends=reads))
     operations.update(reads)
@@ -154,20 +150,18 @@ def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
 
 def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
     """Refuses a loop (v1) of a tower that takes a reference variable of another device: TensorFlow
-    never ends it, in a hand-written tower loop either (measured on 1.15.5 and 2.21).
-
-    `RefEnter` leads the memory of a reference variable into a loop.
-    """
-    first_device = stages_of(towers[0].device)[0]
+    never ends it, in a hand-written tower loop either (measured on 1.15.5 and 2.21)."""
+    device_of_tower_0 = stages_of(towers[0].device)[0]
+    # These lead the memory of a reference variable into a loop.
     entering = [op for op in tf.get_default_graph().get_operations() if op.type == 'RefEnter']
     for tower in towers:
         for op in tower.own(entering):
             variable = _reference_variable(op)
-            # A variable without a device counts as one on tower 0's. A taker without a device is no
-            # fault: TensorFlow puts it beside the variable.
-            variable_device = variable.device or first_device
+            # TensorFlow puts a variable without a device where tower 0 is, and what takes the
+            # variable, if it has no device, beside the variable.
+            right_devices = {'', variable.device or device_of_tower_0}
             taker_devices = {taker.device for taker in op.outputs[0].consumers()}
-            if not taker_devices <= {'', variable_device}:
+            if not taker_devices <= right_devices:
                 raise SharedVariableError(
                     'a loop of tower %d (operation %s) takes the reference variable %s, which is '
                     'on another device, or waits for a write of it, and would never end: make it '
@@ -182,9 +176,14 @@ def _reference_variable(op: tf.Operation) -> tf.Operation:
     return op
 
 
-def fetches_without_updates(tower: Tower) -> list:
-    """List of the tensors of a tower that a step needs, besides its updates."""
-    return fetches_in([tower.loss, tower.data_loss, tower.predictions, gradients_of(tower.pairs)])
+def fetches_without_updates(towers: typing.Iterable[Tower]) -> list:
+    """List of the tensors of towers that a step may fetch: losses, predictions and gradients, not
+    their updates."""
+    fetches = []
+    for tower in towers:
+        fetches += fetches_in(
+            [tower.loss, tower.data_loss, tower.predictions, gradients_of(tower.pairs)])
+    return fetches
 
 
 def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: Operations,
@@ -239,8 +238,9 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
         """Whether the read of a hold waits for some write already."""
         return all(map(waits.follows_any, hold.ends))
 
-    # These holds come last: a wait for such a read makes a write wait for another write, too, and
-    # for all that this one waits for, so that more of the other waits would close a circle.
+    # The holds whose reads wait for no write (False) come first. A wait for another read makes a
+    # write wait for another write, too, and for all that this one waits for, so that more of the
+    # later waits would close a circle.
     for hold in sorted(holds, key=comes_after_a_write):
         is_added = _add_wait(hold, waits)
         is_read_of_new_value = hold.is_certain and not is_added
@@ -321,14 +321,15 @@ class _ReadsBefore:
 
     def of(self, write: TowerWrite) -> typing.List[tf.Operation]:
         """List of the operations that take the variable of a write, and have to do so before it."""
-        readers = []
-        for taker in self._takers[write.variable]:
-            is_run = taker.name in self._reads
-            if write.is_every:
-                is_run = is_run or taker.name in self._reads_of_updates
-            if is_run and not self._may_come_later(taker, write):
-                readers.append(taker)
-        return readers
+        return [taker for taker in self._takers[write.variable]
+                if self._is_read_in_time(taker, write) and not self._may_come_later(taker, write)]
+
+    def _is_read_in_time(self, taker: tf.Operation, write: TowerWrite) -> bool:
+        """Whether an operation is one of those whose reads have to come before a write: of the
+        forward and backward passes; before a write of every tower, also of the updates."""
+        if taker.name in self._reads:
+            return True
+        return write.is_every and taker.name in self._reads_of_updates
 
     def certain_readers(self, write: TowerWrite) -> typing.Set[str]:
         """Set of the names of the operations that certainly read the variable of a write for a
@@ -342,7 +343,7 @@ class _ReadsBefore:
         other = self._writes.get(taker.name)
         if other is None:  # it reads
             return False
-        if taker is write.op:
+        if taker is write.op:  # the write takes its variable itself
             return True
         if other.is_every and write.is_every:  # `_write_in_order_of_towers` orders these
             return True
@@ -395,10 +396,8 @@ class _ReadEnds:
         """Set of the names of the operations that a training step runs: for losses and gradients,
         not for predictions."""
         if self._in_training is None:
-            fetches = []
-            for tower in self._towers:
-                fetches += fetches_without_updates(tower._replace(predictions=None))
-            self._in_training = names_of(step_operations(fetches))
+            towers = [tower._replace(predictions=None) for tower in self._towers]
+            self._in_training = names_of(step_operations(fetches_without_updates(towers)))
         return self._in_training
 
     def _is_backward(self, op: tf.Operation) -> bool:
@@ -441,12 +440,11 @@ def updates_that_write(towers: typing.Sequence[Tower],
     found: Operations = {}
     for tower in towers[1:]:
         operations = step_operations(tower.updates)
-        writing = [op for op in tower.own(operations) if finder.writes_any(op, variables)]
-        if not writing:
-            continue
         frames = Frames(operations)
-        for op in writing:
-            # A step cannot fetch an operation in a loop or a branch, but what comes after it. If
-            # nothing does, the update itself is in there, and runs as the first tower's does.
-            found.update(by_name(frames.ends(op) or [op]))
+        for op in tower.own(operations):
+            if finder.writes_any(op, variables):
+                # A step cannot fetch an operation in a loop or a branch, but what comes after it.
+                # If nothing does, the update itself is in there, and runs as the first tower's
+                # does.
+                found.update(by_name(frames.ends(op) or [op]))
     return in_order_of_names(found)

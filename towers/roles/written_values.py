@@ -13,6 +13,7 @@ tower can write it, since a part of the batch gives another value than the whole
 Each value that the program writes gets a verdict: who writes it, and why.
 """
 
+import collections
 import enum
 import typing
 
@@ -53,30 +54,19 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
       SharedVariableError: a value that neither tower 0 nor every tower can write.
     """
     proven = ProvenWriters(set(), {})
+    # By the other words of `update_ops` the program itself says who writes.
     if request.training.update_ops != 'first' or not is_divided(request):
         return proven
-    judge = _Judge(recorded)
-    writes_by_variable: typing.Dict[str, typing.List[_JudgedWrite]] = {}
+    judge = _Judge(recorded, request)
+    writes_by_variable: typing.Dict[str, typing.List[_JudgedWrite]] = collections.defaultdict(list)
     for write in writes:
-        values = judge.values_of(write)
-        for variable in write.variables:  # of which no value is known below
-            proven.reasons.setdefault(variable, _SAME_ON_TOWERS.reason)
-            if not values:
-                judged = _JudgedWrite(write.op.name, is_every_towers=False, adds=False)
-                writes_by_variable.setdefault(variable, []).append(judged)
-        for written in values:
-            verdict = judge.verdict(written, write.op)
-            if verdict.writer is _Writer.NONE:
-                raise SharedVariableError(verdict.reason)
-            if verdict.writer is _Writer.EVERY_TOWER:
-                _check_in_turn(write.op, written, request)
-                proven.every_tower.add(written.variable)
-            proven.reasons[written.variable] = verdict.reason
-            judged = _JudgedWrite(
-                write.op.name, verdict.writer is _Writer.EVERY_TOWER, written.adds)
-            writes_by_variable.setdefault(written.variable, []).append(judged)
+        for judged in judge.judged(write):
+            writes_by_variable[judged.variable].append(judged)
     for variable, judged_writes in writes_by_variable.items():
         _check_writes_together(variable, judged_writes)
+        proven.reasons[variable] = judged_writes[-1].verdict.reason
+        if any(judged.is_every_towers for judged in judged_writes):
+            proven.every_tower.add(variable)
     return proven
 
 
@@ -107,41 +97,86 @@ _SUM = _Verdict(_Writer.EVERY_TOWER, 'a sum over the examples, or a count of the
 _ROWS = _Verdict(_Writer.EVERY_TOWER, 'each example writes rows of its own')
 
 
+class _JudgedWrite(typing.NamedTuple):
+    """A write of a variable, and who has to do it.
+
+    Attributes:
+      variable: name of the variable.
+      operation: name of the operation of the program that writes.
+      verdict: who has to write, and why.
+      adds: whether the write is an addition.
+    """
+    variable: str
+    operation: str
+    verdict: _Verdict
+    adds: bool
+
+    @property
+    def is_every_towers(self) -> bool:
+        """Whether every tower has to write."""
+        return self.verdict.writer is _Writer.EVERY_TOWER
+
+
 class _Judge:
     """Says of written values who has to write them, by what is proven of a call."""
 
-    def __init__(self, recorded: Recorded):
-        """`recorded` is the call of the model function, with what is proven of it."""
+    def __init__(self, recorded: Recorded, request: Request):
+        """
+        Args:
+          recorded: the call of the model function, with what is proven of it.
+          request: `Request` of the build.
+        """
         self.analysis = recorded.proven.analysis
+        self._request = request
         self._static_size = recorded.proven.static_size
         self._from_shard = recorded.from_shard
         self._batch_norm_statistics = recorded.proven.batch_norms.statistics()
 
-    def values_of(self, write: Write) -> typing.List[Written]:
-        """List of the values that an operation writes to the variables of a `Write`. A call of a
-        function may write several variables, each several times; the list leaves out variables of
-        another role, such as counters of metrics, which are no variables of the `Write`.
+    def judged(self, write: Write) -> typing.List[_JudgedWrite]:
+        """Judges a `Write`: one verdict for each value that its operation writes. A call of a
+        function may write several variables, each several times.
 
         Raises:
-          SharedVariableError: an operation without a rule in the proof writes by the examples.
+          SharedVariableError: a value that neither tower 0 nor every tower can write.
+        """
+        judged = []
+        for written in self._values_of(write):
+            verdict = self._verdict(written, write.op)
+            if verdict.writer is _Writer.NONE:
+                raise SharedVariableError(verdict.reason)
+            if verdict.writer is _Writer.EVERY_TOWER:
+                _check_in_turn(write.op, written, self._request)
+            judged.append(_JudgedWrite(written.variable, write.op.name, verdict, written.adds))
+        if judged:
+            return judged
+        # What an operation without a rule writes is the same on every tower, else it is refused.
+        return [_JudgedWrite(variable, write.op.name, _SAME_ON_TOWERS, adds=False)
+                for variable in write.variables]
+
+    def _values_of(self, write: Write) -> typing.List[Written]:
+        """List of the values that the operation of a `Write` writes to its variables; not those for
+        variables of another role, such as counters of metrics, which are none of the `Write`. [] of
+        an operation without a rule in the proof.
+
+        Raises:
+          SharedVariableError: an operation without a rule writes by the examples.
         """
         values = self.analysis.writes.get(write.op.name, [])
         if not values:
             self._check_unknown_write(write)
         return [written for written in values if written.variable in write.variables]
 
-    def verdict(self, written: Written, op: tf.Operation) -> _Verdict:
+    def _verdict(self, written: Written, op: tf.Operation) -> _Verdict:
         """Who has to write a value.
 
         Args:
           written: what is written.
           op: the operation of the program that writes it.
         """
-        is_computed_from_shard = self._is_from_shard(op)
-        if not is_computed_from_shard:
-            # Even so it may count the examples, since in a batch of static size their number is a
-            # constant: one that equals it is refused, and one that the proof has taken for a
-            # multiple of it is judged as what it is.
+        if not self._is_from_shard(op):
+            # It may count the examples all the same: in a batch of static size their number is a
+            # constant, which is computed from nothing. A constant of that number is refused; one
+            # that the proof has taken for a multiple of it goes on to the verdicts below.
             refused = self._refused_count(written, op)
             if refused is not None:
                 return refused
@@ -159,20 +194,20 @@ class _Judge:
           op: the operation of the program that writes it.
         """
         value = written.value
-        is_added = not written.sets
         if value.reason is not None:  # nothing is proven of the value
             return _refused(written, op, _in_words(value.reason))
         if is_shared(value):
             # A constant that is computed from the shard may still be its static size.
             return self._refused_count(written, op) or _SAME_ON_TOWERS
-        # Of a sum or a mean whether each term is of one example, as in mean(x ** 2), and not in
-        # mean((x - mean(x)) ** 2): then the sums, and the means, of the towers give the batch's.
-        has_terms_of_one_example = not self._shard_statistics(value)
-        if is_added and _is_sum(value) and has_terms_of_one_example:
-            return _SUM
         if _is_moving_average(written):
             return _AVERAGE
-        if _is_mean_alone(written) and has_terms_of_one_example:
+        if self._shard_statistics(value):
+            # Each term depends on several examples, as in mean((x - mean(x)) ** 2), so that not
+            # even the sum over the towers is that of the batch.
+            return _refused(written, op, self._why(value))
+        if _is_added_sum(written):
+            return _SUM
+        if _is_mean_alone(written):
             return _MEAN
         return _refused(written, op, self._why(value))
 
@@ -185,17 +220,13 @@ class _Judge:
           op: the operation of the program that writes them.
         """
         value = written.value
-        for state in (value, indices):
-            if state.reason is not None:  # nothing is proven
-                return _refused(written, op, _in_words(state.reason))
-            if self._shard_statistics(state):
-                return _refused(written, op, 'the rows are computed across the examples: '
-                                + self._why(state))
+        why_not = self._why_across_examples(value) or self._why_across_examples(indices)
+        if why_not is not None:
+            return _refused(written, op, why_not)
         has_same_values = is_shared(value)
         if has_same_values and is_shared(indices):
             return _SAME_ON_TOWERS
-        has_value_for_each_index = indices.kind is Kind.PER_EXAMPLE and not written.is_scalar
-        if has_same_values and has_value_for_each_index and self._static_size is not None:
+        if self._static_size is not None and _is_constant_for_each(written, indices):
             # As many constant rows as a shard has examples are in the graph.
             return _Verdict(_Writer.NONE, _holds_size(written.variable, op, self._static_size))
         # The same value for all examples is one for each of them, too: `scatter_add(v, ids, 1)`.
@@ -205,16 +236,25 @@ class _Judge:
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
 
+    def _why_across_examples(self, state: State) -> typing.Optional[str]:
+        """Why values or indices of rows cannot be written by single examples, in words: nothing is
+        proven of them, or they depend on statistics of the shard. None of all others."""
+        if state.reason is not None:
+            return _in_words(state.reason)
+        if self._shard_statistics(state):
+            return 'the rows are computed across the examples: ' + self._why(state)
+        return None
+
     def _check_unknown_write(self, write: Write) -> None:
         """Raises `SharedVariableError` for a write by an operation that the proof has no rule for
         (no assign, add or scatter), if what it writes depends on the examples."""
         op = write.op
         if not self._is_from_shard(op):  # each tower would write the same: tower 0 may
             return
-        is_analysed = op.name in self.analysis.analysed
-        if self._static_size is not None and not is_analysed:
-            # A scratch graph with another number of examples did not get as far as this operation:
-            # the size of the shard is in the constants before it.
+        # Of a static size, the proof imports the graph for another number of examples. Operations
+        # at which that fails have the size of the shard in the constants before them.
+        is_imported = op.name in self.analysis.analysed
+        if self._static_size is not None and not is_imported:
             raise SharedVariableError(_holds_size(write.variables[0], op, self._static_size))
         for tensor in list(op.inputs) + _conditions(op):
             state = self.analysis.state(tensor)
@@ -252,8 +292,9 @@ class _Judge:
         from. So in a build with shards of 32 examples, an addition of 32 is refused.
         """
         size = self._static_size
-        is_added = not written.sets and written.indices is None
-        if not is_added or size is None or written.constant != size:
+        if written.sets or written.indices is not None:
+            return None
+        if size is None or written.constant != size:
             return None
         if size < 2:  # 1 is what every counter of steps adds
             return None
@@ -269,12 +310,25 @@ def _conditions(op: tf.Operation) -> typing.List[tf.Tensor]:
     return [op.graph.get_tensor_by_name(name) for name in compat.conditions_around(op)]
 
 
-def _is_sum(value: State) -> bool:
-    """Whether the towers' values add up to the batch's: a sum over the examples, or a count of
-    them, to which no constant is added."""
-    if value.is_count:
-        return True
-    return value.kind is Kind.SUM and not value.has_offset
+def _is_added_sum(written: Written) -> bool:
+    """Whether what is added to a variable adds up over the towers to what the batch adds: a sum
+    over the examples, or a count of them, without a constant beside it."""
+    if written.sets:
+        return False
+    is_sum_alone = written.value.kind is Kind.SUM and not written.value.has_offset
+    return is_sum_alone or written.value.is_count
+
+
+def _is_constant_for_each(written: Written, indices: State) -> bool:
+    """Whether rows are constants, one for each of the indices, which are of the examples.
+
+    Args:
+      written: the rows that are written.
+      indices: what is proven of their indices.
+    """
+    is_single_number = written.is_scalar
+    has_index_of_each = indices.kind is Kind.PER_EXAMPLE
+    return is_shared(written.value) and has_index_of_each and not is_single_number
 
 
 def _is_mean_alone(written: Written) -> bool:
@@ -335,13 +389,6 @@ def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
             'pass a batch [None, ...], and take sizes from tf.shape.' % (variable, op.name, size))
 
 
-class _JudgedWrite(typing.NamedTuple):
-    """A write of a variable, beside others of the same variable."""
-    operation: str  # name of the operation of the program that writes
-    is_every_towers: bool  # whether every tower has to write it
-    adds: bool  # whether it is an addition
-
-
 def _check_writes_together(variable: str, writes: typing.Sequence[_JudgedWrite]) -> None:
     """Refuses several writes of one variable in a step that are right one by one, and not together.
 
@@ -354,9 +401,12 @@ def _check_writes_together(variable: str, writes: typing.Sequence[_JudgedWrite])
       variable: name of the variable.
       writes: its writes.
     """
-    is_any_every_towers = any(write.is_every_towers for write in writes)
-    are_additions = all(write.is_every_towers and write.adds for write in writes)
-    if len(writes) == 1 or not is_any_every_towers or are_additions:
+    if len(writes) == 1:
+        return
+    every_towers = [write for write in writes if write.is_every_towers]
+    if not every_towers:  # tower 0 does them all, as one device does
+        return
+    if len(every_towers) == len(writes) and all(write.adds for write in writes):
         return
     operations = sorted({write.operation for write in writes})
     raise SharedVariableError(
