@@ -141,7 +141,7 @@ BREAKAGES = [
      'return max(', 'recompute'),
     ('towers/recompute/rewrite.py', 'names_of(inputs_of(op))', 'names_of(producers_of(op))',
      'recompute'),
-    ('towers/roles/written_values.py', 'proven.reasons[variable] = judged_writes[-1].verdict.reason', 'pass',
+    ('towers/roles/written_values.py', 'proven.reasons[judged.variable] = judged.verdict.reason', 'pass',
      'api/test_plan.py'),
     ('towers/placement/variable_device.py', 'min(self._bytes_of_devices.values())',
      'max(self._bytes_of_devices.values())', 'placement/test_variable_device.py'),

@@ -62,6 +62,16 @@ def in_order_of_names(operations: typing.Mapping[str, typing.Any]) -> list:
     return [operations[name] for name in sorted(operations)]
 
 
+def with_names(operations: typing.Iterable, names: typing.Container[str]) -> list:
+    """List of the operations, or tensors, that have one of these names."""
+    return [each for each in operations if each.name in names]
+
+
+def without_names(operations: typing.Iterable, names: typing.Container[str]) -> list:
+    """List of the operations, or tensors, that have none of these names."""
+    return [each for each in operations if each.name not in names]
+
+
 def producers_of(op: tf.Operation) -> typing.List[tf.Operation]:
     """List of the operations that compute the inputs of an operation, in the inputs' order."""
     return [tensor.op for tensor in op.inputs]

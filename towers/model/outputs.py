@@ -287,6 +287,12 @@ def metrics_by_kind(metrics: typing.Any) -> typing.Tuple[list, list]:
     return scalars, list(filter(_is_pair, values))
 
 
+def metric_updates(metrics: typing.Any) -> list:
+    """List of the update_ops of the metrics that are pairs `(value, update_op)` of `tf.metrics`."""
+    _, pairs = metrics_by_kind(metrics)
+    return [update for _, update in pairs]
+
+
 def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
                   inputs: typing.Any = ()) -> typing.Dict[str, typing.Any]:
     """Merges the towers' metrics into those of the batch.

@@ -35,6 +35,7 @@ from towers.graph.graph_walk import (
     operation_names,
     operation_of,
     producers_of,
+    without_names,
 )
 from towers.graph.op_types import CONTROL_FLOW_V2
 from towers.graph.order import awaited_instead, end_of_branches
@@ -54,18 +55,28 @@ def writes_by(writes: typing.Iterable[Write], names: typing.Container[str]) -> t
     return [write for write in writes if write.op.name in names]
 
 
+def writes_to(writes: typing.Iterable[Write], variables: typing.Set[str]) -> typing.List[Write]:
+    """List of the writes of any variable of these names."""
+    return [write for write in writes if not variables.isdisjoint(write.variables)]
+
+
 def writes_of(recorded: Recorded) -> typing.List[Write]:
     """List of the writes of a call of the model function.
 
-    Initial values are left out, since they are no writes of a step. The state of random generators
-    is left out, since each tower draws for itself.
+    Initial values are left out, since they are no writes of a step: neither the graph's
+    initializers, nor the operations that belong to the variables of the call (`recorded.owned`).
+    The state of random generators is left out, since each tower draws for itself.
     """
     left_out = initializers() | recorded.owned
+    writes = writes_among(without_names(recorded.operations, left_out))
+    return [write for write in writes if not is_random(write.op)]
+
+
+def writes_among(operations: typing.Iterable[tf.Operation]) -> typing.List[Write]:
+    """List of the writes of variables among operations."""
     finder = Writes(tf.get_default_graph())
     writes = []
-    for op in recorded.operations:
-        if op.name in left_out or is_random(op):
-            continue
+    for op in operations:
         variables = finder.written_by(op)
         if variables:
             writes.append(Write(op, variables))
@@ -111,14 +122,14 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     if not writes or _writes_stay(request):
         return InlineUpdates()
     update_ops = request.training.update_ops
-    if update_ops == 'all':
-        _check_replicated(writes, replicated)
-        return InlineUpdates()  # every tower has its writes: there is nothing to leave out
-    used = _used_writes(writes, fetches)
     if update_ops == 'none':
-        _check_replicated(writes_by(writes, used), replicated)
+        used = _used_writes(writes, fetches)
+        _check_replicated(writes_by(writes, used), replicated)  # nothing runs the others
         return _written_by_none(writes, used, operations)
     _check_replicated(writes, replicated)
+    if update_ops == 'all':
+        return InlineUpdates()  # every tower has its writes: there is nothing to leave out
+    used = _used_writes(writes, fetches)
     if request.served_rank is None:
         return _written_by_first(writes, used, operations, request)
     return _written_by_chief(writes, used, operations, fetches, request)
@@ -243,10 +254,7 @@ def _do_without_writes(functions: typing.Iterable, positions: typing.List[int]) 
       functions: `FunctionDef`s.
       positions: the positions of the variables among their arguments.
     """
-    for function in functions:
-        if without_writes(function, positions) is None:
-            return False
-    return True
+    return all(without_writes(function, positions) is not None for function in functions)
 
 
 def _positions_of_variables(write: Write) -> typing.List[int]:
@@ -340,9 +348,10 @@ def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
     """
     served = operation_names(tf.global_variables())  # local variables are each worker's own
     read = ancestors([fetch for fetch in fetches if isinstance(fetch, tf.Tensor)])
+    served_and_read = served & read
     for write in writes:
         for name in write.variables:
-            if name in served and name in read:
+            if name in served_and_read:
                 raise SharedVariableError(
                     'the forward pass writes variable %s (operation %s) and uses its value; on '
                     'parameter servers all workers have this variable, and each would write it, or '
@@ -369,10 +378,11 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
         seen.add(op.name)
         used_by_op = values.used_by(op)
         used |= used_by_op
-        to_visit += producers_of(op)
-        to_visit += [values.write_ops[name] for name in used_by_op]
+        used_writes = [values.write_ops[name] for name in used_by_op]
         # The walk does not visit a write that is only waited for, but what that write waits for.
-        to_visit += awaited_instead(op.control_inputs, values.write_ops.keys() - used)
+        unused = values.write_ops.keys() - used
+        awaited = awaited_instead(op.control_inputs, unused)
+        to_visit += producers_of(op) + used_writes + awaited
     return used
 
 
@@ -410,8 +420,9 @@ def _writes_by_reader(
         for name in write.variables:
             variable = graph.get_operation_by_name(name)
             takers = finder.takers(variable)
-            # What takes the memory of a reference variable from an `Identity` reads it, too.
-            readers_of_memory = finder.readers(variable, write.op)
+            # What takes the memory of a reference variable from an `Identity` reads it, too; but
+            # not in a branch that does not run where the write does.
+            readers_of_memory = finder.readers(variable, write=write.op)
             for reader in takers + readers_of_memory:
                 found[reader.name].add(write.op.name)
     return found
@@ -422,8 +433,6 @@ def _unhook(operations: typing.Iterable[tf.Operation],
     """Removes all waits of the operations for the writes, so that nothing runs the writes. What
     waited for a write then waits for what the write waits for."""
     names = names_of(writes)
-    if not names:
-        return
     for op in operations:
         if not names.isdisjoint(names_of(op.control_inputs)):
             compat.set_control_inputs(op, awaited_instead(op.control_inputs, names))

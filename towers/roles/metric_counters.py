@@ -38,7 +38,7 @@ from towers.graph.order import Frames
 from towers.graph.variable_access import Writes
 from towers.graph.waits import Wait
 from towers.model.objectives import flat
-from towers.model.outputs import metrics_by_kind
+from towers.model.outputs import metric_updates
 from towers.roles.ownership import EVERY, METRIC, Roles
 from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
 from towers.shards.cut_batch import is_always_empty, weighted, zero_if_empty
@@ -67,7 +67,7 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
     counters = set(roles.names(METRIC))
     # A metric that counts calls is a quotient of two counters. N towers of equal weight make both N
     # times as large, and so need no weights.
-    if counters and not _are_certainly_equal(weights):
+    if not _are_certainly_equal(weights):
         _weigh_metrics([tower.metrics or {} for tower in towers], weights, counters, finder)
     all_counts = counters.union(roles.names(EVERY))
     # A shard without examples holds a copy of one, which must not count.
@@ -359,8 +359,7 @@ def _counting_fetches(tower: Tower, counters: Variables, finder: Writes) -> list
     """List of what a tower computes that may update counters: the update_ops of its metrics, its
     losses, and its updates of counters. It is as long for each tower, in the same order, since
     `take_turns` goes by the position in it."""
-    _, pairs = metrics_by_kind(tower.metrics)
-    fetches = [update for _, update in pairs]
+    fetches = metric_updates(tower.metrics)
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
     for update in tower.updates:  # those that write no counter may be the first tower's alone

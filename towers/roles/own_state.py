@@ -16,7 +16,7 @@ from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
 from towers.graph.graph_walk import operation_names, variables_by_name
 from towers.model.build_context import without
-from towers.roles.inline_updates import Write
+from towers.roles.inline_updates import Write, writes_by
 from towers.variables.slots import local_variable
 
 StateWrites = typing.Dict[str, typing.List[tf.Operation]]
@@ -28,10 +28,6 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
     """Finds the variables that are each tower's own state: those of `_candidates` that a step
     writes.
 
-    A write that depends on the shard counts even if no step runs it, so that `make_own_state` can
-    refuse it: the program would run it by itself, in tower 0 alone. A write that only an update_op
-    of a metric runs does not count, since all towers share counters.
-
     Args:
       recorded: the forward pass.
       writes: the writes of the forward pass.
@@ -39,13 +35,12 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
       counted: names of the operations that the update_ops of metrics run.
     """
     candidates = _candidates(recorded)
+    # A write that depends on the shard and that no step runs counts, too: the program would run it
+    # by itself, in tower 0 alone, and so `make_own_state` refuses it. Not so one that an update_op
+    # of a metric runs, since all towers share counters.
+    run_by_program = recorded.from_shard - counted
     state_writes: StateWrites = collections.OrderedDict()
-    for write in writes:
-        name = write.op.name
-        is_in_step = name in step
-        is_run_by_program = name in recorded.from_shard and name not in counted
-        if not is_in_step and not is_run_by_program:
-            continue
+    for write in writes_by(writes, step | run_by_program):
         for variable in write.variables:
             if variable in candidates:
                 state_writes.setdefault(variable, []).append(write.op)

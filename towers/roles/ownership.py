@@ -23,12 +23,25 @@ import tensorflow.compat.v1 as tf
 
 from towers.capture.record import Recorded
 from towers.errors import GradientError, SharedVariableError
-from towers.graph.graph_walk import ancestors, names_of, operation_names, step_operations
+from towers.graph.graph_walk import (
+    ancestors,
+    names_of,
+    operation_names,
+    step_operations,
+    variables_by_name,
+)
 from towers.graph.variable_access import metric_variables
-from towers.model.outputs import fetches_of, metrics_by_kind
+from towers.model.outputs import fetches_of, metric_updates, metrics_by_kind
 from towers.model.request import Request
 from towers.optimizers import OPTIMIZER_UPDATES
-from towers.roles.inline_updates import InlineUpdates, Write, inline_updates, writes_by, writes_of
+from towers.roles.inline_updates import (
+    InlineUpdates,
+    Write,
+    inline_updates,
+    writes_by,
+    writes_of,
+    writes_to,
+)
 from towers.roles.own_state import StateWrites, find_own_state, make_own_state
 from towers.roles.written_values import is_divided, proven_writers
 
@@ -82,10 +95,9 @@ class Roles(typing.NamedTuple):
     @property
     def trainable(self) -> typing.List[tf.Variable]:
         """List of the variables that are trained, each once."""
-        trained = {}
+        trained: typing.Dict[str, tf.Variable] = {}
         for variables in self.trained.values():
-            for variable in variables:
-                trained[variable.op.name] = variable
+            trained.update(variables_by_name(variables))
         return list(trained.values())
 
     def names(self, role: str) -> typing.List[str]:
@@ -211,8 +223,8 @@ def ownership(recorded: Recorded, request: Request,
       recorded: the forward pass of tower 0.
       request: `Request` of the build.
       trained: {name of an objective: list of the variables that its loss trains}.
-      optimizer_fetches: tensors and operations of the model function's own optimizer calls, which a
-        step runs, too.
+      optimizer_fetches: tensors and operations of the optimizers that the model function of an
+        Estimator calls; a step runs them, too.
       make_replicas: function `(variables, devices) -> Replicas`; None where trained variables have
         no replicas.
 
@@ -223,8 +235,8 @@ def ownership(recorded: Recorded, request: Request,
       SharedVariableError: a write that is no tower's.
       GradientError: the model function trains by itself.
     """
-    # Metrics that are scalars a step runs; of `(value, update_op)` pairs only an evaluation runs
-    # the update_op.
+    # A step computes the metrics that are scalars. The update_ops of `(value, update_op)` pairs are
+    # run by an evaluation alone.
     scalars, _ = metrics_by_kind(recorded.output.metrics)
     fetches = fetches_of(recorded.output._replace(metrics=scalars)) + list(optimizer_fetches)
     runs = _find_runs(recorded, fetches, is_trained=bool(request.training.objectives))
@@ -270,23 +282,30 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
     """
     writes = writes_of(recorded)
     _check_writes(writes, runs, request)
+    # First the variables that are not shared: state of a tower, and counters. Who writes the others
+    # is proven.
     state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
-    # What a step runs, too, is no write of a metric alone.
-    counters = _counters(writes_by(writes, runs.counted - runs.step))
+    run_for_metrics_alone = runs.counted - runs.step
+    counters = _counters(writes_by(writes, run_for_metrics_alone))
     shared_writes = _without(writes, state_writes.keys() | counters)
     proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
     if request.call.copies == 'reuse':
-        _check_not_written(_to_any_of(writes, proven.every_tower), 'an update by the examples')
-    own_names = set(state_writes)
-    # With copies='reuse' a call makes one part of the batch, and shares all variables with others.
-    makes_all_parts = request.parts_a_call == len(request.split.parts)
-    if not makes_all_parts:
-        own_names = set()
-    role_of = _first_roles(writes_by(writes, runs.step | runs.counted),
-                           {OWN: own_names, METRIC: counters, EVERY: proven.every_tower})
+        _check_not_written(writes_to(writes, proven.every_tower), 'an update by the examples')
+    role_of = _roles_of_written(
+        writes_by(writes, runs.step | runs.counted),
+        [(EVERY, proven.every_tower), (METRIC, counters),
+         (OWN, _state_of_copies(state_writes, request))])
     reason_of = _reasons(role_of, proven.reasons, request)
     first_writes = writes_by(_without(shared_writes, proven.every_tower), runs.forward)
     return _FoundRoles(role_of, reason_of, state_writes, first_writes)
+
+
+def _state_of_copies(state_writes: StateWrites, request: Request) -> typing.Set[str]:
+    """Set of the names of the variables of which each tower gets one of its own: all state; none
+    with `copies='reuse'`, where each call of the model function makes one part of the batch, and
+    shares all variables with the others."""
+    makes_all_parts = request.parts_a_call == len(request.split.parts)
+    return set(state_writes) if makes_all_parts else set()
 
 
 def _check_writes(writes: typing.Sequence[Write], runs: _Runs, request: Request) -> None:
@@ -315,10 +334,9 @@ def _find_runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
       fetches: what a step fetches, without updates and `tf.metrics` pairs.
       is_trained: whether there is an optimizer, so that a step runs the updates.
     """
-    _, pairs = metrics_by_kind(recorded.output.metrics)
     forward = names_of(step_operations(fetches))
     step = names_of(step_operations(fetches + recorded.updates))
-    counted = names_of(step_operations([update for _, update in pairs]))
+    counted = names_of(step_operations(metric_updates(recorded.output.metrics)))
     in_build = step if is_trained else forward
     return _Runs(forward, step, counted, in_build)
 
@@ -348,37 +366,25 @@ def _without(writes: typing.Iterable[Write],
     return others
 
 
-def _to_any_of(writes: typing.Iterable[Write], names: typing.Set[str]) -> typing.List[Write]:
-    """List of the writes of any variable of these names."""
-    return [write for write in writes if not names.isdisjoint(write.variables)]
-
-
-def _first_roles(writes: typing.Iterable[Write],
-                 names_by_role: typing.Dict[str, typing.Container[str]]) -> typing.Dict[str, str]:
-    """Gives each written variable the first role that it may have.
+def _roles_of_written(writes: typing.Iterable[Write],
+                      roles: typing.Sequence[typing.Tuple[str, typing.Set[str]]]
+                      ) -> typing.Dict[str, str]:
+    """Gives each written variable its role.
 
     Args:
       writes: the writes.
-      names_by_role: {role: names of the variables that may have it}, the roles in their order.
+      roles: `(role, names of the variables that may have it)`. Of several roles that a variable may
+        have, it gets the last one.
 
     Returns:
       {name of a variable: its role}, `FIRST` for a variable that is among none of the names.
     """
-    role_of = {}
+    role_of: typing.Dict[str, str] = {}
     for write in writes:
-        for variable in write.variables:
-            role_of[variable] = _first_role(variable, names_by_role)
+        role_of.update(dict.fromkeys(write.variables, FIRST))
+    for role, names in roles:
+        role_of.update(dict.fromkeys(role_of.keys() & names, role))
     return role_of
-
-
-def _first_role(variable: str,
-                names_by_role: typing.Dict[str, typing.Container[str]]) -> str:
-    """The first role that the variable of a name may have; the arguments are as for `_first_roles`.
-    """
-    for role, names in names_by_role.items():
-        if variable in names:
-            return role
-    return FIRST
 
 
 _REASON_OF_ROLE = {
@@ -397,20 +403,21 @@ def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, st
         of which nothing had to be proven.
       request: `Request` of the build.
     """
-    update_ops = request.training.update_ops
-    if update_ops != 'first':
-        unproven_reason = 'update_ops=%r says so' % update_ops
-    elif is_divided(request):  # all that is written is proven
-        unproven_reason = 'no operation of a step writes it'
-    else:
-        unproven_reason = 'one tower does all of the batch'
+    unproven_reason = _unproven_reason(request)
     reason_of = {}
     for name, role in role_of.items():
-        if role in _REASON_OF_ROLE:
-            reason_of[name] = _REASON_OF_ROLE[role]
-        else:
-            reason_of[name] = proven_reasons.get(name, unproven_reason)
+        reason_by_values = proven_reasons.get(name, unproven_reason)
+        reason_of[name] = _REASON_OF_ROLE.get(role, reason_by_values)
     return reason_of
+
+
+def _unproven_reason(request: Request) -> str:
+    """The reason for the role of a variable of which nothing is proven, in words."""
+    if request.training.update_ops != 'first':
+        return 'update_ops=%r says so' % request.training.update_ops
+    if is_divided(request):  # and so all that a step writes is proven
+        return 'no operation of a step writes it'
+    return 'one tower does all of the batch'
 
 
 def _check_not_written(writes: typing.Sequence[Write], writer: str) -> None:

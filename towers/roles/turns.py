@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.gradients.tower import Tower
-from towers.graph.graph_walk import by_name, names_of, variables_by_name
+from towers.graph.graph_walk import by_name, names_of, variables_by_name, without_names
 from towers.graph.variable_access import Writes, read_from
 from towers.graph.waits import Wait, Waits, operations_to_await
 from towers.placement.variable_device import only_device
@@ -69,7 +69,7 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
       variables: the variables. Tower 0 has made their operations, but these are of all towers, and
         so from outside.
     """
-    inside = by_name(op for op in tower.own(operations) if op.name not in variables)
+    inside = by_name(without_names(tower.own(operations), variables))
     takes = []
     for op in inside.values():
         for position, tensor in enumerate(op.inputs):

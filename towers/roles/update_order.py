@@ -27,13 +27,14 @@ from towers.graph.graph_walk import (
     operation_of,
     reachable_from,
     step_operations,
+    without_names,
 )
 from towers.graph.op_types import READS
 from towers.graph.order import Frames
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, variable_op
 from towers.graph.waits import Precedence, Wait, Waits, operations_to_hold
 from towers.placement.variable_device import only_device
-from towers.roles.inline_updates import Write
+from towers.roles.inline_updates import Write, writes_among, writes_to
 
 
 def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited: typing.Sequence,
@@ -50,8 +51,8 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
 
     Args:
       train_op: the operation that updates the variables.
-      gradients: list of `(gradient, variable)`, the sums over all towers and machines; `variable`
-        is None for gradients of replicas.
+      gradients: list of `(gradient, variable)`, the sums over all towers and machines; the gradient
+        is None where no loss depends on the variable, the variable is None for replicas.
       fetched: list of tensors: losses, and the gradients for the optimizer.
       awaited: the losses and update ops that the optimizer waits for. Writes of update ops are not
         looked at: `hold_back` has made them wait.
@@ -69,7 +70,7 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     # search for its operations ends at these.
     names_before_update = operation_names(sums + list(awaited))
     operations = step_operations([train_op], ends=names_before_update)
-    writes = _writes_among(operations, names_before_update)
+    writes = writes_among(without_names(operations, names_before_update))
     if not writes:
         return []
     holder = _Holder(operations, fetchable)
@@ -127,8 +128,7 @@ def _hold_for_predictions(writes: typing.Iterable[Write],
       holder: makes writes wait.
     """
     for variable, reads in reads_by_variable.items():
-        writes_of_variable = [write for write in writes if variable in write.variables]
-        holder.make_wait(writes_of_variable, reads,
+        holder.make_wait(writes_to(writes, {variable}), reads,
                          'predictions read variable %s before this write')
 
 
@@ -140,20 +140,6 @@ def _group(awaited: typing.Sequence, name: str) -> tf.Operation:
     caller's scopes name."""
     with tf.control_dependencies(None), only_device('/cpu:0'):
         return tf.group(*awaited, name=name)
-
-
-def _writes_among(operations: typing.Iterable[tf.Operation],
-                  left_out: typing.Container[str]) -> typing.List[Write]:
-    """List of the writes among operations, without operations of the names `left_out`."""
-    finder = Writes(tf.get_default_graph())
-    writes = []
-    for op in operations:
-        if op.name in left_out:
-            continue
-        variables = finder.written_by(op)
-        if variables:
-            writes.append(Write(op, variables))
-    return writes
 
 
 class _GradientReads:
@@ -168,7 +154,7 @@ class _GradientReads:
         self._gradients = []
         self._gradient_of = {}  # name of a trained variable: the operation of its gradient
         for gradient, variable in pairs:
-            # The values of sparse gradients, which are computed after their indices.
+            # Of a sparse gradient the values, which are computed after their indices.
             op = getattr(gradient, 'values', gradient).op
             self._gradients.append(op)
             if variable is not None:
@@ -210,8 +196,8 @@ def _reads_beside_step(fetchable: typing.Sequence,
     """Finds the reads of resource variables that a step does not run, but a program may fetch with
     the step: for predictions, say.
 
-    The update will wait for these reads, so every step will run them. So only reads are found whose
-    inputs (handle, indices) the step runs anyway.
+    The update will wait for these reads, and so every step will run them. To keep that cheap, only
+    reads are found whose inputs (handle, indices) the step runs anyway.
 
     Args:
       fetchable: tensors that a program may fetch.
@@ -290,8 +276,9 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
         merged = tf.raw_ops.Merge(inputs=[done, branches.skipped]).output
     # By control edges, too: TensorFlow also skips what only waits for a skipped operation.
     skippable = reachable_from(held, operations, control=True)
-    update_names = names_of(operations) | {done.op.name}
-    redirect = functools.partial(_redirect_waits, skippable, update_names, merged.op)
+    redirect = functools.partial(
+        _redirect_waits, skippable=skippable, update_names=names_of(operations) | {done.op.name},
+        merged=merged.op)
     return HeldBack([merged], redirect, holder.waits)
 
 
@@ -306,7 +293,8 @@ def _branches_after(conditions: typing.Sequence, active: tf.Tensor) -> _Branches
     with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
         has_batch = tf.identity(active >= .5)
         outputs = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
-        # What waits for an identity waits for this output; what waits for the `Switch`, for none.
+        # An operation is to wait for one output of the `Switch`. A control edge from the `Switch`
+        # itself waits for neither; so there is an identity of each, to wait for.
         skipped = tf.identity(outputs.output_false)
         taken = tf.identity(outputs.output_true)
     return _Branches(taken, skipped)
@@ -345,10 +333,8 @@ def _redirect_waits(skippable: typing.Container[str], update_names: typing.Conta
       update_names: names of the operations of the update ops themselves, which keep their waits.
       merged: the operation that runs after the update ops, or without them.
     """
-    for op in merged.graph.get_operations():
-        if op.name in update_names:
-            continue
-        kept = [awaited for awaited in op.control_inputs if awaited.name not in skippable]
+    for op in without_names(merged.graph.get_operations(), update_names):
+        kept = without_names(op.control_inputs, skippable)
         if len(kept) < len(op.control_inputs):
             compat.set_control_inputs(op, kept + [merged])
 

@@ -24,6 +24,8 @@ from towers.graph.graph_walk import (
     in_order_of_names,
     names_of,
     step_operations,
+    with_names,
+    without_names,
 )
 from towers.graph.op_types import is_fused_batch_norm
 from towers.graph.order import Frames
@@ -69,12 +71,15 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
     towers = sorted(towers, key=lambda tower: (tower.micro_batch, tower.index))
     forward = by_name(step_operations(fetches_without_updates(towers)))
     waits = _take_turns_in_forward_pass(towers, variables, forward, finder)
+    updates_of_towers = [_operations_by_update(tower, towers, forward) for tower in towers]
     writes: typing.List[TowerWrite] = []
+    for index, updates in enumerate(updates_of_towers):
+        for operations in updates:
+            writes += _checked_writes(operations, variables, forward, towers[index], index, finder)
     turns_of_towers = []
-    for index, tower in enumerate(towers):
+    for tower, updates in zip(towers, updates_of_towers):
         turns: typing.List[Turn] = []
-        for operations in _operations_by_update(tower, towers, forward):
-            writes += _checked_writes(operations, variables, forward, tower, index, finder)
+        for operations in updates:
             turns += _turns(tower, operations, variables, finder)
         turns_of_towers.append(turns)
     waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
@@ -148,8 +153,8 @@ def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing
 
 
 def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
-                          forward: Operations) -> typing.Iterator[typing.List[tf.Operation]]:
-    """Yields for each update of a tower the operations that it runs beside the forward passes.
+                          forward: Operations) -> typing.List[typing.List[tf.Operation]]:
+    """For each update of a tower, lists the operations that it runs beside the forward passes.
 
     `take_turns` puts an update after the update at the same position in the tower before. Where the
     towers have different numbers of updates, the positions do not tell which updates are the same:
@@ -163,16 +168,14 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
     numbers_of_updates = {len(each.updates) for each in towers}
     has_same_updates = len(numbers_of_updates) == 1
     if not has_same_updates:
-        yield _operations_beside(forward, tower, tower.updates)
-        return
-    for update in tower.updates:
-        yield _operations_beside(forward, tower, [update])
+        return [_operations_beside(forward, tower, tower.updates)]
+    return [_operations_beside(forward, tower, [update]) for update in tower.updates]
 
 
 def _operations_beside(forward: Operations, tower: Tower,
                        updates: list) -> typing.List[tf.Operation]:
     """List of the operations of a tower that updates run, without those of the forward passes."""
-    return [op for op in tower.own(step_operations(updates)) if op.name not in forward]
+    return without_names(tower.own(step_operations(updates)), forward)
 
 
 def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
@@ -191,7 +194,7 @@ def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
     """
     new_values = [tensor for tensor in op.inputs if not is_variable(tensor)]
     upstream = ancestors(new_values)
-    upstream_in_forward_pass = [op for op in forward.values() if op.name in upstream]
+    upstream_in_forward_pass = with_names(forward.values(), upstream)
     for take in takes_from_outside(tower, upstream_in_forward_pass, variables):
         if _is_value_used(take.op, upstream):
             raise SharedVariableError(
@@ -273,5 +276,5 @@ def _early_end(op: tf.Operation, frames: Frames, tower: Tower) -> typing.List[tf
       comes late; [] if nothing outside of the loop or branch depends on `op`.
     """
     ends = frames.ends(op)
-    in_forward_pass = [end for end in ends if end.name not in tower.backward]
+    in_forward_pass = without_names(ends, tower.backward)
     return (in_forward_pass or ends)[:1]

@@ -27,6 +27,7 @@ from towers.graph.graph_walk import (
     in_order_of_names,
     names_of,
     step_operations,
+    with_names,
 )
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.order import Frames
@@ -388,9 +389,8 @@ class _ReadEnds:
         if is_outside_of_loops_and_branches:
             return ends
         # Not operations that only predictions need: a training step does not run them.
-        in_training = self._names_in_training()
-        ends = [end for end in ends if end.name in in_training]
-        return sorted(ends, key=self._is_backward)
+        ends_in_training = with_names(ends, self._names_in_training())
+        return sorted(ends_in_training, key=self._is_backward)
 
     def _names_in_training(self) -> typing.Set[str]:
         """Set of the names of the operations that a training step runs: for losses and gradients,

@@ -62,11 +62,11 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
     for write in writes:
         for judged in judge.judged(write):
             writes_by_variable[judged.variable].append(judged)
+            proven.reasons[judged.variable] = judged.verdict.reason
+            if judged.verdict.writer is _Writer.EVERY_TOWER:
+                proven.every_tower.add(judged.variable)
     for variable, judged_writes in writes_by_variable.items():
         _check_writes_together(variable, judged_writes)
-        proven.reasons[variable] = judged_writes[-1].verdict.reason
-        if any(judged.is_every_towers for judged in judged_writes):
-            proven.every_tower.add(variable)
     return proven
 
 
@@ -110,11 +110,6 @@ class _JudgedWrite(typing.NamedTuple):
     operation: str
     verdict: _Verdict
     adds: bool
-
-    @property
-    def is_every_towers(self) -> bool:
-        """Whether every tower has to write."""
-        return self.verdict.writer is _Writer.EVERY_TOWER
 
 
 class _Judge:
@@ -401,12 +396,11 @@ def _check_writes_together(variable: str, writes: typing.Sequence[_JudgedWrite])
       variable: name of the variable.
       writes: its writes.
     """
-    if len(writes) == 1:
-        return
-    every_towers = [write for write in writes if write.is_every_towers]
-    if not every_towers:  # tower 0 does them all, as one device does
-        return
-    if len(every_towers) == len(writes) and all(write.adds for write in writes):
+    writers = {write.verdict.writer for write in writes}
+    if len(writes) == 1 or _Writer.EVERY_TOWER not in writers:
+        return  # tower 0 does them all as one device does
+    are_all_additions = all(write.adds for write in writes)
+    if writers == {_Writer.EVERY_TOWER} and are_all_additions:
         return
     operations = sorted({write.operation for write in writes})
     raise SharedVariableError(
@@ -425,9 +419,10 @@ def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None
       written: what it writes.
       request: `Request` of the build.
     """
+    # On parameter servers no machine waits for the turns of another one. In a ring and with Horovod
+    # each worker has a copy of the variable: it may have a count of its own examples, but rows have
+    # to be in all copies.
     is_on_parameter_servers = request.served_rank is not None
-    # In a ring and with Horovod each worker has a copy of the variable. It may have a count of its
-    # own examples, but rows have to be in all copies.
     is_of_rows_on_copies = request.has_copies and written.indices is not None
     is_in_function = op.name != written.operation  # the operation calls it
     if is_on_parameter_servers or is_of_rows_on_copies:
