@@ -62,8 +62,8 @@ class Request(typing.NamedTuple):
 
     @property
     def has_whole_batch(self) -> bool:
-        """Whether this machine has all examples of a step: there is no other one, or the workers
-        take their steps one by one."""
+        """Whether this machine has all examples of a step: without other machines; or where each
+        worker takes steps of its own, as on asynchronous parameter servers."""
         return self.cluster is None or self.cluster.workers_a_step == 1
 
     @property

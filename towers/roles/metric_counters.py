@@ -115,7 +115,7 @@ def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence[
     for tower, weight in zip(towers, weights):
         for op in tower.own(writing):
             position = _position_of_addition(op)
-            if position is not None:  # `_weigh_metrics` makes a metric's other writes fail
+            if position is not None:  # see `_make_fail_without_example` for other writes
                 addition = op.inputs[position]
                 compat.replace_input(op, position, zero_if_empty(addition, weight))
 

@@ -74,7 +74,7 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
     for op in inside.values():
         for position, tensor in enumerate(op.inputs):
             if tensor.op.name in inside:
-                continue
+                continue  # the tower has computed it
             names = names_of(read_from(tensor)) & variables.keys()
             takes += [Take(op, position, variables[name]) for name in sorted(names)]
     return takes

@@ -330,7 +330,8 @@ def _redirect_waits(skippable: typing.Container[str], update_names: typing.Conta
 
     Args:
       skippable: names of the operations that are skipped with the update ops.
-      update_names: names of the operations of the update ops themselves, which keep their waits.
+      update_names: names of the operations of the update ops themselves, which keep their waits, to
+        be skipped together.
       merged: the operation that runs after the update ops, or without them.
     """
     for op in without_names(merged.graph.get_operations(), update_names):

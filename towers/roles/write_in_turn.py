@@ -71,6 +71,8 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
     towers = sorted(towers, key=lambda tower: (tower.micro_batch, tower.index))
     forward = by_name(step_operations(fetches_without_updates(towers)))
     waits = _take_turns_in_forward_pass(towers, variables, forward, finder)
+    # A write by an update waits for what the forward passes read, and for the same update of the
+    # tower before.
     updates_of_towers = [_operations_by_update(tower, towers, forward) for tower in towers]
     writes: typing.List[TowerWrite] = []
     for index, updates in enumerate(updates_of_towers):

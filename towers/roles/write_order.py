@@ -90,8 +90,8 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     takers = takers_of(names, finder)
     reads = _forward_reads(towers)
     reads_of_updates: Operations = {}
-    writing_towers = towers[:1]
-    if roles.names(EVERY):
+    writing_towers = towers[:1]  # tower 0 writes all variables
+    if roles.names(EVERY):  # but for these
         writing_towers = towers
         reads_of_updates = by_name(step_operations(_updates_of(towers)))
     step = _operations_of_step(writing_towers, reads)
@@ -239,9 +239,9 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
         """Whether the read of a hold waits for some write already."""
         return all(map(waits.follows_any, hold.ends))
 
-    # The holds whose reads wait for no write (False) come first. A wait for another read makes a
-    # write wait for another write, too, and for all that this one waits for, so that more of the
-    # later waits would close a circle.
+    # These holds come last (False is before True). A wait for such a read makes a write wait for
+    # another write, too, and for all that this one waits for: made first, it would have more of the
+    # other waits close a circle.
     for hold in sorted(holds, key=comes_after_a_write):
         is_added = _add_wait(hold, waits)
         is_read_of_new_value = hold.is_certain and not is_added
