@@ -147,9 +147,9 @@ def _as_model_output(returned: typing.Any,
         return ModelOutput(loss=returned)
     if isinstance(returned, dict) and set(returned) <= set(ModelOutput._fields):
         return ModelOutput(**returned)
-    fields = {field: getattr(returned, field)
-              for field in ModelOutput._fields if hasattr(returned, field)}
-    if fields.keys() & {'loss', 'predictions'}:  # else it may be anything that has `updates`, say
+    if hasattr(returned, 'loss') or hasattr(returned, 'predictions'):  # as an EstimatorSpec
+        fields = {field: getattr(returned, field)
+                  for field in ModelOutput._fields if hasattr(returned, field)}
         return ModelOutput(**fields)
     several = ''
     if names is not None:
