@@ -51,7 +51,7 @@ def memory_account(built: BuiltTowers,
 
     Returns:
       `MemoryAccount`. Not counted: cuDNN's workspace, weights that oneDNN keeps reordered, input
-      pipelines, functions that the graph calls, and of a loop all turns but one.
+      pipelines, functions that the graph calls, and of a loop all iterations but one.
 
     Raises:
       InvalidArgumentError: not the result of `build_towers`; a batch that does not divide among

@@ -224,7 +224,7 @@ class Run:
 
 def computed_inputs(node: Node) -> typing.List[Output]:
     """List of the inputs of a node that a step computes, so without constants. The back edges of
-    loops are left out, since one turn of a loop is simulated."""
+    loops are left out, since one iteration of a loop is simulated."""
     inputs = []
     for output in node.inputs:
         is_back_edge = node.type in _MERGES and output.node.type.endswith('NextIteration')
