@@ -86,7 +86,8 @@ class BatchTensors:
     def _merged(self, tensor: tf.Tensor) -> tf.Tensor:
         """Computes `tensor` in each tower, and merges the towers' values into the batch's."""
         tower_set = self._towers
-        missing = self._model.operations_beside(tensor, self._all_towers_have)
+        # The operations of the program that compute the tensor, and that no tower has yet.
+        missing = self._model.operations_beside(tensor, has=self._all_towers_have)
         self._check_importable(tensor, missing)
         import_index = self._next_import()
         with graph_walk.Recording(self._graph) as imported_into_first:
@@ -94,7 +95,7 @@ class BatchTensors:
         for index in range(1, len(tower_set.towers)):
             values.append(self._in_tower(index, tensor, missing, import_index))
         proven = tower_set.recorded.proven
-        if len(values) > 1:  # a single tower's value is the batch's
+        if len(values) > 1:  # a single tower's value is the batch's, and needs no proof
             proven = self._proven_of(values[0], imported_into_first.operations)
             self._check_is_no_sum_of_a_static_size(tensor, values[0], proven)
         request = tower_set.request
@@ -120,8 +121,8 @@ class BatchTensors:
         if value.op.name in recorded.proven.analysis.analysed:
             return recorded.proven
         analysis = analyse(recorded.operations + imported, self._towers.batch.inputs[0], [value])
-        # A graph that takes no batch of another size has a second analysis, for the size that it
-        # has, which tells where the examples are in it.
+        # The analysis is for a batch of any size. A graph of a static batch takes no other one: the
+        # analysis of the graph as built then tells where the examples are in it.
         return recorded.proven._replace(analysis=analysis.as_built or analysis)
 
     def _why_not(self, original: tf.Tensor, analysis: Analysis, import_index: int) -> str:
@@ -148,8 +149,9 @@ class BatchTensors:
     def _all_towers_have(self, op: tf.Operation) -> bool:
         """Whether every tower computes an operation of the program.
 
-        The copies leave out what only tower 0 needs, such as updates that only tower 0 runs. If
-        they leave out the `Exit` of a loop (v1), `_copied` makes it from what they have of it.
+        The copies leave out what only tower 0 needs, such as updates that only tower 0 runs. An
+        `Exit`, which hands a result out of a loop (v1), counts as there if the loop computes the
+        result: `_copied` makes an `Exit` that a copy leaves out.
         """
         if op.name not in self._imported.operations:
             return False
@@ -187,7 +189,7 @@ class BatchTensors:
     def _copied(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor that tower `index` has for one of the program; itself, if towers share it."""
         in_tower_0 = self._imported.tensor(tensor)
-        is_shared = in_tower_0 is tensor
+        is_shared = in_tower_0 is tensor  # the import has left the program's own tensor in place
         if index == 0 or is_shared:
             return in_tower_0
         copy_of = self._towers.copies[index - 1]
@@ -252,7 +254,7 @@ class BatchTensors:
           value: the tensor of tower 0 for it.
           proven: what is proven of the forward pass that has this tensor.
         """
-        size = proven.static_size  # which the program may have divided by
+        size = proven.static_size  # None for a batch of any size, whose mean divides by its shape
         is_sum = proven.analysis.state(value).kind is Kind.SUM
         if is_sum and size is not None:
             raise ModelFunctionError(

@@ -6,13 +6,13 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.batch_tensors import BatchTensors
-from towers.api.built import BuiltTowers
+from towers.api.built import BuiltTowers, Plan
 from towers.api.call_for_each import call_for_each_tower
 from towers.api.checked_request import checked_request
 from towers.api.describe import describe
 from towers.api.make_towers import call_once_and_copy
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
-from towers.api.train_ops import update_variables
+from towers.api.train_ops import Update, update_variables
 from towers.capture.finished_model import FinishedModel
 from towers.capture.model_inputs import entries_of
 from towers.copies.tower_set import TowerSet
@@ -138,6 +138,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     graph = tf.get_default_graph()
     check_not_nested(graph)
     finished = None
+    # The updates of a finished model are in the graph before the build, and yet the towers' own.
     updates_of_finished: typing.Sequence = ()
     if request.call.is_finished:
         entries = entries_of(inputs)
@@ -169,31 +170,46 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         if request.trains_with_machines:
             combined, exchange = combine_machines(tower_set, combined, outputs.loss)
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
-    plan = describe(tower_set, update, len(collections_before.updates))
-    plan = plan._replace(waits=tower_set.waits + metric_waits + update.waits)
-
+    plan = describe(tower_set, update, len(collections_before.updates),
+                    waits=tower_set.waits + metric_waits + update.waits)
     batch_tensors = None  # of a model function there are no tensors before the build
     if finished is not None:
         plan = plan._replace(lines=plan.lines + finished.plan_lines())
         batch_tensors = BatchTensors(tower_set, outputs)
+    built = _result(tower_set, outputs, update, plan, batch_tensors)
+    if built.machines is not None:
+        # Lists the complete build in the graph, where `join` and sessions find all builds.
+        built.machines.note(built)
+    return built
+
+
+def _result(tower_set: TowerSet, outputs: ModelOutput, update: Update, plan: Plan,
+            batch_tensors: typing.Optional[BatchTensors]) -> BuiltTowers:
+    """What `build_towers` returns.
+
+    Args:
+      tower_set: the towers.
+      outputs: losses, predictions and metrics over the batch.
+      update: the update of the shared variables.
+      plan: the plan of the build.
+      batch_tensors: gives the batch's values of a finished model's tensors; None for a model
+        function.
+    """
+    request = tower_set.request
     recorded = tower_set.recorded
-    built = BuiltTowers(
+    return BuiltTowers(
         train_op=update.train_op, train_ops=update.train_ops, loss=outputs.loss,
         predictions=outputs.predictions, metrics=outputs.metrics, gradients=update.gradients,
         variables=recorded.variables, slots=update.slots + list(tower_set.slots),
-        towers=tower_set.towers, global_step=global_step, devices=request.devices,
-        placement=request.placement, direct_variables=tuple(recorded.direct),
-        plan=plan, batch_tensors=batch_tensors,
+        towers=tower_set.towers, global_step=request.training.global_step,
+        devices=request.devices, placement=request.placement,
+        direct_variables=tuple(recorded.direct), plan=plan, batch_tensors=batch_tensors,
         replicas=update.replicas, precision=request.numerics.precision,
         scaled_losses=update.scaled_losses, xla=request.numerics.xla,
         variable_scope=full_scope_name(request.call.variable_scope), machines=update.machines,
         own_state=tower_set.roles.own_variables(),
         made=frozenset(operation_names(recorded.created)),
         opened_scopes=recorded.opened_scopes)
-    if built.machines is not None:
-        # Lists the complete build in the graph, where `join` and sessions find all builds.
-        built.machines.note(built)
-    return built
 
 
 def check_build_arguments(*given: typing.Any, **named: typing.Any) -> None:
@@ -236,7 +252,8 @@ def _check_shards(request: Request, shards: Shards) -> None:
                          'pass the tensors of its graph at which the whole batch enters.')
     if split.remainder != 'error':
         raise InputError('the inputs are cut into shards already: leave remainder= out.')
-    if set(split.shares) != {1}:
+    has_equal_shares = set(split.shares) == {1}
+    if not has_equal_shares:
         raise InputError('the inputs are cut into shards already: leave shares= out.')
     if split.accumulate > 1:
         raise InputError('the inputs are cut already, a shard for each tower, and accumulate= '
@@ -296,13 +313,15 @@ def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
     request = tower_set.request
     batch = tower_set.batch
     towers = tower_set.towers
+
+    def loss_of_batch(*losses_of_towers: tf.Tensor) -> tf.Tensor:
+        """The loss over the batch, from the values that one loss has in the towers."""
+        return weighted_sum(losses_of_towers, batch.weights)
+
     with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
         loss = None
-        if towers[0].data_loss is not None:
-            losses = [tower.data_loss for tower in towers]
-            # Of several losses, the function gets one after the other: its value in each tower.
-            loss = map_shaped(
-                lambda *losses_of_towers: weighted_sum(losses_of_towers, batch.weights), *losses)
+        if towers[0].data_loss is not None:  # a model without a loss gives predictions alone
+            loss = map_shaped(loss_of_batch, *[tower.data_loss for tower in towers])
         metrics = merge_metrics([tower.metrics for tower in towers], batch.weights,
                                 inputs=batch.inputs[0])
         waits = join_counters(towers, batch.weights, tower_set.roles)
@@ -376,7 +395,9 @@ def combine_machines(tower_set: TowerSet, combined: Combined,
     """
     request = tower_set.request
     with tf.name_scope('combine_machines'):
-        exchange = tower_set.step.combine(combined.gradients, loss, tower_set.exchanged)
+        # `exchanged`: all workers have to end the exchanges of a step before one of them may stop.
+        exchange = tower_set.step.combine(combined.gradients, loss,
+                                          values=tower_set.exchanged)
     on_towers: typing.Optional[typing.Dict[str, list]] = None
     if request.placement.has_replicas:
         # Every replica gets the same gradient, the one over all machines.

@@ -123,7 +123,7 @@ class Plan(typing.NamedTuple):
     def __str__(self):
         """The text of a screen: the towers, and below them the lines."""
         header, *rows = self._table()
-        if len(rows) > _MOST_ROWS:
+        if len(rows) > _MOST_ROWS:  # then the first ones and the last one
             rows = rows[:_MOST_ROWS - 2] + ['  ...', rows[-1]]
         printed = [self._batch(), header] + rows
         for label, text in self.lines:
@@ -151,10 +151,12 @@ class Plan(typing.NamedTuple):
         towers = counted(len(sizes), 'tower')
         if self.batch_size is None:
             return '%s, %s' % (towers, self._batch_of_any_size())
-        if len(set(sizes)) > 1 and len(sizes) <= 8:
-            terms = [str(size) for size in sizes]  # batch 10 = 3 + 3 + 2 + 2
+        are_uneven = len(set(sizes)) > 1
+        fit_a_line = len(sizes) <= 8
+        terms = []
+        if are_uneven and fit_a_line:  # batch 10 = 3 + 3 + 2 + 2
+            terms = [str(size) for size in sizes]
         else:  # batch 95 = 5 x 10 + 5 x 9: a term for neighbours of equal size
-            terms = []
             for size, neighbours in itertools.groupby(sizes):
                 terms.append('%d x %s' % (len(list(neighbours)), size))
         return '%s, batch %d = %s' % (towers, self.batch_size, ' + '.join(terms))

@@ -82,7 +82,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
             recorded = record(request, batch, index)
             _check_made_by_name(recorded)
             put_on_devices(recorded, request, part.device)
-            if common is None:
+            if common is None:  # the first call has made the variables
                 common = _common(request, batch, upstream, scaled_losses)
             roles = ownership(recorded, request, common.trained)
             losses = make_losses(recorded, request, index)

@@ -155,7 +155,8 @@ def _checked_call(model: typing.Any, copies: str, reuse: typing.Any) -> ModelCal
     """The `ModelCall` of a checked model; `copies` and `reuse` are arguments of `build_towers`.
 
     Raises:
-      InvalidArgumentError: `reuse` is something else, or a build of another graph.
+      InvalidArgumentError: `reuse` is neither None, a flag of `tf.variable_scope`, nor an earlier
+        build of this graph.
     """
     if isinstance(reuse, BuiltTowers):
         check_same_graph('reuse', reuse)
@@ -183,7 +184,8 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
       DeviceError: TensorFlow does not have the device of a variable.
     """
     trains = bool(objectives)
-    trains_without_cluster = trains and cluster is None  # so no variable may be on a server
+    # Without a cluster this process trains alone, and refuses variables on parameter servers.
+    trains_without_cluster = trains and cluster is None
     earlier_placement = None
     if earlier is not None and device is None:
         earlier_placement = earlier.placement
@@ -194,6 +196,7 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
         for variable_device in placement.devices():
             check_variable_device(variable_device, devices)
     if placement.has_replicas and earlier is not None:
+        # Updates of the earlier build would write the variables, and not these replicas.
         check_variables_of_reuse(earlier)
     return placement
 
@@ -210,25 +213,38 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
       call: the model, and how often it is called.
       cluster: `Cluster` or None.
     """
-    num_without_scope = 0
-    if call.copies == 'clone' and not call.is_finished:
-        # The first tower is the call of the model function itself, in the caller's name scope.
-        num_without_scope = 1
-    graph = tf.get_default_graph()
-    # `'tower'`; of a second build in the same graph `'build_2/tower'`.
-    number_of_build = 1
-    name = 'tower'
+    name = _free_name(devices, accumulate, call)
     parts = _parts(name, devices, accumulate)
-    while not _are_free(graph, name, parts[num_without_scope:]):
-        number_of_build += 1
-        name = 'build_%d/tower' % number_of_build
-        parts = _parts(name, devices, accumulate)
     # Each micro-batch of a tower has the tower's share: 3, 3, 1, 1 of 3 : 1 with two of each.
     shares_of_parts: typing.List[int] = []
     for share in shares:
         shares_of_parts += [share] * accumulate
-    parts_before = 0 if cluster is None else cluster.rank * len(parts)
+    parts_before = 0  # those of the machines with a lower rank
+    if cluster is not None:
+        parts_before = cluster.rank * len(parts)
     return BatchSplit(parts, tuple(shares_of_parts), remainder, accumulate, parts_before, name)
+
+
+def _free_name(devices: Devices, accumulate: int, call: ModelCall) -> str:
+    """The beginning of the towers' name scopes: `'tower'`; `'build_2/tower'` for a second build in
+    the same graph.
+
+    Args:
+      devices: the device of each tower.
+      accumulate: how many micro-batches each tower has.
+      call: the model, and how often it is called.
+    """
+    graph = tf.get_default_graph()
+    num_without_scope = 0
+    if call.copies == 'clone' and not call.is_finished:
+        # The first tower is the call of the model function itself, in the caller's name scope.
+        num_without_scope = 1
+    number_of_build = 1
+    name = 'tower'
+    while not _are_free(graph, name, _parts(name, devices, accumulate)[num_without_scope:]):
+        number_of_build += 1
+        name = 'build_%d/tower' % number_of_build
+    return name
 
 
 def _parts(name: str, devices: Devices, accumulate: int) -> typing.List[Part]:
@@ -315,7 +331,8 @@ def _check_cluster(request: Request) -> None:
         return
     if request.cluster is None:
         optimizers = [each.optimizer for each in objectives]
-        # Variables on a server are no fault where `VariablePlacement` names the server.
+        # `leaves_servers` is false where `VariablePlacement` names a server: then variables there
+        # are no fault.
         check_alone(optimizers, request.placement.leaves_servers, tf.global_variables())
     else:
         # The first is the only one: `check_losses` refuses a cluster where losses have names.

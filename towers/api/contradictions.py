@@ -81,11 +81,11 @@ def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory
             '%s=%d, and there is no optimizer: it is for gradients. Evaluate in smaller batches.'
             % (name, count))
     has_stages = len(stages_of(devices[0])) > 1
-    if not has_stages:
-        if is_pipeline:
-            raise _without_stages('micro_batches=%d' % count)
-        if pipeline.stages is not None:
-            raise _without_stages('stages=%.40r' % pipeline.stages)
+    if is_pipeline and not has_stages:
+        raise _without_stages('micro_batches=%d' % count)
+    if pipeline.stages is not None and not has_stages:
+        raise _without_stages('stages=%.40r' % pipeline.stages)
+    # The build copies the graph for each micro-batch, as for a tower.
     if count * len(devices) > MOST_TOWERS:
         raise InvalidArgumentError(
             '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
@@ -116,6 +116,8 @@ def check_together(request: Request) -> None:
     _check_recompute(request)
     if request.call.is_finished:
         _check_finished(request.call)
+    # Replicas, and cuts into stages, are made for tower 0: the other towers have them as its
+    # copies.
     cuts_or_replicas = request.placement.has_replicas or request.memory.cutting is not None
     if request.call.copies == 'reuse' and cuts_or_replicas:
         raise InvalidArgumentError(

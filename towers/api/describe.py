@@ -21,6 +21,7 @@ from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import bytes_of, leaves_of, operation_names
 from towers.graph.variable_access import metric_variables
+from towers.graph.waits import Wait
 from towers.model.objectives import all_pairs
 from towers.model.request import Request
 from towers.optimizers import is_repeatable
@@ -31,51 +32,62 @@ from towers.roles.ownership import OWN, VariableRole
 from towers.roles.write_order import updates_that_write
 
 
-def describe(tower_set: TowerSet, update: Update, num_updates_before: int) -> Plan:
+def describe(tower_set: TowerSet, update: Update, num_updates_before: int,
+             waits: typing.List[Wait]) -> Plan:
     """The `Plan` of a build.
 
     Args:
       tower_set: the towers.
       update: the update of the shared variables.
       num_updates_before: how many `UPDATE_OPS` the graph had before the build.
+      waits: what waits for what, by all passes of the build.
     """
     request = tower_set.request
-    batch = tower_set.batch
-    towers = tower_set.towers
-    trains = bool(request.training.objectives)
-    # Local variables, such as the counters of metrics, are no part of the model.
-    local_names = operation_names(tf.local_variables())
-    variables = [variable for variable in tower_set.recorded.variables
-                 if variable.op.name not in local_names]
-    initialized_from_shard = []  # a single tower's part is the whole batch
-    if len(towers) > 1:
-        initialized_from_shard = _initialized_from_shard(variables, towers[0])
-    with_gradient = operation_names(variable for _, variable in all_pairs(update.gradients))
-    without_gradient = [variable.op.name for variable in tower_set.roles.trainable
-                        if variable.op.name not in with_gradient]
+    variables = _variables_of_model(tower_set.recorded)
+    has_several_towers = len(tower_set.towers) > 1
+    initialized_from_shard: typing.List[str] = []  # a single tower's part is the whole batch
+    if has_several_towers:
+        initialized_from_shard = _initialized_from_shard(variables, tower_set.towers[0])
+    without_gradient = _names_without_gradient(tower_set, update)
 
     lines = _lines_of_variables(variables, tower_set, update)
-    lines += _lines_of_session(request, batch.batch_size)
-    if trains:
+    lines += _lines_of_session(request, tower_set.batch.batch_size)
+    if request.training.objectives:
         lines += lines_of_training(tower_set, update)
     lines += _lines_of_model(tower_set, num_updates_before)
-    if len(towers) > 1:
+    if has_several_towers:
         lines += _lines_of_roles(tower_set)
     if initialized_from_shard:
         lines.append(('initial value', "of %s is of tower 0's part of the batch, not of all of it"
                       % briefly(initialized_from_shard)))
     lines.append(('no gradient', briefly(without_gradient)))
 
+    static_batch_size = None  # a tensor is not static
+    if isinstance(tower_set.batch.batch_size, int):
+        static_batch_size = tower_set.batch.batch_size
     return Plan(
         towers=_rows(tower_set),
         lines=[(label, text) for label, text in lines if text],
-        batch_size=batch.batch_size if isinstance(batch.batch_size, int) else None,
+        batch_size=static_batch_size,
         remainder=request.split.remainder,
         shares=request.split.shares,
         reduction=request.training.reduction,
         initial_of_first=initialized_from_shard,
         variable_roles=_variable_roles(tower_set, without_gradient),
-        waits=[])  # `build_towers` adds those of all passes
+        waits=waits)
+
+
+def _variables_of_model(recorded: Recorded) -> typing.List[tf.Variable]:
+    """The variables of the model. Local variables, such as the counters of metrics, are none."""
+    local_names = operation_names(tf.local_variables())
+    return [variable for variable in recorded.variables if variable.op.name not in local_names]
+
+
+def _names_without_gradient(tower_set: TowerSet, update: Update) -> typing.List[str]:
+    """Names of the variables that are to be trained, and that no loss depends on."""
+    with_gradient = operation_names(variable for _, variable in all_pairs(update.gradients))
+    return [variable.op.name for variable in tower_set.roles.trainable
+            if variable.op.name not in with_gradient]
 
 
 def _lines_of_model(tower_set: TowerSet, num_updates_before: int) -> Lines:
@@ -153,7 +165,7 @@ def _lines_of_variables(variables: typing.List[tf.Variable], tower_set: TowerSet
     """
     request = tower_set.request
     trains = bool(request.training.objectives)
-    if trains:  # perhaps only some of the trainable variables
+    if trains:  # those that this build trains: an `Objective` may leave some out
         num_trainable = len(tower_set.roles.trainable)
     else:
         num_trainable = len(operation_names(tf.trainable_variables()) & operation_names(variables))
@@ -278,27 +290,31 @@ def _lines_of_roles(tower_set: TowerSet) -> Lines:
 def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
     """The text after `batch norm`: whose statistics normalize, and whose `UPDATE_OPS` a step runs.
     """
-    towers = tower_set.towers
     update_ops = tower_set.request.training.update_ops
-    num_updates = len(towers[0].updates)
-    if not any(tower.updates for tower in towers):
-        text = 'no update ops'
-    elif update_ops == 'none':
-        text = "nobody's %d update ops run" % num_updates
-    elif update_ops == 'all':
-        word_for_part = 'tower' if tower_set.request.split.accumulate == 1 else 'micro-batch'
-        text = '%d update ops of every %s ride on the train op' % (num_updates, word_for_part)
-    else:
-        text = '%d update ops of tower 0 ride on the train op' % num_updates
+    text = _synchronized(tower_set) + _updates_of_towers(tower_set)
     if num_updates_before:
         do_they_run = 'do not run either' if update_ops == 'none' else 'too'
         text += ', %d from before the towers %s' % (num_updates_before, do_they_run)
     if update_ops == 'first':
         # Every tower counts its own examples: not only tower 0 runs these updates.
-        num_counting = len(updates_that_write(towers, metric_variables()))
+        num_counting = len(updates_that_write(tower_set.towers, metric_variables()))
         if num_counting:
             text += ', %d of the other towers that count metrics' % num_counting
-    return _synchronized(tower_set) + text
+    return text
+
+
+def _updates_of_towers(tower_set: TowerSet) -> str:
+    """The text about the update ops of the model: how many, and of which towers they run."""
+    request = tower_set.request
+    num_updates = len(tower_set.towers[0].updates)
+    if not any(tower.updates for tower in tower_set.towers):
+        return 'no update ops'
+    if request.training.update_ops == 'none':
+        return "nobody's %d update ops run" % num_updates
+    if request.training.update_ops == 'all':
+        word_for_part = 'tower' if request.split.accumulate == 1 else 'micro-batch'
+        return '%d update ops of every %s ride on the train op' % (num_updates, word_for_part)
+    return '%d update ops of tower 0 ride on the train op' % num_updates
 
 
 def _synchronized(tower_set: TowerSet) -> str:

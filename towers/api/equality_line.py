@@ -24,22 +24,18 @@ from towers.roles.ownership import FIRST, OWN, Roles
 
 
 def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
-    """The text after `one device`: the verdict on each loss.
-
-    None for a single tower whose shard is all of a step's examples: without a cluster, and in one
-    whose workers step each by itself.
-    """
-    request = tower_set.request
-    recorded = tower_set.recorded
-    has_one_shard = len(tower_set.towers) == 1 and request.has_whole_batch
-    if has_one_shard:
+    """The text after `one device`: the verdict on each loss; None where a step has one shard, which
+    is computed as on one device."""
+    if tower_set.has_one_shard:
         return None
+    recorded = tower_set.recorded
     question = _question(tower_set)
     writes = _writes_of_step(tower_set)
     has_names = isinstance(recorded.output.loss, dict)
     texts = []
     for name, loss in with_parts('loss', recorded.output.loss):
-        losses = [loss] + tower_set.losses.added  # the loss of the build is their sum
+        # The loss that is differentiated is the sum of the model's and of the registered losses.
+        losses = [loss] + tower_set.losses.added
         writers = _writers_read_by(losses, writes)
         question_of_loss = question._replace(
             writers_by_tower_0=_with_role(FIRST, writers, tower_set.roles),
@@ -47,27 +43,33 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
         verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
                              question_of_loss)
         texts.append('%s: %s' % (name, verdict.text) if has_names else verdict.text)
-    return '; '.join(texts) + _whose_batch(request)
+    return '; '.join(texts) + _whose_batch(tower_set.request)
 
 
 def _question(tower_set: TowerSet) -> Question:
     """What the proof is asked about every loss of this build; `equality_line` adds the
     writers, which differ from loss to loss."""
-    request = tower_set.request
-    accumulate = request.split.accumulate
-    if len(tower_set.towers) == 1:
+    accumulate = tower_set.request.split.accumulate
+    if len(tower_set.towers) == 1:  # on each of several machines
         name_of_part = 'machine'
     elif accumulate == 1:
         name_of_part = 'tower'
     else:
         name_of_part = 'micro-batch'
-    # Whether the loss of each tower has the weight 1. With 'sum' the weights of N towers add up to
-    # N: each is 1, if all shards have the same size, are not cut into micro-batches, and are all
-    # shards of the batch.
-    all_weights_are_1 = (request.training.reduction == 'sum' and tower_set.batch.is_even
-                         and accumulate == 1 and request.has_whole_batch)
-    return Question(adds_shards=losses_are_sums(request) or all_weights_are_1,
+    return Question(adds_shards=_adds_shards(tower_set),
                     static_size=static_size(tower_set.batch.inputs[0]), names=name_of_part)
+
+
+def _adds_shards(tower_set: TowerSet) -> bool:
+    """Whether the losses of the shards are added up, each with the weight 1. Where the loss is a
+    sum over examples, this gives the loss of the batch."""
+    request = tower_set.request
+    if losses_are_sums(request):
+        return True
+    # With 'sum' the weights of N towers add up to N. They are 1 for N equal shards that are the
+    # whole batch; micro-batches have less each.
+    return (request.training.reduction == 'sum' and tower_set.batch.is_even
+            and request.split.accumulate == 1 and request.has_whole_batch)
 
 
 def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
@@ -84,14 +86,17 @@ def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
         left_out = updates - forward
     if update_ops == 'none':
         left_out |= tower_set.roles.inline_updates.left_out
-    # Writes that a step runs behind the forward pass now were a part of it for the proof.
+    # `ownership` has moved writes of the forward pass behind it, where the step runs them. The
+    # proof came before, so they are among the operations that it has analysed.
     run = (forward | updates | recorded.proven.analysis.analysed) - left_out
     return writes_by(writes_of(recorded), run)
 
 
 def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write]) -> Writers:
-    """The writers of the variables that losses are computed from, be it by way of what an earlier
-    step has written: where `v` is set to the value of `u`, a loss that reads `v` depends on `u`.
+    """The writers of the variables that losses are computed from.
+
+    A loss depends on a variable also by way of another one. Say a step sets `v` to the value of
+    `u`: a loss that reads `v` depends on `u` in the next step.
 
     Args:
       losses: list of scalars.
@@ -99,16 +104,18 @@ def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write])
     """
     read = graph_walk.ancestors(losses)
     writers: typing.Dict[str, typing.List[tf.Operation]] = {}
-    others = writes
+    writes_of_unread = writes
     while True:
-        of_read = [write for write in others if not read.isdisjoint(write.variables)]
-        if not of_read:
+        writes_of_read = [write for write in writes_of_unread
+                          if not read.isdisjoint(write.variables)]
+        if not writes_of_read:
             return writers
-        others = [write for write in others if read.isdisjoint(write.variables)]
-        for op, variables in of_read:
+        writes_of_unread = [write for write in writes_of_unread
+                            if read.isdisjoint(write.variables)]
+        for op, variables in writes_of_read:
             for variable in variables:
                 writers.setdefault(variable, []).append(op)
-            read |= graph_walk.ancestors(op.inputs)
+            read |= graph_walk.ancestors(op.inputs)  # so these variables are read, too
 
 
 def _with_role(role: str, writers: Writers, roles: Roles) -> Writers:

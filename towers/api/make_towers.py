@@ -132,13 +132,8 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
     towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.updates)]
     towers += [copy.tower for copy in copies]
     exchanged = exchange_values(towers, request, batch, first.step)
-    # Machines call the same model function, with the same seeds in the first tower of each. So each
-    # machine after the first one gives its first tower other seeds. Copies compute their seeds from
-    # the program's, so the first tower gets other ones only after the copies are made. A tower
-    # without copies has got its seeds with its gradients.
-    number_among_machines = request.split.parts_before
-    if number_among_machines > 0 and copies:
-        give_seeds_of_tower(first.differentiated.operations, first.fetches, number_among_machines)
+    if copies:  # a tower without copies has got its seeds with its gradients
+        _give_seeds_of_machine(first, request)
     waits = order_writes(request, towers, roles)
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=first.call.recorded,
@@ -146,6 +141,21 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
         recomputed=first.differentiated.recomputed, step=first.step, exchanged=exchanged,
         cuts=first.cuts, slots=first.call.slots, copies=[copy.copy_of for copy in copies],
         how_built=_how_built(request, len(copies)))
+
+
+def _give_seeds_of_machine(first: _FirstTower, request: Request) -> None:
+    """Gives the first tower of each machine but the first one other seeds than the program's, with
+    which the first towers of all machines would draw the same numbers.
+
+    It comes after the copies, whose seeds are computed from the program's.
+
+    Args:
+      first: tower 0 of this machine.
+      request: the checked arguments of the build.
+    """
+    number_among_machines = request.split.parts_before
+    if number_among_machines > 0:
+        give_seeds_of_tower(first.differentiated.operations, first.fetches, number_among_machines)
 
 
 def _how_built(request: Request, num_copies: int) -> str:
@@ -160,8 +170,9 @@ def _how_built(request: Request, num_copies: int) -> str:
 def begin_step(request: Request, batch: CutBatch) -> typing.Any:
     """Begins the step of the workers of the cluster; None for this machine alone.
 
-    Its operations are made after the recorded call: TensorFlow numbers operations, and draws the
-    seeds of random ops by these numbers, which have to be as without a cluster.
+    Its operations are made after the recorded call. TensorFlow seeds a random operation by its
+    number in the graph: operations before the call would give the model other random numbers than
+    it has without a cluster.
     """
     if not request.trains_with_machines:
         return None
@@ -256,18 +267,20 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
 
 
 def _call_weights(request: Request, batch: CutBatch) -> list:
-    """The `_ShardValues.call_weights` of a build.
+    """For each part of the batch, what the losses are multiplied with that the model function's own
+    optimizers minimize: `_ShardValues.call_weights`.
 
     Args:
       request: the checked arguments of the build.
       batch: the parts of the batch.
     """
     optimizer_calls = request.training.objectives.optimizer_calls
-    weights: typing.Optional[list] = None
-    if optimizer_calls is not None:
-        weights = optimizer_calls.weights(batch)
-    if weights is None:
-        return [None] * len(batch.sizes)
+    none_for_each_part: list = [None] * len(batch.sizes)
+    if optimizer_calls is None:  # the model function calls no optimizer
+        return none_for_each_part
+    weights = optimizer_calls.weights(batch)
+    if weights is None:  # equal shards whose losses are added up as they are
+        return none_for_each_part
     return _as_tensors(weights, batch.is_even)
 
 
@@ -281,13 +294,13 @@ def _first_call(request: Request, batch: CutBatch, call_weight: typing.Any) -> _
         minimize; or None.
     """
     optimizer_calls = request.training.objectives.optimizer_calls
-    if optimizer_calls is None:
+    if optimizer_calls is None:  # the model function calls no optimizer
         return _FirstCall(record(request, batch, index=0), optimizer_fetches=[], slots=[])
     context_of_call = functools.partial(optimizer_calls.call, call_weight, request.placement)
     recorded = record(request, batch, index=0, around=context_of_call)
     slots = optimizer_calls.slots()
-    # A model function that makes a Saver reads its slots, too. The record lists all variables that
-    # the call reads, as variables of the model; slots are no variables of the model.
+    # The record has each variable that the call reads as one of the model's. A Saver that the model
+    # function makes reads slots, too, and these are none of the model's.
     slot_names = operation_names(slots)
     variables = [each for each in recorded.variables if each.op.name not in slot_names]
     return _FirstCall(recorded._replace(variables=variables), optimizer_calls.fetches(), slots)
@@ -311,16 +324,17 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
     if update_ops == 'none':
         # No tower writes, unless its loss uses the new value: that use waits for the write already.
         return []
-    if update_ops == 'all' and has_several_towers:
-        return write_in_turn(towers, roles)
-    # With one tower, 'all' is 'first'.
-    # A single tower needs an order in two cases: workers that have copies of the variables have to
-    # write equal values; and the updates of a finished model are operations of their own, which
-    # would come before or after the reads.
+    if has_several_towers:
+        if update_ops == 'all':
+            return write_in_turn(towers, roles)
+        return write_after_reads(towers, roles)
+    # The single tower of a model function keeps the order of the program. In two cases there is
+    # none: workers that have copies of the variables have to write equal values; and the updates of
+    # a finished model are operations of their own, which would come before or after the reads.
     workers_write_alike = request.has_copies
-    needs_order = has_several_towers or workers_write_alike or request.call.is_finished
-    # Any other single tower keeps the program's own order.
-    return write_after_reads(towers, roles) if needs_order else []
+    if workers_write_alike or request.call.is_finished:
+        return write_after_reads(towers, roles)
+    return []
 
 
 def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.List[TowerCopy]:
@@ -343,8 +357,10 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     # What tower 0 alone writes may be computed from a value of the whole batch. Every tower gives
     # its part of this value, so copies compute it, even if they need it for nothing else.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
+    # The gradients that the model function's own optimizers have taken are of every tower, too.
+    gradients_of_calls = first.call.optimizer_fetches
     copies = Copies(copied, roles.inline_updates, request.split.parts_before,
-                    other_results=first.call.optimizer_fetches + batch_values)
+                    other_results=gradients_of_calls + batch_values)
     tower_copies = []
     for index in range(1, len(parts)):
         tower_copies.append(copies.tower(
@@ -366,7 +382,8 @@ def _substitution(index: int, first: _FirstTower, request: Request,
     substitutes = first.values.substitutes(index)
     for leaf_of_first, leaf in zip(leaves_of(batch.inputs[0]), leaves_of(batch.inputs[index])):
         substitutes[leaf_of_first.name] = leaf
-    variables = first.roles.in_copy(index, request.split.accumulate)
+    # Its tower's replicas, and its own state; other variables are tower 0's.
+    variables = first.roles.in_copy(index, micro_batches=request.split.accumulate)
     return Substitution(index, substitutes, variables)
 
 

@@ -122,7 +122,8 @@ class Pipeline(_PipelineFields):
         `schedule`, or other `stages` than `'auto'`."""
         check_count('micro_batches', micro_batches)
         check_choice('schedule', schedule, SCHEDULES)
-        if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
+        is_auto = isinstance(stages, str) and stages == 'auto'
+        if stages is not None and not is_auto:
             raise InvalidArgumentError(
                 "stages=%.80r: expected 'auto', for as many as a tower has devices, or None, for "
                 'the stages that the model function marks with towers.stage(number).' % (stages,))

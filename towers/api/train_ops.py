@@ -118,8 +118,9 @@ class _Step(typing.NamedTuple):
     waits: typing.List[Wait]
 
     @property
-    def last(self) -> Applied:
-        """The update for the last loss, which comes after the others."""
+    def last_update(self) -> Applied:
+        """The update for the last loss. It comes after those for the others, so that its train op
+        is that of the whole step."""
         return self.applied[-1]
 
 
@@ -152,20 +153,16 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     if request.training.update_ops != 'none':
         updates = updates_of_step(tower_set, collections_before.updates) + updates_of_optimizers
 
-    train_ops: typing.Dict[str, tf.Operation] = collections.OrderedDict()
-    num_riding: typing.Dict[str, int] = {}
-    all_steps: typing.List[_Step] = []
+    updates_by_loss: typing.Dict[str, list] = {}  # empty with one loss, which has no name
+    steps_by_loss: typing.Dict[str, _Step] = collections.OrderedDict()
     if objectives.names is not None:
         updates_by_loss = riding_updates(updates, outputs.loss, tower_set.towers)
         for name, loss_gradients in zip(objectives.names, losses):
-            step_of_loss = steps.step([loss_gradients], updates_by_loss[name])
-            train_ops[name] = step_of_loss.last.train_op
-            num_riding[name] = len(updates_by_loss[name])
-            all_steps.append(step_of_loss)
+            steps_by_loss[name] = steps.step([loss_gradients], updates_by_loss[name])
     joint_step = steps.step(losses, updates)
-    all_steps.append(joint_step)
+    all_steps = list(steps_by_loss.values()) + [joint_step]
 
-    train_op = joint_step.last.train_op
+    train_op = joint_step.last_update.train_op
     if request.split.accumulate > 1:
         check_order([train_op], tower_set.recorded.operations)
     machines = None
@@ -175,18 +172,20 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     slots = _slots(all_steps)
     replicas = tower_set.roles.replicas
     if replicas is not None:
+        # The optimizers have made slots for the replicas, too.
         replicas = replicas._replace(slots=slots.of_replicas)
     waits: typing.List[Wait] = []
     for step in all_steps:
         waits += step.waits
     return Update(
         train_op=train_op,
-        train_ops=train_ops,
+        train_ops=collections.OrderedDict(
+            (name, step.last_update.train_op) for name, step in steps_by_loss.items()),
         slots=slots.of_variables,
         gradients=objectives.shaped(_with_gradient(each.transformed) for each in losses),
-        num_riding=num_riding,
+        num_riding={name: len(riding) for name, riding in updates_by_loss.items()},
         replicas=replicas,
-        counts_step=joint_step.last.counts_step,
+        counts_step=joint_step.last_update.counts_step,
         scaled_losses=joint_step.scaled_losses,
         machines=machines,
         waits=waits)
@@ -194,18 +193,20 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
 
 def _machines(exchange: typing.Any, joint_step: _Step,
               replicas: typing.Optional[Replicas]) -> typing.Any:
-    """The `Machines` of a build: its `train_op` is a step of all machines.
+    """The `Machines` of a build, by which its workers run steps together. Their `train_op` is a
+    step of all machines.
 
     Args:
-      exchange: the `Exchange` over machines.
+      exchange: the `Exchange`, which has combined the gradients over the machines.
       joint_step: the step of all losses on this machine.
       replicas: the other towers' replicas of the trainable variables; None without any.
     """
     names_of_replicated: typing.Tuple[str, ...] = ()
     if replicas is not None:
         names_of_replicated = tuple(replicas.of_variable)
-    return exchange.completed(joint_step.last.train_op, joint_step.awaited, names_of_replicated,
-                              joint_step.redirect)
+    return exchange.completed(
+        update=joint_step.last_update.train_op, awaited=joint_step.awaited,
+        replicated=names_of_replicated, redirect=joint_step.redirect)
 
 
 def _slots(steps: typing.Iterable[_Step]) -> _Slots:
@@ -228,10 +229,6 @@ def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: t
                           ) -> _OptimizersGradients:
     """Lets each optimizer, and then `transform_gradients`, change the combined gradients.
 
-    Of an optimizer with a `compute_gradients` of its own, the pairs are those that this method
-    returns, which gets the combined gradients for its own. With any other optimizer, each trained
-    variable gets a pair, with None where it has no gradient.
-
     Args:
       tower_set: the towers.
       outputs: the losses over the batch, among others.
@@ -239,27 +236,12 @@ def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: t
       collections_before: the collections of the graph as they were before the build.
       closures: replaces the loss of tower 0, in what is made here, by that of the batch.
     """
-    request = tower_set.request
-    objectives = request.training.objectives
     num_updates_of_model = len(collections_before.new_updates())
     with graph_walk.Recording(tf.get_default_graph()) as made:
-        optimizer_pairs = []  # for each objective, the pairs that its optimizer makes
-        for objective in objectives:
-            loss = objectives.of(objective, outputs.loss)
-            gradients = objectives.of(objective, combined).gradients
-            optimizer_pairs.append(
-                tower_set.gradients.pairs_of_optimizer(objective, loss, gradients))
+        losses = _by_optimizers(tower_set, outputs, combined)
         # New entries are at the end of the collection: behind the model's, those of the optimizers.
         updates_of_optimizers = collections_before.new_updates()[num_updates_of_model:]
-        losses = []
-        for objective, pairs in zip(objectives, optimizer_pairs):
-            transformed = call_transform(
-                objective.transform_gradients, pairs, request.placement.main, objective.name)
-            # A program may fetch these gradients in the run that updates their variables.
-            fetchable_pairs = safe_to_fetch(transformed)
-            losses.append(_LossGradients(
-                objective, objectives.of(objective, outputs.loss),
-                objectives.of(objective, combined), fetchable_pairs))
+        losses = [_transformed(each, tower_set.request.placement.main) for each in losses]
     # The user's `transform_gradients` may take the loss that the model function has computed, which
     # is tower 0's: `closures` puts the batch's loss in its place.
     transformed_gradients = []
@@ -267,6 +249,43 @@ def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: t
         transformed_gradients += tensors_of(each.transformed)
     closures.settle(made.operations, fetches=transformed_gradients)
     return _OptimizersGradients(losses, updates_of_optimizers)
+
+
+def _by_optimizers(tower_set: TowerSet, outputs: ModelOutput,
+                   combined: typing.Any) -> typing.List[_LossGradients]:
+    """The losses, each with the gradients that its optimizer makes of the combined ones.
+
+    An optimizer with a `compute_gradients` of its own (one that decays the weights, say) is asked
+    for them: where this method takes the gradients of its loss, it gets the combined ones. For any
+    other optimizer they are the combined gradients, with None for a trained variable without one.
+
+    Args:
+      tower_set: the towers.
+      outputs: the losses over the batch, among others.
+      combined: the combined gradients of each loss, shaped.
+    """
+    objectives = tower_set.request.training.objectives
+    losses = []
+    for objective in objectives:
+        loss = objectives.of(objective, outputs.loss)
+        combined_of_loss = objectives.of(objective, combined)
+        pairs = tower_set.gradients.pairs_of_optimizer(objective, loss, combined_of_loss.gradients)
+        losses.append(_LossGradients(objective, loss, combined_of_loss, transformed=pairs))
+    return losses
+
+
+def _transformed(loss_gradients: _LossGradients, device: str) -> _LossGradients:
+    """The loss with its gradients as the user's `transform_gradients` returns them.
+
+    Args:
+      loss_gradients: the loss, with the gradients that its optimizer makes.
+      device: the device on which the user's function makes its operations.
+    """
+    objective = loss_gradients.objective
+    transformed = call_transform(
+        objective.transform_gradients, loss_gradients.transformed, device, objective.name)
+    # A program may fetch these gradients in the run that updates their variables.
+    return loss_gradients._replace(transformed=safe_to_fetch(transformed))
 
 
 class _Steps:
@@ -286,6 +305,7 @@ class _Steps:
         self._updates_here = exchange is None or exchange.updates_here
         # After these operations all workers have read the variables: each write waits for them.
         self._conditions = [] if exchange is None else exchange.conditions
+        # What an update may take, although it is computed from the examples of single towers.
         combined_gradients = []
         for each in flat(combined):
             combined_gradients += tensors_of(list(each.gradients) + each.pairs_of_replicas)
@@ -323,16 +343,18 @@ class _Steps:
         return _Step(applied, tuple(awaited), riding.redirect, scaled_losses, waits)
 
     def _riding_updates(self, updates: list, readers: list) -> HeldBack:
-        """Makes the operations that run the updates in a step, which the optimizers wait for.
+        """Makes the update ops a part of a step. In a cluster each first waits until the other
+        workers have read the variables that it writes.
 
-        Where an update writes a trained variable, its replicas get the new value, too.
+        Where an update op writes a trained variable, the variable's replicas get the new value,
+        too.
 
         Args:
           updates: the update ops of the step.
           readers: the losses and gradients of the step, which read the old values of replicas.
 
         Returns:
-          The operations, as `HeldBack.updates`; `_Step` describes its `redirect`.
+          `HeldBack`, whose `updates` are the operations that the optimizers have to wait for.
         """
         tower_set = self._tower_set
         riding = updates + follow_updates(tower_set.roles.replicas, updates, after=readers)
@@ -368,14 +390,15 @@ class _Steps:
         for each in losses:
             predecessors = before_updates + [earlier.train_op for earlier in applied]
             is_last = each is losses[-1]
-            counted_step = global_step if is_last else None  # a step of all losses counts once
+            counted_step = global_step if is_last else None  # a step by all losses counts once
             to_apply = each.combined._replace(gradients=each.transformed)
             with graph_walk.Recording(tf.get_default_graph()) as made:
-                update = apply_update(tower_set, _applying(each, tower_set.copies), to_apply,
+                update = apply_update(tower_set, _applier(each, tower_set.copies), to_apply,
                                       counted_step, after=predecessors, scaled_losses=scaled_losses)
             # A user's optimizer may take the loss that the model function has computed, which is
             # tower 0's: `closures` puts the batch's loss in its place.
-            self.closures.settle(made.operations, fetches=[update.train_op], after=predecessors)
+            self.closures.settle(made.operations, fetches=[update.train_op],
+                                 may_take=predecessors)
             applied.append(update)
         return applied
 
@@ -389,13 +412,14 @@ class _Steps:
           losses: the losses of the step, with their gradients.
           awaited: the losses and riding updates that the optimizers wait for.
         """
-        gradients: Pairs = []
-        computed_before = [each.loss for each in losses]
+        combined_gradients: Pairs = []
+        losses_and_gradients = [each.loss for each in losses]  # what a program fetches with a step
         for each in losses:
-            gradients += list(each.combined.gradients) + each.combined.pairs_of_replicas
-            computed_before += tensors_of(each.transformed)
-        return hold_update(train_op, gradients, fetched=computed_before, awaited=awaited,
-                           fetchable=self._fetchable, conditions=self._conditions)
+            combined_gradients += list(each.combined.gradients) + each.combined.pairs_of_replicas
+            losses_and_gradients += tensors_of(each.transformed)
+        return hold_update(train_op, combined_gradients, fetched=losses_and_gradients,
+                           awaited=awaited, fetchable=self._fetchable,
+                           conditions=self._conditions)
 
 
 def _after_recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
@@ -427,23 +451,20 @@ def _after_recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
     return ends
 
 
-def _applying(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing.Any:
-    """What applies the gradients of a loss: its optimizer, or an object in the optimizer's place.
-
-    Where the model function calls optimizers itself, the object makes the updates of these calls,
-    for which it takes the copies of what a call has taken in tower 0. Where an optimizer has a
-    `minimize` of its own, the object calls that, which needs the loss.
+def _applier(loss_gradients: _LossGradients, copies: typing.Sequence) -> typing.Any:
+    """The object whose `apply_gradients` makes the update by a loss: mostly its optimizer.
 
     Args:
       loss_gradients: the loss, with its gradients.
       copies: for each tower but the first, a function from a tensor of tower 0 to its copy.
-
-    Returns:
-      An object with `apply_gradients`.
     """
     optimizer = loss_gradients.objective.optimizer
-    if isinstance(optimizer, GradientsOfModel):  # the optimizers that the model function calls
+    if isinstance(optimizer, GradientsOfModel):
+        # The model function has called optimizers itself, so their updates are in the graph. The
+        # object gives them the combined gradients. Where several calls train one variable, it
+        # combines the gradients itself, from tower 0's and their copies.
         return optimizer.of_all_towers(copies)
     if has_own_minimize(optimizer):
+        # The object has the optimizer's own `minimize` make the update, which needs the loss.
         return OwnMinimize(optimizer, loss_gradients.loss)
     return optimizer

@@ -57,10 +57,9 @@ def _reduction(request: Request) -> str:
     if losses_are_sums(request):
         return "sum: the gradient of the sum of the towers' losses"
     batch = 'batch'
-    if cluster is not None and cluster.num_workers > 1:
-        each_steps_alone = cluster.workers_a_step == 1
-        if each_steps_alone:
-            batch = "worker's own batch"
+    has_other_workers = cluster is not None and cluster.num_workers > 1
+    if has_other_workers and cluster.workers_a_step == 1:  # each worker makes its own steps
+        batch = "worker's own batch"
     if reduction == 'mean':
         return "mean: the gradient of the %s's mean loss" % batch
     return "sum: %d x the gradient of the %s's mean loss" % (num_towers, batch)
@@ -98,6 +97,8 @@ def _learning_rates(request: Request) -> str:
     """The text after `learning rate`: the rates, and by which factor a sum over towers changes
     them."""
     factor = 1
+    # With 'sum' the gradient is N times that of the mean loss, which is as N times the rate. For an
+    # Estimator 'sum' adds up the towers' losses as they are.
     is_times_towers = request.training.reduction == 'sum' and not losses_are_sums(request)
     if is_times_towers:
         factor = _num_towers_of_update(request)

@@ -39,6 +39,7 @@ class ClosureTensors:
           losses: the mean losses over the batch: one, or a dict by name.
           gradients: list of the tensors of the combined gradients, which any update takes.
         """
+        self._has_one_shard = tower_set.has_one_shard
         self._towers = tower_set.towers
         self._recorded = tower_set.recorded
         self._request = tower_set.request
@@ -47,7 +48,8 @@ class ClosureTensors:
         self._gradients = gradients
         self._made: typing.List[tf.Operation] = []  # the operations of the update
         trained = operation_names(tower_set.roles.trainable)
-        # Variables of which each tower has its own. An update may take those that are trained, too.
+        # Variables of which each tower has its own, and which no update may take. One that is
+        # trained is no such variable: the update has to write it.
         self._own_state = [variable for variable in tower_set.roles.own_variables()
                            if variable.op.name not in trained]
         # {name of the tensor of a tower's loss: name of the loss, None where there is only one}
@@ -56,28 +58,27 @@ class ClosureTensors:
             losses_of_tower = tower.loss if isinstance(tower.loss, dict) else {None: tower.loss}
             for name, loss in losses_of_tower.items():
                 self._names_of_losses[loss.name] = name
-        # {name of a loss, None where there is only one: its mean over the batch}, where the update
-        # takes it
+        # {name of a loss, None where there is only one: its mean over the batch}; it has the losses
+        # that some update takes.
         self._means: typing.Dict[typing.Optional[str], tf.Tensor] = {}
 
-    def settle(self, made: list, fetches: list, after: typing.Sequence = ()) -> None:
+    def settle(self, made: list, fetches: list, may_take: typing.Sequence = ()) -> None:
         """Gives the operations of an update the batch's losses in the place of one tower's, and
         refuses other tensors that depend on one tower's examples.
 
         Args:
           made: the operations of the update that were made since the last call.
           fetches: what a step runs of them.
-          after: tensors and operations that the update may take.
+          may_take: tensors and operations that the update may take or wait for.
         """
         self._made = self._made + made
-        has_one_part = len(self._towers) == 1 and self._request.has_whole_batch
-        if has_one_part:
-            return  # whose loss is the batch's
+        if self._has_one_shard:
+            return  # all that a model function gives is of the whole batch then
         if self._request.training.objectives.optimizer_calls is not None:
             return  # the update is the model function's own: an Estimator's calls its optimizers
         self._take_means_of_losses()
         # The updates of tower 0, such as batch norm's, are those of the batch.
-        allowed = self._gradients + list(after) + list(self._towers[0].updates)
+        allowed = self._gradients + list(may_take) + list(self._towers[0].updates)
         self._check_takes_nothing_of_tower(fetches, allowed)
         if not self._request.has_whole_batch:
             self._check_takes_nothing_of_worker(fetches)
@@ -96,7 +97,8 @@ class ClosureTensors:
         it is first asked for."""
         if name not in self._means:
             losses = [tower.loss if name is None else tower.loss[name] for tower in self._towers]
-            # Whatever the update waits for, the mean waits for the towers' losses alone.
+            # It waits for the towers' losses alone, whatever `tf.control_dependencies` are open
+            # around the build: these are for the update.
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
                     tf.name_scope(self._request.split.name + 's'):
                 self._means[name] = weighted_sum(losses, self._weights)
@@ -126,25 +128,27 @@ class ClosureTensors:
                     'gradients take such tensors, too.' % source.name)
 
     def _taken_from_model(self, allowed: list) -> typing.List[_Taken]:
-        """Lists what the update takes from the model function, or waits for.
-
-        Shared variables do not count; nor does waiting for a tower's loss.
+        """Lists what the update takes from the model function, or waits for. Shared variables do
+        not count.
 
         Args:
           allowed: tensors and operations that do not count either.
         """
-        # Names of the operations of the model function: results that count, and waits that count.
-        results = operation_names(self._own_state)
-        results |= graph_walk.names_of(
+        # Names of the operations of the model function that an update must not take.
+        not_to_take = operation_names(self._own_state)
+        not_to_take |= graph_walk.names_of(
             op for op in self._recorded.operations if op.type not in VARIABLE_OPS)
-        results -= operation_names(allowed)
-        awaited = set(results)
+        not_to_take -= operation_names(allowed)
+        # An update may wait for a tower's loss: to wait tells it no value.
+        not_to_await = set(not_to_take)
         for tower in self._towers:
-            awaited -= operation_names(flat(tower.loss))
+            not_to_await -= operation_names(flat(tower.loss))
         taken: typing.List[_Taken] = []
         for op in self._made:
-            taken += [_Taken(op, tensor) for tensor in op.inputs if tensor.op.name in results]
-            taken += [_Taken(op, other) for other in op.control_inputs if other.name in awaited]
+            taken += [_Taken(op, tensor) for tensor in op.inputs
+                      if tensor.op.name in not_to_take]
+            taken += [_Taken(op, other) for other in op.control_inputs
+                      if other.name in not_to_await]
         return taken
 
     def _names_of_one_tower(self) -> typing.Set[str]:
@@ -153,10 +157,12 @@ class ClosureTensors:
         or from a tower's own state."""
         recorded = self._recorded
         finder = Writes(tf.get_default_graph())
-        sources = list(recorded.sources)
+        sources = list(recorded.sources)  # the operations that give the shard
         sources += [variable.op for variable in self._own_state]
         for op in recorded.operations:
-            is_write = op.name not in recorded.owned and finder.written_by(op)
+            # The operations that came with a variable, such as its initializer, run in no step.
+            runs_in_step = op.name not in recorded.owned
+            is_write = runs_in_step and finder.written_by(op)
             if is_write or graph_walk.is_random(op):
                 sources.append(op)
         # By control edges, too: a read that waits for a write gives what has been written.
@@ -165,30 +171,37 @@ class ClosureTensors:
     # ---- what is of one machine ------------------------------------------------------------------
 
     def _check_takes_nothing_of_worker(self, fetches: list) -> None:
-        """Refuses an update that computes with the loss over this machine's batch, which is another
-        one on each machine.
+        """Refuses an update that computes with the loss over this machine's batch: on each machine
+        this is another number, and so the weights would become different ones.
 
         Args:
-          fetches: what a step runs.
+          fetches: what a step runs: gradients for the optimizer (tensors), or operations that
+            update variables.
         """
-        values = [fetch for fetch in fetches if isinstance(fetch, tf.Tensor)]
+        gradients = [fetch for fetch in fetches if isinstance(fetch, tf.Tensor)]
         updates = [fetch for fetch in fetches if not isinstance(fetch, tf.Tensor)]
-        values += self._written_to_trained(updates)
-        # The gradients are computed from the losses, too, but they are the sums over all workers.
+        decisive = gradients + self._written_to_trained(updates)
+        # The combined gradients are computed from the losses, too, but they are sums over all
+        # workers: the search ends at them.
         for loss in self._losses + list(self._means.values()):
-            if computes_with(values, loss, known=self._gradients):
+            if computes_with(decisive, loss, known=self._gradients):
                 raise GradientError(
                     "transform_gradients, or the optimizer, computes with the loss of one worker's "
                     'examples: let UPDATE_OPS write it to a variable, and read the variable.')
 
     def _written_to_trained(self, updates: list) -> typing.List[tf.Tensor]:
-        """List of the tensors that operations of the update take which write trainable variables,
-        among the operations that `updates` run."""
+        """What an update writes into trainable variables: the inputs of the operations that write.
+
+        Args:
+          updates: the operations of the update that a step runs. What they wait for, such as the
+            model's own update ops, does not count.
+        """
         finder = Writes(tf.get_default_graph())
         trainable = operation_names(tf.trainable_variables())
-        names_made = graph_walk.names_of(self._made)
+        names_in_update = graph_walk.names_of(self._made)
         written: typing.List[tf.Tensor] = []
         for op in graph_walk.step_operations(updates):
-            if op.name in names_made and trainable.intersection(finder.written_by(op)):
+            writes_trainable = not trainable.isdisjoint(finder.written_by(op))
+            if op.name in names_in_update and writes_trainable:
                 written += op.inputs
         return written

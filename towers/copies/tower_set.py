@@ -53,3 +53,9 @@ class TowerSet(typing.NamedTuple):
     cuts: typing.Optional[StageCuts] = None
     slots: typing.Sequence[tf.Variable] = ()
     copies: typing.Sequence[typing.Callable] = ()
+
+    @property
+    def has_one_shard(self) -> bool:
+        """Whether all examples of a step are in one shard, that of a single tower. In a cluster
+        they are where each worker makes steps of its own."""
+        return len(self.towers) == 1 and self.request.has_whole_batch
