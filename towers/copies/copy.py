@@ -90,8 +90,9 @@ class Copies:
         """The functions that the template calls, without the writes that copies leave out.
 
         Args:
-          in_functions: {name of an operation that writes in a function: the positions, from the
-            last (-1), of the variables that copies do not write}.
+          in_functions: {name of an operation that writes in a function: the positions, among the
+            function's arguments, of the variables that copies do not write}. They are counted from
+            the last argument, -1.
 
         Returns:
           {name of a function: `FunctionDef`}.
@@ -137,20 +138,20 @@ class Copies:
           root: the name scope of the copy.
           device: the device of the copy.
         """
-        part = self._parts_before + index  # among the parts of all machines
+        index_among_machines = self._parts_before + index
         graph_def = tf.GraphDef()
         graph_def.CopyFrom(self._template.graph_def)
-        new_names = self._add_functions(graph_def.library, part, root, device)
+        new_names = self._add_functions(graph_def.library, index_among_machines, root, device)
         for name, node in zip(self._template.names, graph_def.node):
-            give_seed_of_tower(node, part)
+            give_seed_of_tower(node, index_among_machines)
             make_names_unique(node, root)
             if new_names:
                 rename_functions(node, new_names)
-            if node.op == 'CheckNumerics':
+            if node.op == 'CheckNumerics':  # its message names a tower of this machine
                 message = node.attr['message'].s.decode()
                 node.attr['message'].s = message_of_tower(message, index).encode()
             if name in self._random_keys:  # a constant, the first number of a seed
-                key = key_of(self._random_keys[name], self._graph.seed, part)
+                key = key_of(self._random_keys[name], self._graph.seed, index_among_machines)
                 node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
         return graph_def
 

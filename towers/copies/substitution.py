@@ -52,7 +52,7 @@ class Substitution:
         """
         if tensor.name in self._tensors:
             return self._tensors[tensor.name]
-        # Of the variables that the tensor has the value of, those that have a substitute.
+        # Names of the variables whose values are in the tensor, and that have a substitute.
         replaced_names = [op.name for op in read_from(tensor) if op.name in self._variables]
         if not replaced_names:
             return tensor
@@ -60,9 +60,10 @@ class Substitution:
         is_variable_itself = variable_op(tensor) is not None  # its handle or reference
         if is_variable_itself:
             return substitute.op.outputs[0]
-        # Not values of several variables that are joined; nor of one, joined with others.
-        is_value_of_one = tensor.shape.is_compatible_with(substitute.shape)
-        if len(replaced_names) == 1 and is_value_of_one:
+        # The tensor may hold more than one variable's value: those of several, concatenated say, or
+        # of one beside other numbers. Then it has another shape than the variable.
+        has_shape_of_variable = tensor.shape.is_compatible_with(substitute.shape)
+        if len(replaced_names) == 1 and has_shape_of_variable:
             with tf.device(substitute.device):
                 return substitute.value()
         raise SharedVariableError(

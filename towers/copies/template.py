@@ -31,7 +31,7 @@ from towers.model.objectives import flat
 from towers.roles.inline_updates import InlineUpdates
 from towers.whole_batch.batch_values import is_batch_value
 
-_MEETS_OTHERS = ('Collective', 'Nccl', 'Horovod')
+_BY_NAME = ('Collective', 'Nccl', 'Horovod')
 """The beginnings of types of operations that find each other by a name: copies would have the same
 name, and meet the original's partners."""
 
@@ -97,11 +97,10 @@ class _Selection:
         """
         self._made = by_name(first.operations)  # of tower 0, in the order in which they were made
         shards = map(operation_of, leaves_of(first.tower.inputs))
-        # Names of the operations that are computed from the shard; left out of copies; shared by
-        # all towers, to which `nodes_for` adds.
-        self._from_shard = reachable_from(shards, first.operations)
-        self._left_out = updates.left_out
-        self._shared = set(updates.shared)
+        # Names of operations of tower 0.
+        self._from_shard = reachable_from(shards, first.operations)  # computed from the shard
+        self._left_out = updates.left_out  # writes of tower 0 alone: no copy has them
+        self._shared = set(updates.shared)  # those of all towers; `nodes_for` adds more
 
     def nodes_for(self, results: typing.Iterable) -> Nodes:
         """The nodes of the operations to copy: all that results of tower 0 need, without what is
@@ -120,22 +119,23 @@ class _Selection:
             op = self._made[name]
             node = op.node_def
             if self._is_shared(op):
-                # With what it is colocated with, such as the other operations of an iterator.
+                # What is colocated with it is shared, too: the operations of an iterator go
+                # together.
                 self._shared.update([name], colocation_group_of_node(node))
                 continue
             needed[name] = node
-            self._wait_for_no_left_out(node)
+            self._pass_over_left_out(node)
             to_visit.extend(colocation_group_of_node(node))
-            # Inputs come last, and so are visited before what the operation is colocated with: with
-            # an input that is shared, what the input is colocated with becomes shared, too.
+            # Inputs are last in the list, and so are visited first. If one of them is shared, it is
+            # known then that what it is colocated with is shared, too.
             to_visit.extend(map(producer_name, node.input))
         # In the order in which they were made, which an import of loops needs.
         in_order = [name for name in self._made if name in needed]
         return collections.OrderedDict((name, needed[name]) for name in in_order)
 
-    def _wait_for_no_left_out(self, node: tf.NodeDef) -> None:
-        """Makes a node that waits for writes which copies leave out wait for what these writes wait
-        for."""
+    def _pass_over_left_out(self, node: tf.NodeDef) -> None:
+        """Removes waits for writes that copies leave out. In their place, the node waits for what
+        these writes wait for."""
         awaited_names = [producer_name(text) for text in node.input if _is_control(text)]
         if self._left_out.isdisjoint(awaited_names):
             return
@@ -152,7 +152,7 @@ class _Selection:
         Raises:
           CloneError: the operation can be neither copied nor shared.
         """
-        _check_meets_no_others(op)
+        _check_uses_no_name(op)
         # What `batch_sum` and its like make is a placeholder by its type; each tower has its own.
         is_placeholder = op.type in PLACEHOLDERS and not is_batch_value(op)
         if not is_placeholder and not keeps_state(op):
@@ -161,8 +161,10 @@ class _Selection:
         if is_from_shard and op.type == 'PlaceholderWithDefault':
             return False  # if it is not fed, it has its default, which is another in each tower
         if is_from_shard:
+            # Shared, all towers would use what was made from tower 0's shard.
             self._raise_keeps_state(op, 'is made from the shard')
         if compat.in_control_flow(op):
+            # The operations of other towers are outside of it, and cannot take what is in there.
             self._raise_keeps_state(op, 'is within a branch or a loop')
         return True
 
@@ -175,9 +177,10 @@ class _Selection:
             "make it before build_towers, or pass copies='reuse'." % (op.name, op.type, why))
 
 
-def _check_meets_no_others(op: tf.Operation) -> None:
-    """Raises `CloneError` for an operation that communicates with others by a name."""
-    if op.type.startswith(_MEETS_OTHERS):
+def _check_uses_no_name(op: tf.Operation) -> None:
+    """Raises `CloneError` for an operation that finds others by a name, which its copy would have,
+    too."""
+    if op.type.startswith(_BY_NAME):
         raise CloneError('operation %s (%s), which the model function makes, communicates with '
                          "operations by a name: pass copies='reuse', which calls the model "
                          'function for every tower.' % (op.name, op.type))
@@ -328,9 +331,8 @@ def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
     others = [name for name in colocation_group_of_node(node) if name != op.name]
     if others:
         return others[0]
-    # These only hand a resource on, into a loop, a branch or a function, to what reads it there.
-    hands_resource_on = op.type in CONTROL_FLOW or functions_of(node)
-    if hands_resource_on:
+    hands_resources_on = op.type in CONTROL_FLOW or functions_of(node)
+    if hands_resources_on:  # into a loop, a branch or a function, where another operation reads them
         return None
     for tensor in op.inputs:
         if tensor.dtype == tf.resource:

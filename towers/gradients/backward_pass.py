@@ -29,9 +29,9 @@ from towers.recompute.rewrite import Recomputed, rewrite
 from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
 
-_PLAIN = tf.train.GradientDescentOptimizer(1.)
-"""Takes plain gradients, in the place of an optimizer whose own method is called later. Its rate
-does not matter, since it updates nothing."""
+_TAKES_PLAIN_GRADIENTS = tf.train.GradientDescentOptimizer(1.)
+"""Stands in the place of an optimizer whose own method is called later. Its rate does not matter,
+since it updates nothing."""
 
 
 class Differentiated(typing.NamedTuple):
@@ -54,11 +54,12 @@ class _ObjectiveGradients(typing.NamedTuple):
 
     Attributes:
       pairs: `(gradient, variable)` of each trained variable.
-      of_shard: the gradients of those tensors of the shard that trained variables are upstream of.
+      shard_gradients: the gradients of those tensors of the shard that trained variables are
+        upstream of.
       operations: all operations that were made for both.
     """
     pairs: typing.List[tuple]
-    of_shard: typing.List[tf.Tensor]
+    shard_gradients: typing.List[tf.Tensor]
     operations: typing.List[tf.Operation]
 
 
@@ -66,12 +67,13 @@ class _TowerResults(typing.NamedTuple):
     """The gradients of a tower, and the names of its operations.
 
     Attributes:
-      pairs, of_shard: as `_ObjectiveGradients` has them, one or with several losses a dict.
+      pairs, shard_gradients: as `_ObjectiveGradients` has them, of one loss; with several losses a
+        dict of these.
       forward: names of the operations of the forward pass.
       backward: names of the operations of the backward pass.
     """
     pairs: typing.Any
-    of_shard: typing.Any
+    shard_gradients: typing.Any
     forward: typing.FrozenSet[str]
     backward: typing.FrozenSet[str]
 
@@ -130,13 +132,7 @@ class TowerGradients:
         forward = recorded.operations
         with Recording(graph) as made:
             by_objective = self._differentiate_objectives(losses, index, device, scale)
-            backward: typing.List[tf.Operation] = []
-            for each in by_objective:
-                backward += each.operations
-            if recorded.imported is not None:
-                # The forward pass is an import; gradient functions may take the original's tensors.
-                recorded.imported.redirect(backward)
-            keep_with_tower(backward, names_of(forward + backward) - recorded.owned, device)
+            backward = self._backward_operations(by_objective, recorded, device)
             # After the backward pass is made, since what it draws again has to get the same seeds;
             # and before it is rewritten, since recomputation copies random operations, too.
             fetches = fetches_of(recorded.output) + list(other_fetches) + recorded.updates
@@ -146,15 +142,36 @@ class TowerGradients:
             with Recording(graph) as recomputation, tf.device(TowerDevice(device)):
                 recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                               for each in by_objective]
+        # Without those of its variables, which are of all towers.
         operations = [op for op in forward if op.name not in recorded.owned]
         operations += losses.operations + made.operations
         backward_names = frozenset(names_of(backward + recomputation.operations))
         objectives = request.training.objectives
         tower = self._tower(recorded, losses, index, root, _TowerResults(
             pairs=objectives.shaped(each.pairs for each in by_objective),
-            of_shard=objectives.shaped(each.of_shard for each in by_objective),
+            shard_gradients=objectives.shaped(each.shard_gradients for each in by_objective),
             forward=frozenset(names_of(operations)) - backward_names, backward=backward_names))
         return Differentiated(tower, operations, recomputed, keys)
+
+    def _backward_operations(self, by_objective: typing.List[_ObjectiveGradients],
+                             recorded: Recorded, device: str) -> typing.List[tf.Operation]:
+        """The operations of the backward pass, which are kept within their tower.
+
+        Args:
+          by_objective: the gradients of each loss.
+          recorded: the forward pass.
+          device: the device of the tower.
+        """
+        backward: typing.List[tf.Operation] = []
+        for each in by_objective:
+            backward += each.operations
+        if recorded.imported is not None:
+            # The forward pass is an import; gradient functions may take the original's tensors.
+            recorded.imported.redirect(backward)
+        names_of_tower = names_of(recorded.operations + backward) - recorded.owned
+        # TensorFlow colocates some gradients with a variable, which is on another device.
+        keep_with_tower(backward, names_of_tower, device)
+        return backward
 
     def _differentiate_objectives(self, losses: Losses, index: int, device: str,
                                   scale: typing.Any) -> typing.List[_ObjectiveGradients]:
@@ -188,7 +205,7 @@ class TowerGradients:
             loss=recorded.output.loss, predictions=recorded.output.predictions,
             metrics=recorded.output.metrics, updates=recorded.updates,
             variables=recorded.variables, data_loss=losses.data_loss,
-            gradients=results.pairs, of_shard=results.of_shard,
+            gradients=results.pairs, of_shard=results.shard_gradients,
             forward=results.forward, backward=results.backward)
 
     def pairs_of_optimizer(self, objective: typing.Any, loss: tf.Tensor, combined: list) -> list:
@@ -231,26 +248,27 @@ class TowerGradients:
         data_loss = request.training.objectives.of(objective, data_losses)
         # The tensors of the shard that trained variables are upstream of.
         inputs_from_variables = self.upstream.shard_tensors(self._batch.inputs[index])
-        of_shard: typing.List[tuple] = []
+        shard_pairs: typing.List[tuple] = []
         with Recording(tf.get_default_graph()) as made:
             loss = self._scaled(data_loss, objective, scale)
             optimizer = objective.optimizer
-            # An optimizer's own method is called later, once, for the combined gradients.
-            if objective.name in self._own_methods or has_own_minimize(optimizer):
-                optimizer = _PLAIN
+            has_own_method = objective.name in self._own_methods or has_own_minimize(optimizer)
+            if has_own_method:
+                # It is called later, once, for the combined gradients.
+                optimizer = _TAKES_PLAIN_GRADIENTS
             pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
             if inputs_from_variables:
                 gradients = tf.gradients(loss, inputs_from_variables)
-                of_shard = list(zip(gradients, inputs_from_variables))
+                shard_pairs = list(zip(gradients, inputs_from_variables))
             # With a scaled loss, gradients that are not finite are no error: they skip the step.
             if self.scaled_losses is not None:
                 pairs = self.scaled_losses.unscaled(pairs)
-                of_shard = self.scaled_losses.unscaled(of_shard)
+                shard_pairs = self.scaled_losses.unscaled(shard_pairs)
             elif request.numerics.check_numerics:
                 pairs = checked_gradients(pairs, data_loss, index, request.split.accumulate)
         place_backward(made.operations, data_loss, request.split.parts[index].device)
         keep_stacks_with_loops(made.operations)
-        return _ObjectiveGradients(pairs, gradients_of(of_shard), made.operations)
+        return _ObjectiveGradients(pairs, gradients_of(shard_pairs), made.operations)
 
     def _scaled(self, loss: tf.Tensor, objective: typing.Any, scale: typing.Any) -> tf.Tensor:
         """A loss times all factors that its gradients are to have: the weight of the part; with
@@ -290,7 +308,8 @@ def _one_after(loss: tf.Tensor) -> tf.Tensor:
 
 def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
                 index: int) -> Keys:
-    """Gives random operations seeds of the step, or of the part of the batch.
+    """Gives random operations seeds of the step, where `stateless_random` asks for it, and of the
+    part of the batch.
 
     Args:
       request: `Request` of the build.
@@ -303,9 +322,9 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
       The `Keys` of the new seeds.
     """
     step = request.random_step  # None without `stateless_random`
-    has_copies = request.parts_a_call > 1
+    is_copied = request.parts_a_call > 1  # for the other parts of the batch
     is_of_first_machine = request.split.parts_before == 0
-    if step is None and not has_copies and is_of_first_machine:
+    if step is None and not is_copied and is_of_first_machine:
         return {}  # the program's seeds stay, as in a loop that calls the model for each tower
     graph_seed = tf.get_default_graph().seed
     part = request.split.parts_before + index  # among the parts of all machines
@@ -314,8 +333,9 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
         check_draws_nothing(backward)
         keys = make_stateless(forward, fetches, step, graph_seed, part)
     keys.update(give_own_seeds(forward + backward, part, graph_seed, step))
-    # Part 0 draws as the program does. Where there are copies, they compute their seeds from those
-    # of this tower, which keeps its own until all copies are made.
-    if part and not has_copies:
+    # Part 0 draws as the program does. A tower that is copied keeps its seeds until all copies are
+    # made, which compute theirs from them.
+    draws_as_program = part == 0
+    if not draws_as_program and not is_copied:
         give_seeds_of_tower(forward + backward, fetches, part)
     return keys

@@ -67,14 +67,24 @@ def times(gradient: Gradient, factor: typing.Union[float, tf.Tensor]) -> Gradien
     return map_values(lambda values: values * factor, gradient)
 
 
+def multiplied(pairs: Pairs, factor: float) -> Pairs:
+    """List of the pairs with their gradients times a factor; None stays None."""
+    result = []
+    for gradient, variable in pairs:
+        if gradient is not None:
+            gradient = times(gradient, factor)
+        result.append((gradient, variable))
+    return result
+
+
 def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
     """A gradient, dense or sparse, converted to another dtype."""
     return map_values(lambda values: tf.cast(values, dtype), gradient)
 
 
 def may_be_gradient_of(gradient: typing.Any, variable: tf.Variable) -> bool:
-    """Whether a value is None, or a gradient in the graph, and of the dtype and the shape, of a
-    variable."""
+    """Whether a value can be the gradient of a variable: it is None, or a tensor of the variable's
+    graph, dtype and shape, dense or sparse."""
     if gradient is None:
         return True
     if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
@@ -86,7 +96,7 @@ def may_be_gradient_of(gradient: typing.Any, variable: tf.Variable) -> bool:
     shape = variable.get_shape()
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient.shape.is_compatible_with(shape)
-    if shape.ndims is None:
+    if shape.ndims is None:  # of a shape that is not known no dimension can be cut off
         return True
     # The values are rows of the variable. TF 1.15 gives `IndexedSlices` no shape.
     return gradient.values.shape[1:].is_compatible_with(shape[1:])
@@ -122,14 +132,16 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     """List of the lookups that a sparse gradient's rows come from, at least one.
 
     If a model looks up rows of a variable several times, TensorFlow concatenates the rows of all
-    these lookups. They are split again only where some lookup has no row twice.
+    these lookups. They are split again where some lookup has no row twice: in the sum over the
+    towers, its rows are made unique again by themselves.
     """
     indices = slices.indices
-    if indices.op.type != 'ConcatV2':
+    is_of_one_lookup = indices.op.type != 'ConcatV2'
+    if is_of_one_lookup:
         return [Lookup(slices, _is_unique(indices))]
     indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
     are_unique = list(map(_is_unique, indices_by_lookup))
-    if not any(are_unique):
+    if not any(are_unique):  # nobody asks for them one by one
         return [Lookup(slices, is_unique=False)]
     lengths = [tf.shape(each)[0] for each in indices_by_lookup]
     values_by_lookup = tf.split(slices.values, lengths)

@@ -28,6 +28,7 @@ from towers.gradients.gradient_pairs import (
     Pairs,
     gradients_of,
     listed_pairs,
+    multiplied,
     tensors_of,
     times,
     variables_of,
@@ -70,9 +71,10 @@ class OwnComputeGradients:
     def pairs(self, loss: tf.Tensor, combined: list) -> list:
         """Calls the method, and returns the `(gradient, variable)` pairs that it makes.
 
-        With `reduction='sum'`, N towers' combined gradients are N times those of the mean loss. The
-        method gets gradients of the mean loss, to which it may add a decay of the weights: the
-        towers' losses are divided by N, and the pairs that it makes are multiplied by N.
+        The method has to get the gradients of the mean loss, since it may add a decay of the
+        weights to them. With `reduction='sum'`, N towers' combined gradients are N times these. So
+        the towers' losses are divided by N, and the pairs that the method makes are multiplied by
+        N.
 
         Args:
           loss: the mean loss over this machine's batch.
@@ -81,22 +83,25 @@ class OwnComputeGradients:
         factor_of_mean = self._request.factor  # N; 1 with `reduction='mean'`
 
         def combined_gradients(dl_ds: tf.Tensor, earlier: list) -> list:
-            """The combined gradients, for the pairs. They have the factor dL/dS already, by which
-            the towers multiply their losses."""
+            """The dL/dv, where TensorFlow asks for them: the combined gradients. They have the
+            factor dL/dS already, by which the towers multiply their losses."""
             self._check_single(dl_ds, earlier, loss.graph)
             return gradients_of(combined)
 
         with only_device(self._request.placement.main):
-            with tf.control_dependencies(None):  # the factor is computed from S
+            # The towers' losses need the factor, and it may be computed from S: so S waits for
+            # nothing that the caller's scopes name.
+            with tf.control_dependencies(None):
                 surrogate = _Surrogate(loss, combined, combined_gradients)
             with graph_walk.Recording(loss.graph) as made:
                 pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)
                 dl_ds = surrogate.first_gradient(self._called)
                 factor = tf.cast(dl_ds, tf.float64) / factor_of_mean
             _remove_waits_for_gradients(factor, graph_walk.names_of(made.operations))
-            pairs = _multiplied(pairs, factor_of_mean)
+            pairs = multiplied(pairs, factor_of_mean)
         self._check_known(factor, surrogate.loss, combined)
-        # The gradients are taken: from here on S is the loss itself, and the factor the method's.
+        # S had other gradients than the loss; these are taken now. So all that takes S takes the
+        # loss itself, and the towers multiply their losses by the method's factor, not by 1.
         compat.replace_tensor(surrogate.loss, loss)
         compat.replace_tensor(self.factor, factor)
         return pairs
@@ -125,9 +130,11 @@ class OwnComputeGradients:
                 'and multiply the gradients.')
 
     def _check_known(self, factor: tf.Tensor, surrogate: tf.Tensor, combined: list) -> None:
-        """Refuses a factor that is computed from the value of the loss: on several machines, where
-        this is the value of one worker; and with micro-batches, since the first one's loss is
-        multiplied by the factor, and would have to wait for the last one's.
+        """Refuses a factor that is computed from the value of the loss, in two cases.
+
+        On several machines this is the value of one worker, so that each would have another factor.
+        With micro-batches it is known after the last one, and the first one's loss needs the
+        factor.
 
         Args:
           factor: the factor by which the towers multiply their losses.
@@ -146,16 +153,6 @@ class OwnComputeGradients:
         if has_micro_batches and surrogate.op in graph_walk.step_operations([factor]):
             raise GradientError(text + 'is known when the last micro-batch is done: train without '
                                 'accumulate= and micro_batches=.')
-
-
-def _multiplied(pairs: Pairs, factor: float) -> typing.List[tuple]:
-    """List of the pairs with their gradients times a factor; None stays None."""
-    result = []
-    for gradient, variable in pairs:
-        if gradient is not None:
-            gradient = times(gradient, factor)
-        result.append((gradient, variable))
-    return result
 
 
 def computed_pairs(optimizer: typing.Any, loss: tf.Tensor, variables: list) -> typing.List[tuple]:
@@ -328,10 +325,10 @@ def _remove_waits_for_gradients(factor: tf.Tensor, made: typing.Set[str]) -> Non
     """Makes a factor wait for nothing but its inputs.
 
     As optimizers call it (`gate_gradients`), `tf.gradients` makes each gradient of an operation
-    wait for the operation's other gradients. Of a product c S, with dL/d(c S) = d, these are c d
-    for S and S d for c: the former, the factor, would wait for the value of S, which is that of the
-    loss of all towers. With micro-batches that closes a circle: the last one's loss waits for the
-    backward pass of the one before, whose loss is multiplied by the factor.
+    wait for the operation's other gradients. Say a method computes L = c S, with a constant c. The
+    gradient for S is c, the factor; the gradient for c is S. So the factor would wait for the value
+    of S, which is the loss of all towers. With micro-batches that closes a circle: the last one's
+    loss waits for the backward pass of the one before, whose loss is multiplied by the factor.
 
     Args:
       factor: the factor.

@@ -136,8 +136,8 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
         seed = state XOR [key, 0]         without, where `state` is the seed that Keras computes;
                                           key = 0 in part 0, which draws as Keras does
 
-    Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed have
-    one key; without a step, the whole tower has one key.
+    Ops with equal seeds still draw the same numbers in a tower: with a step, ops that take one seed
+    have one key; without a step, all ops of the tower have one key.
 
     Args:
       operations: the operations of a tower.
@@ -152,19 +152,20 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
     if not counted_up:
         return {}
     keys = {}
-    first_names: typing.Dict[str, str] = {}  # {ops with one key: name of the first of them}
+    # {name of a group of ops with one key: name of the first of them, of which the key is made}
+    first_names: typing.Dict[str, str] = {}
     for op in operations:
         position = _position_of_counted_seed(op, counted_up)
         if position is None:
             continue
         seed = op.inputs[position]
-        ops_with_one_key = 'of the tower'
-        if step is not None:
-            ops_with_one_key = graph_walk.source_through(seed, ('Identity',)).name
-        name = first_names.setdefault(ops_with_one_key, op.name)
+        group = 'all ops of the tower'
+        if step is not None:  # the ops that take this seed
+            group = graph_walk.source_through(seed, ('Identity',)).name
+        name = first_names.setdefault(group, op.name)
         number = key_of(name, graph_seed, part)
         if step is None and part == 0:
-            number = 0
+            number = 0  # which leaves the seed as it is
         with _beside(op, '_tower/'):
             key = tf.constant(number, tf.int64)
             new_seed = _seed_of_part(key, seed, step)

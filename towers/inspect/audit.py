@@ -260,8 +260,8 @@ def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
 
 
 def _touches_variable(op: tf.Operation, variables: typing.Set[str], depth: int = 3) -> bool:
-    """Whether a variable, and not only its value, is an input of an operation, or of one that the
-    operation is colocated with.
+    """Whether an operation takes a variable, and not only its value; or is colocated with a
+    variable, or with an operation that takes one. Such an operation runs where the variable is.
 
     Args:
       op: the operation.
@@ -270,7 +270,7 @@ def _touches_variable(op: tf.Operation, variables: typing.Set[str], depth: int =
         operations may be colocated with each other.
     """
     for tensor in op.inputs:
-        is_handle = tensor.dtype == tf.resource
+        is_handle = tensor.dtype == tf.resource  # of a variable, or of a table and the like
         is_reference_variable = tensor.op.name in variables
         if is_handle or is_reference_variable:
             return True

@@ -36,15 +36,16 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
             'tf.RunOptions(output_partition_graphs=True).')
-    # A variable that the step does not use was not placed.
+    # The step has placed the variables and slots that it uses: only these are looked at.
     used = built._replace(
         variables=[variable for variable in built.variables if variable.op.name in device_of],
         slots=[slot for slot in built.slots if slot.op.name in device_of])
 
     def device_of_variable(variable: tf.Variable) -> str:
-        """Where a variable was placed; where it was asked for, if the step does not use it. `used`
-        has no unused variables and slots, but all replicas, and all slots of these."""
-        return device_of.get(variable.op.name, without_localhost(variable.device))
+        """Where a variable was placed. A replica that the step does not use counts as being where
+        the graph puts it."""
+        device_in_graph = without_localhost(variable.device)
+        return device_of.get(variable.op.name, device_in_graph)
 
     yield from findings_of_variables(used, device_of_variable)
     graph = leaves_of(built.towers[0].inputs)[0].graph
@@ -111,12 +112,12 @@ def _moved_operations(tower: Tower, graph: tf.Graph,
         if not tower.has(name) or ran_on_tower:
             continue
         op = operation_named(graph, name)  # None: the runtime has made it, as a transfer
-        if op is not None and _may_not_move(op, tower):
+        if op is not None and _has_to_stay(op, tower):
             moved.append(op)
     return moved
 
 
-def _may_not_move(op: tf.Operation, tower: Tower) -> bool:
+def _has_to_stay(op: tf.Operation, tower: Tower) -> bool:
     """Whether an operation asks for a device of its tower, and the runtime has to keep it there.
 
     The audit of the graph has checked operations that ask for another device. An operation that

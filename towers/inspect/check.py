@@ -117,12 +117,13 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
         checked = _towers_of_one_machine(num_towers, shares, options)
     else:
         checked = _towers_of_workers(cluster, shares, num_towers, options)
+    # One of the two is 1: `build_towers` refuses both together.
     micro_batches_of_tower = options['memory'].accumulate * options['pipeline'].micro_batches
     num_parts = checked.num_towers * micro_batches_of_tower
     if same_shards:
         _check_equal(checked)
         inputs = _first_shard_repeated(inputs, num_parts)
-    elif checked.machines is None:
+    elif checked.machines is None:  # the batches of workers are cut by `_sizes_of_workers`
         _check_divides(inputs, checked.shares, options)
     sizes: typing.List[int] = []  # of the workers' batches
     if checked.machines is not None:
@@ -212,14 +213,14 @@ def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[
 
 
 def _as_output(model: typing.Any) -> ModelOutput:
-    """The `ModelOutput` of a finished model: of a loss, a `ModelOutput`, its fields in a dict, or a
-    dict of losses by name."""
-    names = None
+    """The `ModelOutput` of a finished model. It is given as a loss, as a `ModelOutput`, as a dict
+    with the fields of one (`{'loss': …, 'predictions': …}`), or as a dict of losses by name."""
+    names_of_losses = None
     if isinstance(model, dict):
-        has_fields = set(model) <= set(ModelOutput._fields)  # {'loss': …, 'predictions': …}
+        has_fields = set(model) <= set(ModelOutput._fields)
         if not has_fields:
-            names = list(model)  # of losses
-    return output_of_finished(model, needs_loss=True, names=names)
+            names_of_losses = list(model)
+    return output_of_finished(model, needs_loss=True, names=names_of_losses)
 
 
 def _check_make_optimizer(make_optimizer: typing.Any) -> None:
@@ -331,14 +332,15 @@ def _checked_options(options: typing.Dict[str, typing.Any]) -> typing.Dict[str, 
     `pipeline` where these are not given."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
-        named = list(inspect.signature(check_towers).parameters)
-        taken = named[named.index('make_optimizer'):named.index('options')]
+        parameters = list(inspect.signature(check_towers).parameters)
+        # Without the model and its inputs, which come first, and without `**options`.
+        optional = parameters[parameters.index('make_optimizer'):parameters.index('options')]
         hint = ''
         if unknown[0] == 'optimizer':
             hint = ' make_optimizer= is a function that makes the optimizer: there are two graphs.'
         raise InvalidArgumentError(
             'check_towers takes no %s: expected some of %s.%s' % (
-                unknown[0], ', '.join(taken + list(OPTIONS)), hint))
+                unknown[0], ', '.join(optional + list(OPTIONS)), hint))
     checked = dict(options)
     for name, kind in (('memory', Memory), ('pipeline', Pipeline)):
         if checked.get(name) is None:

@@ -125,6 +125,7 @@ class FinishedProgram:
         with tf.name_scope('check_towers_feed'):
             for name, (value, dtype) in self._fed.items():
                 replaced[name] = tf.constant(value, dtype)
+        # A copy, since the other side imports the program, too, with other names of functions.
         definition = type(self._definition)()
         definition.CopyFrom(self._definition)
         _give_functions_new_names(definition.graph_def)
@@ -146,11 +147,7 @@ def _give_functions_new_names(graph_def: tf.GraphDef) -> None:
     TF 2 keeps one library of functions for a process."""
     library = graph_def.library
     functions = {function.signature.name: function for function in library.function}
-
-    def leave_as_it_is(unused_node: typing.Any, unused_is_beside_resource: bool) -> None:
-        """Changes nothing of a node in a function."""
-
-    copies, names = copied_functions(functions, 'check_%d' % next(_NUMBERS), leave_as_it_is)
+    copies, names = copied_functions(functions, suffix='check_%d' % next(_NUMBERS))
     del library.function[:]
     library.function.extend(copies)
     for gradient in library.gradient:

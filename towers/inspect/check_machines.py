@@ -22,7 +22,7 @@ from towers.inspect.check_runs import (
     InitialValues,
     Program,
     TrainedTowers,
-    assigned,
+    assignments_of,
     constants,
     map_arrays,
     train,
@@ -184,15 +184,15 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
                  for gradient, variable in built.gradients]
         # Each variable has the same name on one device.
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
-        assignments, fed = assigned(initial, names)
-        refresh = []  # of the replicas, by which each tower has the new values
+        assignments, fed = assignments_of(initial, names)
+        refresh = []  # gives the replicas of the other towers the values that were assigned
         if built.replicas is not None:
             refresh.append(built.replicas.refresh())
 
         def begin(step_context: typing.Any) -> None:
             """Gives the variables their initial values, before the first step."""
-            chief_does_it = cluster.is_served and not cluster.is_chief  # on the parameter servers
-            if chief_does_it:
+            chief_sets_them = cluster.is_served and not cluster.is_chief  # those on the servers
+            if chief_sets_them:
                 begun.wait(_PATIENCE)
                 return
             # `step_context.session` is the session without hooks: this is no step.

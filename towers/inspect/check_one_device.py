@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.options import Objective, checked_objectives
 from towers.errors import GradientError, InvalidArgumentError, failing_on
-from towers.gradients.gradient_pairs import tensors_of, times
+from towers.gradients.gradient_pairs import multiplied, tensors_of
 from towers.gradients.optimizer_methods import OwnMinimize, minimized
 from towers.graph import graph_walk
 from towers.graph.graph_walk import operation_names
@@ -85,17 +85,17 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
 def _model_and_batch(program: Program) -> typing.Tuple[typing.Callable, typing.Any]:
     """The model function of a program, and the tensors to call it with, in the default graph.
 
-    A finished model is imported here, with the batch in the place of its inputs. Its model function
-    only returns it.
+    A finished model has no function. It is imported here, with the batch in the place of its
+    inputs, and the model's output is both: what `_given_output` is called with, and returns.
     """
     if isinstance(program.model_fn, FinishedProgram):
         output = program.model_fn.on_one_device(program.inputs)
-        return output_of, [output]
+        return _given_output, [output]
     return program.model_fn, constants(program.inputs)
 
 
-def output_of(output: ModelOutput) -> ModelOutput:
-    """The model function of a finished model: it is called with the model's output."""
+def _given_output(output: ModelOutput) -> ModelOutput:
+    """The output of a finished model, in the place of a call of its model function."""
     return output
 
 
@@ -152,8 +152,8 @@ def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
       keras: what `record_keras_calls` has recorded, with the losses of Keras' layers.
     """
     registered = tf.losses.get_regularization_losses()
-    # Keras makes the loss of a weight anew at each call: one of equal value may be in the loss, or
-    # may be registered.
+    # Keras makes the loss of a weight anew at each call. Another tensor of the same value may be in
+    # the loss, or registered, already.
     weight_losses = [term for term in keras.weight_losses()
                      if not is_computed_from(registered + [loss], term)]
     upstream_of_loss = graph_walk.ancestors([loss])
@@ -179,13 +179,13 @@ def _registering_tensors(getter: typing.Callable, *args: typing.Any, **kwargs: t
 
 
 def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> Pairs:
-    """The gradients of one loss times the factor, with their variables, transformed as the
-    objective says."""
+    """The gradients of one loss times the factor, with their variables, as the objective's
+    `transform_gradients` returns them."""
     trainable = _trained_on_one_device(objective)
     optimizer = objective.optimizer
     if has_own_minimize(optimizer):
-        # Its `minimize` takes gradients for itself. These here are for the comparison: they are the
-        # same for each optimizer of TensorFlow's, whatever its rate is.
+        # Its `minimize` takes gradients for itself. These here are for the comparison: any
+        # optimizer of TensorFlow's takes the same ones, whatever its rate is.
         optimizer = tf.train.GradientDescentOptimizer(1.)
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
     if all(gradient is None for gradient, _ in pairs):
@@ -193,30 +193,21 @@ def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> 
         raise GradientError(
             'the loss%s depends on none of the %d trainable variables: there is no training to '
             'compare.' % (for_loss, len(trainable)))
-    if factor != 1:
-        pairs = _multiplied(pairs, factor)
-    return call_transform(objective.transform_gradients, pairs, name_of_loss=objective.name)
+    return call_transform(objective.transform_gradients, multiplied(pairs, factor),
+                          name_of_loss=objective.name)
 
 
 def _trained_on_one_device(objective: Objective) -> typing.List[tf.Variable]:
     """The variables that a loss trains; raises `GradientError` if there are none."""
-    trainable = tf.trainable_variables()
-    if objective.var_list is not None:
-        trainable = checked_variables(objective.var_list(trainable), 'var_list')
-    if not trainable:
+    trained = tf.trainable_variables()
+    # A function from all trainable variables to some; `_objectives` refuses a list.
+    choose_variables = objective.var_list
+    if choose_variables is not None:
+        trained = checked_variables(choose_variables(trained), 'var_list')
+    if not trained:
         raise GradientError('the model function makes no trainable variable, or var_list leaves '
                             'none: there is no training to compare.')
-    return trainable
-
-
-def _multiplied(pairs: Pairs, factor: int) -> Pairs:
-    """The pairs with their gradients times a factor; a pair without a gradient stays as it is."""
-    multiplied = []
-    for gradient, variable in pairs:
-        if gradient is not None:
-            gradient = times(gradient, factor)
-        multiplied.append((gradient, variable))
-    return multiplied
+    return trained
 
 
 def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.Any, updates: list,

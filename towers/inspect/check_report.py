@@ -244,8 +244,8 @@ def _cause_of_not_finite(one: Numbers, many: Numbers, difference: Difference) ->
 
 def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits, num_parts: int,
                   proof: typing.Optional[str]) -> str:
-    """The cause that a report gives for the first difference: the first that explains it, the most
-    certain ones before.
+    """The cause that a report gives for the first difference: the first one that explains it, in an
+    order from the most certain to the least.
 
     Args:
       first: the difference.
@@ -259,7 +259,7 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
                 "0's part of it: compute it from the whole batch, before build_towers, or start "
                 'from a checkpoint of one device.' % first.name)
-    is_on_one_side = first.relative == float('inf')
+    is_on_one_side = first.relative == float('inf')  # values of both sides differ by a number
     if is_on_one_side and first.what in (VARIABLE, SLOT, GRADIENT):
         return ('%s %s exists on one side only: an unshared variable, or one whose name depends '
                 'on the tower.' % (first.what, first.name))

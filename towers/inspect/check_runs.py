@@ -81,23 +81,24 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
                 tf.Session(config=session_config(devices)) as session:
             initialize(session)
             names = _names_on_one_device(tf.global_variables(), initial)
-            assignments, fed = assigned(dict(initial), names)
+            assignments, fed = assignments_of(dict(initial), names)
             session.run(assignments, fed)
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
                             names, sum_of_losses)
         # A variable whose initial value is computed from the batch begins with one of tower 0's
-        # shard, and on one device with another, unless all shards are the same. It was set to the
-        # value of one device; the comparison names it as a difference.
+        # shard, and on one device with another, unless all shards are the same. Here it was set to
+        # the value of one device. So it is noted by its name: the comparison lists a value that one
+        # device lacks as a difference.
         if not same_shards:
             from_shard = [names[name] for name in built.plan.initial_of_first]
             numbers = numbers._replace(initial_values=dict.fromkeys(from_shard))
         return TrainedTowers(numbers, built.plan.line('one device'))
 
 
-def assigned(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]
-             ) -> typing.Tuple[list, dict]:
+def assignments_of(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]
+                   ) -> typing.Tuple[list, dict]:
     """Makes operations that set the variables of the graph.
 
     Args:

@@ -160,9 +160,9 @@ def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, nois
       noise: the largest gradient that may come from rounding only.
     """
     values = [one.of_kind(what)[name], many.of_kind(what)[name]]
-    if what == GRADIENT:
+    if what == GRADIENT:  # the noise is in its own elements
         return _relative(values[0], values[1], noise)
-    if what in (VARIABLE, SLOT):
+    if what in (VARIABLE, SLOT):  # they may differ as much as they like where the gradient is noise
         owner = name if what == VARIABLE else _owner_of_slot(name)
         gradients = [one.gradients.get(owner), many.gradients.get(owner)]
         values = _without_noise(values, gradients, noise)
@@ -189,13 +189,14 @@ def _without_noise(values: list, gradients: list, noise: float) -> list:
 
     Returns:
       List of the two values. They are unchanged where the elements of the gradients are not those
-      of the value: a gradient is missing, a slot has another shape than its variable, or the
-      numbers are complex.
+      of the value: a gradient is missing, or has another shape.
     """
     shape = np.shape(values[0])
     if any(gradient is None for gradient in gradients):
         return values
     on_one, on_many = map(_as_numbers, gradients)
+    # A slot may have another shape than its variable. Of complex numbers `_as_numbers` makes arrays
+    # of real ones, with one dimension more than the value.
     if on_one.shape != shape or on_many.shape != shape:
         return values
     sizes = np.maximum(np.abs(on_one), np.abs(on_many))

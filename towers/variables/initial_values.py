@@ -114,7 +114,8 @@ class _Computation:
         """`tensor` is the initial value."""
         self._tensor = tensor
         # TensorFlow's objects for the branches (v1) around the tensor, which its copy is outside
-        # of. None if a loop is around it, too: there it has another value in each turn.
+        # of. [] if a loop is around it, too: there it has another value in each turn, and no copy
+        # outside has its value.
         self._branches_to_leave: list = []
         if compat.in_branches_alone(tensor.op):
             self._branches_to_leave = compat.contexts_around(tensor.op)
@@ -123,7 +124,10 @@ class _Computation:
         self._readers = self._find_readers()
 
     def _find_readers(self) -> typing.Dict[str, tf.Variable]:
-        """{name of an operation: the variable that it reads}, of variables with an initializer."""
+        """{name of an operation: the variable that it reads}.
+
+        Only variables with an initializer count: others have no initial value to compute with.
+        """
         # {name of an operation: the operations of the variables that it reads}
         variables_read = {name: _variables_read(op) for name, op in self._operations.items()}
         if not any(variables_read.values()):
@@ -133,7 +137,8 @@ class _Computation:
         for name, operations_of_variables in variables_read.items():
             for variable_op in operations_of_variables:
                 variable = variables.get(variable_op.name)
-                if variable is not None and variable.initializer is not None:
+                has_initializer = variable is not None and variable.initializer is not None
+                if has_initializer:
                     readers[name] = variable
         return readers
 
@@ -252,6 +257,8 @@ class _Computation:
                 self._add_node(graph_def.node.add(), op, names, outside, substitutes)
                 make_names_unique(graph_def.node[-1], root)
         result = '%s:%d' % (names[tensor.op.name], tensor.value_index)
+        # Around an initial value TensorFlow colocates new operations with the variable, which may
+        # have no operation yet.
         with tf.control_dependencies(None), compat.free_of_variable(graph):
             copy, = tf.import_graph_def(graph_def, outside, [result], name=root)
         copy.set_shape(tensor.shape)

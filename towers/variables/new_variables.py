@@ -136,7 +136,8 @@ class NewVariables:
         is_name = isinstance(scope, str)
         with tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
                                auxiliary_name_scope=is_name):
-            # To enter a scope by its name begins the counts anew, as the earlier build's did.
+            # A scope that is entered by its name counts from the beginning, as for the earlier
+            # build; one that is entered as an object goes on counting.
             if self._shares_variables and not is_name:
                 compat.set_opened_scopes(self._graph, self.opened_scopes)
             yield
@@ -206,6 +207,7 @@ class NewVariables:
         # 'Variable' is what TensorFlow calls a variable without a name.
         requested = self._requested_name(kwargs.get('name') or 'Variable')
         is_by_name = self._open_get_variables > 0
+        # Such as a counter of `tf.metrics`: a new build counts anew.
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
         if self._earlier and not is_by_name and not is_local:
             return self._variable_of_earlier_build(requested, kwargs)
@@ -216,9 +218,12 @@ class NewVariables:
 
     def _create_from_other_graph(self, next_creator: typing.Callable,
                                  kwargs: dict) -> tf.Variable:
-        """What `_create` returns where the current graph is not the build's: the body of a loop,
-        which is a function, whose variables are made outside of it, in the build's graph; or a
-        graph that the program has opened itself."""
+        """What `_create` returns where the current graph is not the build's.
+
+        The body of a loop (v2) is a function, with a graph of its own; a variable that is made in
+        it belongs to the build's graph. A variable in a graph that the program has opened itself is
+        none of the build's.
+        """
         with tf.init_scope():  # leaves functions
             if tf.get_default_graph() is self._graph:
                 return self._create(next_creator, **kwargs)

@@ -41,7 +41,8 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
             is_of_graph = tf.get_default_graph() is graph
         if not is_of_graph:
             return next_creator(**kwargs)
-        # An initial value that is computed from other variables: as if it came after theirs.
+        # TensorFlow would compute an initial value at any time, also before the variables that it
+        # is computed from have theirs.
         kwargs['initial_value'] = after_other_variables(
             kwargs.get('initial_value'), kwargs.get('dtype'))
         variable = next_creator(**kwargs)
