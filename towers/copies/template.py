@@ -332,7 +332,7 @@ def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
     if others:
         return others[0]
     hands_resources_on = op.type in CONTROL_FLOW or functions_of(node)
-    if hands_resources_on:  # into a loop, a branch or a function, where another operation reads them
+    if hands_resources_on:  # into a loop, a branch or a function, where other operations read them
         return None
     for tensor in op.inputs:
         if tensor.dtype == tf.resource:
