@@ -108,6 +108,17 @@ def square(inputs):
 
 
 @pytest.mark.slow
+def test_a_loss_that_sums_is_named_with_two_towers_a_worker():
+    """The losses of all four towers add up to the batch's; those of the workers, which are means
+    over two towers, add up to half of it."""
+    def that_sums(inputs):
+        weight = tf.get_variable('weight', [], tf.float64, tf.constant_initializer(.5))
+        return tf.reduce_sum(tf.square(weight * inputs - 1.))
+    report = towers.check_towers(that_sums, (np.arange(8.),), steps=1, cluster='ring')
+    assert 'the loss sums over the batch' in report.cause, str(report)
+
+
+@pytest.mark.slow
 def test_moving_averages_are_each_workers_own():
     """Worker 0 saves its own, of its part of the batch; that the others' differ is no fault."""
     def model_fn(inputs):

@@ -25,9 +25,10 @@ from towers.inspect.check_runs import (
     assignments_of,
     constants,
     map_arrays,
+    sum_of_tower_losses,
     train,
 )
-from towers.inspect.comparison import FIRST_STEP
+from towers.inspect.comparison import Numbers
 from towers.placement.session_config import session_config
 
 _PATIENCE = 120.  # seconds that the other workers wait for the chief to begin
@@ -49,6 +50,18 @@ class Machines(typing.NamedTuple):
 
 Work = typing.Callable[[Cluster], TrainedTowers]
 """A function that trains the towers of a worker; the `Cluster` says which worker."""
+
+
+class _WorkerLosses(typing.NamedTuple):
+    """The losses of one worker.
+
+    Attributes:
+      by_step: the losses of its batch, by their names in `Numbers`.
+      sum_over_towers: the sum of its towers' losses in the first step.
+    """
+
+    by_step: typing.Dict[str, float]
+    sum_over_towers: float
 
 
 def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[int],
@@ -80,9 +93,9 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
         losses, trained = _on_servers(machines, work, are_uneven)
     mean_losses = {}
     for step in trained.numbers.losses:
-        weighted = [size * losses_of_worker[step] for size, losses_of_worker in zip(sizes, losses)]
+        weighted = [size * of_worker.by_step[step] for size, of_worker in zip(sizes, losses)]
         mean_losses[step] = sum(weighted) / sum(sizes)
-    sum_of_losses = sum(float(losses_of_worker[FIRST_STEP]) for losses_of_worker in losses)
+    sum_of_losses = sum(of_worker.sum_over_towers for of_worker in losses)
     numbers = trained.numbers._replace(losses=mean_losses, sum_of_losses=sum_of_losses)
     return trained._replace(numbers=numbers)
 
@@ -100,8 +113,14 @@ def _examples_of_worker(inputs: typing.Any, sizes: typing.Sequence[int], rank: i
     return map_arrays(lambda leaf: np.asarray(leaf)[begin:end], inputs)
 
 
+def _losses_of(numbers: Numbers) -> _WorkerLosses:
+    """The losses among a worker's numbers."""
+    by_step = {step: float(loss) for step, loss in numbers.losses.items()}
+    return _WorkerLosses(by_step, float(numbers.sum_of_losses))
+
+
 def _on_servers(machines: Machines, work: Work, uneven: bool
-                ) -> typing.Tuple[typing.List[dict], TrainedTowers]:
+                ) -> typing.Tuple[typing.List[_WorkerLosses], TrainedTowers]:
     """Trains each worker in a thread of this process, with a server of TensorFlow's.
 
     Args:
@@ -110,7 +129,7 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
       uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, towers)`: for each worker its losses by step; and the towers of worker 0.
+      `(losses, towers)`: the losses of each worker; and the towers of worker 0.
     """
     num_workers = len(machines.shares)
     num_servers = 1 if machines.kind == 'ps' else 0
@@ -135,11 +154,11 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
         # `imap_unordered` waits for no other thread after an error.
         trained = dict(threads.imap_unordered(rank_and_towers, range(num_workers)))
     del servers
-    return [trained[rank].numbers.losses for rank in range(num_workers)], trained[0]
+    return [_losses_of(trained[rank].numbers) for rank in range(num_workers)], trained[0]
 
 
 def _by_horovod(machines: Machines, work: Work, uneven: bool
-                ) -> typing.Tuple[typing.List[dict], TrainedTowers]:
+                ) -> typing.Tuple[typing.List[_WorkerLosses], TrainedTowers]:
     """Trains this process's worker, one of those that Horovod's launcher started.
 
     Args:
@@ -148,7 +167,7 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
       uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, towers)`: for each worker its losses by step; and the towers of this worker.
+      `(losses, towers)`: the losses of each worker; and the towers of this worker.
     """
     cluster = Cluster('horovod', uneven=uneven)
     num_workers = len(machines.shares)
@@ -157,9 +176,9 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
                            '`horovodrun -np %d python …`, or pass as many shares.' % (
                                num_workers, cluster.num_workers, num_workers))
     trained = work(cluster)
-    own_losses = {step: float(loss) for step, loss in trained.numbers.losses.items()}
-    lines_of_workers = gathered_lines(json.dumps(own_losses))  # each worker gets those of all
-    return list(map(json.loads, lines_of_workers)), trained
+    # Each worker gets the lines of all.
+    lines_of_workers = gathered_lines(json.dumps(_losses_of(trained.numbers)))
+    return [_WorkerLosses(*json.loads(line)) for line in lines_of_workers], trained
 
 
 def _train(cluster: Cluster, program: Program, num_towers: int,
@@ -182,6 +201,7 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
             **program.options)
         pairs = [(tf.convert_to_tensor(gradient), variable)
                  for gradient, variable in built.gradients]
+        sum_of_losses = sum_of_tower_losses(built)
         # Each variable has the same name on one device.
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
         assignments, fed = assignments_of(initial, names)
@@ -205,5 +225,6 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
                 cluster, built, session_config(built.devices),
                 on_lost=lambda error: None) as member, member.session() as session:
             session.run_step_fn(begin)
-            numbers = train(session, built.loss, pairs, built.train_op, program.steps, names)
+            numbers = train(session, built.loss, pairs, built.train_op, program.steps, names,
+                            sum_of_losses)
             return TrainedTowers(numbers, built.plan.line('one device'))

@@ -8,6 +8,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.build import build_towers
+from towers.api.built import BuiltTowers
 from towers.errors import InputError, failing_on
 from towers.graph.graph_walk import operation_names
 from towers.inspect.check_finished import FinishedProgram
@@ -73,10 +74,6 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
         optimizer = program.make_optimizer()
         built = build_towers(model, batch, optimizer, devices, program.reduction,
                              global_step=tf.train.get_global_step(), **program.options)
-        losses_of_towers = []
-        for tower in built.towers:
-            losses_of_towers += flat(tower.loss)
-        sum_of_losses = tf.add_n(losses_of_towers)
         with failing_on('on the %d towers, and not on one device,' % len(built.devices)), \
                 tf.Session(config=session_config(devices)) as session:
             initialize(session)
@@ -86,7 +83,7 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
-                            names, sum_of_losses)
+                            names, sum_of_tower_losses(built))
         # A variable whose initial value is computed from the batch begins with one of tower 0's
         # shard, and on one device with another, unless all shards are the same. Here it was set to
         # the value of one device. So it is noted by its name: the comparison lists a value that one
@@ -95,6 +92,14 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
             from_shard = [names[name] for name in built.plan.initial_of_first]
             numbers = numbers._replace(initial_values=dict.fromkeys(from_shard))
         return TrainedTowers(numbers, built.plan.line('one device'))
+
+
+def sum_of_tower_losses(built: BuiltTowers) -> tf.Tensor:
+    """The sum of the losses of all parts of the batch, as the model function has returned them."""
+    losses = []
+    for tower in built.towers:
+        losses += flat(tower.loss)
+    return tf.add_n(losses)
 
 
 def assignments_of(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]

@@ -18,7 +18,7 @@ KINDS = (INITIAL_VALUE, LOSS, GRADIENT, VARIABLE, SLOT)
 """What is compared, in the order in which a step computes it."""
 
 
-FIRST_STEP = 'of step 1'
+_FIRST_STEP = 'of step 1'
 """The name of the loss of the first step, where there is one loss."""
 
 Arrays = typing.Dict[str, np.ndarray]
@@ -56,7 +56,7 @@ class Numbers(typing.NamedTuple):
         """The loss of the first step; where there are several losses, their sum."""
         total = 0.
         for name, value in self.losses.items():
-            if name == FIRST_STEP or name.startswith(FIRST_STEP + ' '):
+            if name == _FIRST_STEP or name.startswith(_FIRST_STEP + ' '):
                 total += float(value)
         return total
 
