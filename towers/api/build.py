@@ -366,8 +366,8 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
     """
     request = tower_set.request
     objectives = request.training.objectives
-    pairs_of_towers = [objectives.of(objective, each) for each in gradients]
-    shard_gradients = [objectives.of(objective, each) for each in gradients_of_shards]
+    pairs_of_towers = [objectives.entry_of(objective, each) for each in gradients]
+    shard_gradients = [objectives.entry_of(objective, each) for each in gradients_of_shards]
     # A variable upstream of the inputs gets one gradient, from all shards. It is added to those of
     # the towers, as if it were another tower's: the model may read the variable, too.
     pairs_upstream = tower_set.gradients.upstream.gradients(

@@ -267,8 +267,8 @@ def _by_optimizers(tower_set: TowerSet, outputs: ModelOutput,
     objectives = tower_set.request.training.objectives
     losses = []
     for objective in objectives:
-        loss = objectives.of(objective, outputs.loss)
-        combined_of_loss = objectives.of(objective, combined)
+        loss = objectives.entry_of(objective, outputs.loss)
+        combined_of_loss = objectives.entry_of(objective, combined)
         pairs = tower_set.gradients.pairs_of_optimizer(objective, loss, combined_of_loss.gradients)
         losses.append(_LossGradients(objective, loss, combined_of_loss, transformed=pairs))
     return losses
@@ -328,13 +328,15 @@ class _Steps:
             gradients += tensors_of(each.transformed + each.combined.pairs_of_replicas)
         riding = self._riding_updates(updates, readers=loss_values + gradients)
         scaled_losses = self._tower_set.gradients.scaled_losses
-        if scaled_losses is not None:  # there is one loss then, whose gradients may be infinite
+        if scaled_losses is not None:
+            # A loss scale goes with one loss. Where its gradients are not finite, the step is
+            # skipped, and the scale changes.
             scaled_losses = scaled_losses.watched(losses[0].combined.gradients)
         awaited = loss_values + riding.updates
         applied = self._applied(losses, awaited, gradients, scaled_losses)
         if riding.redirect is not None:
-            # The optimizers' operations may wait for updates that are skipped in a step without a
-            # batch. They are to run in each step; `hold_update` finds their order after that.
+            # The optimizers' operations have to run in each step, and may wait for updates that are
+            # skipped in a step without a batch. Their waits change before `_hold` looks at them.
             riding.redirect()
         waits = riding.waits
         if self._updates_here:

@@ -245,7 +245,7 @@ class TowerGradients:
           scale: what the loss is multiplied by: a float, or a scalar tensor.
         """
         request = self._request
-        data_loss = request.training.objectives.of(objective, data_losses)
+        data_loss = request.training.objectives.entry_of(objective, data_losses)
         # The tensors of the shard that trained variables are upstream of.
         inputs_from_variables = self.upstream.shard_tensors(self._batch.inputs[index])
         shard_pairs: typing.List[tuple] = []

@@ -63,7 +63,7 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
         loss, updates = _loss_on_one_device(model_fn, batch, objectives, program.options)
         pairs_of_losses = []
         for objective in objectives:
-            loss_of_objective = objectives.of(objective, loss)
+            loss_of_objective = objectives.entry_of(objective, loss)
             pairs_of_losses.append(_pairs_on_one_device(objective, loss_of_objective, factor))
         # Where there are several losses, a dict by the name of the loss, as `loss` is one.
         pairs = objectives.shaped(pairs_of_losses)
@@ -233,8 +233,8 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
         counter = None
         if objective is objectives[-1]:
             counter = global_step
-        loss_of_objective = objectives.of(objective, loss)
-        pairs_of_objective = objectives.of(objective, pairs)
+        loss_of_objective = objectives.entry_of(objective, loss)
+        pairs_of_objective = objectives.entry_of(objective, pairs)
         with _after(predecessors):
             train_op = _applied_on_one_device(objective, loss_of_objective, pairs_of_objective,
                                               counter, factor)

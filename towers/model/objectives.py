@@ -46,7 +46,7 @@ class Objectives(tuple):
             return value
         return collections.OrderedDict(zip(self.names, values))
 
-    def of(self, objective: typing.Any, shaped: typing.Any) -> typing.Any:
+    def entry_of(self, objective: typing.Any, shaped: typing.Any) -> typing.Any:
         """One objective's entry of a shaped value: the value itself, or the entry of its name."""
         return shaped if objective.name is None else shaped[objective.name]
 
