@@ -182,7 +182,7 @@ class BatchTensors:
         # They are computed from the tower's results, which the last stage has in most models.
         last_stage = stages_of(self._towers.towers[index].device)[-1]
         part = self._towers.request.split.parts[index]
-        scope = '%s/of_program_%d/' % (part.scope, import_index)
+        scope = '%s/of_program_%d/' % (part.scope, import_index)  # a full name
         with only_device(TowerDevice(last_stage)), self._graph.name_scope(None):
             return import_again(missing, substitutes, scope).tensor(tensor)
 

@@ -129,7 +129,7 @@ def checked_model(model: typing.Any, objectives: Objectives) -> typing.Any:
     """
     if is_finished(model):
         trains = bool(objectives)
-        return output_of_finished(model, trains, objectives.names)
+        return output_of_finished(model, needs_loss=trains, names=objectives.names)
     if isinstance(getattr(model, 'loss', None), tf.Tensor):
         raise ModelFunctionError('model=%.80r is an object with a loss: pass the loss itself, '
                                  'such as model.loss.' % (model,))
@@ -222,7 +222,8 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
     parts_before = 0  # those of the machines with a lower rank
     if cluster is not None:
         parts_before = cluster.rank * len(parts)
-    return BatchSplit(parts, tuple(shares_of_parts), remainder, accumulate, parts_before, name)
+    return BatchSplit(parts=parts, shares=tuple(shares_of_parts), remainder=remainder,
+                      accumulate=accumulate, parts_before=parts_before, name=name)
 
 
 def _free_name(devices: Devices, accumulate: int, call: ModelCall) -> str:

@@ -254,6 +254,7 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
     trained = trained_variables(request.training.objectives)
+    # `ownership` is given the function, since its room is below that of replicas.
     replicas_maker: typing.Optional[typing.Callable] = None
     if request.placement.has_replicas:
         replicas_maker = make_replicas

@@ -21,16 +21,16 @@ Lines = typing.List[typing.Tuple[str, typing.Optional[str]]]
 
 def lines_of_training(tower_set: TowerSet, update: Update) -> Lines:
     """The lines about gradients, optimizers and their updates. The last one, `one device`, tells
-    what a step has in common with a step on one device."""
+    whether the loss is proven to be that of one device."""
     request = tower_set.request
-    global_step = None
+    who_counts_steps = None
     if update.counts_step:
-        global_step = ('the build adds 1 in each step, since this optimizer does not: do not add '
-                       'to the global step yourself')
+        who_counts_steps = ('the build adds 1 in each step, since this optimizer does not: do not '
+                            'add to the global step yourself')
     loss_scale = request.numerics.loss_scale
     return [
         ('optimizer', _optimizers(request, update)),
-        ('global step', global_step),
+        ('global step', who_counts_steps),
         ('reduction', _reduction(request)),
         ('accumulation', accumulation_line(tower_set.towers, request.split.accumulate,
                                            request.memory.schedule)),

@@ -308,7 +308,7 @@ def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list
     names_of_copies = _add_functions_with_seeds(library, nodes.values(), part)
     for op, node in nodes.items():
         if has_seed(node):
-            give_seed_of_tower(node, part)
+            give_seed_of_tower(node, part)  # which changes the node, and not the operation
             compat.set_attribute(op, 'seed2', node.attr['seed2'])
         if names_of_copies and library.called_by(node):
             call_others(op, names_of_copies)

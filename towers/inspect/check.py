@@ -184,8 +184,8 @@ def _towers_of_workers(cluster: str, shares: typing.Any, num_towers: int,
     """The towers of a check with a cluster; the arguments are those of `_checked_machines`."""
     machines = _checked_machines(cluster, shares, num_towers, options)
     num_workers = len(machines.shares)
-    return _CheckedTowers([], machines, machines.shares, num_workers,
-                          num_towers=num_workers * num_towers)
+    return _CheckedTowers(devices=[], machines=machines, shares=machines.shares,
+                          num_workers=num_workers, num_towers=num_workers * num_towers)
 
 
 def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[dict],

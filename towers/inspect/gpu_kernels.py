@@ -104,8 +104,8 @@ def _moved(owner: typing.Optional[int], device: str, group: typing.List[tf.Opera
         else:
             on_others.append(op)
     crossing = _crossing(group, moved)
-    return MovedOperations(owner, device, on_floats, on_others, pulled, crossing.bytes,
-                           crossing.unknown)
+    return MovedOperations(owner, device, on_floats, on_others, pulled, bytes=crossing.bytes,
+                           unknown=crossing.unknown)
 
 
 def has_gpu_kernel(op: tf.Operation) -> bool:
