@@ -21,10 +21,10 @@ from towers.inspect.findings import (
     broken,
     bytes_text,
     counted_operations,
+    device_name,
     findings_of_variables,
-    named,
+    first_few,
     note,
-    some,
 )
 from towers.inspect.gpu_kernels import (
     CPU,
@@ -147,7 +147,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     findings += findings_of_variables(built, lambda variable: without_localhost(variable.device))
     findings += _findings_of_operations(built, operations)
     findings += _findings_of_gpu_kernels(built, operations)
-    findings += _findings_of_replicas(built)
+    findings += _note_on_replicas(built)
     if run_metadata is not None:
         findings += findings_of_step(built, run_metadata)
     findings = list(dict.fromkeys(findings))  # micro-batches of a tower give the same lines
@@ -173,10 +173,10 @@ def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
 
 def _some_names(operations: typing.Iterable[tf.Operation]) -> str:
     """The names of the first operations, and how many more there are."""
-    return some([op.name for op in operations])
+    return first_few([op.name for op in operations])
 
 
-def _findings_of_replicas(built: BuiltTowers) -> Findings:
+def _note_on_replicas(built: BuiltTowers) -> Findings:
     """Yields a note on the memory of the replicas of variables, if there are any."""
     replicas = built.replicas
     if replicas is not None:
@@ -248,7 +248,7 @@ def _off_device(operations: typing.Iterable[tf.Operation], tower: Tower, first_t
 
 def _some_places(operations: typing.Iterable[tf.Operation]) -> str:
     """The first operations, each with its device, and how many more there are."""
-    return some(['%s on %s' % (op.name, named(operation_device(op))) for op in operations])
+    return first_few(['%s on %s' % (op.name, device_name(operation_device(op))) for op in operations])
 
 
 def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
@@ -290,8 +290,10 @@ def _follows_input(op: tf.Operation, tower: Tower) -> bool:
     """
     if op.type in _SWITCHES:
         return _is_with_value_from_outside(op, tower)
-    if op.type == 'Const':  # the size
-        return any(taker.type == 'TensorArrayV3' for taker in op.outputs[0].consumers())
+    if op.type == 'Const':
+        is_size_of_array = any(
+            taker.type == 'TensorArrayV3' for taker in op.outputs[0].consumers())
+        return is_size_of_array
     return op.type == 'TensorArrayV3'
 
 
@@ -309,7 +311,7 @@ def _is_with_value_from_outside(switch: tf.Operation, tower: Tower) -> bool:
 
 def _devices_of(operations: typing.Iterable[tf.Operation]) -> str:
     """The devices of some operations: `'/cpu:0, /gpu:1'`."""
-    return ', '.join(sorted({named(operation_device(op)) for op in operations}))
+    return ', '.join(sorted({device_name(operation_device(op)) for op in operations}))
 
 
 # ---- kernels on GPUs -----------------------------------------------------------------------------
@@ -344,11 +346,11 @@ def _findings_of_moved(moved: MovedOperations) -> Findings:
         yield broken('%s of %s on %s without a GPU kernel: %s; soft placement takes them to %s, '
                      'and %s' % (
                          counted_operations(moved.on_floats), owner, short_name(moved.device),
-                         _typed(moved.on_floats), cpu, cross))
+                         _some_with_types(moved.on_floats), cpu, cross))
     if moved.on_others:
         yield note('%s of %s on integers, strings and the like without a GPU kernel, which belong '
                    'on the CPU: %s; soft placement takes them to %s, and %s' % (
-                       counted_operations(moved.on_others), owner, _typed(moved.on_others), cpu,
+                       counted_operations(moved.on_others), owner, _some_with_types(moved.on_others), cpu,
                        cross))
     if moved.pulled:
         # On integers and strings it is no loss to be on the CPU.
@@ -356,18 +358,18 @@ def _findings_of_moved(moved: MovedOperations) -> Findings:
         finding = broken if has_floats else note
         yield finding('%s of %s colocated with one without a GPU kernel: %s; soft placement takes '
                       'them along to %s, and %s' % (
-                          counted_operations(moved.pulled), owner, _typed(moved.pulled), cpu,
+                          counted_operations(moved.pulled), owner, _some_with_types(moved.pulled), cpu,
                           cross))
 
 
-def _typed(operations: typing.Iterable[tf.Operation]) -> str:
+def _some_with_types(operations: typing.Iterable[tf.Operation]) -> str:
     """The first operations with their types, and how many more: `'x (Unique of int64)'`."""
     texts = []
     for op in operations:
         tensors = list(op.inputs) + list(op.outputs)
         dtypes = sorted({tensor.dtype.base_dtype.name for tensor in tensors})
         texts.append('%s (%s of %s)' % (op.name, op.type, ', '.join(dtypes)))
-    return some(texts)
+    return first_few(texts)
 
 
 # ---- transfers -----------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from towers.inspect.findings import (
     Findings,
     broken,
     counted_operations,
+    device_name,
     findings_of_variables,
-    named,
+    first_few,
     note,
-    some,
 )
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import converted_operations, xla_clusters
@@ -79,7 +79,7 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph,
     moved_away = []
     without_kernel = []
     for op in _moved_operations(tower, graph, device_of):
-        place = '%s to %s' % (op.name, named(device_of[op.name]))
+        place = '%s to %s' % (op.name, device_name(device_of[op.name]))
         # On a GPU, integers and strings have few kernels; operations on floats have one. On a CPU
         # all operations have one.
         has_floats = any(output.dtype.is_floating for output in op.outputs)
@@ -91,7 +91,7 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph,
     if moved_away:
         yield broken('the runtime moved %s of tower %d off %s: %s' % (
             counted_operations(moved_away), tower.index, short_name(tower.device),
-            some(moved_away)))
+            first_few(moved_away)))
     if without_kernel:
         yield note('the runtime moved %s of tower %d that %s has no kernel for' % (
             counted_operations(without_kernel), tower.index, short_name(tower.device)))

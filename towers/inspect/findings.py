@@ -47,12 +47,12 @@ def counted_operations(operations: typing.Sized) -> str:
     return counted(len(operations), 'operation')
 
 
-def named(device: str) -> str:
+def device_name(device: str) -> str:
     """The short name of a device; `'no device'` for `''`."""
     return short_name(device) if device else 'no device'
 
 
-def some(texts: typing.Sequence[str], limit: int = 3) -> str:
+def first_few(texts: typing.Sequence[str], limit: int = 3) -> str:
     """The first `limit` of some texts, and how many more there are."""
     text = ', '.join(texts[:limit])
     if len(texts) > limit:
@@ -82,9 +82,9 @@ def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
         was_made_by_build = name in built.made  # then the build has placed it
         if was_made_by_build:
             yield broken('variable %s is on %s, not on %s' % (
-                name, named(device), ' or '.join(map(short_name, allowed))))
+                name, device_name(device), ' or '.join(map(short_name, allowed))))
         elif device:
-            yield note('variable %s, made before the towers, is on %s' % (name, named(device)))
+            yield note('variable %s, made before the towers, is on %s' % (name, device_name(device)))
         else:
             without_device.append(name)
     if without_device:
@@ -105,7 +105,7 @@ def _findings_of_replicas(built: BuiltTowers, replicas: Replicas, device_of: Dev
             has_replica = replica is not variable
             if has_replica and device_of(replica) != tower.device:
                 yield broken("tower %d's replica of %s is on %s, not on %s" % (
-                    tower.index, variable.op.name, named(device_of(replica)),
+                    tower.index, variable.op.name, device_name(device_of(replica)),
                     short_name(tower.device)))
 
 
@@ -128,4 +128,4 @@ def _findings_of_slots(slots: typing.Iterable[tf.Variable], owners: typing.Itera
             continue  # the runtime chooses the device; the metadata of a step tells which
         if device_of(slot) != device_of(owner):
             yield broken('slot %s is on %s, %s on %s' % (
-                slot.op.name, named(device_of(slot)), owner_text, named(device_of(owner))))
+                slot.op.name, device_name(device_of(slot)), owner_text, device_name(device_of(owner))))
