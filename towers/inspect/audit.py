@@ -248,7 +248,8 @@ def _off_device(operations: typing.Iterable[tf.Operation], tower: Tower, first_t
 
 def _some_places(operations: typing.Iterable[tf.Operation]) -> str:
     """The first operations, each with its device, and how many more there are."""
-    return first_few(['%s on %s' % (op.name, device_name(operation_device(op))) for op in operations])
+    places = ['%s on %s' % (op.name, device_name(operation_device(op))) for op in operations]
+    return first_few(places)
 
 
 def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
@@ -350,16 +351,16 @@ def _findings_of_moved(moved: MovedOperations) -> Findings:
     if moved.on_others:
         yield note('%s of %s on integers, strings and the like without a GPU kernel, which belong '
                    'on the CPU: %s; soft placement takes them to %s, and %s' % (
-                       counted_operations(moved.on_others), owner, _some_with_types(moved.on_others), cpu,
-                       cross))
+                       counted_operations(moved.on_others), owner,
+                       _some_with_types(moved.on_others), cpu, cross))
     if moved.pulled:
         # On integers and strings it is no loss to be on the CPU.
         has_floats = any(map(computes_floats, moved.pulled))
         finding = broken if has_floats else note
         yield finding('%s of %s colocated with one without a GPU kernel: %s; soft placement takes '
                       'them along to %s, and %s' % (
-                          counted_operations(moved.pulled), owner, _some_with_types(moved.pulled), cpu,
-                          cross))
+                          counted_operations(moved.pulled), owner,
+                          _some_with_types(moved.pulled), cpu, cross))
 
 
 def _some_with_types(operations: typing.Iterable[tf.Operation]) -> str:

@@ -84,7 +84,7 @@ def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
             yield broken('variable %s is on %s, not on %s' % (
                 name, device_name(device), ' or '.join(map(short_name, allowed))))
         elif device:
-            yield note('variable %s, made before the towers, is on %s' % (name, device_name(device)))
+            yield note('variable %s, made before the towers, is on %s' % (name, short_name(device)))
         else:
             without_device.append(name)
     if without_device:
@@ -128,4 +128,5 @@ def _findings_of_slots(slots: typing.Iterable[tf.Variable], owners: typing.Itera
             continue  # the runtime chooses the device; the metadata of a step tells which
         if device_of(slot) != device_of(owner):
             yield broken('slot %s is on %s, %s on %s' % (
-                slot.op.name, device_name(device_of(slot)), owner_text, device_name(device_of(owner))))
+                slot.op.name, device_name(device_of(slot)), owner_text,
+                short_name(device_of(owner))))
