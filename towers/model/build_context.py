@@ -75,7 +75,7 @@ def current_call(graph: tf.Graph) -> typing.Optional[Call]:
 def variables_of_optimizer(graph: tf.Graph) -> typing.ContextManager:
     """The context, in the call of a model function, in which its optimizer makes slots: they are
     not recorded as variables of the model."""
-    return _CALLS[graph].variables.outside()
+    return _CALLS[graph].variables.unrecorded()
 
 
 _FAILED: 'weakref.WeakSet[tf.Graph]' = weakref.WeakSet()

@@ -99,7 +99,7 @@ class NewVariables:
             self._is_recording = False
 
     @contextlib.contextmanager
-    def outside(self) -> typing.Iterator[None]:
+    def unrecorded(self) -> typing.Iterator[None]:
         """A context within that of `recorded`: of variables that are not recorded as the model's,
         such as the slots of an optimizer that the model function calls."""
         self._is_recording = False
@@ -200,7 +200,7 @@ class NewVariables:
         It makes a resource variable on the device of its placement. In the place of a variable that
         an earlier build has made without `get_variable`, it returns that one.
         """
-        if not self._is_recording:  # in the context of `outside`
+        if not self._is_recording:  # in the context of `unrecorded`
             return next_creator(**kwargs)
         if tf.get_default_graph() is not self._graph:
             return self._create_from_other_graph(next_creator, kwargs)
