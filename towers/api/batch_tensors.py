@@ -43,8 +43,8 @@ class BatchTensors:
         """
         self._towers = tower_set
         self._model = tower_set.request.call.model  # `FinishedModel`
-        # Tower 0 is an import of the operations of the program. (It is None where a model function
-        # was called.)
+        # Tower 0 is an import of the operations of the program. Its type has None, too, for a model
+        # function.
         self._imported = typing.cast(Imported, tower_set.recorded.imported)
         # The batch's value of each tensor that was asked for, by the tensor's name.
         self._values = self._model.values_of_outputs(outputs)

@@ -329,9 +329,9 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
         if update_ops == 'all':
             return write_in_turn(towers, roles)
         return write_after_reads(towers, roles)
-    # The single tower of a model function keeps the order of the program. In two cases there is
-    # none: workers that have copies of the variables have to write equal values; and the updates of
-    # a finished model are operations of their own, which would come before or after the reads.
+    # The single tower of a model function keeps the order of the program. In two cases that does
+    # not do: workers that have copies of the variables have to write equal values; and the updates
+    # of a finished model are operations of their own, which would come before or after the reads.
     workers_write_alike = request.has_copies
     if workers_write_alike or request.call.is_finished:
         return write_after_reads(towers, roles)

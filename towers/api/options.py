@@ -231,10 +231,10 @@ def _objective(given: typing.Any, argument: str) -> Objective:
     """The `Objective` of an optimizer, or the given one; errors name the `argument`."""
     if isinstance(given, Objective):
         return given
-    others = 'a towers.Objective'
-    if argument == 'optimizer':
-        others += ', or None to evaluate'
-    check_optimizer(given, argument, or_else=others)
+    also_taken = 'a towers.Objective'  # besides an optimizer, for the error
+    if argument == 'optimizer':  # no entry of a dict of optimizers
+        also_taken += ', or None to evaluate'
+    check_optimizer(given, argument, or_else=also_taken)
     return Objective(given)
 
 

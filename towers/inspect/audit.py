@@ -163,7 +163,7 @@ def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
     TensorFlow looks at the whole graph before it runs a part of it, so with a circle not even
     variables can be initialized.
     """
-    if not operations:
+    if not operations:  # the build has nothing to run
         return
     cycle = find_cycle(operations[0].graph.get_operations())
     if cycle:

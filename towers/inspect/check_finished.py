@@ -150,7 +150,7 @@ def _give_functions_new_names(graph_def: tf.GraphDef) -> None:
     copies, names = copied_functions(functions, suffix='check_%d' % next(_NUMBERS))
     del library.function[:]
     library.function.extend(copies)
-    for gradient in library.gradient:
+    for gradient in library.gradient:  # a function may have another one as its gradient
         gradient.function_name = names[gradient.function_name]
         gradient.gradient_func = names[gradient.gradient_func]
     for node in graph_def.node:

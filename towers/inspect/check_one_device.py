@@ -126,7 +126,8 @@ def _loss_on_one_device(model_fn: typing.Callable, batch: typing.Any, objectives
     Returns:
       `(the loss, the updates that run with a step)`; the loss is a dict where there are several.
     """
-    # The same scope once more, for the sake of the getter: no name changes.
+    # The current scope is entered once more, since a custom getter is given on entry. Without a
+    # new name scope no name changes.
     with record_keras_calls() as keras, tf.variable_scope(
             tf.get_variable_scope(), auxiliary_name_scope=False,
             custom_getter=_registering_tensors):

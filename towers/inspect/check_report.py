@@ -259,7 +259,8 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
                 "0's part of it: compute it from the whole batch, before build_towers, or start "
                 'from a checkpoint of one device.' % first.name)
-    is_on_one_side = first.relative == float('inf')  # values of both sides differ by a number
+    # inf: a side has no such value, or one of another shape
+    is_on_one_side = first.relative == float('inf')
     if is_on_one_side and first.what in (VARIABLE, SLOT, GRADIENT):
         return ('%s %s exists on one side only: an unshared variable, or one whose name depends '
                 'on the tower.' % (first.what, first.name))
