@@ -84,7 +84,7 @@ def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
     left_out = set()
     if update_ops == 'none' or not has_train_op:
         left_out = updates - forward
-    if update_ops == 'none':
+    if update_ops == 'none':  # then tower 0, too, leaves out its inline updates
         left_out |= tower_set.roles.inline_updates.left_out
     # `ownership` has moved writes of the forward pass behind it, where the step runs them. The
     # proof came before, so they are among the operations that it has analysed.

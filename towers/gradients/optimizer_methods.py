@@ -150,6 +150,7 @@ class OwnComputeGradients:
                 text + "is of one worker's examples: let UPDATE_OPS write it to a variable, and "
                 'read the variable.')
         has_micro_batches = self._request.split.accumulate > 1
+        # Even a factor that only waits for the loss comes after the last micro-batch.
         if has_micro_batches and surrogate.op in graph_walk.step_operations([factor]):
             raise GradientError(text + 'is known when the last micro-batch is done: train without '
                                 'accumulate= and micro_batches=.')
@@ -245,7 +246,8 @@ class OwnMinimize:
         applied = minimized(self._optimizer, surrogate.loss, global_step, variables_of(pairs))
         # Raises an error if `minimize` has taken no gradient.
         surrogate.first_gradient('minimize of ' + type(self._optimizer).__name__)
-        compat.replace_tensor(surrogate.loss, self._loss)  # S had only other gradients
+        # The gradients are taken: all that takes S takes the loss itself from here on.
+        compat.replace_tensor(surrogate.loss, self._loss)
         return applied
 
 

@@ -74,6 +74,7 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
         optimizer = program.make_optimizer()
         built = build_towers(model, batch, optimizer, devices, program.reduction,
                              global_step=tf.train.get_global_step(), **program.options)
+        sum_of_losses = sum_of_tower_losses(built)
         with failing_on('on the %d towers, and not on one device,' % len(built.devices)), \
                 tf.Session(config=session_config(devices)) as session:
             initialize(session)
@@ -83,7 +84,7 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
-                            names, sum_of_tower_losses(built))
+                            names, sum_of_losses)
         # A variable whose initial value is computed from the batch begins with one of tower 0's
         # shard, and on one device with another, unless all shards are the same. Here it was set to
         # the value of one device. So it is noted by its name: the comparison lists a value that one

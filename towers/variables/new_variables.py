@@ -118,7 +118,7 @@ class NewVariables:
         """
         if scope is None and reuse is None:
             return self._scope_of_caller()
-        if scope is None:
+        if scope is None:  # entered once more, since `reuse` is given on entry
             scope = tf.get_variable_scope()
         return self._entered_scope(scope, reuse)
 

@@ -46,7 +46,8 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
         kwargs['initial_value'] = after_other_variables(
             kwargs.get('initial_value'), kwargs.get('dtype'))
         variable = next_creator(**kwargs)
-        if variable.op.type == 'VarHandleOp':
+        is_resource_variable = variable.op.type == 'VarHandleOp'
+        if is_resource_variable:
             handles.add(variable.op.name + ':0')
             variable.__class__ = _class_like(type(variable))
         return variable
