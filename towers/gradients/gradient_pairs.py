@@ -67,7 +67,7 @@ def times(gradient: Gradient, factor: typing.Union[float, tf.Tensor]) -> Gradien
     return map_values(lambda values: values * factor, gradient)
 
 
-def multiplied(pairs: Pairs, factor: float) -> Pairs:
+def multiplied(pairs: Pairs, factor: float) -> typing.List[tuple]:
     """List of the pairs with their gradients times a factor; None stays None."""
     result = []
     for gradient, variable in pairs:
