@@ -89,7 +89,8 @@ def findings_of_variables(built: BuiltTowers, device_of: DeviceOf) -> Findings:
             without_device.append(name)
     if without_device:
         yield note('%s, made before the towers, on no device (the runtime chooses): %s' % (
-            counted(len(without_device), 'variable'), some(without_device)))
+            counted(len(without_device), 'variable'),
+            first_few(without_device)))
     yield from _findings_of_slots(built.slots, built.variables, device_of, 'its variable')
     if built.replicas is not None:
         yield from _findings_of_replicas(built, built.replicas, device_of)
