@@ -59,13 +59,17 @@ def _is_within(value: typing.Any, least: typing.Optional[float], above: typing.O
 
 def check_count(name: str, value: typing.Any, least: int = 1, most: int = MOST_COUNT) -> None:
     """Raises `InvalidArgumentError` unless `value` is a whole number from `least` to `most`."""
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_whole or value < least:
+    if not is_whole_number(value) or value < least:
         raise InvalidArgumentError('%s=%.80r: expected a whole number of at least %d.'
                                    % (name, value, least))
     if value > most:
         raise InvalidArgumentError('%s=%.80r: expected a whole number of at most %d.'
                                    % (name, value, most))
+
+
+def is_whole_number(value: typing.Any) -> bool:
+    """Whether a value is a whole number; True and False, which Python counts as such, are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_graph_mode(what: str) -> None:

@@ -17,9 +17,9 @@ from towers.placement.tower_device import TowerDevice, device_like, follows_towe
     (['/cpu:0'], False),
     (['/gpu:1', '/job:worker'], False),
     ([None], False),
-    (['/device:CPU:0'], None),  # perhaps the device of another operation
-    ([lambda op: ''], None),
-    (['/cpu:0', lambda op: ''], None),
+    (['/device:CPU:0'], False),  # perhaps the device of another operation
+    ([lambda op: ''], False),
+    (['/cpu:0', lambda op: ''], False),
     ([lambda op: '', '/cpu:0'], False)])
 def test_scopes_inside_that_of_a_tower(scopes, follows):
     with contextlib.ExitStack() as stack:
@@ -28,7 +28,7 @@ def test_scopes_inside_that_of_a_tower(scopes, follows):
         op = tf.constant(1.).op
     assert follows_tower(op) is follows
     assert device_like(op) == op.device
-    assert isinstance(device_like(op), TowerDevice) == (follows is True)
+    assert isinstance(device_like(op), TowerDevice) == follows
 
 
 # ---- reads in loops ------------------------------------------------------------------------------

@@ -168,9 +168,9 @@ def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, i
         backward pass.
       variables_of: {name of an operation: bytes of the variables that it reads first}.
     """
-    # Of `others`, too, which are made elsewhere: an input crosses the cuts from the first operation
-    # that takes it to the last one.
-    crossing = crossing_bytes(operations, others=True)
+    # With what is made elsewhere: an input crosses the cuts from the first operation that takes it to
+    # the last one.
+    crossing = crossing_bytes(operations, counts_inputs=True)
     ends = _ends_of_pieces(operations)
     pieces = []
     begin = 0

@@ -43,9 +43,9 @@ def colocated_operations(op: tf.Operation) -> typing.List[tf.Operation]:
     return operations_named(op.graph, colocated_names(op))
 
 
-def is_uncolocated(op: tf.Operation) -> bool:
-    """Whether an operation is colocated with no other one."""
-    return not colocated_names(op)
+def is_colocated(op: tf.Operation) -> bool:
+    """Whether an operation is colocated with any other one."""
+    return bool(colocated_names(op))
 
 
 def colocate(op: tf.Operation, names: typing.Iterable[str]) -> None:

@@ -77,6 +77,21 @@ def producers_of(op: tf.Operation) -> typing.List[tf.Operation]:
     return [tensor.op for tensor in op.inputs]
 
 
+def of_types(operations: typing.Iterable[tf.Operation],
+             types: typing.Container[str]) -> typing.List[tf.Operation]:
+    """List of the operations whose type is one of `types`."""
+    return [op for op in operations if op.type in types]
+
+
+def tensors_taken(operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Tensor]:
+    """List of the tensors that operations take as inputs, in the order of the operations. A tensor
+    is in the list as often as it is taken."""
+    tensors: typing.List[tf.Tensor] = []
+    for op in operations:
+        tensors.extend(op.inputs)
+    return tensors
+
+
 def inputs_of(op: tf.Operation) -> typing.List[tf.Operation]:
     """List of the operations that an operation waits for, by data and by control edges."""
     return producers_of(op) + list(op.control_inputs)
@@ -182,9 +197,14 @@ def is_random(op: tf.Operation) -> bool:
     """Whether an operation draws random numbers by a generator of its own, so that each step gives
     others. A stateless random operation computes its numbers from a seed that is an input of it,
     and does not count."""
-    if op.type in _RANDOM or op.type.startswith(_RANDOM_PREFIXES):
+    return is_random_type(op.type)
+
+
+def is_random_type(op_type: str) -> bool:
+    """Whether operations of a type draw random numbers by a generator of their own."""
+    if op_type in _RANDOM or op_type.startswith(_RANDOM_PREFIXES):
         return True
-    return op.type.endswith('CandidateSampler')
+    return op_type.endswith('CandidateSampler')
 
 
 def has_seed(node: tf.NodeDef) -> bool:

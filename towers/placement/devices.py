@@ -4,15 +4,14 @@
 """
 
 import collections
-import numbers
 import os
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_flag
+from towers.arguments import check_flag, is_whole_number
 from towers.errors import DeviceError, InvalidArgumentError
-from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
+from towers.placement.tower_device import StagedDevices, all_devices, stages_of, stages_of_all
 
 MOST_TOWERS = 10000  # a larger count is a slip of the keyboard, and its list fills the memory
 
@@ -24,7 +23,13 @@ def visible_gpus() -> typing.Tuple[str, ...]:
     `/device:GPU:0`, `/device:GPU:1`, … without holes.
     """
     physical = tf.config.experimental.list_physical_devices('GPU')
-    return tuple('/device:GPU:%d' % index for index in range(len(physical)))
+    return _first_names('GPU', len(physical))
+
+
+def _first_names(device_type: str, count: int) -> typing.Tuple[str, ...]:
+    """The names of the first devices of a type: `('/device:GPU:0', '/device:GPU:1')` for two GPUs.
+    """
+    return tuple('/device:%s:%d' % (device_type, index) for index in range(count))
 
 
 class Devices(tuple):
@@ -72,7 +77,7 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     """
     check_flag('check', check)
     check_flag('allow_repeated', allow_repeated)
-    if isinstance(devices, Devices):
+    if isinstance(devices, Devices):  # of an earlier call, which has checked them as it was told
         return devices
     return Devices(_canonical_names(devices, check, allow_repeated), check)
 
@@ -87,8 +92,7 @@ def _canonical_names(devices: typing.Any, check: bool,
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
-    is_bool = isinstance(devices, bool)  # an integer for Python, and no count
-    if isinstance(devices, numbers.Integral) and not is_bool:
+    if is_whole_number(devices):
         return _first_devices(int(devices), gpus, check)
     if not isinstance(devices, (str, list, tuple)):
         raise InvalidArgumentError(
@@ -114,11 +118,11 @@ def _first_devices(count: int, gpus: typing.Sequence[str], check: bool) -> typin
         raise InvalidArgumentError('devices=%d: expected at least one device, and at most %d.' % (
             count, MOST_TOWERS))
     if not gpus:
-        return tuple('/device:CPU:%d' % index for index in range(count))
+        return _first_names('CPU', count)
     if check and count > len(gpus):
         raise DeviceError('devices=%d, but %s: ask for fewer, or name the devices (CPUs too).'
                           % (count, _visible_devices_text(gpus)))
-    return tuple('/device:GPU:%d' % index for index in range(count))
+    return _first_names('GPU', count)
 
 
 def _named_devices(devices: typing.Union[str, typing.Sequence]) -> typing.Tuple[str, ...]:
@@ -131,7 +135,8 @@ def _named_devices(devices: typing.Union[str, typing.Sequence]) -> typing.Tuple[
     entries = devices.split(',') if isinstance(devices, str) else devices
     names = tuple(map(_device_of_tower, entries))
     stage_counts = {len(stages_of(name)) for name in names}  # empty without any tower
-    if len(stage_counts) != 1:
+    have_same_count = len(stage_counts) == 1
+    if not have_same_count:
         raise DeviceError('devices=%.80r: expected one device or more (None for every visible '
                           'GPU), and as many devices for each tower.' % (devices,))
     return names
@@ -144,7 +149,7 @@ def _device_of_tower(entry: typing.Any) -> str:
       entry: what the caller gave for the tower: a name, names joined by `+`, a list of names, or a
         `StagedDevices`. Anything else is refused.
     """
-    if isinstance(entry, (StagedDevices, TowerDevice)):
+    if isinstance(entry, StagedDevices):
         names = list(entry.stages)
     elif isinstance(entry, str):
         names = entry.split('+')
@@ -163,11 +168,8 @@ def canonical_device(name: str) -> str:
 
     Raises `DeviceError` for what is not the name of one device.
     """
-    try:
-        spec = tf.DeviceSpec.from_string(name.strip())
-    except (ValueError, AttributeError, TypeError):  # a text that is no device, or no text
-        spec = tf.DeviceSpec()  # of no device, which is refused below
-    if not _is_one_device(spec):
+    spec = _spec_of_one_device(name)
+    if spec is None:
         raise DeviceError("%.80r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
     # The runtime puts /job:localhost/replica:0/task:0 before the devices of a process without a
@@ -178,11 +180,16 @@ def canonical_device(name: str) -> str:
     return spec.to_string()
 
 
-def _is_one_device(spec: tf.DeviceSpec) -> bool:
-    """Whether a device name has a type and an index; without them it would mean several devices."""
-    if spec.device_type is None or spec.device_index is None:
-        return False
-    return spec.device_index >= 0
+def _spec_of_one_device(name: typing.Any) -> typing.Optional[tf.DeviceSpec]:
+    """The parts of the name of one device; None for anything else, such as `'/gpu'`, which means
+    every GPU."""
+    try:
+        spec = tf.DeviceSpec.from_string(name.strip())
+    except (ValueError, AttributeError, TypeError):  # a text that is no device, or no text
+        return None
+    if spec.device_type is None or spec.device_index is None or spec.device_index < 0:
+        return None
+    return spec
 
 
 def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
@@ -194,18 +201,14 @@ def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
       devices: what the caller gave, for the message.
       allow_repeated: whether two towers may share a device. Two stages of one tower may not.
     """
-    counts: collections.Counter = collections.Counter()
-    for device in names:
-        counts.update(stages_of(device))
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    if not repeated:
-        return
-    is_repeated_within_tower = not all(map(_has_different_stages, names))
-    if allow_repeated and not is_repeated_within_tower:
-        return
-    raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of its '
-                      'own, or pass resolve_devices(…, allow_repeated=True) to put several on '
-                      'one.' % (short_name(repeated[0]), counts[repeated[0]], devices))
+    if allow_repeated and all(map(_has_different_stages, names)):
+        return  # a device that is named twice is one of several towers
+    counts = collections.Counter(stages_of_all(names))
+    for name, count in sorted(counts.items()):
+        if count > 1:
+            raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of '
+                              'its own, or pass resolve_devices(…, allow_repeated=True) to put '
+                              'several on one.' % (short_name(name), count, devices))
 
 
 def _has_different_stages(device: str) -> bool:
@@ -220,18 +223,28 @@ def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
       name: the canonical name of the device.
       gpus: the visible GPUs.
     """
+    reason = _why_missing(name, gpus)
+    if reason is not None:
+        raise DeviceError(
+            '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
+            'to build the graph for another machine.' % (short_name(name), reason))
+
+
+def _why_missing(name: str, gpus: typing.Sequence[str]) -> typing.Optional[str]:
+    """Says in an error why this process does not have a device; None for a device that it has.
+
+    Args:
+      name: the canonical name of the device.
+      gpus: the visible GPUs.
+    """
     spec = tf.DeviceSpec.from_string(name)
-    # The name is canonical, and so has no job if it is of this process.
+    # The canonical name of a device of this process has none of these fields.
     is_of_cluster = spec.job is not None or spec.task or spec.replica
-    if not is_of_cluster and _is_on_this_machine(spec, is_visible_gpu=name in gpus):
-        return
     if is_of_cluster:
-        reason = 'without a cluster the one job of this program is localhost'
-    else:
-        reason = _visible_devices_text(gpus)
-    raise DeviceError(
-        '%s does not exist: %s. Name another device, or pass resolve_devices(…, check=False) '
-        'to build the graph for another machine.' % (short_name(name), reason))
+        return 'without a cluster the one job of this program is localhost'
+    if _is_on_this_machine(spec, is_visible_gpu=name in gpus):
+        return None
+    return _visible_devices_text(gpus)
 
 
 def _is_on_this_machine(spec: tf.DeviceSpec, is_visible_gpu: bool) -> bool:

@@ -16,18 +16,18 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_choice, check_instance
 from towers.errors import PrecisionError
-from towers.graph.graph_walk import is_random
+from towers.graph.graph_walk import is_random_type
 from towers.placement.devices import is_gpu, resolve_devices
 
 PRECISIONS = ('float32', 'bf16', 'fp16')
 """Values of `precision=`: 32-bit floats; bfloat16, on CPUs; float16, on GPUs."""
 
-# {precision: the field of `RewriterConfig` that switches its rewrite on}, for towers on GPUs and
-# on CPUs. `auto_mixed_precision_cpu` is left out: it only rounds, between products in float32, and
-# on TF 2.15 and 2.21 it ends the process with a segmentation fault when a convolution with batch
-# norm is run forwards.
-_FIELDS_ON_GPUS = {'fp16': 'auto_mixed_precision'}
-_FIELDS_ON_CPUS = {'bf16': 'auto_mixed_precision_onednn_bfloat16'}
+# {(precision, kind of the towers' devices): the field of `RewriterConfig` that switches the rewrite
+# on}. `auto_mixed_precision_cpu` is left out: it only rounds, between products in float32, and on
+# TF 2.15 and 2.21 it ends the process with a segmentation fault when a convolution with batch norm
+# is run forwards.
+_REWRITE_FIELDS = {('fp16', 'GPU'): 'auto_mixed_precision',
+                   ('bf16', 'CPU'): 'auto_mixed_precision_onednn_bfloat16'}
 _DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
 
 
@@ -48,8 +48,8 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
     """
     check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
     check_choice('precision', precision, PRECISIONS)
-    # The names are taken as they are: `build_towers` has checked the towers' devices, and this only
-    # asks whether they are GPUs, which may be those of another machine.
+    # Nothing is checked but the spelling: `build_towers` has checked the towers' devices, and this
+    # only asks whether they are GPUs, which may be those of another machine.
     resolved = resolve_devices(devices, check=False, allow_repeated=True)
     if precision != 'float32':
         rewrites = config.graph_options.rewrite_options
@@ -66,22 +66,18 @@ def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
 
     Raises `PrecisionError` if this TensorFlow has no such rewrite for these devices.
     """
-    on_gpus = [device for device in devices if is_gpu(device)]
-    if not on_gpus:
-        kind = 'CPUs'
-        field = _FIELDS_ON_CPUS.get(precision)
-    elif len(on_gpus) == len(devices):
-        kind = 'GPUs'
-        field = _FIELDS_ON_GPUS.get(precision)
-    else:
+    num_gpus = sum(map(is_gpu, devices))
+    if 0 < num_gpus < len(devices):
         raise PrecisionError(
             'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
             'kind or for the other. Use float32, or devices of one kind.' % precision)
+    kind = 'GPU' if num_gpus else 'CPU'
+    field = _REWRITE_FIELDS.get((precision, kind))
     # An older TensorFlow does not have each field.
     known_fields = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
     if field is None or field not in known_fields:
         raise PrecisionError(
-            'precision=%r: TensorFlow %s has no rewrite to it that works on %s. Use float32; or '
+            'precision=%r: TensorFlow %s has no rewrite to it that works on %ss. Use float32; or '
             'fp16 on GPUs, bf16 on CPUs with TensorFlow 2.15 or later.' % (
                 precision, tf.version.VERSION, kind))
     return field
@@ -98,14 +94,21 @@ def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collec
       `Counter` by the type of the operation. A fused one, such as oneDNN's `_MklMatMul` or
       grappler's `_FusedConv2D`, counts as what it computes (`MatMul`, `Conv2D`).
     """
-    dtype_code = _DTYPES[precision].as_datatype_enum
+    dtype_code = _DTYPES[precision].as_datatype_enum  # its number in a node's attributes
     counts: collections.Counter = collections.Counter()
-    for graph in run_metadata.partition_graphs:
-        for node in graph.node:
-            computed = compat.computed_operation(node.op)  # None if it only moves tensors
-            if computed is not None and _has_dtype(node, dtype_code):
-                counts[computed] += 1
+    for node in _nodes_of_step(run_metadata):
+        computed = compat.computed_operation(node.op)  # None if it only moves tensors
+        if computed is not None and _has_dtype(node, dtype_code):
+            counts[computed] += 1
     return counts
+
+
+def _nodes_of_step(run_metadata: tf.RunMetadata) -> typing.List[tf.NodeDef]:
+    """List of the nodes that a step ran; each device has a graph of its own."""
+    nodes: typing.List[tf.NodeDef] = []
+    for graph in run_metadata.partition_graphs:
+        nodes.extend(graph.node)
+    return nodes
 
 
 def _has_dtype(node: tf.NodeDef, dtype_code: int) -> bool:
@@ -157,27 +160,23 @@ def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
       `Counter` by device, such as `'/device:CPU:1'`.
     """
     clusters: collections.Counter = collections.Counter()
-    for graph in run_metadata.partition_graphs:
-        for node in graph.node:
-            if node.op == '_XlaRun':  # one such operation runs one cluster
-                job_and_device = node.device.partition('/device:')
-                clusters['/device:' + job_and_device[-1]] += 1
+    for node in _nodes_of_step(run_metadata):
+        if node.op == '_XlaRun':  # one such operation runs one cluster
+            job_and_device = node.device.partition('/device:')
+            clusters['/device:' + job_and_device[-1]] += 1
     return clusters
 
 
-def _is_to_be_compiled(node: tf.NodeDef) -> bool:
-    """Whether XLA may compile an operation: not a random one, nor one that uses a variable, nor an
-    initial value. The docstring of `compiled` has the reasons."""
-    if is_random(_Operation(node.op)) or node.op.startswith(_NOT_COMPILED):
-        return False
-    is_initial_value = '/Initializer/' in node.name or '/initial_value' in node.name
-    return not is_initial_value
-
-
-# The beginnings of types: random operations with a seed as an input, and what uses variables.
+# The beginnings of the types of operations that XLA does not compile: stateless random ones, which
+# take a seed as an input, and those that use a variable.
 _NOT_COMPILED = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')
 
 
-class _Operation(typing.NamedTuple):
-    """A stand-in for a `tf.Operation` where only a node is at hand: `is_random` reads its type."""
-    type: str
+def _is_to_be_compiled(node: tf.NodeDef) -> bool:
+    """Whether XLA is to compile an operation: not a random one, nor one that uses a variable, nor
+    an initial value. The docstring of `compiled` has the reasons."""
+    if is_random_type(node.op) or node.op.startswith(_NOT_COMPILED):
+        return False
+    # The scopes in which `tf.get_variable` and `tf.Variable` make initial values.
+    is_initial_value = '/Initializer/' in node.name or '/initial_value' in node.name
+    return not is_initial_value

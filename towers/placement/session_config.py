@@ -8,9 +8,10 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import MOST_INT32, check_count, check_flag, check_number
 from towers.placement.devices import cpu_indices, is_gpu, resolve_devices, session_cpus
-from towers.placement.tower_device import all_devices
+from towers.placement.tower_device import all_devices, type_and_index
 
-_CHOICE_OF_TENSORFLOW = "TensorFlow's choice of"
+_FIRST_CPU = '/device:CPU:0'  # which every session has
+_CHOICE_OF_TENSORFLOW = "TensorFlow's choice of"  # in the plan, for a number of threads of 0
 
 
 def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None,
@@ -47,12 +48,12 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     if memory_fraction is not None:
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")
-    # The names are taken as they are: a config may be made for another machine, and towers that
+    # Nothing is checked but the spelling: a config may be made for another machine, and towers that
     # share a device need nothing else. `build_towers` checks the devices of its towers.
     names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
     has_gpus = any(map(is_gpu, names))
     if intra_op_threads is None:
-        intra_op_threads = _default_intra_op_threads(num_cpu_towers=len(cpu_indices(names)))
+        intra_op_threads = _default_intra_op_threads(num_cpu_devices=len(cpu_indices(names)))
     config = tf.ConfigProto(
         device_count={'CPU': session_cpus(names)},
         allow_soft_placement=has_gpus,
@@ -77,18 +78,18 @@ def _check_threads(name: str, threads: typing.Optional[int]) -> None:
         check_count(name, threads, least=0, most=MOST_INT32)
 
 
-def _default_intra_op_threads(num_cpu_towers: int) -> int:
+def _default_intra_op_threads(num_cpu_devices: int) -> int:
     """The number of threads of one operation, where the caller gives none.
 
-    That is `OMP_NUM_THREADS`, if it is set. Else several towers on CPU devices share the cores: on
-    8 cores each of 4 towers gets 2 threads. Else it is 0, with which TensorFlow chooses itself.
+    That is `OMP_NUM_THREADS`, if it is set. Else several CPU devices, which compute side by side,
+    share the cores: on 8 cores each of 4 devices gets 2 threads. Else it is 0, TensorFlow's choice.
     """
     from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
     if from_environment.isdigit() and int(from_environment) > 0:
         return int(from_environment)
-    if num_cpu_towers > 1:
+    if num_cpu_devices > 1:
         num_cores = os.cpu_count() or 1  # None where Python cannot tell
-        return max(1, num_cores // num_cpu_towers)
+        return max(1, num_cores // num_cpu_devices)
     return 0
 
 
@@ -103,7 +104,8 @@ def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
 
 
 def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional[tf.ConfigProto]:
-    """The `session_config` for the devices that the operations of a graph ask for.
+    """The `session_config` for the devices that the operations of a graph ask for, for a session
+    whose caller gives no config.
 
     Args:
       graph: the graph; None for the default graph.
@@ -114,21 +116,19 @@ def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional
     operations = (graph or tf.get_default_graph()).get_operations()
     names = set()
     for device in {op.device for op in operations}:
-        spec = tf.DeviceSpec.from_string(device)
-        if spec.device_type is not None and spec.device_index is not None:
-            names.add('/device:%s:%d' % (spec.device_type, spec.device_index))
-    if names <= {'/device:CPU:0'}:  # which each session has
+        device_type, index = type_and_index(device)
+        if device_type is not None and index is not None:  # not '', nor a job alone
+            names.add('/device:%s:%d' % (device_type, index))
+    if names <= {_FIRST_CPU}:
         return None
     return session_config(sorted(names))
 
 
 def needs_config(devices: typing.Sequence[str]) -> bool:
     """Whether a session has these devices of towers only with `session_config`: a CPU other than
-    `/cpu:0` is among them."""
-    for name in all_devices(devices):
-        if name.startswith('/device:CPU:') and name != '/device:CPU:0':
-            return True
-    return False
+    `/cpu:0` is among them. A device of a cluster, whose name begins with a job, does not count."""
+    cpus = {name for name in all_devices(devices) if name.startswith('/device:CPU:')}
+    return not cpus <= {_FIRST_CPU}
 
 
 def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> str:
@@ -138,13 +138,14 @@ def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> st
       config: the config.
       devices: the devices of the towers.
     """
-    line = '%s intra-op and %s inter-op threads' % (  # 0 in the config is TensorFlow's choice
+    line = '%s intra-op and %s inter-op threads' % (
         config.intra_op_parallelism_threads or _CHOICE_OF_TENSORFLOW,
         config.inter_op_parallelism_threads or _CHOICE_OF_TENSORFLOW)
     if not any(map(is_gpu, devices)):
         return line
     gpu_options = config.gpu_options
-    line += '; GPU memory ' + ('as it is needed' if gpu_options.allow_growth else 'all at once')
+    growth = 'as it is needed' if gpu_options.allow_growth else 'all at once'
+    line += '; GPU memory ' + growth
     if gpu_options.per_process_gpu_memory_fraction:
         line += ', %g of it at the most' % gpu_options.per_process_gpu_memory_fraction
     return line

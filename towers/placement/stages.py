@@ -5,6 +5,7 @@ and gradient operations, get their stage here afterwards. `loop_state` does it f
 """
 
 import contextlib
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -16,14 +17,14 @@ from towers.graph.edit import (
     Library,
     colocate,
     colocated_names,
-    is_uncolocated,
+    is_colocated,
 )
-from towers.graph.graph_walk import is_control_flow, names_of
+from towers.graph.graph_walk import is_control_flow, names_of, producers_of
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import (
     StageDevice,
     TowerDevice,
-    current_tower_device,
+    current_stages,
     resources_taken,
     stages_of,
 )
@@ -51,27 +52,25 @@ def stage(number: int) -> typing.Iterator[None]:
       ModelFunctionError: the tower has several devices, and fewer than this.
     """
     check_count('number', number, least=0)
-    device = None  # of the tower; an eager program has none
-    if not tf.executing_eagerly():
-        device = current_tower_device(tf.get_default_graph())
-    if device is None or len(device.stages) == 1:
+    if tf.executing_eagerly():  # towers are parts of a graph
         yield
         return
-    if number >= len(device.stages):
+    stages = current_stages(tf.get_default_graph())
+    if len(stages) <= 1:  # 0 outside of towers
+        yield
+        return
+    if number >= len(stages):
         raise ModelFunctionError(
             'stage(%d), and the devices of this tower are %s: name %d devices for each tower, or '
-            'one for all stages.' % (number, ' and '.join(device.stages), number + 1))
-    with tf.device(StageDevice(device.stages[number], device.stages)):
+            'one for all stages.' % (number, ' and '.join(stages), number + 1))
+    with tf.device(StageDevice(stages[number], stages)):
         yield
 
 
 def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
     """Whether the model has made any of these operations in the scope of a `stage`."""
-    for op in operations:
-        scopes = compat.device_scopes(op)
-        if any(isinstance(scope, StageDevice) for scope in scopes):
-            return True
-    return False
+    scopes = itertools.chain.from_iterable(map(compat.device_scopes, operations))
+    return any(isinstance(scope, StageDevice) for scope in scopes)
 
 
 def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> None:
@@ -88,18 +87,34 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     placed: typing.Dict[str, str] = {}  # {name of an operation: the device of its stage}
     library = Library(tf.get_default_graph())
     for op in operations:
-        last_stage = _last_stage_of_inputs(op, placed, stages)
-        # An operation of a TensorArray asks for no device, as TensorFlow places it with the array.
-        is_placed_by_runtime = not op.device
-        if may_move(op, stages):
-            placed[op.name] = last_stage or stages[0]
-            move(op, placed[op.name], library)
-        elif op.device in stages:  # the model has made it in a stage
-            placed[op.name] = op.device
-        elif is_placed_by_runtime and last_stage is not None:
-            # It stays as it is, and what takes its tensors goes to the stage of the loop that fills
-            # the array.
-            placed[op.name] = last_stage
+        stage_device = _stage_of_forward(op, placed, stages)
+        if stage_device is None:
+            continue
+        placed[op.name] = stage_device
+        if op.device:  # else TensorFlow places it, and goes on doing so
+            move(op, stage_device, library)
+
+
+def _stage_of_forward(op: tf.Operation, placed: typing.Dict[str, str],
+                      stages: typing.Sequence[str]) -> typing.Optional[str]:
+    """The device of the stage that an operation of the forward pass belongs to; None if it belongs
+    to no stage, since the program has put it elsewhere.
+
+    Args:
+      op: the operation.
+      placed: {name of an operation on a stage: its device}, of all operations before it.
+      stages: the devices of the stages.
+    """
+    last_stage = _last_stage_of_inputs(op, placed, stages)
+    if may_move(op, stages):
+        return last_stage or stages[0]
+    if op.device in stages:  # the model has made it in a stage
+        return op.device
+    if not op.device:
+        # TensorFlow places an operation on a TensorArray with the array. What takes its tensors
+        # goes to the stage of the loop that fills the array, which is the last among its inputs.
+        return last_stage
+    return None
 
 
 def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
@@ -112,11 +127,15 @@ def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
       placed: {name of an operation on a stage: its device}.
       stages: the devices of the stages.
     """
-    source_names = [tensor.op.name for tensor in op.inputs]
-    input_devices = [placed[name] for name in source_names if name in placed]
-    if not input_devices:
-        return None
-    return max(input_devices, key=stages.index)
+    devices = {placed.get(source.name) for source in producers_of(op)}  # None of what is not placed
+    stages_of_inputs = _in_order(devices, stages)
+    return stages_of_inputs[-1] if stages_of_inputs else None
+
+
+def _in_order(devices: typing.Container[typing.Optional[str]],
+              stages: typing.Sequence[str]) -> typing.List[str]:
+    """List of the stages that are among `devices`, in the order of the stages."""
+    return [stage_device for stage_device in stages if stage_device in devices]
 
 
 def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
@@ -129,13 +148,13 @@ def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
       op: the operation.
       stages: the devices of the stages of its tower.
     """
-    if op.device != stages[0] or not is_uncolocated(op):
+    if op.device != stages[0] or is_colocated(op):
         return False
     scopes = compat.device_scopes(op)  # the innermost one first
-    if not scopes:
+    if not scopes:  # then no scope of the tower is around it
         return False
-    # A `StageDevice` is a `TowerDevice`, too: the scope of a `stage`.
-    return isinstance(scopes[0], TowerDevice) and not isinstance(scopes[0], StageDevice)
+    is_in_stage = isinstance(scopes[0], StageDevice)  # which is a `TowerDevice`, too
+    return isinstance(scopes[0], TowerDevice) and not is_in_stage
 
 
 def move(op: tf.Operation, device: str, library: Library) -> None:
@@ -183,8 +202,7 @@ def check_stages(operations: typing.Sequence[tf.Operation], device: str) -> None
         number = stage_numbers[op.name]
         for tensor in op.inputs:
             source_number = stage_numbers.get(tensor.op.name, 0)
-            takes_later_tensor = source_number > number and not _is_before_all_stages(tensor)
-            if takes_later_tensor:
+            if source_number > number and not _is_before_all_stages(tensor):
                 raise ModelFunctionError(
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
                     'each other in a circle: with micro_batches= data goes from a stage to later '
@@ -194,7 +212,7 @@ def check_stages(operations: typing.Sequence[tf.Operation], device: str) -> None
 def _is_kept_with_another(op: tf.Operation) -> bool:
     """Whether TensorFlow keeps an operation with another one, wherever that is: it is colocated, or
     takes the handle of a variable."""
-    return not is_uncolocated(op) or bool(resources_taken(op))
+    return is_colocated(op) or bool(resources_taken(op))
 
 
 def _is_before_all_stages(tensor: tf.Tensor) -> bool:
@@ -249,13 +267,11 @@ class _BackwardPlacement:
         is_beside_unplaced = not set(leader_names) <= self._placed.keys()
         if is_beside_unplaced:
             return  # it is colocated with a variable, say
-        is_group = op.type == 'NoOp' and len(op.control_inputs) > 0
-        if is_group and not leader_names:
+        if not leader_names and _is_group(op):
             device = self._colocate_group(op)
         else:
             device = self._device_of(op)
-        is_on_own_device = op.device not in self._stages
-        if is_on_own_device or device not in self._stages:
+        if op.device not in self._stages or device not in self._stages:
             return  # the program has put it, or what it belongs to, on a device of no stage
         self._placed[op.name] = device
         move(op, device, self._library)
@@ -269,9 +285,9 @@ class _BackwardPlacement:
         """Colocates a group with the first operation that it waits for, and returns that
         operation's device.
 
-        `tf.group` has given the group this device by its name, which the copy of the group for
-        another tower would keep. The copy of a colocated group is colocated with the copy of the
-        operation, and so on the device of its own tower.
+        So the copy of the group for another tower is colocated with the copy of that operation, on
+        a device of its own tower. Otherwise it would be on this tower's: `tf.group` names the
+        device of what it groups, in a scope of its own, as a program would.
 
         Args:
           group: an operation that `tf.group` has made.
@@ -283,24 +299,41 @@ class _BackwardPlacement:
     def _device_of(self, op: tf.Operation) -> str:
         """The device to put a gradient operation on: the device of its forward operation; else of
         the loop that it is in; else of the first stage among its inputs; else of the loss."""
-        forward = compat.differentiated_operation(op)
-        if forward is not None and forward.device in self._stages:
-            return forward.device
-        # The counter of a loop and its stacks (v1) have no forward operation.
-        loop = compat.control_flow_context(op)
-        if is_control_flow(op) and loop in self._devices_of_loops:
-            return self._devices_of_loops[loop]
+        stage_of_forward = _stage_of_differentiated(op, self._stages)
+        if stage_of_forward is not None:
+            return stage_of_forward
+        if is_control_flow(op):  # such as the counter of a loop's iterations, or a stack (v1)
+            loop = compat.control_flow_context(op)
+            if loop in self._devices_of_loops:
+                return self._devices_of_loops[loop]
         return self._first_stage_of_inputs(op) or self._loss.op.device
 
     def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
         """The device of the first stage that an operation takes a tensor from; None if it takes
         none. Constants do not count: having no inputs, they are all on the first stage."""
-        sources = [tensor.op for tensor in op.inputs if tensor.op.type != 'Const']
-        devices = {self._placed.get(source.name, source.device) for source in sources}
-        for stage_device in self._stages:
-            if stage_device in devices:
-                return stage_device
+        devices = set()
+        for source in producers_of(op):
+            if source.type != 'Const':
+                # An operation of the forward pass is not placed here: it has its own device.
+                devices.add(self._placed.get(source.name, source.device))
+        stages_of_inputs = _in_order(devices, self._stages)
+        return stages_of_inputs[0] if stages_of_inputs else None
+
+
+def _stage_of_differentiated(op: tf.Operation,
+                             stages: typing.Sequence[str]) -> typing.Optional[str]:
+    """The device of the operation whose gradient function has made `op`; None if that operation is
+    on no stage, or no gradient function has: a sum of gradients is made by `tf.gradients` itself.
+    """
+    forward = compat.differentiated_operation(op)
+    if forward is None or forward.device not in stages:
         return None
+    return forward.device
+
+
+def _is_group(op: tf.Operation) -> bool:
+    """Whether `tf.group` has made an operation: it computes nothing, and waits for others."""
+    return op.type == 'NoOp' and len(op.control_inputs) > 0
 
 
 def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
@@ -323,10 +356,9 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
         loop = compat.control_flow_context(op)
         if loop is None or loop in devices:
             continue
+        device = op.device
         if op.name in backward_names:
-            forward = compat.differentiated_operation(op)  # None of a sum of gradients, say
-        else:
-            forward = op
-        if forward is not None and forward.device in stages:
-            devices[loop] = forward.device
+            device = _stage_of_differentiated(op, stages)
+        if device in stages:
+            devices[loop] = device
     return devices

@@ -5,13 +5,14 @@ TensorFlow keeps with each operation the device scopes that it was made under, a
 tower is a `TowerDevice`.
 """
 
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import SharedVariableError
-from towers.graph.edit import colocate, colocated_names, colocated_operations
+from towers.graph.edit import colocate, colocated_operations
 from towers.graph.graph_walk import operation_named, source_through
 from towers.graph.variable_access import variable_op
 
@@ -46,10 +47,15 @@ def stages_of(device: str) -> typing.Tuple[str, ...]:
     return getattr(device, 'stages', (str(device),))
 
 
+def stages_of_all(devices: typing.Iterable[str]) -> typing.List[str]:
+    """List of the devices of all stages of all towers, in order; one that several towers or stages
+    share is in it several times."""
+    return list(itertools.chain.from_iterable(map(stages_of, devices)))
+
+
 def all_devices(devices: typing.Iterable[str]) -> typing.Tuple[str, ...]:
     """Tuple of the devices of all towers and their stages, each one once, in order."""
-    names = [name for device in devices for name in stages_of(device)]
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(stages_of_all(devices)))
 
 
 class TowerDevice(str):
@@ -68,8 +74,10 @@ class TowerDevice(str):
     def __new__(cls, device: str,
                 stages: typing.Optional[typing.Tuple[str, ...]] = None) -> 'TowerDevice':
         """Makes it from a device, and the devices of all stages; None for those of the device."""
+        if stages is None:
+            stages = stages_of(device)
         name = super().__new__(cls, device)
-        name.stages = stages or stages_of(device)
+        name.stages = stages
         return name
 
     def __str__(self):
@@ -80,39 +88,44 @@ class StageDevice(TowerDevice):
     """A `TowerDevice` of one stage of the model: the device of that stage, in `towers.stage`."""
 
 
-def follows_tower(op: tf.Operation) -> typing.Optional[bool]:
-    """Whether the tower's scope, and not the program, has put an operation on its device, so that
-    it is on another device in another tower.
+def follows_tower(op: tf.Operation) -> bool:
+    """Whether the scope of its tower, and not the program, has put an operation on its device, so
+    that the same operation of another tower is on another device.
 
-    Returns:
-      True or False; False for an operation that is colocated with others. None where it cannot be
-      told: under a device function, or under `tf.device(other_op.device)`.
+    It is False, too, where nothing tells of the scope: under a device function, under
+    `tf.device(other_op.device)`, and for an operation that is colocated with others.
     """
-    # The innermost scope that names a device has put the operation there.
+    # TensorFlow drops the scopes of an operation that is colocated with others: it has none here.
     for scope in compat.device_scopes(op):  # from the inside to the outside
         if isinstance(scope, TowerDevice):
             return True
-        if scope == 'None':  # tf.device(None): the scopes around it do not count
+        if _may_give_device(scope):
             return False
-        if '<' in scope:  # of a device function there is only a text such as '<function …>'
-            return None
-        # A program spells '/cpu:0'. The full spelling '/device:CPU:0' comes from another
-        # operation's `op.device`, and that operation may follow the tower or not.
-        is_from_another_operation = scope == op.device and '/device:' in scope
-        if is_from_another_operation:
-            return None
-        spec = tf.DeviceSpec.from_string(scope)
-        names_device = spec.device_type is not None or spec.device_index is not None
-        if names_device:  # a job alone leaves the device to the scopes around
-            return False
-    # It has no scopes: TensorFlow drops those of an operation that is colocated with others.
     return False
 
 
+def _may_give_device(scope: str) -> bool:
+    """Whether a `tf.device` scope of the program may give operations their device, so that the
+    scopes around it do not count.
+
+    Args:
+      scope: the scope as `compat.device_scopes` gives it.
+    """
+    if scope == 'None':  # tf.device(None), which ends the scopes around it
+        return True
+    if '<' in scope:  # of a device function there is only a text such as 'name<file, line>'
+        return True
+    spec = tf.DeviceSpec.from_string(scope)
+    # A job alone, as in '/job:worker', leaves the device to the scopes around.
+    return spec.device_type is not None or spec.device_index is not None
+
+
 def device_like(op: tf.Operation) -> str:
-    """An argument for `tf.device` that puts new operations on the device of `op`; if `op` follows
-    its tower, copies of these follow theirs, too."""
-    return TowerDevice(op.device) if follows_tower(op) else op.device
+    """The device of an operation as an argument of `tf.device`. New operations in this scope follow
+    their tower to its device if the operation does."""
+    if follows_tower(op):
+        return TowerDevice(op.device)
+    return op.device
 
 
 def keep_with_tower(operations: typing.Iterable[tf.Operation],
@@ -130,36 +143,35 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
       device: the tower's device.
     """
     for op in operations:
-        leader_names = colocated_names(op)
-        tower_leaders = [op.graph.get_operation_by_name(name) for name in leader_names
-                         if name in tower_names]
-        if not tower_leaders:
+        leaders = colocated_operations(op)
+        leaders_in_tower = [leader for leader in leaders if leader.name in tower_names]
+        if not leaders_in_tower:
             continue  # colocated with nothing, or with a variable alone: no conflict
-        kept_leaders = _leaders_to_keep(op, tower_leaders, tower_names)
-        keeps_all = len(kept_leaders) == len(leader_names)
-        if keeps_all:
-            continue
+        kept_leaders = _leaders_to_keep(op, leaders_in_tower, tower_names)
+        if len(kept_leaders) == len(leaders):
+            continue  # no colocation has to end
         if kept_leaders:
-            colocate(op, [leader.name for leader in kept_leaders])
-            leader_device = kept_leaders[0].device
-        else:  # TensorFlow would move each of the leaders to a variable
-            colocate(op, [op.name])  # with itself alone, so that its own device decides
-            leader_device = tower_leaders[0].device
-        compat.set_device(op, leader_device or stages_of(device)[0])
+            group = kept_leaders
+            new_device = kept_leaders[0].device
+        else:
+            group = [op]  # colocated with itself alone: then its own device decides
+            new_device = leaders_in_tower[0].device
+        colocate(op, [leader.name for leader in group])
+        first_stage = stages_of(device)[0]
+        compat.set_device(op, new_device or first_stage)  # '' of a leader that asks for no device
 
 
-def _leaders_to_keep(op: tf.Operation, tower_leaders: typing.List[tf.Operation],
+def _leaders_to_keep(op: tf.Operation, leaders_in_tower: typing.List[tf.Operation],
                      tower_names: typing.Container[str]) -> typing.List[tf.Operation]:
     """List of the operations, all on one device, that a gradient operation stays colocated with.
 
     Args:
       op: the gradient operation.
-      tower_leaders: the operations of the tower that it is colocated with.
+      leaders_in_tower: the operations of the tower that it is colocated with.
       tower_names: the names of all operations that the tower has made itself.
     """
-    # TensorFlow moves an operation that takes a variable to that variable, maybe out of the tower.
-    leaders = [leader for leader in tower_leaders
-               if not _takes_resource_outside(leader, tower_names)]
+    leaders = [leader for leader in leaders_in_tower
+               if not _is_moved_out_of_tower(leader, tower_names)]
     devices = {leader.device for leader in leaders}
     if len(devices) <= 1:
         return leaders
@@ -168,12 +180,14 @@ def _leaders_to_keep(op: tf.Operation, tower_leaders: typing.List[tf.Operation],
     return on_device_of_op or leaders[:1]
 
 
-def _takes_resource_outside(op: tf.Operation, tower_names: typing.Container[str]) -> bool:
-    """Whether an operation takes a resource, such as a variable, from outside of its tower.
+def _is_moved_out_of_tower(op: tf.Operation, tower_names: typing.Container[str]) -> bool:
+    """Whether the runtime may put an operation on another device than its tower's: it puts what
+    takes a resource, such as a variable, beside the resource.
 
     Args:
       op: the operation.
-      tower_names: the names of all operations that the tower has made itself.
+      tower_names: the names of all operations that the tower has made itself; a resource that is
+        not among them may be anywhere.
     """
     return any(resource.name not in tower_names for resource in resources_taken(op))
 
@@ -191,11 +205,19 @@ def current_tower_device(graph: tf.Graph) -> typing.Optional[TowerDevice]:
     return None
 
 
+def current_stages(graph: tf.Graph) -> typing.Tuple[str, ...]:
+    """The devices of all stages of the tower whose scope is open now; () outside of towers."""
+    tower_device = current_tower_device(graph)
+    if tower_device is None:
+        return ()
+    return tower_device.stages
+
+
 def device_in_other_tower(device: str, source: str, target: str) -> str:
     """The device in the tower `target` that corresponds to a device in the tower `source`.
 
-    That is the device of the same stage. A device of no stage keeps the fields of its name, such as
-    its job, in which it differs from `source`:
+    That is the device of the same stage. The name of a device of no stage gets the fields of
+    `target`, but keeps those in which it differs from `source`, here the job:
 
     >>> device_in_other_tower('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
     '/job:a/device:GPU:1'
@@ -214,30 +236,31 @@ def device_in_other_tower(device: str, source: str, target: str) -> str:
     fields = {}
     for field in ('job', 'replica', 'task', 'device_type', 'device_index'):
         value = getattr(device_spec, field)
-        target_value = getattr(target_spec, field)
-        is_as_in_source = value == getattr(source_spec, field)
-        if is_as_in_source and target_value is not None:  # None: the target's name leaves it out
-            fields[field] = target_value
-        else:
+        value_in_target = getattr(target_spec, field)
+        differs_from_source = value != getattr(source_spec, field)
+        if differs_from_source or value_in_target is None:  # None: not part of the target's name
             fields[field] = value
+        else:
+            fields[field] = value_in_target
     return tf.DeviceSpec(**fields).to_string()
 
 
 def may_be_of_tower(device: str, tower_device: str) -> bool:
-    """Whether a device may be that of a tower, or of one of its stages: it has the same type and
-    index, whatever its job."""
+    """Whether an operation on a device may be on one of a tower's: these have the same type and
+    index. The jobs may differ, since a program may name a job in a scope within the tower's."""
+    kinds_in_tower = set(map(type_and_index, stages_of(tower_device)))
+    return type_and_index(device) in kinds_in_tower
+
+
+def type_and_index(device: str) -> typing.Tuple[typing.Optional[str], typing.Optional[int]]:
+    """The type and the index in a device's name, such as `('CPU', 1)`; None for what it lacks."""
     spec = tf.DeviceSpec.from_string(device)
-    for stage_device in stages_of(tower_device):
-        stage_spec = tf.DeviceSpec.from_string(stage_device)
-        has_type = spec.device_type == stage_spec.device_type
-        if has_type and spec.device_index == stage_spec.device_index:
-            return True
-    return False
+    return spec.device_type, spec.device_index
 
 
 def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
                          devices: typing.Iterable[str]) -> None:
-    """Refuses operations within a loop (v1) that take a reference variable of another device, such
+    """Refuses operations within a loop (v1) that read a reference variable of another device, such
     as `v.read_value()`: they would wait for ever, since a reference is never sent to a device.
 
     Args:
@@ -247,16 +270,10 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
     Raises:
       SharedVariableError: such an operation.
     """
-    tower_devices = set(devices)
+    reading_devices = set(devices)
     for op in operations:
-        only_hands_reference_on = op.type.startswith('Ref')  # `RefSwitch`, `RefIdentity`
-        if only_hands_reference_on:
-            continue
-        for tensor in op.inputs:
-            variable = _reference_entered(tensor)
-            if variable is None:
-                continue
-            are_all_beside_variable = tower_devices == {variable.device}
+        for variable in _references_read_in_loop(op):
+            are_all_beside_variable = reading_devices == {variable.device}
             if not are_all_beside_variable:
                 raise SharedVariableError(
                     'operation %s, within a loop, reads the reference variable %s, which is on '
@@ -264,13 +281,20 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
                     'or read it before the loop.' % (op.name, variable.name))
 
 
-def _reference_entered(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
-    """The operation of the reference variable whose memory a tensor in a loop (v1) stands for; None
-    for a tensor that is no reference, or is outside of loops."""
-    entered = source_through(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
-    if entered.op.type != 'RefEnter':  # by which a reference goes into a loop
-        return None
-    return variable_op(entered)
+def _references_read_in_loop(op: tf.Operation) -> typing.List[tf.Operation]:
+    """List of the operations of the reference variables that an operation within a loop (v1) reads
+    from their memory; [] for an operation outside of loops."""
+    only_hands_reference_on = op.type.startswith('Ref')  # `RefSwitch`, `RefIdentity`
+    if only_hands_reference_on:
+        return []
+    variables = []
+    for tensor in op.inputs:
+        entered = source_through(tensor, ('RefIdentity', 'RefMerge', 'RefSwitch'))
+        if entered.op.type == 'RefEnter':  # by which a reference goes into a loop
+            variable = variable_op(entered)
+            if variable is not None:
+                variables.append(variable)
+    return variables
 
 
 def operation_device(op: tf.Operation) -> str:
@@ -279,15 +303,16 @@ def operation_device(op: tf.Operation) -> str:
     An operation that asks for no device goes where the runtime has to put it: to the resource that
     it reads, to what it is colocated with, or, of a resource or a constant, to what takes it.
     """
-    stack = [op]
+    to_visit = [op]
     seen = set()
-    while stack:  # depth first
-        current = stack.pop()
+    while to_visit:
+        current = to_visit.pop()
         if current.device:
             return without_localhost(current.device)
         if current.name not in seen:
             seen.add(current.name)
-            stack.extend(reversed(_placed_together(current)))
+            # `pop` takes the last one: so the first neighbour is visited first.
+            to_visit.extend(reversed(_placed_together(current)))
     return ''
 
 
@@ -295,11 +320,13 @@ def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
     """List of the operations that the runtime puts on the same device as an operation: the
     resources that it takes, what it is colocated with, and what takes its own resource; beside a
     constant, too, what takes it."""
-    takers: typing.List[tf.Operation] = []
+    together = resources_taken(op) + colocated_operations(op)
     for tensor in op.outputs:
-        if tensor.dtype == tf.resource or op.type == 'Const':
-            takers.extend(tensor.consumers())
-    return resources_taken(op) + colocated_operations(op) + takers
+        is_resource = tensor.dtype == tf.resource
+        is_constant = op.type == 'Const'
+        if is_resource or is_constant:
+            together.extend(tensor.consumers())
+    return together
 
 
 def without_localhost(device: str) -> str:
@@ -323,16 +350,16 @@ def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any
       first: the first `Tower`. Only in it do operations have the device scopes that the program has
         made them in; the copies in other towers have none.
     """
-    if tower is first:
-        original = op
-    else:
+    original = op  # in the first tower
+    if tower is not first:
         name_in_tower = op.name[len(tower.name_scope):]
         original = operation_named(op.graph, first.name_scope + name_in_tower)
-    if original is None or follows_tower(original):
+    if original is None:  # an operation that only this tower has: the program has not made it
         return False
-    # The copy is where the program wants it in two cases: on the original's device, which the
-    # program has named; or on the one that corresponds to it in this tower, where the operation is
-    # that the copy is colocated with.
+    if follows_tower(original):
+        return False
     original_device = operation_device(original)
     corresponding_device = device_in_other_tower(original_device, first.device, tower.device)
+    # The program wants it in one of two places: on the original's device, which it has named; or on
+    # the one that corresponds to it in this tower, beside the copy of what it is colocated with.
     return operation_device(op) in (original_device, corresponding_device)

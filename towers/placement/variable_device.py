@@ -94,10 +94,7 @@ class _Balanced(_Layout):
         return 'balanced by size, ' + ', '.join(map(short_name, self._bytes_of_devices))
 
     def device_of_new(self, trainable: bool) -> str:
-        fewest_bytes = min(self._bytes_of_devices.values())
-        emptiest = [device for device, num_bytes in self._bytes_of_devices.items()
-                    if num_bytes == fewest_bytes]
-        return emptiest[0]
+        return min(self._bytes_of_devices, key=self._bytes_of_devices.__getitem__)
 
     def note(self, variable: tf.Variable) -> None:
         """Counts the bytes of a new variable on the device where it is. That may be another device
@@ -151,10 +148,10 @@ class Placement:
         self._earlier = earlier
         self.is_of_earlier_build = earlier is not None
         self.main = _main_device(device, devices)
-        layout = _layout_type(device, devices)
-        self._layout = layout(self.main, devices)
-        self.by_stage = layout is _ByStage
-        is_replicated = layout is _Replicated
+        layout_type = _layout_type(device, devices)
+        self._layout = layout_type(self.main, devices)
+        self.by_stage = layout_type is _ByStage
+        is_replicated = layout_type is _Replicated
         self.of_weights = self.main
         if is_replicated:
             self.of_weights = str(devices[0])  # of tower 0, whose variables the replicas follow
@@ -185,6 +182,7 @@ class Placement:
     def devices(self) -> typing.Tuple[str, ...]:
         """The devices that variables may be on, each one once."""
         if self._earlier is not None:
+            # What this build adds to the variables of the earlier one is on the main device.
             return tuple(dict.fromkeys((self.main,) + self._earlier.devices()))
         return self._layout.variable_devices()
 
@@ -212,10 +210,9 @@ def _layout_type(device: typing.Optional[str],
             "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
     if device is not None:
         return _LAYOUTS.get(device, _Layout)  # `_Layout` for the name of a device
-    # By default, the variables of a single tower are where the tower computes with them; several
-    # towers share theirs on a CPU.
-    is_one_staged_tower = len(devices) == 1 and has_stages
-    return _ByStage if is_one_staged_tower else _Layout
+    if has_stages and len(devices) == 1:
+        return _ByStage  # so that the one tower has its variables where it computes with them
+    return _Layout  # on the device that `default_variable_device` says
 
 
 def _main_device(device: typing.Optional[str], devices: typing.Sequence[str]) -> str:

@@ -12,12 +12,14 @@ import tensorflow.compat.v1 as tf
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.edit import functions_of
-from towers.graph.graph_walk import names_of, producers_of
+from towers.graph.graph_walk import names_of, of_types, producers_of
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.recompute.segments import SMALL, size_of
 
-# Calls of Python functions, which may draw or count even if their type is not stateful.
-_PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
+# Types of operations that may give another result when they are copied, though they are not
+# stateful: Python functions, which may draw or count; and what a program may feed by hand (a shard,
+# a value of the whole batch), since its copy would not be fed.
+_NOT_REPEATED = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc', 'PlaceholderWithDefault'])
 
 
 def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[str],
@@ -38,40 +40,40 @@ def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[
     Raises:
       InvalidArgumentError: the model writes a trained reference variable.
     """
+    trained_names = names_of(trained_references(forward))
+    _check_no_writes(forward, trained_names)
     index_by_name = graph_walk.indices_by_name(forward)
-    names_from_references = _computed_from_references(forward)
+    names_from_references = _computed_from_references(forward, trained_names)
     names_from_random = graph_walk.reachable_from(filter(_draws, forward), forward)
-    repeatable: typing.Dict[str, tf.Operation] = collections.OrderedDict()
+    repeatable = []
     for op in forward:
         if not _may_run_twice(op) or op.name in names_from_references:
             continue
         if _takes_a_later_result(op, index_by_name):
             continue
-        if all(_is_kept_for_its_size(tensor, keeps_small) for tensor in op.outputs):
+        # It can be computed again. That is not worth it if its results are kept in any case.
+        if _gives_small_tensors(op, keeps_small):
             continue
         # Random numbers are kept, since they cannot be drawn again. Where the mask of a dropout is
         # made from them, it is kept in their place: it has one byte an entry, and they have four.
         is_random_mask = op.name in names_from_random and _is_mask(op)
         if is_random_mask:
             continue
-        repeatable[op.name] = op
-    return _needed_for(repeatable, taken)
+        repeatable.append(op)
+    return operations_behind(taken, repeatable)
 
 
 def _may_run_twice(op: tf.Operation) -> bool:
     """Whether an operation gives the same results each time that it runs in a step, and can be
     copied by itself."""
     if not op.inputs or not op.outputs:
-        return False  # a constant, a placeholder or a variable; a group
-    if op.op_def.is_stateful or _draws(op) or op.type in _PYTHON:
+        return False  # a constant, a placeholder, a variable, or a group: nothing to repeat
+    if op.op_def.is_stateful or _draws(op) or op.type in _NOT_REPEATED:
         return False
-    # A copy in a loop or a branch (v1) would have to be within the same turn of it; a function
-    # (control flow v2, `tf.function`) may draw, write or count.
-    if graph_walk.is_control_flow(op) or functions_of(op.node_def):
-        return False
-    # A shard, which may be fed by hand, and its copy would not be; or a value of the whole batch.
-    if op.type == 'PlaceholderWithDefault':
-        return False
+    if graph_walk.is_control_flow(op):
+        return False  # a copy would have to be in the same iteration of the loop (v1)
+    if functions_of(op.node_def):
+        return False  # a function (control flow v2, `tf.function`) may draw, write or count
     tensors = list(op.inputs) + list(op.outputs)
     return all(map(_is_plain_value, tensors))
 
@@ -97,8 +99,7 @@ def _takes_a_later_result(op: tf.Operation, index_by_name: typing.Dict[str, int]
       index_by_name: {name of an operation of the forward pass: its index in the order of making};
         operations that are not in it were made before.
     """
-    producer_names = names_of(producers_of(op))
-    latest_producer = max(index_by_name.get(name, -1) for name in producer_names)
+    latest_producer = max(index_by_name.get(producer.name, -1) for producer in producers_of(op))
     return latest_producer > index_by_name[op.name]
 
 
@@ -107,39 +108,41 @@ def _is_mask(op: tf.Operation) -> bool:
     return all(tensor.dtype == tf.bool for tensor in op.outputs)
 
 
-def _is_kept_for_its_size(tensor: tf.Tensor, keeps_small: bool) -> bool:
-    """Whether a tensor is kept because it is small.
+def _gives_small_tensors(op: tf.Operation, keeps_small: bool) -> bool:
+    """Whether all results of an operation are so small that they are kept.
 
     Args:
-      tensor: the tensor.
+      op: the operation.
       keeps_small: whether small floating tensors are kept. Small integers are in any case: most of
         them are shapes and axes.
     """
-    if size_of(tensor) > SMALL:
-        return False
-    return keeps_small or not tensor.dtype.is_floating
+    for tensor in op.outputs:
+        may_be_kept = keeps_small or not tensor.dtype.is_floating
+        if not may_be_kept or size_of(tensor) > SMALL:
+            return False
+    return True
 
 
-def _needed_for(repeatable: typing.Dict[str, tf.Operation],
-                taken: typing.Set[str]) -> typing.List[tf.Operation]:
-    """List of the operations whose results the backward pass takes, and of those from which these
-    are computed.
+def operations_behind(wanted: typing.Set[str], operations: typing.Sequence[tf.Operation],
+                      kept: typing.AbstractSet[str] = frozenset()) -> typing.List[tf.Operation]:
+    """List of the operations that compute wanted tensors, themselves or through others of them.
 
     Args:
-      repeatable: {name: operation}, in the order in which they were made.
-      taken: names of the tensors that the backward pass takes.
+      wanted: names of the tensors.
+      operations: the operations to choose from, in the order in which they were made.
+      kept: names of tensors that are kept: what computes these is not needed.
 
     Returns:
-      The operations, in the order of `repeatable`.
+      The operations, in the order of `operations`.
     """
-    needed_names = set()
-    # From the last to the first: an operation comes after those that take its results.
-    for name, op in reversed(list(repeatable.items())):
-        is_taken = not taken.isdisjoint(names_of(op.outputs))
-        if is_taken or name in needed_names:
-            needed_names.add(name)
-            needed_names |= names_of(producers_of(op))
-    return [op for name, op in repeatable.items() if name in needed_names]
+    needed_tensors = set(wanted)
+    needed: typing.Deque[tf.Operation] = collections.deque()
+    # From the last to the first: so those that take a result are seen before what computes it.
+    for op in reversed(operations):
+        if not needed_tensors.isdisjoint(names_of(op.outputs)):
+            needed.appendleft(op)
+            needed_tensors |= names_of(op.inputs) - kept
+    return list(needed)
 
 
 def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
@@ -148,51 +151,47 @@ def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Ope
     The memory of such a variable may hold another value when it is read again. Variables that a
     build makes are resource variables; those made before it, on TF 1, may be reference variables.
     """
-    operations = forward[0].graph.get_operations()
+    graph_operations = forward[0].graph.get_operations()
     forward_names = names_of(forward)
+    trained = [variable.op for variable in tf.trainable_variables()]
     read = []
-    for variable in tf.trainable_variables():
-        if variable.op.type not in REFERENCE_VARIABLES:
-            continue
-        dependents = graph_walk.reachable_from([variable.op], operations)
+    for variable in of_types(trained, REFERENCE_VARIABLES):
+        # In the whole graph: the operation that reads it may have been made before the model.
+        dependents = graph_walk.reachable_from([variable], graph_operations)
         if not forward_names.isdisjoint(dependents):
-            read.append(variable.op)
+            read.append(variable)
     return read
 
 
-def _computed_from_references(forward: typing.List[tf.Operation]) -> typing.Set[str]:
+def _computed_from_references(forward: typing.List[tf.Operation],
+                              trained_names: typing.Set[str]) -> typing.Set[str]:
     """Finds the operations that must not be computed again, since they are computed from reference
     variables that are not trained: the step may have written these by then.
 
     What is computed from trained reference variables may be computed again: their update waits for
     the recomputation (see `Recomputed.reads_references`), and a model that writes one is refused.
 
+    Args:
+      forward: the operations of the forward pass.
+      trained_names: the names of the trained reference variables.
+
     Returns:
       Set of the names of the operations.
-
-    Raises:
-      InvalidArgumentError: the forward pass writes a trained reference variable.
     """
-    trained_names = names_of(trained_references(forward))
-    if trained_names:
-        _check_no_writes(forward, trained_names)
-    operations = forward[0].graph.get_operations()
-    not_trained = []
-    for op in operations:
-        is_reference = op.type in REFERENCE_VARIABLES
-        if is_reference and op.name not in trained_names:
-            not_trained.append(op)
-    if not not_trained:
-        return set()
-    return graph_walk.reachable_from(not_trained, operations)
+    graph_operations = forward[0].graph.get_operations()
+    references = of_types(graph_operations, REFERENCE_VARIABLES)
+    not_trained = [variable for variable in references if variable.name not in trained_names]
+    return graph_walk.reachable_from(not_trained, graph_operations)
 
 
-def _check_no_writes(forward: typing.List[tf.Operation], trained: typing.Set[str]) -> None:
-    """Raises `InvalidArgumentError` if a forward pass writes a reference variable whose name is in
-    `trained`."""
+def _check_no_writes(forward: typing.List[tf.Operation], trained_names: typing.Set[str]) -> None:
+    """Raises `InvalidArgumentError` if a forward pass writes a trained reference variable, whose
+    name is in `trained_names`."""
+    if not trained_names:  # to find the writes of a large graph takes long
+        return
     writes = Writes(forward[0].graph)
     for op in forward:
-        for name in trained.intersection(writes.written_by(op)):
+        for name in trained_names.intersection(writes.written_by(op)):
             raise InvalidArgumentError(
                 'recompute=, and the model computes with the reference variable %s, which %s '
                 'writes before it is read again: make it with use_resource=True, or in a model '

@@ -12,17 +12,20 @@ numbers, write or count run once.
 """
 
 import collections
-import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.graph_walk import by_name, inputs_of, names_of, producers_of
+from towers.graph.graph_walk import by_name, inputs_of, names_of, producers_of, tensors_taken
 from towers.graph.op_types import SIZES
-from towers.placement.tower_device import current_tower_device, follows_tower
-from towers.recompute.repeatable import repeatable_operations, trained_references
+from towers.placement.tower_device import current_stages, follows_tower
+from towers.recompute.repeatable import (
+    operations_behind,
+    repeatable_operations,
+    trained_references,
+)
 from towers.recompute.segments import best_cuts, cut_into_segments
 
 _EXAMPLES = 3  # of names, in an error
@@ -54,8 +57,9 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
     """Rewrites the backward pass of one tower, so that it recomputes what is not kept.
 
     Args:
-      keep: which results to keep, the value of `Memory.recompute`: None for all; `'auto'` for those
-        with which a step needs the least memory; or names of operations or scopes.
+      keep: which results to keep, the value of `Memory.recompute`: None for all, so that nothing is
+        recomputed; `'auto'` for those with which a step needs the least memory; or names of
+        operations or scopes.
       forward: the operations of the forward pass, in the order in which they were made.
       backward: the operations of the backward pass, in that order.
       root: the tower's name scope, with a slash at its end; or ''.
@@ -64,43 +68,37 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
       `Recomputed`, of no segments if nothing is worth it.
 
     Raises:
-      InvalidArgumentError: `keep` has a name that is not in the model; or the model writes a
-        trained reference variable.
+      InvalidArgumentError: `keep` has a name that is not in the model (see `_cuts_after`); or the
+        model writes a trained reference variable (see `repeatable_operations`).
     """
     if keep is None:
         return Recomputed(segments=0, operations=[])
     uses = _uses_of_forward(backward, names_of(forward))
     taken = set(uses)  # names of the tensors that the backward pass takes
-    operations = repeatable_operations(forward, taken, keeps_small=keep == 'auto')
-    if keep == 'auto':
+    is_automatic = keep == 'auto'
+    operations = repeatable_operations(forward, taken, keeps_small=is_automatic)
+    if is_automatic:
         cuts = best_cuts(operations, taken)
     else:
         cuts = _cuts_after(keep, operations, forward, root)
     graph = forward[0].graph
-    stages: typing.Sequence[str] = ()
-    tower_device = current_tower_device(graph)
-    if tower_device is not None:  # in a tower's scope
-        stages = tower_device.stages
-    segments, kept = cut_into_segments(operations, cuts, stages)
-    if not segments:
+    stages = current_stages(graph)  # of the tower: its device scope is open
+    segments = cut_into_segments(operations, cuts, stages)
+    if not segments.recomputed:
         return Recomputed(segments=0, operations=[])
-    rewriter = _Rewriter(backward, uses, kept, root, stages)
-    scope = graph.unique_name('recompute')  # within the tower's scope
+    rewriter = _Rewriter(backward, uses, segments.kept, root, stages)
+    scope = graph.unique_name('recompute')  # a new name in the open scope, which is the tower's
     copies: typing.List[tf.Operation] = []
-    for index, segment in enumerate(segments):
+    for index, segment in enumerate(segments.recomputed):
         copies += rewriter.recompute(segment, '%s/segment_%d/' % (scope, index))
     reads_references = bool(trained_references(forward))
-    return Recomputed(len(segments), copies, reads_references)
+    return Recomputed(len(segments.recomputed), copies, reads_references)
 
 
 def _uses_of_forward(backward: typing.List[tf.Operation], forward_names: typing.Set[str]
                      ) -> typing.Dict[str, typing.List[_Use]]:
     """Finds where the backward pass takes tensors of the forward pass, so late that the tensors
     have to be kept.
-
-    Three kinds of operations of the backward pass are left out. One that only takes the size of a
-    tensor runs as soon as the tensor is there. One that waits for no gradient runs with the forward
-    pass. One that is in a loop or a branch (v1) is left as it is.
 
     Args:
       backward: the operations of the backward pass.
@@ -112,15 +110,28 @@ def _uses_of_forward(backward: typing.List[tf.Operation], forward_names: typing.
     backward_names = names_of(backward)
     uses: typing.Dict[str, typing.List[_Use]] = collections.defaultdict(list)
     for op in backward:
-        if op.type in SIZES or compat.in_control_flow(op):
-            continue
-        waits_for_gradient = not backward_names.isdisjoint(_awaited_names(op))
-        if not waits_for_gradient:
+        if not _has_tensors_kept(op, backward_names):
             continue
         for position, tensor in enumerate(op.inputs):
             if tensor.op.name in forward_names:
                 uses[tensor.name].append(_Use(op, position))
     return uses
+
+
+def _has_tensors_kept(op: tf.Operation, backward_names: typing.Set[str]) -> bool:
+    """Whether tensors of the forward pass have to be kept for an operation of the backward pass,
+    and may be recomputed for it.
+
+    Args:
+      op: the operation.
+      backward_names: names of the operations of the backward pass.
+    """
+    if op.type in SIZES:  # it takes only the size of a tensor, as soon as the tensor is there
+        return False
+    if compat.in_control_flow(op):  # in a loop or a branch (v1): left as it is
+        return False
+    waits_for_gradient = not backward_names.isdisjoint(_awaited_names(op))
+    return waits_for_gradient  # else it runs with the forward pass
 
 
 def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation],
@@ -141,8 +152,7 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
     """
     cuts = set()
     for name in keep:
-        # A name is looked for in the whole forward pass. The cut is among `operations`, of which
-        # the segments are made.
+        # Looked for in the whole forward pass: `operations` may have none of this name.
         names_below = _names_below(root + name.rstrip('/'), forward)
         if not names_below:
             raise InvalidArgumentError(
@@ -150,7 +160,7 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
                 'expected names as in the graph, such as %s.' % (
                     keep, name, _some_names(operations or forward, root)))
         indices = [index for index, op in enumerate(operations) if op.name in names_below]
-        if indices:  # none where no operation of this name may be computed again
+        if indices:  # there is none where no operation of this name may be computed again
             cuts.add(indices[-1])
     last_index = len(operations) - 1
     return sorted(cuts - {last_index})  # the last segment ends there without a cut
@@ -162,10 +172,12 @@ def _names_below(name: str, operations: typing.Iterable[tf.Operation]) -> typing
 
 
 def _some_names(operations: typing.List[tf.Operation], root: str) -> str:
-    """The names of the first operations, or of their scopes, within the scope `root`, as text."""
-    names = [op.name[len(root):].split('/')[0] for op in operations if op.name.startswith(root)]
-    different = list(dict.fromkeys(names))
-    return ', '.join(repr(name) for name in different[:_EXAMPLES])
+    """Names of the model for an error: those of the first operations within the scope `root`, or of
+    the scopes that they are in, such as `"'conv1', 'conv2', 'logits'"`."""
+    names_in_root = [op.name[len(root):] for op in operations if op.name.startswith(root)]
+    outermost = [name.split('/')[0] for name in names_in_root]
+    different = list(dict.fromkeys(outermost))  # each once, in order
+    return ', '.join(map(repr, different[:_EXAMPLES]))
 
 
 def _awaited_names(op: tf.Operation) -> typing.Set[str]:
@@ -205,6 +217,7 @@ class _Order:
           List of the operations that compute the gradients.
         """
         user_names = names_of(users)
+        # Who waits for one of these waits for a user.
         users_and_followers = user_names | self._all_followers(user_names)
         gradient_names = set()
         for op in users:
@@ -216,9 +229,11 @@ class _Order:
 
     def add_waits(self, users: typing.List[tf.Operation],
                   gradients: typing.List[tf.Operation]) -> None:
-        """Notes that the users of a segment wait for gradients from now on, by way of what is
-        recomputed after these. Without it, the gradients that are found for another segment could
-        be ones that wait for that segment: the two would wait for each other for ever.
+        """Notes that the users of a segment wait for gradients from now on: they take what is
+        recomputed, and that waits for the gradients.
+
+        Without it, `gradients_into` another segment could find gradients that wait for this one:
+        the two segments would wait for each other for ever.
 
         Args:
           users: the operations of the backward pass that take tensors of the segment.
@@ -277,12 +292,9 @@ class _Rewriter:
         users = self._users_of(wanted)
         gradients = self._order.gradients_into(users)
         self._order.add_waits(users, gradients)
-        copies = self._copies_of(self._needed_for(wanted, segment), scope)
-        copy_names = names_of(copies.values())
-        for copy in copies.values():
-            is_first = copy_names.isdisjoint(names_of(producers_of(copy)))
-            if is_first:  # the others wait for it
-                compat.add_control_inputs(copy, gradients)
+        needed = operations_behind(names_of(wanted), segment, self._kept)
+        copies = self._copies_of(needed, scope)
+        _make_wait(copies.values(), gradients)
         for tensor in wanted:
             recomputed = copies[tensor.op.name].outputs[tensor.value_index]
             for use in self._uses[tensor.name]:
@@ -305,24 +317,6 @@ class _Rewriter:
                 if tensor.name in self._uses and tensor.name not in self._kept:
                     wanted.append(tensor)
         return wanted
-
-    def _needed_for(self, wanted: typing.List[tf.Tensor], segment: typing.List[tf.Operation]
-                    ) -> typing.List[tf.Operation]:
-        """List of the operations that compute tensors of a segment from kept tensors, in the
-        segment's order.
-
-        Args:
-          wanted: the tensors.
-          segment: the operations of the segment.
-        """
-        names_of_tensors = names_of(wanted)
-        needed: typing.Deque[tf.Operation] = collections.deque()
-        for op in reversed(segment):
-            if names_of_tensors.isdisjoint(names_of(op.outputs)):
-                continue
-            needed.appendleft(op)
-            names_of_tensors |= names_of(op.inputs) - self._kept
-        return list(needed)
 
     def _copies_of(self, operations: typing.List[tf.Operation],
                    scope: str) -> typing.Dict[str, tf.Operation]:
@@ -365,13 +359,14 @@ class _Rewriter:
         """
         names: typing.Dict[str, str] = {}
         from_graph: typing.Dict[str, tf.Tensor] = {}
-        for tensor in itertools.chain.from_iterable(op.inputs for op in operations):
+        for tensor in tensors_taken(operations):
             is_from_copy = tensor.op.name in copy_names and tensor.name not in self._kept
             if is_from_copy:
                 names[tensor.name] = '%s:%d' % (copy_names[tensor.op.name], tensor.value_index)
             elif tensor.name not in names:
-                names[tensor.name] = 'kept/%d:0' % len(from_graph)
-                from_graph[names[tensor.name]] = tensor
+                key = 'kept/%d:0' % len(from_graph)
+                names[tensor.name] = key
+                from_graph[key] = tensor
         return _InputsOfCopies(names, from_graph)
 
     def _name_in_segment(self, op: tf.Operation) -> str:
@@ -388,6 +383,17 @@ class _Rewriter:
         if op.device in self._stages:
             # The import has put it on the first stage, whose scope is around the backward pass.
             compat.set_device(copy, op.device)
+
+
+def _make_wait(copies: typing.Collection[tf.Operation],
+               gradients: typing.List[tf.Operation]) -> None:
+    """Makes the copies of a segment wait for the gradients that come into it: the first ones do so
+    by control edges, and the others wait for these."""
+    copy_names = names_of(copies)
+    for copy in copies:
+        is_first = copy_names.isdisjoint(names_of(producers_of(copy)))
+        if is_first:
+            compat.add_control_inputs(copy, gradients)
 
 
 class _InputsOfCopies(typing.NamedTuple):
@@ -419,7 +425,8 @@ def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
     node.CopyFrom(op.node_def)
     node.name = name
     node.attr.pop('_class', None)  # names the operations that it is colocated with
-    node.device = '' if follows_tower(op) else op.device
+    if follows_tower(op):
+        node.device = ''
     del node.input[:]  # control inputs, too: the copy waits for gradients in their place
     for tensor in op.inputs:
         node.input.append(input_names[tensor.name])

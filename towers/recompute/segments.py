@@ -14,7 +14,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import indices_by_name, names_of
+from towers.graph.graph_walk import indices_by_name, names_of, tensors_taken
 from towers.graph.op_types import RESHAPES
 
 # Bytes. Smaller tensors (shapes, counts, scalars) are kept, where the caller does not say what to
@@ -44,48 +44,50 @@ class _Span(typing.NamedTuple):
     last: int  # index of the last operation that takes it
 
 
-def crossing_bytes(operations: typing.List[tf.Operation], others: bool) -> typing.List[int]:
+def crossing_bytes(operations: typing.List[tf.Operation],
+                   counts_inputs: bool) -> typing.List[int]:
     """Counts the bytes that have to be kept at each cut of a list of operations.
 
     A tensor crosses a cut if an operation before the cut makes it and one after the cut takes it.
 
     Args:
       operations: the operations, in the order in which they were made.
-      others: whether tensors made elsewhere (the input, a variable's value) count, too: from the
-        first operation that takes them.
+      counts_inputs: whether tensors made elsewhere (the model's input, a variable's value) count,
+        too: from the first operation that takes them.
 
     Returns:
-      List of bytes: entry i is for a cut after operation i.
+      List of bytes: entry i is for a cut after operation i. For a, b(a), c(a, b), whose results
+      have 4 bytes each, it is [4, 8, 0].
     """
     # How many more bytes cross the cut after operation i than the cut before it. A tensor crosses
     # the cuts from its first operation to the one before its last.
     changes = [0] * len(operations)
-    for span in _spans(operations, others):
-        if span.last > span.first:
+    for span in _spans(operations, counts_inputs):
+        if span.last > span.first:  # not so in a loop, for what its beginning takes from its end
             changes[span.first] += size_of(span.tensor)
             changes[span.last] -= size_of(span.tensor)
     return list(itertools.accumulate(changes))
 
 
-def _spans(operations: typing.List[tf.Operation], others: bool) -> typing.Iterable[_Span]:
+def _spans(operations: typing.List[tf.Operation], counts_inputs: bool) -> typing.Iterable[_Span]:
     """The `_Span` of each tensor that operations take from each other.
 
     Args:
       operations: the operations.
-      others: whether tensors made elsewhere count, too, see `crossing_bytes`.
+      counts_inputs: whether tensors made elsewhere count, too, see `crossing_bytes`.
     """
     index_by_name = indices_by_name(operations)
     spans: typing.Dict[str, _Span] = {}  # by the tensor's name
     for index, op in enumerate(operations):
         for tensor in op.inputs:
-            is_made_here = tensor.op.name in index_by_name
-            counts_from_elsewhere = others and _takes_memory(tensor)
-            if not is_made_here and not counts_from_elsewhere:
-                continue
-            if tensor.name in spans:
+            if tensor.name in spans:  # an earlier operation takes it, too
                 first = spans[tensor.name].first
+            elif tensor.op.name in index_by_name:
+                first = index_by_name[tensor.op.name]
+            elif counts_inputs and _takes_memory(tensor):
+                first = index
             else:
-                first = index_by_name.get(tensor.op.name, index)
+                continue
             spans[tensor.name] = _Span(tensor, first, last=index)
     return spans.values()
 
@@ -109,13 +111,13 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
     Returns:
       List of cuts: indices of the operations after which a segment ends, but for the last segment.
     """
-    crossing = crossing_bytes(operations, others=False)
+    crossing = crossing_bytes(operations, counts_inputs=False)
     recomputed = [_recomputed_bytes(op, taken) for op in operations]
     total = sum(recomputed)
     candidates: typing.List[typing.List[int]] = [[]]  # no cut at all
     if total:
-        # The sizes are total * f, total * f ** 2, …, each by the same factor smaller than the one
-        # before. The last is total / (n + 1) for n operations, less than an average operation.
+        # Each size is the one before, times a factor below 1. The last of them is total / (n + 1)
+        # for n operations, less than an average operation.
         factor = (len(operations) + 1) ** (-1 / _NUM_CANDIDATES)
         for exponent in range(1, _NUM_CANDIDATES + 1):
             largest = total * factor ** exponent
@@ -126,7 +128,7 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
 def _recomputed_bytes(op: tf.Operation, taken: typing.Set[str]) -> int:
     """The bytes of an operation's results that are in memory while its segment is differentiated:
     those that the backward pass takes."""
-    if op.type in RESHAPES:  # its result is the memory of its input
+    if op.type in RESHAPES:  # its result is in the memory of its input
         return 0
     return sum(size_of(tensor) for tensor in op.outputs if tensor.name in taken)
 
@@ -177,10 +179,9 @@ def _cuts_for_size(crossing: typing.List[int], recomputed: typing.List[int],
     cuts = []
     start = 0  # the index of the first operation of the segment
     segment_bytes = 0
-    for index, op_bytes in enumerate(recomputed):
+    for index, op_bytes in enumerate(recomputed[:-1]):  # no cut is after the last operation
         segment_bytes += op_bytes
-        is_last = index + 1 == len(recomputed)
-        if segment_bytes <= largest or is_last:
+        if segment_bytes <= largest:
             continue
         # The cut is in the second half of the segment, since shorter segments need more cuts.
         half = _half_way(recomputed, start, index, segment_bytes)
@@ -242,7 +243,7 @@ def cut_into_segments(operations: typing.List[tf.Operation], cuts: typing.List[i
       stages: the devices of the tower's stages; () without stages.
     """
     ends = set(cuts)
-    if cuts:  # else nothing is recomputed, in the stages neither
+    if cuts:  # without any, nothing is to be recomputed, and the stages need no ends
         ends |= _stage_ends(operations, stages)
     segments = [operations[segment] for segment in _slices(ends, len(operations))]
     return Segments(recomputed=segments[:-1], kept=_taken_from_earlier(segments))
@@ -253,10 +254,9 @@ def _taken_from_earlier(segments: typing.List[typing.List[tf.Operation]]) -> typ
     earlier_operations: typing.Set[str] = set()  # names
     taken = set()
     for segment in segments:
-        for op in segment:
-            for tensor in op.inputs:
-                if tensor.op.name in earlier_operations:
-                    taken.add(tensor.name)
+        for tensor in tensors_taken(segment):
+            if tensor.op.name in earlier_operations:
+                taken.add(tensor.name)
         earlier_operations |= names_of(segment)
     return taken
 
@@ -272,7 +272,8 @@ def _stage_ends(operations: typing.List[tf.Operation],
     for index, op in enumerate(operations):
         if op.device not in stages:
             continue
-        if current_stage is not None and op.device != current_stage:
+        begins_stage = op.device != current_stage
+        if begins_stage and current_stage is not None:  # None: no stage has ended before the first
             ends.add(index - 1)
         current_stage = op.device
     return ends

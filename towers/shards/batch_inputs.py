@@ -10,6 +10,7 @@ Its tests are `tests/shards/test_cut_batch.py`, and `tests/gradients/test_backwa
 trained variables.
 """
 
+import itertools
 import typing
 
 import numpy as np
@@ -22,15 +23,26 @@ from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
 
 
+class Leaf(typing.NamedTuple):
+    """A tensor of a nest of inputs, or what becomes one.
+
+    Attributes:
+      path: its name in errors, such as `inputs['x']`.
+      value: a dense or sparse tensor, a variable, an array; or None, which stays None.
+    """
+    path: str
+    value: typing.Any
+
+
 class Inputs(typing.NamedTuple):
     """Inputs that can be cut by examples.
 
     Attributes:
-      leaves: list of `(path, leaf)`; a path names a leaf in errors, such as `inputs['x']`.
+      leaves: list of the `Leaf`s.
       size: their first dimension; None if no leaf has a static one.
       unknown: the paths of leaves whose first dimension is not static.
     """
-    leaves: typing.List[typing.Tuple[str, typing.Any]]
+    leaves: typing.List[Leaf]
     size: typing.Optional[int]
     unknown: typing.List[str]
 
@@ -48,14 +60,14 @@ def checked_inputs(inputs: typing.Any) -> Inputs:
       InputError: a leaf that cannot be cut by examples; static numbers of examples that differ.
       InvalidArgumentError: TensorFlow executes eagerly.
     """
-    check_graph_mode('the result of split_batch')  # of a build it is known before
+    check_graph_mode('the result of split_batch')  # `build_towers` has checked it before
     leaves = _leaves(inputs)
     static_sizes = {}  # {path: first dimension}
     unknown = []
-    for path, leaf in leaves:
-        if leaf is None:
+    for path, value in leaves:
+        if value is None:
             continue
-        size = _static_size(path, leaf)
+        size = _static_size(path, value)
         if size is None:
             unknown.append(path)
         else:
@@ -82,20 +94,23 @@ def _static_size(path: str, leaf: typing.Any) -> typing.Optional[int]:
     return shape.as_list()[0]
 
 
-def tensors_of_leaves(leaves: typing.Iterable[typing.Tuple[str, typing.Any]]) -> list:
-    """List of the leaves of `Inputs` as tensors; None stays None. Raises `InputError` for a leaf
-    that no tensor can be made of."""
-    tensors = []
-    for path, leaf in leaves:
-        if leaf is not None and not isinstance(leaf, tf.SparseTensor):
-            try:
-                leaf = tf.convert_to_tensor(leaf)
-            except TowersError:  # an error of the caller's device function, not of the leaf
-                raise
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
-        tensors.append(leaf)
-    return tensors
+def tensors_of_leaves(leaves: typing.Iterable[Leaf]) -> list:
+    """List of the leaves as tensors; None stays None. Raises `InputError` for a leaf that no tensor
+    can be made of."""
+    return list(itertools.starmap(_tensor_of, leaves))
+
+
+def _tensor_of(path: str, value: typing.Any) -> typing.Union[None, tf.Tensor, tf.SparseTensor]:
+    """The value of a leaf as a tensor. Raises `InputError`, which names its path, if no tensor can
+    be made of it."""
+    if value is None or isinstance(value, tf.SparseTensor):
+        return value
+    try:
+        return tf.convert_to_tensor(value)
+    except TowersError:  # perhaps a `ValueError`, too: of the caller's device function, not of this
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_tensor(path, value, str(error).split('\n', 1)[0]) from None
 
 
 def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, list]:
@@ -109,19 +124,19 @@ def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, l
       `(size, guards)`: an int, or an int32 scalar; and a list of operations. Tensors of a static
       size have been compared by `checked_inputs`, and need no assertion.
     """
-    sizes_in_step = []  # (path, size) of each tensor whose size only the step knows
-    for tensor, (path, _) in zip(tensors, inputs.leaves):
-        if path in inputs.unknown:
-            sizes_in_step.append((path, _size_of(tensor)))
-    if inputs.size is None:  # all others are compared with the first
-        compared_path, size = sizes_in_step.pop(0)
-    else:
-        compared_path = 'the others'
-        size = inputs.size
+    sizes_in_step = {}  # {path: size} of the tensors whose size only the step knows
+    for tensor, leaf in zip(tensors, inputs.leaves):
+        if leaf.path in inputs.unknown:
+            sizes_in_step[leaf.path] = _size_of(tensor)
+    size = inputs.size
+    compared_with = 'the others'
+    if size is None:  # then the others are compared with the first
+        compared_with = inputs.unknown[0]
+        size = sizes_in_step.pop(compared_with)
     guards = []
-    for path, other_size in sizes_in_step:
+    for path, other_size in sizes_in_step.items():
         text = 'towers: the first dimensions of the inputs differ: those of %s and %s are' % (
-            compared_path, path)
+            compared_with, path)
         # Without quotes: an assertion of TensorFlow puts a backslash before each one.
         text = text.replace("'", '')
         guards.append(tf.Assert(tf.equal(size, other_size), [text, size, other_size]))
@@ -135,29 +150,33 @@ def _size_of(tensor: typing.Union[tf.Tensor, tf.SparseTensor]) -> tf.Tensor:
     return tf.shape(tensor)[0]
 
 
-def _leaves(inputs: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
-    """List of `(path, leaf)` of a nest, whose leaves are checked as far as no operation is needed.
-    """
+def _leaves(inputs: typing.Any) -> typing.List[Leaf]:
+    """List of the leaves of a nest, checked as far as that takes no operation."""
+    leaves = _taken_apart(inputs)
+    for leaf in leaves:
+        _check_leaf(leaf.path, leaf.value)
+    if all(leaf.value is None for leaf in leaves):
+        raise InputError('inputs=%.80r holds no tensor: pass the tensors of one batch, [batch, ...]'
+                         ' each.' % (inputs,))
+    return leaves
+
+
+def _taken_apart(inputs: typing.Any) -> typing.List[Leaf]:
+    """List of the leaves of a nest. Raises `InputError` if it cannot be taken apart."""
     try:
         paths = _paths(inputs, '')
-        leaves = tf.nest.flatten(inputs)
+        values = tf.nest.flatten(inputs)
     except TypeError as error:
         raise InputError('inputs cannot be taken apart: %s' % error) from None
     except RecursionError:
         raise InputError('inputs contain themselves, or are nested too deeply: expected the '
                          'tensors of one batch, [batch, ...] each.') from None
-    is_single = len(leaves) == 1 and not isinstance(inputs, dict)
+    is_single = len(values) == 1 and not isinstance(inputs, dict)
     if is_single:
         paths = ['']  # errors call it `inputs`, not `inputs[0]`
-    elif len(paths) != len(leaves):  # a nest of a kind that `tf.nest` knows, and `_paths` does not
-        paths = ['[%d]' % position for position in range(len(leaves))]
-    paths = ['inputs' + path for path in paths]
-    for path, leaf in zip(paths, leaves):
-        _check_leaf(path, leaf)
-    if all(leaf is None for leaf in leaves):
-        raise InputError('inputs=%.80r holds no tensor: pass the tensors of one batch, [batch, ...]'
-                         ' each.' % (inputs,))
-    return list(zip(paths, leaves))
+    elif len(paths) != len(values):  # a nest of a kind that `tf.nest` knows, and `_paths` does not
+        paths = ['[%d]' % position for position in range(len(values))]
+    return [Leaf('inputs' + path, value) for path, value in zip(paths, values)]
 
 
 def _check_leaf(path: str, leaf: typing.Any) -> None:
@@ -170,7 +189,7 @@ def _check_leaf(path: str, leaf: typing.Any) -> None:
                          '.get_next().' % (path, type(leaf).__name__))
     graph = getattr(leaf, 'graph', None)
     if graph is not None and graph is not tf.get_default_graph():
-        named = leaf.values if isinstance(leaf, tf.SparseTensor) else leaf
+        named = leaf.values if isinstance(leaf, tf.SparseTensor) else leaf  # a sparse one has none
         name = getattr(named, 'name', type(leaf).__name__)
         raise InputError('%s (%s) belongs to another graph than the default one: make the '
                          'inputs and the towers under the same tf.Graph().' % (path, name))
@@ -187,17 +206,18 @@ def _paths(nest: typing.Any, path: str) -> typing.List[str]:
     if isinstance(nest, tf.SparseTensorValue):  # a named tuple, which `tf.nest` would take apart
         raise InputError('inputs%s is a SparseTensorValue: pass tf.SparseTensor.from_value(…) of '
                          'it.' % path)
+    is_namedtuple = isinstance(nest, tuple) and hasattr(nest, '_fields')
     paths = []
     if isinstance(nest, dict):
         for key in sorted(nest):
             paths += _paths(nest[key], '%s[%r]' % (path, key))
-    elif isinstance(nest, tuple) and hasattr(nest, '_fields'):
+    elif is_namedtuple:
         for field in nest._fields:
             paths += _paths(getattr(nest, field), '%s.%s' % (path, field))
     elif isinstance(nest, (tuple, list)):
         for position, inner in enumerate(nest):
             paths += _paths(inner, '%s[%d]' % (path, position))
-    else:
+    else:  # a leaf
         paths.append(path)
     return paths
 
@@ -225,11 +245,18 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
 def _trained_upstream(leaf: typing.Any) -> typing.List[str]:
     """Sorted list of the names of the trainable variables that a leaf of a nest is computed from,
     and has a gradient to."""
-    is_tensor = isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES)
-    if not is_tensor or not leaf.dtype.is_floating:  # TensorFlow differentiates floats alone
+    if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        return []  # an array, say
+    if not leaf.dtype.is_floating:  # TensorFlow differentiates floats alone
         return []
     trainable = graph_walk.operation_names(tf.trainable_variables())
     return sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',)))
+
+
+def _variables_named(variables: typing.Iterable[tf.Variable],
+                     names: typing.Container[str]) -> typing.List[tf.Variable]:
+    """List of the variables whose operations have names among `names`."""
+    return [variable for variable in variables if variable.op.name in names]
 
 
 def check_nothing_is_trained_upstream(leaves: typing.Any) -> None:
@@ -284,29 +311,40 @@ class UpstreamVariables(typing.NamedTuple):
           A list of `[(gradient, variable)]`, to be combined with those of the towers: it has one
           such list of pairs, or none where nothing is trained here.
         """
-        names = graph_walk.operation_names(trained)
-        variables = [variable for variable in self.variables if variable.op.name in names]
+        variables = _variables_named(self.variables, graph_walk.operation_names(trained))
         if not variables:
             return []
-        leaves = [leaf for leaf in self.leaves if leaf is not None]
-        gradients_by_leaf = zip(*gradients_of_shards)  # for each leaf, the gradients of all shards
-        examples = []  # of each leaf that the loss depends on
-        gradients_of_examples = []
         with tf.name_scope('behind_batch'):
-            for leaf, gradients_of_leaf in zip(leaves, gradients_by_leaf):
-                # All towers compute the same model: the loss of the first tells of all.
-                loss_depends_on_leaf = gradients_of_leaf[0] is not None
-                if loss_depends_on_leaf:
-                    with only_device(leaf.device or None):
-                        gradients_of_examples.append(_joined_examples(gradients_of_leaf, sizes))
-                        examples.append(leaf[:sum(sizes)])  # a remainder may have been dropped
-            if not examples:
+            joined = self._joined(gradients_of_shards, sizes)
+            if not joined.examples:
                 return []
-            gradients = tf.gradients(examples, variables, gradients_of_examples)
+            gradients = tf.gradients(joined.examples, variables, joined.gradients)
             return [list(zip(gradients, variables))]
 
+    def _joined(self, gradients_of_shards: typing.Sequence[list], sizes: list) -> '_Joined':
+        """Joins the gradients of the shards; the arguments are those of `gradients`."""
+        leaves = [leaf for leaf in self.leaves if leaf is not None]
+        gradients_by_leaf = zip(*gradients_of_shards)  # for each leaf, the gradients of all shards
+        joined = _Joined(examples=[], gradients=[])
+        for leaf, gradients_of_leaf in zip(leaves, gradients_by_leaf):
+            # All towers compute the same model: the loss of the first tells of all.
+            loss_depends_on_leaf = gradients_of_leaf[0] is not None
+            if loss_depends_on_leaf:
+                with only_device(leaf.device or None):
+                    joined.gradients.append(_joined_gradient(gradients_of_leaf, sizes))
+                    # Without the remainder of the batch, which may have been dropped.
+                    joined.examples.append(leaf[:sum(sizes)])
+        return joined
 
-def _joined_examples(gradients: typing.Sequence, sizes: list) -> tf.Tensor:
+
+class _Joined(typing.NamedTuple):
+    """The examples of all shards, in the order of the batch, for each leaf that the loss depends
+    on; and the gradients of all towers' losses with respect to them."""
+    examples: typing.List[tf.Tensor]
+    gradients: typing.List[tf.Tensor]
+
+
+def _joined_gradient(gradients: typing.Sequence, sizes: list) -> tf.Tensor:
     """The gradient with respect to the examples of all shards, in the order of the batch.
 
     Args:
@@ -331,18 +369,19 @@ def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
     sparse_leaves = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)]
     check_nothing_is_trained_upstream(sparse_leaves)
     leaves_with_upstream: typing.List[typing.Optional[tf.Tensor]] = []
-    new_leaves = []
+    ends_of_gradients = []  # the leaves, as the towers take them
     names: typing.Set[str] = set()
     for leaf in leaves:
-        tensor = None  # the leaf, if trainable variables are upstream of it
         names_of_leaf = _trained_upstream(leaf)
+        names.update(names_of_leaf)
         if names_of_leaf:
-            names.update(names_of_leaf)
             tensor = tf.convert_to_tensor(leaf)
-            leaf = tf.stop_gradient(tensor)
-        leaves_with_upstream.append(tensor)
-        new_leaves.append(leaf)
+            leaves_with_upstream.append(tensor)
+            ends_of_gradients.append(tf.stop_gradient(tensor))
+        else:
+            leaves_with_upstream.append(None)
+            ends_of_gradients.append(leaf)
     if names:
-        inputs = tf.nest.pack_sequence_as(inputs, new_leaves)
-    variables = [variable for variable in tf.trainable_variables() if variable.op.name in names]
+        inputs = tf.nest.pack_sequence_as(inputs, ends_of_gradients)
+    variables = _variables_named(tf.trainable_variables(), names)
     return UpstreamVariables(inputs, leaves_with_upstream, variables)

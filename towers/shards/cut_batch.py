@@ -3,12 +3,11 @@
 import functools
 import itertools
 import math
-import numbers
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count
+from towers.arguments import check_choice, check_count, is_whole_number
 from towers.errors import InputError, InvalidArgumentError
 from towers.placement.devices import MOST_TOWERS
 from towers.placement.variable_device import only_device
@@ -94,10 +93,11 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
             guards += _size_assertions(size, shares, remainder, word_for_parts)
         sizes, used_size = sizes_of_shards(size, shares, remainder)
         pieces_of_leaves = []  # for each leaf, its piece in each shard
+        drops_examples = remainder == 'drop'
         with tf.control_dependencies(guards):
             for tensor in tensors:
                 name = name_of_shard(tensor)
-                if remainder == 'drop' and isinstance(tensor, tf.Tensor):
+                if drops_examples and isinstance(tensor, tf.Tensor):
                     # `_dense_pieces` may split the whole tensor; of a sparse one each shard is a
                     # slice, so that nothing has to be cut off first.
                     tensor = tensor[:used_size]
@@ -122,10 +122,14 @@ def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], remainder:
     if len(sizes) == 1:
         return True
     have_equal_shares = len(set(shares)) == 1
-    if have_equal_shares and remainder != 'weight':  # which may give the first ones one more
+    if have_equal_shares and remainder != 'weight':  # 'weight' may give the first ones one more
         return True
-    are_static = all(isinstance(size, int) for size in sizes)
-    return are_static and len(set(sizes)) == 1
+    return _are_static(sizes) and len(set(sizes)) == 1
+
+
+def _are_static(sizes: list) -> bool:
+    """Whether all sizes are known before the step."""
+    return all(isinstance(size, int) for size in sizes)
 
 
 def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
@@ -165,8 +169,9 @@ def weighted(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> tf.Ten
 
 def zero_if_empty(value: tf.Tensor, weight: typing.Union[float, tf.Tensor]) -> tf.Tensor:
     """A value of a shard; 0 in its place if the shard has no example, and so the weight 0."""
-    if isinstance(weight, float):
-        return value if weight else tf.zeros_like(value)
+    if isinstance(weight, float):  # it is known before the step
+        has_examples = weight > 0.
+        return value if has_examples else tf.zeros_like(value)
     return tf.where_v2(weight > 0., value, tf.zeros_like(value))
 
 
@@ -205,9 +210,7 @@ def checked_shares(shares: typing.Any, count: int,
 
 def _is_positive(share: typing.Any) -> bool:
     """Whether a share is a whole number of at least 1."""
-    if not isinstance(share, numbers.Integral) or isinstance(share, bool):
-        return False
-    return int(share) > 0
+    return is_whole_number(share) and int(share) > 0
 
 
 def checked_size(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
@@ -225,28 +228,43 @@ def checked_size(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: 
     size = checked.size
     if size is None:  # `_size_assertions` check it in each step
         return checked
-    unit = sum(shares)  # each multiple of it divides among the parts
     parts = _parts_text(shares, word_for_parts)
     least = _least_size(shares, remainder)
     if size < least:
         raise InputError('a batch of %d is too small for %s: pass a batch of at least %d.' % (
             size, parts, least))
-    if remainder == 'error' and size % unit:
-        or_drop = ''
-        if size > unit:
-            or_drop = " or remainder='drop' (leave %d out)" % (size % unit)
-        nearest = unit * max(1, round(size / unit))
-        raise InputError(
-            "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
-            '(uneven shards, weighted by their size)%s.' % (size, parts, nearest, or_drop))
+    if remainder == 'error':
+        _check_divides(size, sum(shares), parts)
     return checked
 
 
+def _check_divides(size: int, unit: int, parts: str) -> None:
+    """Raises `InputError` for a batch that does not divide among its parts.
+
+    Args:
+      size: the number of examples.
+      unit: a batch divides if its size is a multiple of this, the sum of the parts' shares.
+      parts: the error's text about the parts.
+    """
+    num_left = size % unit
+    if num_left == 0:
+        return
+    or_drop = ''
+    if size > unit:  # with 'drop', a smaller batch would leave no example for some part
+        or_drop = " or remainder='drop' (leave %d out)" % num_left
+    nearest = unit * max(1, round(size / unit))
+    raise InputError(
+        "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
+        '(uneven shards, weighted by their size)%s.' % (size, parts, nearest, or_drop))
+
+
 def _least_size(shares: typing.Tuple[int, ...], remainder: str) -> int:
-    """The least number of examples that a batch may have; the arguments are those of `cut`. With
-    `'drop'` no shard may be empty; with `'weight'` a shard is padded, and `'error'` has its own
-    error for a batch that does not divide."""
-    return sum(shares) if remainder == 'drop' else 1
+    """The least number of examples that a batch may have; the arguments are those of `cut`."""
+    if remainder == 'drop':
+        return sum(shares)  # in a smaller batch some shard would have no example
+    # With 'weight' a shard without an example is padded. With 'error', a batch that does not divide
+    # has an error of its own.
+    return 1
 
 
 def _parts_text(shares: typing.Tuple[int, ...], word_for_parts: str) -> str:
@@ -297,10 +315,11 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
     if remainder == 'weight' and may_have_remainder:
         return _sizes_with_remainder(size, shares), size
     size_per_share = size // unit
-    sizes: typing.List[Size] = []
-    for share in shares:
-        # Equal shards get one and the same tensor, so that `_dense_pieces` knows them as equal.
-        sizes.append(size_per_share if share == 1 else size_per_share * share)
+    if unit == len(shares):  # all shares are 1
+        # It is one and the same tensor for all, by which `_dense_pieces` knows them as equal.
+        sizes = [size_per_share] * len(shares)
+    else:
+        sizes = [size_per_share * share for share in shares]
     return sizes, size_per_share * unit
 
 
@@ -369,8 +388,7 @@ def _dense_pieces(tensor: tf.Tensor, starts: list, sizes: list) -> typing.List[t
       starts: the number of the first example of each shard.
       sizes: the sizes of the shards.
     """
-    are_static = all(isinstance(size, int) for size in sizes)
-    if are_static and min(sizes) > 0:
+    if _are_static(sizes) and min(sizes) > 0:
         return tf.split(tensor, sizes)
     are_equal = all(size is sizes[0] for size in sizes)  # one tensor, see `sizes_of_shards`
     if are_equal:
@@ -419,8 +437,8 @@ def sparse_shard(tensor: tf.SparseTensor, start: Size, size: Size) -> tf.SparseT
 def _with_static_dimensions(shape: tf.Tensor, static_sizes: list) -> tf.Tensor:
     """The same dense shape of a sparse tensor, with constants for its static dimensions.
 
-    A sparse tensor has the static shape that its dense shape has as a constant, and a placeholder
-    is none.
+    TensorFlow takes the static shape of a sparse tensor from the constants in its dense shape. With
+    a placeholder as the dense shape, nothing would be known of a shard's shape.
 
     Args:
       shape: the dense shape, an int64 vector.
@@ -452,6 +470,7 @@ def _held_examples(start: Size, size: Size) -> _HeldExamples:
       size: how many examples the shard has; perhaps 0.
     """
     if isinstance(size, int):
-        return _HeldExamples(start, size) if size else _HeldExamples(0, 1)
+        has_examples = size > 0
+        return _HeldExamples(start, size) if has_examples else _HeldExamples(0, 1)
     is_empty = tf.equal(size, 0)
     return _HeldExamples(tf.where(is_empty, tf.zeros_like(start), start), tf.maximum(size, 1))

@@ -43,7 +43,7 @@ class Shards:
     ...                             optimizer, 4, 'mean')
     """
 
-    _are_equal = False  # whether it is certain that all have the same number of examples
+    _is_even = False  # whether the way of cutting gives each tower the same number of examples
 
     def __init__(self, batches: typing.Sequence):
         if not isinstance(batches, (list, tuple)) or not batches:
@@ -64,7 +64,7 @@ class Shards:
         inputs_of_shards = self._checked()
         static_sizes = {inputs.size for inputs in inputs_of_shards}
         have_one_static_size = len(static_sizes) == 1 and None not in static_sizes
-        is_even = self._are_equal or have_one_static_size
+        is_even = self._is_even or have_one_static_size
         shards = []
         sizes = []
         with tf.name_scope('shards'):
@@ -109,7 +109,7 @@ def _have_same_type(path: str, leaf: typing.Any, other: typing.Any) -> bool:
     """Whether two leaves have the same type and, but for the number of examples, the same shape.
     `path` names both in an error."""
     if leaf is None or other is None:
-        return leaf is other
+        return leaf is other  # both are None
     if isinstance(leaf, tf.SparseTensor) != isinstance(other, tf.SparseTensor):
         return False
     if tf.as_dtype(leaf.dtype).base_dtype != tf.as_dtype(other.dtype).base_dtype:
@@ -132,7 +132,7 @@ def _fed_shard(index: int, batch: typing.Any, inputs: Inputs,
       index: the index of the shard.
       batch: the nest of the caller's tensors.
       inputs: the `Inputs` of this nest.
-      is_even: whether all shards have the same size for certain: then it may be static.
+      is_even: whether all shards have the same size for certain.
 
     Returns:
       `(nest of the tensors, number of examples)`.
@@ -162,9 +162,9 @@ def _fed(tensor: typing.Any, size: typing.Any, is_even: bool) -> typing.Any:
         return None
     if isinstance(tensor, tf.SparseTensor):
         return sparse_shard(tensor, start=0, size=size)
-    # The identity is on the tensor's device, and waits for the assertions. A static size would be
-    # that of the copies of tower 0, too.
-    return dense_shard(tf.identity(tensor), is_even, name_of_shard(tensor))
+    # The identity is on the tensor's device, and waits for the assertions. The other towers are
+    # copies of tower 0 with its static shapes, so that only a size that all have may be static.
+    return dense_shard(tf.identity(tensor), has_static_size=is_even, name=name_of_shard(tensor))
 
 
 class StagedInputs(Shards):
@@ -176,7 +176,7 @@ class StagedInputs(Shards):
       devices: the devices of the shards: a tuple of names.
     """
 
-    _are_equal = True  # `_stacked_shards` takes no batch that the towers do not divide
+    _is_even = True  # `_stacked_shards` takes no batch that the towers do not divide
 
     def __init__(self, shards: typing.Sequence, devices: typing.Tuple[str, ...],
                  initializer: tf.Operation):
