@@ -168,8 +168,8 @@ def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, i
         backward pass.
       variables_of: {name of an operation: bytes of the variables that it reads first}.
     """
-    # With what is made elsewhere: an input crosses the cuts from the first operation that takes it to
-    # the last one.
+    # With what is made elsewhere: an input crosses the cuts from the first operation that takes it
+    # to the last one.
     crossing = crossing_bytes(operations, counts_inputs=True)
     ends = _ends_of_pieces(operations)
     pieces = []
