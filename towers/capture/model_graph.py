@@ -73,8 +73,7 @@ class ModelGraph:
         seen_contexts: typing.Set[str] = set()  # names of loops and branches
 
         def needed_directly(op: tf.Operation) -> typing.List[tf.Operation]:
-            """What an operation takes and waits for, and what the loop that it is in consists of.
-            """
+            """What an operation takes and waits for, and what defines the loops around it."""
             if is_end(op):
                 return []
             return self._inputs_of(op) + _operations_around(op, seen_contexts)

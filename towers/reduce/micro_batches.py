@@ -28,7 +28,7 @@ from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Pairs, add_up, by_variable
-from towers.reduce.schedules import BACKWARD, FORWARD, stage_order
+from towers.reduce.schedules import BACKWARD, FORWARD, Pass, stage_order
 
 OperationsOfPasses = typing.Dict[typing.Tuple[str, int], typing.List[tf.Operation]]
 """The operations of each pass of a micro-batch, `{(direction, stage): operations}`: the direction
@@ -86,19 +86,35 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
     # For each stage the order of its passes.
     orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
               for stage in range(len(stages))]
-    # The order of the backward passes is the same in all stages.
+    # Gradients are added up as they are there: in the order of the backward passes, which is the
+    # same in all stages.
     backward_order = [each.micro_batch for each in orders[0] if each.direction == BACKWARD]
-    total = micro_batches[backward_order[0]].gradients
+    first = backward_order[0]
+    total = micro_batches[first].gradients
     for index in backward_order[1:]:
         with graph_walk.Recording(tf.get_default_graph()) as made:
             total = _sum_of_two(total, micro_batches[index].gradients, stages)
         sums = [op for op in made.operations if _may_wait(op, names_of_initialization)]
         _add_to_backward_passes(operations[index], sums, stages)
+    _run_stages(operations, orders, stages, frames)
+    return total
+
+
+def _run_stages(operations: typing.Sequence[OperationsOfPasses],
+                orders: typing.Iterable[typing.List[Pass]], stages: typing.Sequence[str],
+                frames: Frames) -> None:
+    """Makes each stage of a tower run its passes in order.
+
+    Args:
+      operations: for each micro-batch the operations of its passes.
+      orders: for each stage the order of its passes.
+      stages: the device of each stage.
+      frames: the loops and branches around the operations.
+    """
     for stage, order in enumerate(orders):
         passes = [operations[each.micro_batch][each.direction, stage] for each in order]
         with tf.name_scope('micro_batches'), only_device(stages[stage]):
             _run_in_order(passes, frames)
-    return total
 
 
 def _add_to_backward_passes(operations: OperationsOfPasses, sums: typing.Iterable[tf.Operation],
