@@ -275,7 +275,7 @@ def split(request: Request, inputs: typing.Any
     Returns:
       `(the parts, the trained variables upstream of the inputs)`.
     """
-    if isinstance(inputs, Shards):  # for which `check_inputs` refuses such variables
+    if isinstance(inputs, Shards):  # `check_inputs` refuses shards from trained variables
         return inputs.cut(), UpstreamVariables()
     trains = bool(request.training.objectives)
     if trains:

@@ -133,11 +133,11 @@ class TowerGradients:
         with Recording(graph) as made:
             by_objective = self._differentiate_objectives(losses, index, device, scale)
             backward = self._backward_operations(by_objective, recorded, device)
-            # After the backward pass is made, since what it draws again has to get the same seeds;
-            # and before it is rewritten, since recomputation copies random operations, too.
             fetches = fetches_of(recorded.output) + list(other_fetches) + recorded.updates
             for each in by_objective:
                 fetches += tensors_of(each.pairs)
+            # The backward pass is there already: what it draws again has to get the same seeds. And
+            # it is not rewritten yet: recomputation copies random operations, with their seeds.
             keys = _give_seeds(request, forward, backward, fetches, index)
             with Recording(graph) as recomputation, tf.device(TowerDevice(device)):
                 recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)

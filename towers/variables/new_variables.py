@@ -158,8 +158,8 @@ class NewVariables:
             compat.set_reuse(current, reuse_of_caller)
 
     def _getter_within(self, outer: typing.Optional[typing.Callable]) -> typing.Callable:
-        """The custom getter of the caller's scope during the call: the caller's own one, which in
-        turn calls `_getter`, and this calls TensorFlow's; `_getter`, if the caller has none.
+        """The custom getter of the caller's scope during the call: `_getter`. A getter of the
+        caller's own is called before, and calls `_getter` where it would call TensorFlow's.
 
         Args:
           outer: the caller's custom getter; or None.
