@@ -310,8 +310,8 @@ class _Surrogate:
                 self.loss = tf.identity_n([loss] + values)[0]
 
     def first_gradient(self, called: str) -> tf.Tensor:
-        """The dL/dS of the first gradients that a method has taken. A `compute_gradients` takes none
-        with another dL/dS, see `_check_single`.
+        """The dL/dS of the first gradients that a method has taken. A `compute_gradients` takes no
+        others, see `_check_single`.
 
         Args:
           called: names the method, for the error.
