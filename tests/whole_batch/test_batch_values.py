@@ -232,6 +232,21 @@ def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim
         '%d in sync over the whole batch' % (2 if model_fn in (BY_MOMENTS, BY_HAND) else 1))
 
 
+def of_masked_rows(x, y):
+    """A batch norm over the rows that a mask leaves, and a mean over these rows."""
+    kept = x[:, 0] > 0
+    h = tf.boolean_mask(tf.matmul(x, variable('w', [5, 3], 1)), kept)
+    mean, variance = tf.nn.moments(h, [0])
+    h = (h - mean) * tf.rsqrt(variance + 1e-3)
+    total = tf.reduce_sum(tf.square(h - tf.boolean_mask(y, kept)))
+    return towers.batch_sum(total) / towers.batch_sum(tf.reduce_sum(tf.cast(kept, tf.float64)))
+
+
+def test_batch_norm_in_sync_over_masked_rows_is_that_of_one_device():
+    built = assert_one_device(of_masked_rows, batch_norm='sync')
+    assert built.plan.line('one device').startswith('proven, if no constant of the model was ')
+
+
 @pytest.mark.parametrize('inside', first_fast(1, [True, False]))
 def test_batch_norm_in_sync_by_a_fed_flag_and_control_flow_v2(inside):
     """As of Keras with `training` fed; statistics inside of the branch cannot meet."""

@@ -179,12 +179,18 @@ def _replace_by_batch_mean(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
 
 def _mean_over_rows(mean: tf.Tensor) -> tf.Tensor:
     """The mean over the rows of all towers, from a mean over a shard's rows. An example may have
-    any number of rows, so towers are weighted by their rows, not by their examples."""
+    any number of rows, so towers are weighted by their rows, not by their examples.
+
+    The rows are counted as a sum of ones, of which the proof knows that it is a sum over the
+    examples; of a number in `tf.shape` it does not.
+    """
     rows, axes = mean.op.inputs
-    total = tf.reduce_sum(rows, axes, keepdims=mean.op.get_attr('keep_dims'))
-    lengths = tf.gather(tf.shape(rows), tf.reshape(axes, [-1]))
-    count = batch_sum(tf.cast(tf.reduce_prod(lengths), rows.dtype))
-    return tf.reshape(batch_sum(total) / count, tf.shape(mean))
+    keepdims = mean.op.get_attr('keep_dims')
+    total = tf.reduce_sum(rows, axes, keepdims=keepdims)
+    # In float64, since a sum of ones in float16 ends at 2,048.
+    ones = tf.cast(tf.raw_ops.OnesLike(x=rows), tf.float64)
+    count = tf.cast(tf.reduce_sum(ones, axes, keepdims=keepdims), rows.dtype)
+    return batch_sum(total) / batch_sum(count)
 
 
 def _take_apart(op: tf.Operation) -> typing.Dict[str, tf.Tensor]:
