@@ -109,6 +109,14 @@ def looked_up(b, is_filled):
     return tf.nn.embedding_lookup_sparse(b.w, words, None, combiner='sum')
 
 
+def of_one_mask(mask, *factors):
+    """The product of the rows of some factors that one mask leaves."""
+    product = 1.
+    for factor in factors:
+        product *= tf.boolean_mask(factor, mask)
+    return product
+
+
 def complex_of(x):
     return tf.complex(x, 2 * x)
 
@@ -278,6 +286,7 @@ CASES = {
     'rows_of_mask': (lambda b: tf.boolean_mask(b.x, b.ids > 1), ROWS),
     'sum_of_rows_of_mask': (lambda b: tf.reduce_sum(tf.boolean_mask(b.x, b.ids > 1)), SUM),
     'mean_of_rows_of_mask': (lambda b: tf.reduce_mean(tf.boolean_mask(b.x, b.ids > 1)), STATISTIC),
+    'rows_of_one_mask_twice': (lambda b: of_one_mask(b.ids > 1, b.x, b.seq[:, 0]), ROWS),
     'rows_of_two_masks': (lambda b: tf.boolean_mask(b.x, b.ids > 1) + tf.boolean_mask(
         b.x, b.ids > 2), UNKNOWN),
     'rows_summed_by_class': (lambda b: tf.math.unsorted_segment_sum(b.x, b.ids, 4), SUM),

@@ -21,6 +21,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph import graph_walk
 from towers.proof.rules.common import (
     Results,
     axes_of_examples,
@@ -58,16 +59,46 @@ def where(op: tf.Operation, states: _States, view: View) -> State:
         mask [rows]    the numbers of the rows where it is true
     """
     mask = states[0]
+    selection = _selection_by_mask(op, view)
     is_vector = view.rank(op.inputs[0]) == 1
     if is_vector and has_examples_first(mask):
         positions = State(Kind.POSITION, axis=0, outer=mask.outer, inner=mask.inner,
-                          selection=op.name)
+                          selection=selection)
         return positions.with_marks_of(mask)
     if mask.layout == ROW_OF_EACH_EXAMPLE:
-        return State(Kind.INDICES, selection=op.name).with_marks_of(mask)
+        return State(Kind.INDICES, selection=selection).with_marks_of(mask)
     if is_vector and mask.kind is Kind.ROWS:
-        return State(Kind.ROW_POSITION, selection=op.name).with_marks_of(mask)
+        return State(Kind.ROW_POSITION, selection=selection).with_marks_of(mask)
     return unknown(op, 'finds places in more than one dimension')
+
+
+def _selection_by_mask(op: tf.Operation, view: View) -> str:
+    """The name of what a `Where` selects: its own, or that of a `Where` of the same mask that has a
+    state already.
+
+    `tf.boolean_mask(logits, mask)` and `tf.boolean_mask(labels, mask)` make a `Where` each, of the
+    mask as a vector. A reshape leaves the order of the entries as it is, so that both select the
+    same rows in the same order.
+    """
+    if view.is_in_loop(op):  # where each iteration has a mask of its own
+        return op.name
+    mask = graph_walk.source_through(op.inputs[0], ('Reshape',))
+    for other in _takers_of_entries(mask):
+        state = view.state_or_none(other.outputs[0]) if other.type == 'Where' else None
+        if state is not None and state.selection != EVERY_EXAMPLE:
+            return state.selection
+    return op.name
+
+
+def _takers_of_entries(tensor: tf.Tensor) -> typing.List[tf.Operation]:
+    """The operations that take a tensor, as it is or reshaped."""
+    takers: typing.List[tf.Operation] = []
+    for op in tensor.consumers():
+        if op.type == 'Reshape' and op.inputs[0].name == tensor.name:
+            takers += _takers_of_entries(op.outputs[0])
+        else:
+            takers.append(op)
+    return takers
 
 
 # ---- rows that are put back, or added up ---------------------------------------------------------
