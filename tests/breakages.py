@@ -25,7 +25,7 @@ BREAKAGES = [
     ('towers/proof/rules/rows.py', 'places.axis == 0 and values.layout == places.layout',
      'places.axis == 0', 'proof/test_rules.py'),
     ('towers/proof/rules/totals.py', '    if not are_all_shares:\n',
-     '    if False:\n', 'proof/test_verdict.py'),
+     '    if False:\n', 'proof/test_rules.py'),
     ('towers/proof/rules/moves.py', '        arguments = as_numbers(op, arguments, view)',
      '        pass', 'proof/test_verdict.py'),
     ('towers/proof/rules/layout.py', 'computes_entries(_along_axes)',

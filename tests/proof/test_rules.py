@@ -158,6 +158,7 @@ CASES = {
     'sum_over_rest': (lambda b: b.total / (b.count - 1), STATISTIC),
     'sum_times_share': (lambda b: b.total * (2. / b.count), MEAN),
     'share': (lambda b: 2. / b.count, SHARE),
+    'share_plus_constant': (lambda b: 2. / b.count + b.w[0, 0], STATISTIC),
     'mean_times_count': (lambda b: b.mean * b.count, SUM),
     'mean_times_mean': (lambda b: b.mean * b.mean, STATISTIC),
     'mean_times_sum': (lambda b: b.mean * b.total, STATISTIC),

@@ -308,12 +308,12 @@ def _condition_of_end(leaving: tf.Operation, loop: contexts.Loop, view: View) ->
     """
     switch_op = leaving.inputs[0].op
     merge_op = switch_op.inputs[0].op
-    test = switch_op.inputs[1].op
+    loop_cond = switch_op.inputs[1].op
     value_after_iteration = contexts.back_edge(merge_op)
-    if value_after_iteration is None or test.type != 'LoopCond':
+    if value_after_iteration is None:  # no loop as TensorFlow builds it
         return loop.condition
     loop_over_time = longest.Loop(
-        test=test.inputs[0], outside=_before_loop, is_counter=_is_counter)
+        test=loop_cond.inputs[0], outside=_before_loop, is_counter=_is_counter)
     value = longest.Carried(
         after=graph_walk.source_through(value_after_iteration, ('NextIteration', 'Identity')),
         is_before=functools.partial(_is_carried_by, merge_op),
