@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.capture.model_graph import ModelGraph
 from towers.errors import InputError, ModelFunctionError
-from towers.graph.graph_walk import fetches_in, names_of
+from towers.graph.graph_walk import fetches_in, names_of, tensors_taken
 from towers.graph.op_types import DRAWS_DATA, FEEDS_DATA, PLACEHOLDERS
 from towers.model.objectives import with_parts
 from towers.model.outputs import ModelOutput
@@ -65,9 +65,7 @@ def check_inputs(checked: Inputs, tensors_of_leaves: typing.Sequence[typing.List
       operations: the operations of the model that are imported.
       output: the outputs of the model.
     """
-    read = names_of(fetches_in(output))
-    for op in operations:
-        read |= names_of(op.inputs)
+    read = names_of(fetches_in(output)) | names_of(tensors_taken(operations))
     path_of: typing.Dict[str, str] = {}  # {name of a tensor: its path in the inputs}
     for (path, _), tensors in zip(checked.leaves, tensors_of_leaves):
         if not tensors:

@@ -167,7 +167,7 @@ class FinishedModel:
 
     def _placeholders(self) -> typing.List[tf.Operation]:
         """The placeholders that are fed to all towers."""
-        return [op for op in self._shared if op.type in PLACEHOLDERS]
+        return graph_walk.of_types(self._shared, PLACEHOLDERS)
 
     def _without_shape(self) -> typing.List[tf.Tensor]:
         """The placeholders that are fed to all towers, and have no static rank."""

@@ -78,20 +78,15 @@ class ModelGraph:
                 return []
             return self._inputs_of(op) + _operations_around(op, seen_contexts)
 
-        starts = [operation_of(fetch) for fetch in fetches if fetch.name not in self._input_names]
-        return graph_walk.reached(starts, needed_directly)
+        fetches_beside_inputs = graph_walk.without_names(fetches, self._input_names)
+        return graph_walk.reached(map(operation_of, fetches_beside_inputs), needed_directly)
 
     def _inputs_of(self, op: tf.Operation) -> typing.List[tf.Operation]:
         """List of the operations that an operation takes tensors from, or waits for, without those
         that give the inputs of the model: a shard takes their place."""
-        found = []
-        for tensor in op.inputs:
-            if tensor.name not in self._input_names:
-                found.append(tensor.op)
-        for awaited in op.control_inputs:
-            if awaited.name not in self._input_operations:
-                found.append(awaited)
-        return found
+        tensors = graph_walk.without_names(op.inputs, self._input_names)
+        awaited = graph_walk.without_names(op.control_inputs, self._input_operations)
+        return list(map(operation_of, tensors)) + awaited
 
     def variables_needed(self, fetches: typing.Iterable) -> typing.Set[str]:
         """Set of the names of the variables that tensors and operations need."""

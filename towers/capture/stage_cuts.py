@@ -24,7 +24,7 @@ from towers.capture.stage_costs import (
 )
 from towers.errors import ModelFunctionError
 from towers.graph.edit import Library, colocated_names, colocation_group
-from towers.graph.graph_walk import names_of, operation_names
+from towers.graph.graph_walk import names_of, operation_names, without_names
 from towers.graph.op_types import HAND_ON, VARIABLE_OPS
 from towers.graph.variable_access import read_from
 from towers.placement.stages import may_move, move
@@ -121,7 +121,7 @@ def _groups_of(recorded: typing.Any, stages: typing.Sequence[str]) -> _Groups:
       stages: the devices of the stages.
     """
     # Operations of variables, such as initial values, go where their variable goes.
-    operations = [op for op in recorded.operations if op.name not in recorded.owned]
+    operations = without_names(recorded.operations, recorded.owned)
     moving = [op for op in operations if may_move(op, stages)]
     mover_of = _movers(operations, moving)
     leader_of = _leaders(recorded.variables)

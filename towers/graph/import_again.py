@@ -20,7 +20,7 @@ from towers.graph.edit import (
     make_names_unique,
     producer_name,
 )
-from towers.graph.graph_walk import names_of, operations_named
+from towers.graph.graph_walk import names_of, operations_named, with_names, without_names
 
 
 class Imported:
@@ -175,19 +175,16 @@ def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str]
             node.input.append(key)
         else:
             node.input.append(tensor.name)
-    for awaited in op.control_inputs:
-        if awaited.name in names:  # `_wait_for_outside` adds the others
-            node.input.append('^' + awaited.name)
+    for awaited in with_names(op.control_inputs, names):  # `_wait_for_outside` adds the others
+        node.input.append('^' + awaited.name)
 
 
 def _wait_for_outside(op: tf.Operation, imported: Imported) -> None:
     """Makes the import of `op` wait for what `op` waits for and is not imported, or for what is
     substituted for that: `tf.import_graph_def` knows only waits for imports."""
-    awaited_outside = []
-    for awaited in op.control_inputs:
-        if awaited.name not in imported.operations:
-            awaited_outside.append(imported.operation(awaited))
-    compat.add_control_inputs(imported.operations[op.name], awaited_outside)
+    awaited_outside = without_names(op.control_inputs, imported.operations)
+    new = imported.operations[op.name]
+    compat.add_control_inputs(new, list(map(imported.operation, awaited_outside)))
 
 
 def _colocate_import(op: tf.Operation, imported: Imported) -> None:

@@ -15,7 +15,15 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.edit import Library
 from towers.graph.function_variables import FunctionWrites
-from towers.graph.graph_walk import names_of, producers_of, reached, variables_by_name
+from towers.graph.graph_walk import (
+    names_of,
+    of_types,
+    producers_of,
+    reached,
+    tensors_taken,
+    variables_by_name,
+    without_names,
+)
 from towers.graph.op_types import HAND_ON, HAND_ON_MEMORY, LEAVE_UNCHANGED, VARIABLE_OPS
 
 # Operations whose output is the value of a variable that they take: they read it, hand it on, or,
@@ -67,7 +75,7 @@ def read_from(tensor: tf.Tensor) -> typing.List[tf.Operation]:
         return ()  # it computes a new value
 
     found = reached([tensor.op], sources_of_value)
-    return [op for op in found.values() if op.type in VARIABLE_OPS]
+    return of_types(found.values(), VARIABLE_OPS)
 
 
 def variables_read(
@@ -85,15 +93,14 @@ def variables_read(
     Returns:
       List of the variables, each once.
     """
-    not_owned = [op for op in operations if op.name not in owned]
+    not_owned = without_names(operations, owned)
     names_not_owned = names_of(not_owned)
     names_read = set()  # of the variables' operations
-    for op in not_owned:
-        for tensor in op.inputs:
-            is_made_outside = tensor.op.name not in names_not_owned
-            # The result of another one of these operations needs no look: that one's inputs count.
-            if is_made_outside or tensor.op.type in VARIABLE_OPS:
-                names_read |= names_of(read_from(tensor))
+    for tensor in tensors_taken(not_owned):
+        is_made_outside = tensor.op.name not in names_not_owned
+        # The result of another one of these operations needs no look: that one's inputs count.
+        if is_made_outside or tensor.op.type in VARIABLE_OPS:
+            names_read |= names_of(read_from(tensor))
     return [variable for variable in _variables_of_graph(others) if variable.op.name in names_read]
 
 

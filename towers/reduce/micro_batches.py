@@ -302,7 +302,7 @@ def _last_operations(operations: typing.Iterable[tf.Operation],
     awaited: typing.Set[str] = set()  # names of the operations that others of the pass wait for
     for op in always_run:
         awaited |= _awaited_with_iterations(op)
-    return [op for op in always_run if op.name not in awaited]
+    return graph_walk.without_names(always_run, awaited)
 
 
 def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> bool:
@@ -377,7 +377,7 @@ def _named_operation(circle: typing.Sequence[tf.Operation],
       names_of_model: the names of the operations that the model has made.
     """
     finder = Writes(tf.get_default_graph())
-    of_model = [op for op in circle if op.name in names_of_model]
+    of_model = graph_walk.with_names(circle, names_of_model)
     writing = [op for op in of_model if finder.written_by(op)]
     candidates = writing or of_model or circle
     return candidates[0]

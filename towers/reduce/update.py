@@ -197,7 +197,7 @@ def free_initial_values(created: typing.Iterable[tf.Variable],
     for op in graph_walk.step_operations(initializers, ends=names_after):
         waits_for_step = not names_after.isdisjoint(graph_walk.names_of(op.control_inputs))
         if waits_for_step and op.name in names_made:
-            others = [other for other in op.control_inputs if other.name not in names_after]
+            others = graph_walk.without_names(op.control_inputs, names_after)
             compat.set_control_inputs(op, others)
 
 
