@@ -20,7 +20,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BREAKAGES = [
     ('towers/proof/static_batch.py', '            if op.name in in_chain:\n',
      '            if False:\n', 'proof/test_static_batch.py'),
-    ('towers/proof/analysis.py', '    if not have_one_size(forward_pass.inputs):',
+    ('towers/proof/analysis.py', '    if not have_one_size(forward_pass.needed.inputs):',
      '    if False:', 'proof/test_static_batch.py'),
     ('towers/proof/rules/rows.py', 'places.axis == 0 and values.layout == places.layout',
      'places.axis == 0', 'proof/test_rules.py'),
@@ -38,7 +38,7 @@ BREAKAGES = [
      '    if False:', 'proof/test_verdict.py'),
     ('towers/proof/by_table.py', '    if keeps_values and op.type',
      '    if False and op.type', 'proof/test_verdict.py'),
-    ('towers/proof/rules/entries.py', '        if holds_all_sizes or dtype.is_floating:',
+    ('towers/proof/rules/entries.py', '        if holds_all_sizes or holds_fractions:',
      '        if True:', 'proof/test_verdict.py'),
     ('towers/proof/rules/loops.py', '    for condition in conditions:',
      '    for condition in ():', 'proof/test_verdict.py'),

@@ -117,16 +117,35 @@ def test_why_variables_have_their_roles_and_operations_wait():
         plan.explain(0)
 
 
-@pytest.mark.parametrize('update_ops, devices, writer, reason', first_fast(1, [
-    ('all', 2, 'every tower', "update_ops='all' says so"),
-    ('none', 2, 'nobody', "update_ops='none' says so"),
-    ('first', 1, 'tower 0 alone', 'one tower does all of the batch')]))
-def test_roles_that_need_no_proof(update_ops, devices, writer, reason):
+@pytest.mark.parametrize('update_ops, devices, optimizer, writer, reason', first_fast(1, [
+    ('all', 2, sgd, 'every tower', "update_ops='all' says so"),
+    ('none', 2, sgd, 'nobody', "update_ops='none' says so"),
+    ('first', 1, sgd, 'tower 0 alone', 'one tower does all of the batch'),
+    ('first', 2, lambda: None, 'nobody',
+     'updates alone write it, and without an optimizer no step runs them')]))
+def test_roles_that_need_no_proof(update_ops, devices, optimizer, writer, reason):
     with tf.Graph().as_default():
-        plan = towers.build_towers(counting, any_number_of_examples(), sgd(), devices,
+        plan = towers.build_towers(counting, any_number_of_examples(), optimizer(), devices,
                                    update_ops=update_ops).plan
     [average] = [each for each in plan.variable_roles if each.variable == 'average']
     assert (average.writer, average.reason) == (writer, reason)
+    is_nobody_counted = 'nobody: ' in (plan.line('updated by') or '')
+    assert is_nobody_counted == (writer == 'nobody')
+
+
+def inline_counter(x, y):
+    """A loss that uses the new value of a counter, which the forward pass writes."""
+    step = tf.get_variable('step', [], trainable=False)
+    return tf.reduce_mean(tf.matmul(x, tf.get_variable('kernel', [6, 3]))) * tf.assign_add(step, 1.)
+
+
+@pytest.mark.slow
+def test_a_write_whose_new_value_is_used_is_tower_0s_where_nobody_updates():
+    with tf.Graph().as_default():
+        plan = towers.build_towers(inline_counter, any_number_of_examples(), sgd(), 2,
+                                   update_ops='none').plan
+    [step] = [each for each in plan.variable_roles if each.variable == 'step']
+    assert (step.writer, step.reason) == ('tower 0 alone', 'the forward pass uses its new value')
 
 
 def long_names(x, y):

@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import function
 
+import towers
+
 # name: (type, dimensions behind that of the examples)
 INPUTS = {
     'x': (tf.float32, [6]),
@@ -1032,6 +1034,16 @@ def gradient_penalty_of_the_sum(x):
     v = score(x)
     g = tf.gradients(total(v), x)[0]
     return average(v) + tf.square(tf.norm(g) - 1)
+
+
+@independent
+def gradient_penalty_of_each(x, z):
+    """That of WGAN-GP, of a critic whose products broadcast: at points between two examples."""
+    between = .3 * x + .7 * z
+    v = hidden(between) * tf.sigmoid(hidden(between, 1, 'gate'))
+    g = tf.gradients(total(v * tf.maximum(.2 * v, v)), [between])[0]
+    slopes = tf.sqrt(total(tf.square(g), 1) + 1e-9)
+    return average(tf.square(slopes - 1.)) + average(v)
 
 
 @coupled
@@ -2608,6 +2620,123 @@ def elements_at_the_examples_of_places(x, mask):
 @independent
 def elements_of_all_examples(x):
     return average(squares_in_an_array(x).gather(tf.range(size(x))))
+
+
+# ---- coupled: arrays, lists and loops that carry what they should not -----------------------------
+
+def with_flow_v2(make):
+    """What `make` makes with control flow v2, as TensorFlow 2 has it."""
+    was_v2 = tf.control_flow_v2_enabled()
+    tf.enable_control_flow_v2()
+    try:
+        return make()
+    finally:
+        if not was_v2:
+            tf.disable_control_flow_v2()
+
+
+@coupled
+def scan_of_the_example_before(x):
+    zero = tf.zeros([])
+    return average(tf.scan(lambda a, e: (e, e * a[0]), score(x), initializer=(zero, zero))[1])
+
+
+@coupled
+def element_written_by_a_condition_of_an_example(x, key):
+    def body(i, made):
+        return i + 1, tf.cond(keys.read(i) > 2, lambda: made.write(0, 1.), lambda: made)
+    keys = tf.TensorArray(tf.int64, size(x), clear_after_read=False).unstack(key)
+    made = tf.TensorArray(tf.float32, 1, element_shape=[], clear_after_read=False).write(0, 0.)
+    made = tf.while_loop(lambda i, _: i < size(x), body, (0, made), parallel_iterations=1)[1]
+    return average(tf.square(score(x))) * (1. + made.read(0))
+
+
+@coupled
+def one_of_two_arrays(x):
+    arrays = [tf.TensorArray(tf.float32, 1, element_shape=[], clear_after_read=False).write(0, value)
+              for value in (tf.constant(1.), average(score(x, 'written')))]
+    is_first = tf.placeholder_with_default(False, [])
+    handle = tf.cond(is_first, lambda: tf.identity(arrays[0].handle),
+                     lambda: tf.identity(arrays[1].handle))
+    read = tf.raw_ops.TensorArrayReadV3(
+        handle=handle, index=0, flow_in=arrays[0].flow + arrays[1].flow, dtype=tf.float32)
+    return average(score(x)) + tf.square(read)
+
+
+@coupled
+def elements_of_others_in_a_map(x):
+    def make():
+        array = tf.TensorArray(tf.float32, size(x), clear_after_read=False).unstack(score(x))
+        return tf.map_fn(lambda e: total(e) * array.gather([0])[0], hidden(x))
+    return average(with_flow_v2(make))
+
+
+@coupled
+def size_of_a_list_that_grows(x):
+    def make():
+        made = tf.TensorArray(tf.float32, 0, dynamic_size=True, element_shape=[])
+        made = tf.while_loop(lambda i, _: i < size(x), lambda i, made: (i + 1, made.write(i, 1.)),
+                             (0, made))[1]
+        return floats(made.size())
+    return average(tf.square(score(x))) * (1. + with_flow_v2(make))
+
+
+@coupled
+def concatenation_of_a_list_of_examples(x):
+    def make():
+        made = tf.TensorArray(tf.float32, size(x), element_shape=[2]).write(0, tf.ones([2]))
+        return average(made.concat())
+    return average(tf.square(score(x))) + with_flow_v2(make)
+
+
+@coupled
+def length_of_either_list(x):
+    def make():
+        three, of_each = [tf.TensorArray(tf.float32, length, element_shape=[])
+                          for length in (3, size(x))]
+        three = three.write(0, 1.)
+        is_first = tf.placeholder_with_default(False, [])
+        return tf.cond(is_first, lambda: tf.identity(three.flow), lambda: tf.identity(of_each.flow))
+    length = tf.raw_ops.TensorListLength(input_handle=with_flow_v2(make))
+    return average(tf.square(score(x))) * (1. + floats(length))
+
+
+@coupled
+def table_that_a_step_fills(x, key):
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(
+        tf.range(4, dtype=tf.int64), tf.zeros([4])), 0.)
+    del tf.get_collection_ref(tf.GraphKeys.TABLE_INITIALIZERS)[:]
+    largest = tf.math.unsorted_segment_max(score(x), key, 4)
+    filled = tf.raw_ops.LookupTableImportV2(
+        table_handle=table.resource_handle, keys=tf.range(4, dtype=tf.int64), values=largest)
+    with tf.control_dependencies([filled]):
+        return average(table.lookup(key))
+
+
+@coupled
+def two_rounds_of_all_towers(x, z):
+    both = towers.batch_concat(tf.concat([score(x), score(z, 'second')], 0))
+    return average(tf.square(tf.cumsum(both)))
+
+
+@coupled
+def rows_of_two_rounds_of_all_towers(x, z, label):
+    is_kept = tf.tile(label > .5, [2])
+    both = tf.boolean_mask(tf.concat([score(x), score(z, 'second')], 0), is_kept)
+    return average(tf.square(tf.cumsum(towers.batch_concat(both))))
+
+
+@coupled
+def longest_of_lengths_that_change(x, lengths):
+    scores = score(x)
+
+    def make():
+        def body(t, ends, h):
+            return (t + 1, lengths + 3 * tf.cast(t >= 2, tf.int64),
+                    tf.where(tf.cast(t, tf.int64) >= ends, h, .5 * h + scores))
+        return tf.while_loop(lambda t, ends, h: tf.cast(t, tf.int64) < tf.reduce_max(ends), body,
+                             (0, lengths, tf.zeros_like(scores)))[2]
+    return average(tf.square(with_flow_v2(make)))
 
 
 # ---- gradients of a function's own ---------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What the analysis says of inputs of every kind, and of values other than losses."""
 
 import losses
+import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.proof.analysis import analyse
@@ -142,6 +143,33 @@ def test_lengths_that_are_not_static_do_not_tell_the_order_of_entries():
     halves = tf.reshape(logits, tf.stack([2, -1, 4]))
     assert verdict(tf.reduce_mean(halves[0] * halves[1]), (image, labels)).startswith(
         'not proven: ')
+
+
+@pytest.mark.parametrize('reshaped, beginning', [
+    (lambda x, w: tf.reshape(x[:, 1:], [-1, 2]), 'not proven: '),  # pairs, if L - 1 is even
+    (lambda x, w: tf.reshape(x[:, 1:, None] * w, [-1, 2]), 'proven: '),
+    (lambda x, w: tf.reshape(x[:, 1:, None] * w, [-1, 4]), 'proven: '),
+    (lambda x, w: tf.reshape(x[:, 1:, None] * w, tf.stack([losses.size(x), -1])), 'proven: ')])
+def test_a_reshape_is_of_whole_examples_for_all_lengths(reshaped, beginning):
+    x, w = tf.placeholder(tf.float32, [None, None]), losses.variable('w', [4])
+    assert verdict(tf.reduce_mean(tf.reduce_max(reshaped(x, w), 1)), x).startswith(beginning)
+
+
+@pytest.mark.parametrize('loss_of', [
+    lambda x, k: tf.reduce_max(x, k),  # over the examples, if both lengths are equal
+    lambda x, k: tf.reduce_max(tf.reshape(x, tf.stack([-1, k + 4])), 1)])
+def test_a_difference_of_lengths_is_no_static_number(loss_of):
+    x = tf.placeholder(tf.float32, [None, 4])
+    p, q, r = [tf.placeholder(tf.float32, [None, None]) for _ in range(3)]
+    k = tf.shape(p)[1] - tf.shape(r)[1]
+    loss = tf.reduce_mean(loss_of(x, k)) + tf.reduce_mean(p * q)
+    assert verdict(loss, (x, p, q, r)).startswith('not proven: ')
+
+
+def test_a_length_is_no_static_number():
+    x, p = tf.placeholder(tf.float32, [None, 4]), tf.placeholder(tf.float32, [None, None])
+    loss = tf.reduce_mean(tf.reduce_max(x, tf.shape(p)[1] - 4))  # over the examples, if it is 4
+    assert verdict(loss, (x, p)).startswith('not proven: ')
 
 
 def test_a_proof_says_what_it_supposes_of_a_shape():

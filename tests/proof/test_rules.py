@@ -117,6 +117,31 @@ def of_one_mask(mask, *factors):
     return product
 
 
+def sparse(b):
+    """The entries of x above 0, as a sparse tensor."""
+    places = tf.where(b.x > 0)
+    return tf.SparseTensor(places, tf.gather_nd(b.x, places), tf.shape(b.x, out_type=tf.int64))
+
+
+def repeated_dimensions(b, shape):
+    """The dimensions along which a product of x and a tensor of a shape repeats either."""
+    return tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(b.x), s1=shape)
+
+
+def gradient(factor, repeated):
+    """The gradient, with respect to a factor that broadcasting repeats, of a sum of products."""
+    return tf.gradients(tf.reduce_sum(tf.tanh(factor * repeated)), repeated)[0]
+
+
+def looked_up_once(table, ids, narrow=None):
+    """The rows of a table, each different one of which is gathered once; by numbers in which the
+    different ids are not more than a narrow type holds."""
+    different, which = tf.unique(ids)
+    if narrow is not None:
+        which = tf.cast(tf.cast(which, narrow), tf.int32)
+    return tf.gather(tf.gather(table, different), which)
+
+
 def complex_of(x):
     return tf.complex(x, 2 * x)
 
@@ -140,6 +165,11 @@ CASES = {
     'minus_mean': (lambda b: b.x - b.mean, STATISTIC),
     'of_two_dimensions': (lambda b: b.x[None] * b.x[:, None], UNKNOWN),
     'cast_of_mean': (lambda b: tf.cast(b.mean, tf.int32), STATISTIC),
+    'mean_cast_to_complex': (lambda b: tf.cast(b.mean, tf.complex128), MEAN),
+    'mean_of_complex_means': (lambda b: tf.reduce_mean(tf.cast(
+        tf.reduce_mean(b.x, 0), tf.complex128)), MEAN),
+    'count_cast_to_complex': (
+        lambda b: tf.cast(b.total, tf.complex128) / tf.cast(b.n, tf.complex128), MEAN),
     'where': (lambda b: tf.where(b.x > 0, b.x, 2 * b.x), EACH),
     'where_of_rows': (lambda b: tf.where(b.ids > 1, b.x, 2 * b.x), EACH),
     'fake_quantized': (lambda b: tf.quantization.fake_quant_with_min_max_args(
@@ -181,6 +211,8 @@ CASES = {
     'einsum': (lambda b: tf.einsum('bti,ij->btj', b.seq, b.w), EACH),
     'einsum_with_other_rows': (lambda b: tf.einsum(
         'bi,bi->b', b.x, tf.placeholder_with_default(b.w, [None, 4])), UNKNOWN),
+    'einsum_on_diagonal': (lambda b: tf.raw_ops.Einsum(inputs=[tf.placeholder_with_default(
+        b.x[:, 0], [None])], equation='b->bb'), UNKNOWN),
     'einsum_over_examples': (lambda b: tf.einsum('bti,btj->ij', b.seq, b.seq), SUM),
     'cross': (lambda b: tf.linalg.cross(b.square[:, 0], b.x[:, :3]), EACH),
     'cross_of_means': (lambda b: tf.linalg.cross(
@@ -199,6 +231,16 @@ CASES = {
     'ones_of_square': (lambda b: tf.ones([b.n, b.n]), UNKNOWN),
     'ones_of_one_more': (lambda b: tf.ones([b.n + 1]), UNKNOWN),
     'broadcast': (lambda b: tf.broadcast_to(b.w[0], [b.n, 4]), EACH),
+    'repeated_dimensions': (lambda b: repeated_dimensions(b, [1, 4])[1], sizes_state([Size(0)])),
+    'dimensions_of_equal_shapes': (
+        lambda b: repeated_dimensions(b, tf.shape(b.x))[0], sizes_state([])),
+    'dimensions_of_two_lengths': (lambda b: repeated_dimensions(b, [4, 4])[1], UNKNOWN),
+    'dimensions_of_any_operation': (lambda b: repeated_dimensions(b, [1, 4])[1] + 1, UNKNOWN),
+    'gradient_of_a_row_of_each': (lambda b: gradient(b.seq, b.x[:, None]), EACH),
+    'gradient_of_one_row': (lambda b: gradient(b.x, tf.reshape(b.w[0], [b.n // b.n, 4])), SUM),
+    'positions_in_an_array': (lambda b: tf.gather(b.x, tf.placeholder_with_default(tf.reshape(
+        tf.TensorArray(tf.int32, 2, element_shape=[None], infer_shape=False).write(
+            0, tf.range(b.n)).write(1, tf.range(b.n)).stack(), [-1]), [None])), UNKNOWN),
     # ---- layout
     'heads': (lambda b: tf.reshape(b.seq, [-1, 4]), per_example(0, inner=3)),
     'flat': (lambda b: tf.reshape(b.seq, [-1, 12]), EACH),
@@ -209,6 +251,8 @@ CASES = {
     'squeezed': (lambda b: tf.squeeze(b.x[None], [0]), EACH),
     'squeezed_by_length': (lambda b: tf.squeeze(b.x[None]), UNKNOWN),
     'tiled': (lambda b: tf.tile(b.x, [2, 1]), per_example(0, outer=2)),
+    'tiled_by_narrow_numbers': (lambda b: tf.tile(b.x, tf.cast(tf.cast(tf.stack(
+        [2, tf.placeholder_with_default(1, [])]), tf.bool), tf.int32)), UNKNOWN),
     'tiled_weights': (lambda b: tf.tile(b.w[:1], [b.n, 1]), EACH),
     'padded': (lambda b: tf.pad(b.x, [[0, 0], [1, 1]]), EACH),
     'padded_examples': (lambda b: tf.pad(b.x, [[1, 0], [0, 0]]), UNKNOWN),
@@ -240,6 +284,8 @@ CASES = {
         tf.cast(b.x, tf.float32), b.n[None]), UNKNOWN),
     'diagonal_matrices': (lambda b: tf.linalg.diag(b.seq), EACH),
     'diagonal_of_examples': (lambda b: tf.linalg.diag(tf.transpose(b.x)), UNKNOWN),
+    'diagonal_of_examples_of_hidden_number': (lambda b: tf.linalg.diag(
+        tf.placeholder_with_default(tf.transpose(b.x), [4, None])), UNKNOWN),
     'diagonal_of_mean': (lambda b: tf.linalg.diag(tf.reduce_mean(b.x, 0)), MEAN),
     'diagonal_of_sum': (lambda b: tf.linalg.diag(tf.reduce_sum(b.x, 0)), SUM),
     'three_diagonals': (lambda b: diagonals(b.seq, [-1, 1], 1.), EACH),
@@ -304,11 +350,29 @@ CASES = {
         tf.tile(b.ids[None], [4, 1])[:, :, None], tf.transpose(b.x), [4]), UNKNOWN),
     'row_of_each_block': (lambda b: of_blocks(b, tf.argmax(
         b.seq[:, :, 0], 1, output_type=tf.int32)), EACH),
+    'row_of_each_block_of_wide_numbers': (lambda b: of_blocks(b, tf.cast(tf.argmax(
+        b.seq[:, :, 0], 1), tf.int32)), EACH),
+    'row_of_each_block_of_narrow_numbers': (lambda b: tf.gather(
+        tf.reshape(b.seq, [-1, 4]), tf.cast(tf.cast(tf.range(b.n), tf.int8) * 3, tf.int32) +
+        tf.argmax(b.seq[:, :, 0], 1, output_type=tf.int32)), UNKNOWN),
     'row_at_any_place': (lambda b: of_blocks(b, b.ids), UNKNOWN),
     'columns_by_number': (columns_by_number, UNKNOWN),
     'ctc': (lambda b: ctc_losses(b, tf.fill([b.n], 3)), EACH),
     'ctc_by_number': (lambda b: ctc_losses(b, tf.range(b.n)), UNKNOWN),
+    'sum_of_sparse_rows': (lambda b: tf.sparse.reduce_sum(sparse(b), 1), EACH),
+    'sum_of_sparse_columns': (lambda b: tf.sparse.reduce_sum(sparse(b), -2), SUM),
+    'sum_of_all_sparse': (lambda b: tf.sparse.reduce_sum(sparse(b)), SUM),
+    'sum_of_sparse_dimension': (lambda b: tf.sparse.reduce_sum(
+        sparse(b), tf.placeholder_with_default(1, [])), UNKNOWN),
+    'sum_of_sparse_of_two_masks': (lambda b: tf.sparse.reduce_sum(
+        tf.SparseTensor(sparse(b).indices, tf.boolean_mask(b.x, b.x > 1), sparse(b).dense_shape),
+        1), UNKNOWN),
     'looked_up': (lambda b: looked_up(b, True), EACH),
+    'looked_up_once': (lambda b: looked_up_once(b.w, b.ids), EACH),
+    'looked_up_once_of_mask': (lambda b: looked_up_once(b.w, tf.boolean_mask(b.ids, b.ids > 1)), ROWS),
+    'looked_up_by_narrow_numbers': (
+        lambda b: looked_up_once(b.w, b.ids, narrow=tf.int8), UNKNOWN),
+    'looked_up_in_examples': (lambda b: looked_up_once(b.x, b.ids), UNKNOWN),
     'looked_up_without_all_rows': (lambda b: looked_up(b, False), UNKNOWN),
     # ---- images
     'pooled': (lambda b: tf.nn.max_pool(b.image, 2, 2, 'SAME'), EACH),

@@ -13,6 +13,10 @@ PRIME = Size(13007)  # may stand in for a length that is not static
 @pytest.mark.parametrize('function, one, other, expected', [
     (sizes.plus, N, FIVE, Size(5, 1)),
     (sizes.minus, N, FIVE, Size(-5, 1)),
+    (sizes.minus, PRIME, FIVE, Size(13002)),
+    (sizes.minus, PRIME, PRIME, None),
+    (sizes.minus, Size(13002), Size(13009), None),
+    (sizes.plus, PRIME, Size(-13009), None),
     (sizes.product, TWICE, FIVE, Size(0, 10)),
     (sizes.product, FIVE, Size(1, 1), Size(5, 5)),
     (sizes.product, N, N, None),
@@ -22,6 +26,9 @@ PRIME = Size(13007)  # may stand in for a length that is not static
     (sizes.quotient, Size(1, 2), N, None),
     (sizes.quotient, N, Size(0), None),
     (sizes.quotient, PRIME, PRIME, None),
+    (sizes.quotient, Size(0, 13008), Size(2), None),
+    (sizes.quotient, Size(0, 13008), TWICE, None),
+    (sizes.quotient, Size(0, 13008), N, Size(13008)),
     (sizes.larger, N, Size(1), N),  # of 1 or more examples
     (sizes.larger, N, Size(2), None),
     (sizes.larger, Size(-1, 1), N, N),

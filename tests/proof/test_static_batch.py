@@ -186,6 +186,40 @@ def test_a_single_example_is_not_read():
     assert analysis.with_size_constants is None
 
 
+def looped(version, limit, loss_of):
+    """A loss with a loop of `limit` iterations, in either control flow."""
+    was_v2 = tf.control_flow_v2_enabled()
+    (tf.enable_control_flow_v2 if version == 'v2' else tf.disable_control_flow_v2)()
+    try:
+        return loss_of(limit)
+    finally:
+        (tf.enable_control_flow_v2 if was_v2 else tf.disable_control_flow_v2)()
+
+
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+@pytest.mark.parametrize('limit, beginning', [
+    (SIZE, "not proven: '"), (SIZE + 1, 'proven, if no constant of the model ')])
+def test_a_loop_that_runs_as_often_as_a_shard_has_examples(version, limit, beginning):
+    x = batch(6)
+    h = looped(version, limit, lambda limit: tf.while_loop(
+        lambda t, _: t < limit, lambda t, h: (t + 1, h * .9), [0, tf.square(x)])[1])
+    text = line(tf.reduce_mean(h), x)
+    assert text.startswith(beginning)
+    assert ('decides how often a loop runs, and equals the static size of a shard; pass a batch '
+            '[None' in text) == (limit == SIZE)
+
+
+def test_a_loop_that_the_loss_does_not_need_is_none_of_its_own():
+    x = batch(6)
+    h = looped('v1', SIZE, lambda limit: tf.while_loop(
+        lambda t, _: t < limit, lambda t, h: (t + 1, h * .9), [0, tf.square(x)])[1])
+    loss = tf.reduce_mean(x)
+    analysis = analyse(tf.get_default_graph().get_operations(), x, [loss, h])
+    found = verdict_of([loss], analysis, find_batch_norms(analysis, []), Question(
+        False, SIZE, 'tower'))
+    assert found.text.startswith('proven, if no constant of the model ')
+
+
 def written_for_its_batch(x):
     """A loss whose numbers come from the static size of its batch."""
     size = int(x.shape[0])

@@ -198,6 +198,29 @@ def test_the_static_size_of_a_shard_that_a_variable_keeps_is_named():
     assert "but for what tower 0 writes from its own examples and the loss reads: 'v' (" in line
 
 
+@pytest.mark.parametrize('size, beginning', [
+    (8, "not proven: '"), (None, 'proven, but for what tower 0 writes ')])
+def test_a_variable_that_a_loop_over_the_static_size_writes_is_not_proven(size, beginning):
+    """Of the loss `mean / v`, where 4 iterations, as many as a shard has examples, write v."""
+    def model_fn(features):
+        variable, before = made('v', tf.GraphKeys.GLOBAL_VARIABLES)
+
+        def decay(step):
+            with tf.control_dependencies([tf.assign(variable, variable.read_value() * .9)]):
+                return step + 1
+        with tf.control_dependencies([before]):
+            steps = tf.while_loop(lambda step: step < 4, decay, [0], parallel_iterations=1)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.group(steps))
+        return tf.reduce_mean(tf.matmul(features, tf.get_variable('w', [5, 1], tf.float64))) / before
+    was_v2 = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        assert line_of_model(model_fn, size=size).startswith(beginning)
+    finally:
+        if was_v2:
+            tf.enable_control_flow_v2()
+
+
 def frozen(x):
     """A batch norm of averages, to which a step writes the statistics of a second call."""
     averages = [made(name, tf.GraphKeys.GLOBAL_VARIABLES) for name in ('mean', 'variance')]
@@ -221,3 +244,49 @@ def frozen(x):
     (dict(batch_norm='sync'), 'proven: ')]), ids=str)
 def test_averages_of_a_batch_norm_that_the_loss_reads_alone_are_named(options, beginning):
     assert line_of_model(frozen, **options).startswith(beginning)
+
+
+def counted(x):
+    """A loss that is divided by a counter of steps, the same on every tower."""
+    variable, before = made('steps', tf.GraphKeys.GLOBAL_VARIABLES)
+    with tf.control_dependencies([before]):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(variable, 1.))
+    return tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64)))) / before
+
+
+def test_what_a_learning_rate_is_computed_from_is_named():
+    def model_fn(x):
+        with tf.variable_scope('rate', reuse=True):
+            variable = tf.get_variable('v', [], tf.float64)
+        before = variable.read_value() + 0.
+        losses = tf.square(tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64)))
+        with tf.control_dependencies([before]):
+            tf.add_to_collection(
+                tf.GraphKeys.UPDATE_OPS, tf.assign(variable, tf.reduce_mean(losses)))
+        return tf.reduce_mean(losses)
+    with tf.variable_scope('rate'):
+        rate = tf.get_variable('v', [], tf.float64, tf.ones_initializer(), trainable=False)
+    features = tf.placeholder(tf.float64, [None, 5])
+    optimizer = tf.train.GradientDescentOptimizer(.1 / (1. + rate.read_value()))
+    built = towers.build_towers(model_fn, (features,), optimizer, 2, 'mean')
+    assert built.plan.line('one device').startswith(
+        "proven, but for what is written from the examples of a tower and the update reads: "
+        "'rate/v': ")
+
+
+def averaged(x):
+    """A loss that is divided by a moving average, which an update reads anew."""
+    variable, before = made('mean', tf.GraphKeys.GLOBAL_VARIABLES)
+    values = tf.square(tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64)))
+    with tf.control_dependencies([before]):
+        average = .7 * variable.read_value() + .3 * tf.reduce_mean(values)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(variable, average))
+    return tf.reduce_mean(values) / before
+
+
+@pytest.mark.parametrize('model_fn, names', first_fast(1, [
+    (counted, "'steps'"), (averaged, "'mean'")]))
+def test_what_every_tower_writes_in_its_turn_is_named_as_that(model_fn, names):
+    assert line_of_model(model_fn, update_ops='all').startswith(
+        "proven, but for what every tower writes in its turn (update_ops='all') and the loss reads: "
+        "%s (with update_ops='first' tower 0 alone writes): " % names)

@@ -7,23 +7,26 @@ tests/proof/test_verdict.py.
 """
 
 import collections
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
+from towers.api.train_ops import Update
 from towers.copies.tower_set import TowerSet
 from towers.graph import graph_walk
 from towers.graph.graph_walk import names_of
-from towers.model.objectives import with_parts
+from towers.model.objectives import all_pairs, with_parts
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.proof.stand_ins import static_size
-from towers.proof.verdict import Question, Writers, verdict_of
+from towers.proof.verdict import NO_WRITERS, Question, Writers, verdict_of
 from towers.roles.inline_updates import Write, writes_by, writes_of
 from towers.roles.ownership import FIRST, OWN, Roles
 
 
-def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
+def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
     """The text after `one device`: the verdict on each loss; None where a step has one shard, which
     is computed as on one device."""
     if tower_set.has_one_shard:
@@ -31,15 +34,23 @@ def equality_line(tower_set: TowerSet) -> typing.Optional[str]:
     recorded = tower_set.recorded
     question = _question(tower_set)
     writes = _writes_of_step(tower_set)
+    read_by_update = _read_by_update(update)
     has_names = isinstance(recorded.output.loss, dict)
     texts = []
     for name, loss in with_parts('loss', recorded.output.loss):
         # The loss that is differentiated is the sum of the model's and of the registered losses.
         losses = [loss] + tower_set.losses.added
         writers = _writers_read_by(losses, writes)
+        for_update = collections.OrderedDict(
+            (name, ops) for name, ops in _writers_read_by(read_by_update, writes).items()
+            if name not in writers and tower_set.roles.role_of.get(name) in (FIRST, OWN))
+        of_first = _with_role(FIRST, writers, tower_set.roles)
+        has_turns = tower_set.request.training.update_ops == 'all'  # every tower writes these, too
         question_of_loss = question._replace(
-            writers_by_tower_0=_with_role(FIRST, writers, tower_set.roles),
-            writers_by_each_tower=_with_role(OWN, writers, tower_set.roles))
+            writers_by_tower_0=NO_WRITERS if has_turns else of_first,
+            writers_in_turn=of_first if has_turns else NO_WRITERS,
+            writers_by_each_tower=_with_role(OWN, writers, tower_set.roles),
+            writers_for_update=for_update)
         verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
                              question_of_loss)
         texts.append('%s: %s' % (name, verdict.text) if has_names else verdict.text)
@@ -92,6 +103,20 @@ def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
     return writes_by(writes_of(recorded), run)
 
 
+def _read_by_update(update: Update) -> typing.List[tf.Tensor]:
+    """What the operations that take the gradients take beside them, such as a learning rate."""
+    gradients: typing.List[tf.Tensor] = []
+    for gradient, _ in all_pairs(update.gradients):
+        if isinstance(gradient, tf.IndexedSlices):
+            gradients += [gradient.values, gradient.indices]
+        elif gradient is not None:
+            gradients.append(gradient)
+    names = names_of(gradients)
+    takers = graph_walk.by_name(itertools.chain.from_iterable(
+        gradient.consumers() for gradient in gradients)).values()
+    return [tensor for op in takers for tensor in op.inputs if tensor.name not in names]
+
+
 def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write]) -> Writers:
     """The writers of the variables that losses are computed from.
 
@@ -102,7 +127,7 @@ def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write])
       losses: list of scalars.
       writes: the writes of a step.
     """
-    read = graph_walk.ancestors(losses)
+    read = _computed_from(losses)
     writers: typing.Dict[str, typing.List[tf.Operation]] = {}
     writes_of_unread = writes
     while True:
@@ -115,7 +140,26 @@ def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write])
         for op, variables in writes_of_read:
             for variable in variables:
                 writers.setdefault(variable, []).append(op)
-            read |= graph_walk.ancestors(op.inputs)  # so these variables are read, too
+            read |= _computed_from([*op.inputs, *_conditions_around(op)])
+
+
+def _computed_from(tensors: typing.Iterable[tf.Tensor]) -> typing.Set[str]:
+    """The names of the operations that decide what tensors are: those that they are computed from,
+    and those that compute the conditions of the branches (v1) that end on the way, since a branch
+    may give a constant."""
+    def sources(op: tf.Operation) -> typing.List[tf.Operation]:
+        """The operations that decide directly what the results of an operation are."""
+        inputs = graph_walk.producers_of(op)
+        if op.type not in ('Merge', 'RefMerge'):
+            return inputs
+        conditions = itertools.chain.from_iterable(map(_conditions_around, inputs))
+        return inputs + [condition.op for condition in conditions]
+    return set(graph_walk.reached([tensor.op for tensor in tensors], sources))
+
+
+def _conditions_around(op: tf.Operation) -> typing.List[tf.Tensor]:
+    """The conditions of the branches and loops (v1) around an operation."""
+    return [op.graph.get_tensor_by_name(name) for name in compat.conditions_around(op)]
 
 
 def _with_role(role: str, writers: Writers, roles: Roles) -> Writers:

@@ -37,7 +37,7 @@ def lines_of_training(tower_set: TowerSet, update: Update) -> Lines:
         ('recomputation', _recomputation(tower_set.recomputed, request.memory.recompute)),
         ('learning rate', _learning_rates(request)),
         ('loss scale', None if loss_scale is None else loss_scale.describe()),
-        ('one device', equality_line(tower_set))]
+        ('one device', equality_line(tower_set, update))]
 
 
 def _num_towers_of_update(request: Request) -> int:

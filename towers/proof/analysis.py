@@ -12,7 +12,7 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, names_of, operation_of
 from towers.graph.variable_access import Writes
 from towers.proof.fixed_point import Settled, settle
-from towers.proof.scratch import Scratch, make_scratch, make_whole_scratch
+from towers.proof.scratch import ForwardPass, Scratch, make_scratch, make_whole_scratch
 from towers.proof.stand_ins import SizeConstants, have_one_size, states_of_inputs, static_size
 from towers.proof.states import (
     HAS_OWN_SIZE,
@@ -24,7 +24,7 @@ from towers.proof.states import (
     State,
     unknown,
 )
-from towers.proof.static_batch import find_size_constants
+from towers.proof.static_batch import find_size_constants, loops_of_size
 from towers.proof.view import View
 from towers.proof.written import Written, written_by, written_otherwise
 
@@ -58,6 +58,8 @@ class Analysis(typing.NamedTuple):
     size_constants: typing.Optional[SizeConstants] = None
     # names of the divisors of sums any of which may be that size, so that none is taken so
     other_divisors: typing.Sequence[str] = ()
+    # {name of a loop's operation: the constant that ends it, which may be that size}
+    loops_of_size: typing.Mapping[str, Reason] = {}
 
     @property
     def analysed(self) -> typing.Set[str]:
@@ -98,11 +100,11 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
     Returns:
       `Analysis`.
     """
-    forward_pass = _ForwardPass(
-        _needed(operations, inputs, fetches), inputs, frozenset(names_of(operations)))
+    needed = ForwardPass(_needed(operations, inputs, fetches), inputs)
+    forward_pass = _ForwardPass(needed, frozenset(names_of(operations)))
     batch_size = static_size(inputs)
     if batch_size is None:
-        return forward_pass.analysed_in(make_scratch(forward_pass.needed, inputs))
+        return forward_pass.analysed_in(make_scratch(needed))
     return _analysed_of_static_batch(forward_pass, batch_size)
 
 
@@ -113,7 +115,7 @@ def _analysed_of_static_batch(forward_pass: '_ForwardPass', batch_size: int) -> 
     The search for size constants has to know where the examples are in the graph as it was built.
     The first analysis tells that, too, where no operation holds the size.
     """
-    whole_scratch = make_whole_scratch(forward_pass.needed, forward_pass.inputs)
+    whole_scratch = make_whole_scratch(forward_pass.needed)
     if whole_scratch is None:
         return _analysed_of_only_size(forward_pass, batch_size)
     analysis = forward_pass.analysed_in(whole_scratch)
@@ -134,15 +136,13 @@ def _analysed_of_only_size(forward_pass: '_ForwardPass', batch_size: int) -> Ana
     as_built = _analysed_as_built(forward_pass, batch_size)
     analysis = _analysed_with_size_constants(forward_pass, as_built, batch_size)
     if analysis is None:
-        scratch = make_scratch(forward_pass.needed, forward_pass.inputs)
-        analysis = forward_pass.analysed_in(scratch)
+        analysis = forward_pass.analysed_in(make_scratch(forward_pass.needed))
     return analysis._replace(as_built=as_built)
 
 
 def _analysed_as_built(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
     """The analysis for the number of examples that the program was built with."""
-    scratch = make_scratch(forward_pass.needed, forward_pass.inputs, examples=batch_size)
-    return forward_pass.analysed_in(scratch)
+    return forward_pass.analysed_in(make_scratch(forward_pass.needed, examples=batch_size))
 
 
 def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: Analysis,
@@ -156,13 +156,13 @@ def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: 
       batch_size: the static number of examples.
     """
     # Of inputs [50, 4] and [25, 4] it is not known which of the two is the number of examples.
-    if not have_one_size(forward_pass.inputs):
+    if not have_one_size(forward_pass.needed.inputs):
         return None
-    found = find_size_constants(forward_pass.needed, of_built_graph.states, batch_size)
+    found = find_size_constants(
+        forward_pass.needed.operations, of_built_graph.states, batch_size)
     if not found.size_constants and not found.other_divisors:
         return None
-    scratch = make_scratch(
-        forward_pass.needed, forward_pass.inputs, size_constants=found.size_constants)
+    scratch = make_scratch(forward_pass.needed, size_constants=found.size_constants)
     analysis = forward_pass.analysed_in(scratch)
     return analysis._replace(
         size_constants=found.size_constants, other_divisors=found.other_divisors)
@@ -170,25 +170,27 @@ def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: 
 
 class _ForwardPass(typing.NamedTuple):
     """A forward pass that is analysed, once or more."""
-    needed: typing.List[tf.Operation]  # operations that the fetches need, behind the inputs
-    inputs: typing.Any  # nest of tensors at which the batch enters
+    needed: ForwardPass  # with the operations that the fetches need alone
     operations: typing.FrozenSet[str]  # names of all operations of the pass
 
     def analysed_in(self, scratch: Scratch) -> Analysis:
         """The analysis of the pass by its scratch graph."""
-        settled = settle(scratch, self.needed)
+        settled = settle(scratch, self.needed.operations)
         view = settled.view
         states = dict(view.states)
         # The inputs' placeholders have names of their own in the scratch graph.
-        states.update(states_of_inputs(self.inputs))
+        states.update(states_of_inputs(self.needed.inputs))
         # The scratch graph has the bodies of functions, too, whose operations the pass lacks.
-        names_in_pass = names_of(self.needed)
+        names_in_pass = names_of(self.needed.operations)
         names = [op.name for op in settled.operations if op.name in names_in_pass]
         random = [op.name for op in settled.operations if graph_walk.is_random(op)]
+        batch_size = static_size(self.needed.inputs)
+        of_size = {} if batch_size is None else loops_of_size(view, batch_size)
         return Analysis(
             states=states, reasons=view.reasons, operations=names, random=random,
             writes=_writes(settled), means=_means(view), forward_pass=self.operations,
-            assumed_scalars=scratch.assumed_scalars, suppositions=view.suppositions)
+            assumed_scalars=scratch.assumed_scalars, suppositions=view.suppositions,
+            loops_of_size=of_size)
 
 
 def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,

@@ -5,6 +5,7 @@ the row say: inputs for which the rule has no answer; sizes that are taken as nu
 inputs, and of means and sums that the result depends on otherwise than linearly.
 """
 
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -51,8 +52,9 @@ _KEEPS_KNOWN_VALUES = frozenset(
     'InitializeTableFromTextFileV2 LookupTableSize LookupTableSizeV2 LookupTableImport '
     'LookupTableImportV2 VarIsInitializedOp IsVariableInitialized VariableShape Assert'.split()
 ) | VARIABLE_OPS | READS | SETS | ADDS | ADDS_ROWS | frozenset(CALLS)
-"""Operations with values from one run to the next that are the same on every tower: tables; and
-variables, since `written_before` takes care of those that the forward pass writes."""
+"""Operations with values from one run to the next that are the same on every tower: tables, if no
+step fills them (`View.fills_tables`); and variables, since `written_before` takes care of those
+that the forward pass writes."""
 
 
 def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Results:
@@ -63,6 +65,10 @@ def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Result
       states: of its inputs.
       view: `View`.
     """
+    if _is_on_list(op) and op.type not in _ON_LISTS:
+        return unknown(op, HAS_NO_RULE)
+    if op.type.startswith('LookupTable') and view.fills_tables:
+        return unknown(op, 'looks up a table to which a step may write')
     row = RULES.get(op.type)
     known = if_complete(states)
     if row is None:
@@ -70,6 +76,19 @@ def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Result
     if known is None and not _can_begin(op, states):
         return None
     return states_by_row(row, op, states, view)
+
+
+_ON_LISTS = frozenset(
+    'Identity Enter Exit Switch Merge NextIteration TensorListReserve TensorListFromTensor '
+    'TensorListLength TensorListGetItem TensorListSetItem TensorListStack'.split())
+"""The types of the operations on lists of tensors for which a rule knows the length of the list
+and the state of its elements. Calls and loops (v2) go by their bodies."""
+
+
+def _is_on_list(op: tf.Operation) -> bool:
+    """Whether an operation takes or gives a list of tensors, or another value of that type."""
+    tensors = itertools.chain(op.inputs, op.outputs)
+    return any(tensor.dtype.base_dtype == tf.variant for tensor in tensors)
 
 
 def if_complete(states: InputStates) -> typing.Optional[typing.List[State]]:
@@ -157,7 +176,7 @@ def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: S
       result: the state that the rule gives.
       view: `View`.
     """
-    if result.kind is Kind.UNKNOWN and _computes_on_one_example(op, inputs):
+    if result.kind is Kind.UNKNOWN and _computes_on_one_example(op, inputs, view):
         result = ONE_EXAMPLE
     if row.keeps_uniform:
         is_uniform = result.kind is Kind.INDEPENDENT and _keeps_uniform(op, inputs, view)
@@ -167,14 +186,14 @@ def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: S
     return result.with_marks_of(*inputs)
 
 
-def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State]) -> bool:
+def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State], view: View) -> bool:
     """Whether an operation, in a loop over the examples, takes the values of one example and what
     all examples have alike: then its result is of that example, whatever it computes.
 
     An operation that keeps values, or takes a variable or a list of tensors, may bring in values of
     other examples; one of control flow, those of another iteration.
     """
-    if op.op_def.is_stateful or op.type in CONTROL_FLOW:
+    if view.is_stateful(op) or op.type in CONTROL_FLOW:
         return False
     for tensor in list(op.inputs) + op.outputs:
         is_handle_or_list = tensor.dtype in (tf.resource, tf.variant)
@@ -260,7 +279,7 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
     if op.type.startswith(_PYTHON):
         return unknown(op, IS_PYTHON)
     is_random = graph_walk.is_random(op)
-    keeps_values = op.op_def.is_stateful  # TensorFlow says so of random numbers, too
+    keeps_values = view.is_stateful(op)  # TensorFlow says so of random numbers, too
     if keeps_values and op.type not in _KEEPS_KNOWN_VALUES and not is_random:
         return unknown(op, 'keeps values from run to run, of which nothing is known')
     numbers = as_numbers(op, states, view)

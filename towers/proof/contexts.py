@@ -131,9 +131,25 @@ def frame_is_over_examples(enter: tf.Operation, view: View) -> bool:
 
 
 def is_array_flow(tensor: tf.Tensor) -> bool:
-    """Whether a tensor orders the operations on an array, and has no value of its own."""
-    source = graph_walk.source_through(tensor, HAND_ON_IN_LOOP | {'Merge'})
-    return source.op.type.startswith('TensorArray')
+    """Whether a tensor orders the operations on an array, and has no value of its own. What is read
+    of an array (`TensorArrayReadV3`) is a value."""
+    return all(source.op.type in _MAKE_FLOWS for source in sources_of_carried(tensor))
+
+
+_MAKE_FLOWS = frozenset(['TensorArrayV3', 'TensorArrayWriteV3', 'TensorArrayScatterV3'])
+"""The types of the operations on arrays that give a flow; and the handle of the array."""
+
+
+def sources_of_carried(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+    """The tensors that a tensor may be, through branches and iterations that hand them on."""
+    def handed_on(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+        """What a tensor is handed on from: of a `Merge`, either of its inputs."""
+        if tensor.op.type == 'Merge':
+            return list(tensor.op.inputs)
+        return list(tensor.op.inputs)[:1] if tensor.op.type in HAND_ON_IN_LOOP else []
+
+    found = graph_walk.reached([tensor], handed_on).values()
+    return [source for source in found if not handed_on(source)]
 
 
 # ---- conditions ----------------------------------------------------------------------------------

@@ -54,6 +54,16 @@ class Bodies(typing.NamedTuple):
         """Whether the operation of a name is in the body of a function."""
         return name in self.outermost_calls
 
+    def initial_values(self, argument: tf.Tensor, graph: tf.Graph) -> typing.List[tf.Tensor]:
+        """The values that loops give an argument of their bodies before the first iteration; [] of
+        any other tensor of the scratch graph."""
+        found = []
+        for name, loop in self.loops.items():
+            initial = graph.get_operation_by_name(name).inputs
+            found += [before for before, other in zip(initial, loop.arguments)
+                      if other.name == argument.name and before is not other]
+        return found
+
     def has_body_of(self, name: str) -> bool:
         """Whether the operation of a name is a call whose bodies are in the scratch graph."""
         return name in self.branch_results or name in self.loops

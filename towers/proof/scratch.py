@@ -55,8 +55,12 @@ class Scratch(typing.NamedTuple):
     variables_read: typing.Dict[str, typing.List[str]]
     # whether the program's inputs have a static number of examples
     has_static_batch: bool
+    # whether primes stand for lengths of inputs, beside the number of examples
+    has_stand_ins: bool
     # names of placeholders of no known shape, which are taken for scalars
     assumed_scalars: typing.List[str]
+    # names of the operations to which the program gave a gradient of its own
+    with_own_gradient: typing.AbstractSet[str]
 
 
 class _Attempt(typing.NamedTuple):
@@ -65,82 +69,75 @@ class _Attempt(typing.NamedTuple):
     assumed_scalars: typing.List[str]  # names of placeholders of no known shape
 
 
-def make_scratch(operations: typing.List[tf.Operation], inputs: typing.Any,
-                 examples: typing.Optional[int] = None,
+def make_scratch(forward_pass: 'ForwardPass', examples: typing.Optional[int] = None,
                  size_constants: typing.Optional[SizeConstants] = None) -> Scratch:
     """Imports the operations of a forward pass, for a batch of another size, but for those that
     shape inference refuses then.
 
     Args:
-      operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
-      inputs: nest of the tensors at which the batch enters.
+      forward_pass: `ForwardPass`.
       examples: how many examples the batch has; None for a prime.
       size_constants: the constants that are taken for multiples of the number of examples.
     """
-    forward_pass = _ForwardPass(operations, inputs, examples, size_constants or {})
-    scratch = _imported_whole(forward_pass)
+    batch = _Batch(forward_pass, examples, size_constants or {})
+    scratch = _imported_whole(batch)
     if scratch is not None:
         return scratch
-    takes_least_for_granted = _attempts(operations, inputs)[-1]
-    return _imported_as_far_as_possible(forward_pass, takes_least_for_granted)
+    takes_least_for_granted = _attempts(forward_pass)[-1]
+    return _imported_as_far_as_possible(batch, takes_least_for_granted)
 
 
-def make_whole_scratch(operations: typing.List[tf.Operation],
-                       inputs: typing.Any) -> typing.Optional[Scratch]:
+def make_whole_scratch(forward_pass: 'ForwardPass') -> typing.Optional[Scratch]:
     """Imports all operations of a forward pass, for a prime number of examples; None where shape
-    inference refuses any of them.
-
-    Args:
-      operations: list of `tf.Operation`s, all that the pass runs behind its inputs.
-      inputs: nest of the tensors at which the batch enters.
-    """
-    return _imported_whole(_ForwardPass(operations, inputs, examples=None, size_constants={}))
+    inference refuses any of them."""
+    return _imported_whole(_Batch(forward_pass, examples=None, size_constants={}))
 
 
-def _imported_whole(forward_pass: '_ForwardPass') -> typing.Optional[Scratch]:
-    """Imports a forward pass; None where shape inference refuses any operation.
+def _imported_whole(batch: '_Batch') -> typing.Optional[Scratch]:
+    """Imports a forward pass for a batch; None where shape inference refuses any operation.
 
     It may refuse what an attempt takes for granted: two lengths that are not static may have to be
     equal, and get different primes. Then the next attempt takes less for granted.
     """
-    for attempt in _attempts(forward_pass.operations, forward_pass.inputs):
+    for attempt in _attempts(batch.forward_pass):
         try:
-            return forward_pass.imported(attempt, left_out={})
+            return batch.imported(attempt, left_out={})
         except REFUSALS:
             continue
     return None
 
 
-def _attempts(operations: typing.List[tf.Operation], inputs: typing.Any) -> typing.List[_Attempt]:
-    """The attempts to import operations, in the order in which they take less for granted.
+def _attempts(forward_pass: 'ForwardPass') -> typing.List[_Attempt]:
+    """The attempts to import a forward pass, in the order in which they take less for granted.
 
     All but the last one take placeholders of no known shape for scalars, such as a learning rate.
     """
     assumed_scalars = []
-    for op in operations:
+    for op in forward_pass.operations:
         if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None:
             assumed_scalars.append(op.name)
-    kinds = KINDS_OF_LENGTHS if have_unknown_lengths(inputs) else ('none',)
+    kinds = KINDS_OF_LENGTHS if have_unknown_lengths(forward_pass.inputs) else ('none',)
     attempts = [_Attempt(kind, assumed_scalars) for kind in kinds]
     if assumed_scalars:
         attempts.append(_Attempt('none', assumed_scalars=[]))
     return attempts
 
 
-def _imported_as_far_as_possible(forward_pass: '_ForwardPass', attempt: _Attempt) -> Scratch:
-    """Imports a forward pass without the operations that shape inference refuses.
+def _imported_as_far_as_possible(batch: '_Batch', attempt: _Attempt) -> Scratch:
+    """Imports a forward pass for a batch without the operations that shape inference refuses.
 
     An import ends at the first one that is refused: so there is one more import for each.
     """
+    operations = batch.forward_pass.operations
     left_out: _LeftOut = {}
     while True:
         try:
-            return forward_pass.imported(attempt, left_out)
+            return batch.imported(attempt, left_out)
         except REFUSALS as error:
-            nothing_is_left = len(left_out) == len(forward_pass.operations)
+            nothing_is_left = len(left_out) == len(operations)
             if nothing_is_left:  # so this is no refusal of an operation
                 raise
-            _leave_out(_refused(str(error), forward_pass.operations, left_out), left_out)
+            _leave_out(_refused(str(error), operations, left_out), left_out)
 
 
 def _refused(error: str, operations: typing.List[tf.Operation],
@@ -170,29 +167,70 @@ def _named_in(error: str, names: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-class _ForwardPass:
-    """The operations of a forward pass, to be imported into a scratch graph.
+class ForwardPass:
+    """The operations of a forward pass, to be imported into scratch graphs: that of a static batch
+    into several, for which what is the same in all of them is computed once.
 
     Attributes:
-      operations: list of the operations.
+      operations: list of the operations, all that the pass runs behind its inputs.
       inputs: nest of the tensors at which the batch enters.
+      input_names: the names of these tensors.
     """
 
-    def __init__(self, operations: typing.List[tf.Operation], inputs: typing.Any,
-                 examples: typing.Optional[int], size_constants: SizeConstants):
-        """Args:
-          operations: list of the operations.
-          inputs: nest of the tensors at which the batch enters.
-          examples: the number of examples in the scratch graph; None for a prime.
-          size_constants: the constants that are taken for multiples of it.
-        """
+    def __init__(self, operations: typing.List[tf.Operation], inputs: typing.Any):
+        """The arguments are the attributes of these names."""
         leaves = leaves_of(inputs)
         self.operations = operations
         self.inputs = inputs
-        self._input_names = names_of(leaves)
+        self.input_names = names_of(leaves)
         self._program = leaves[0].graph
+        self._prime: typing.Optional[int] = None
+        self._whole_extract: typing.Optional[_Extract] = None
+
+    @property
+    def prime(self) -> int:
+        """The prime number of examples: see `prime_for`."""
+        if self._prime is None:
+            self._prime = prime_for(self.operations)
+        return self._prime
+
+    def extract(self, left_out: _LeftOut) -> '_Extract':
+        """The operations as a `GraphDef`, but for those that are left out."""
+        if left_out:
+            return self._make_extract(left_out)
+        if self._whole_extract is None:
+            self._whole_extract = self._make_extract(left_out)
+        return self._whole_extract
+
+    def _make_extract(self, left_out: _LeftOut) -> '_Extract':
+        """Makes what `extract` returns."""
+        imported = [op for op in self.operations if op.name not in left_out]
+        extract = _Extract(self.input_names, names_of(imported))
+        for op in imported:
+            extract.add(op)
+        functions = Library(self._program).reached_from(extract.graph_def.node)
+        extract.graph_def.library.function.extend(functions.values())
+        extract.graph_def.versions.CopyFrom(self._program.graph_def_versions)
+        return extract
+
+
+class _Batch:
+    """A forward pass for a batch of some size, to be imported into a scratch graph.
+
+    Attributes:
+      forward_pass: `ForwardPass`.
+    """
+
+    def __init__(self, forward_pass: ForwardPass, examples: typing.Optional[int],
+                 size_constants: SizeConstants):
+        """Args:
+          forward_pass: `ForwardPass`.
+          examples: the number of examples in the scratch graph; None for a prime.
+          size_constants: the constants that are taken for multiples of it.
+        """
+        self.forward_pass = forward_pass
         self._is_prime = examples is None
-        self._examples = examples or prime_for(operations)
+        self._examples = examples or forward_pass.prime
         self._size_constants = size_constants
 
     def imported(self, attempt: _Attempt, left_out: _LeftOut) -> Scratch:
@@ -205,10 +243,12 @@ class _ForwardPass:
         Raises:
           ValueError, tf.errors.OpError: shape inference refuses an operation.
         """
-        extract = self._extract(left_out)
-        self._edit_nodes(extract.graph_def, attempt)
+        extract = self.forward_pass.extract(left_out)
+        graph_def = tf.GraphDef()
+        graph_def.CopyFrom(extract.graph_def)  # another scratch graph may be made of it
+        self._edit_nodes(graph_def, attempt)
         lengths = lengths_of(attempt.kind_of_lengths, self._examples)
-        initial_states = self._states_of_size_constants(extract.graph_def)
+        initial_states = self._states_of_size_constants(graph_def)
         variables_read: typing.Dict[str, typing.List[str]] = {}
         input_map = {}  # {name of an input from outside, in the `GraphDef`: its placeholder}
         graph = tf.Graph()
@@ -219,23 +259,13 @@ class _ForwardPass:
                 input_map[key + ':0'] = placeholder
                 initial_states[placeholder.name] = stand_in.state
                 variables_read[placeholder.name] = [source.name for source in read_from(tensor)]
-            tf.import_graph_def(extract.graph_def, input_map=input_map, name='')
+            tf.import_graph_def(graph_def, input_map=input_map, name='')
         return Scratch(
             graph=graph, examples=self._examples, is_prime=self._is_prime,
             initial_states=initial_states, left_out=left_out, variables_read=variables_read,
-            has_static_batch=static_size(self.inputs) is not None,
-            assumed_scalars=attempt.assumed_scalars)
-
-    def _extract(self, left_out: _LeftOut) -> '_Extract':
-        """The operations as a `GraphDef`, but for those that are left out."""
-        imported = [op for op in self.operations if op.name not in left_out]
-        extract = _Extract(self._input_names, names_of(imported))
-        for op in imported:
-            extract.add(op)
-        functions = Library(self._program).reached_from(extract.graph_def.node)
-        extract.graph_def.library.function.extend(functions.values())
-        extract.graph_def.versions.CopyFrom(self._program.graph_def_versions)
-        return extract
+            has_static_batch=static_size(self.forward_pass.inputs) is not None,
+            has_stand_ins=attempt.kind_of_lengths != 'none',
+            assumed_scalars=attempt.assumed_scalars, with_own_gradient=extract.with_own_gradient)
 
     def _edit_nodes(self, graph_def: tf.GraphDef, attempt: _Attempt) -> None:
         """Changes what nodes say of the size of the program's batch, or of shapes that are taken
@@ -253,7 +283,7 @@ class _ForwardPass:
         """In the element shape of a `TensorArray`, makes unknown each length that is a multiple of
         the static batch size, since the length may come from that size: with 50 examples, the 50 of
         [50, 8], and the 150 of [150, 4] after a reshape."""
-        batch_size = static_size(self.inputs)
+        batch_size = static_size(self.forward_pass.inputs)
         if batch_size is None:
             return
         for dimension in node.attr['element_shape'].shape.dim:
@@ -278,8 +308,8 @@ class _ForwardPass:
           left_out: the operations that are not imported.
           lengths: what stands for lengths that are not static.
         """
-        if tensor.name in self._input_names:
-            return stand_in_of(tensor, self.inputs, self._examples, lengths)
+        if tensor.name in self.forward_pass.input_names:
+            return stand_in_of(tensor, self.forward_pass.inputs, self._examples, lengths)
         if tensor.op.name in left_out:
             state = State(Kind.UNKNOWN, reason=left_out[tensor.op.name])
             return StandIn(tf.TensorShape(None), state)
@@ -292,6 +322,7 @@ class _Extract:
     Attributes:
       graph_def: `tf.GraphDef` with the operations; their inputs from outside have keys as names.
       outside: {key: tensor of the program}.
+      with_own_gradient: names of the operations to which the program gave a gradient of its own.
     """
 
     def __init__(self, input_names: typing.Set[str], names: typing.Set[str]):
@@ -302,6 +333,7 @@ class _Extract:
         """
         self.graph_def = tf.GraphDef()
         self.outside: typing.Dict[str, tf.Tensor] = {}
+        self.with_own_gradient: typing.Set[str] = set()
         self._names = names
         self._input_names = input_names
 
@@ -313,6 +345,9 @@ class _Extract:
         node = self.graph_def.node.add()
         node.CopyFrom(op.node_def)
         node.device = ''
+        # Both `tf.custom_gradient` and `gradient_override_map` set this attribute.
+        if '_gradient_op_type' in node.attr:
+            self.with_own_gradient.add(op.name)
         leave_out_shapes(node)
         del node.input[:]
         for tensor in op.inputs:

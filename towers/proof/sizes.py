@@ -10,7 +10,7 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.proof.stand_ins import LEAST_STAND_IN
+from towers.proof.stand_ins import LEAST_FROM_STAND_IN
 from towers.proof.states import INDEPENDENT, Kind, Size, State
 from towers.proof.view import View
 
@@ -22,13 +22,20 @@ _PerhapsSize = typing.Optional[Size]
 
 # ---- arithmetic ----------------------------------------------------------------------------------
 
-def plus(one: Size, other: Size) -> Size:
-    """The sum of two sizes."""
+def plus(one: Size, other: Size) -> _PerhapsSize:
+    """The sum of two sizes; None where it may be a difference of two lengths: see `minus`."""
+    is_negative = one.constant < 0 or other.constant < 0 or (
+        one.per_example < 0 or other.per_example < 0)
+    if is_negative and _may_stand_in(one) and _may_stand_in(other):
+        return None
     return Size(one.constant + other.constant, one.per_example + other.per_example)
 
 
-def minus(one: Size, other: Size) -> Size:
-    """The difference of two sizes."""
+def minus(one: Size, other: Size) -> _PerhapsSize:
+    """The difference of two sizes; None of two lengths that are not static, since one prime may
+    stand in for both, and two primes differ by another number than the lengths."""
+    if _may_stand_in(one) and _may_stand_in(other):
+        return None
     return Size(one.constant - other.constant, one.per_example - other.per_example)
 
 
@@ -48,6 +55,10 @@ def quotient(one: Size, other: Size) -> _PerhapsSize:
     """
     # One prime may stand in for two lengths: their quotient is 1 here, and another one in a run.
     if _may_stand_in(one) and _may_stand_in(other):
+        return None
+    # The prime in the place of L is odd, so that (L + 1) / 2 has no remainder; L may be even.
+    is_divided = other not in (Size(1), Size(0, 1))
+    if is_divided and _may_stand_in(one):
         return None
     if other.per_example:
         return _ratio(one, other)
@@ -77,7 +88,7 @@ def remainder(one: Size, other: Size) -> _PerhapsSize:
 def _may_stand_in(size: Size) -> bool:
     """Whether a size may have a length in it that is not static, for which a prime stands in: the
     prime tells nothing of a remainder, or of which number is larger."""
-    return max(abs(size.constant), abs(size.per_example)) >= LEAST_STAND_IN
+    return max(abs(size.constant), abs(size.per_example)) >= LEAST_FROM_STAND_IN
 
 
 def larger(one: Size, other: Size) -> _PerhapsSize:
@@ -89,7 +100,7 @@ def larger(one: Size, other: Size) -> _PerhapsSize:
     """
     if _may_stand_in(one) or _may_stand_in(other):
         return None
-    difference = minus(one, other)
+    difference = Size(one.constant - other.constant, one.per_example - other.per_example)
     difference_at_1 = difference.per_example + difference.constant
     if difference_at_1 >= 0 and difference.per_example >= 0:
         return one

@@ -35,6 +35,10 @@ There are two sets of such primes. Those of `lengths_of`, from this one on, are 
 the scratch graph. Where a length is not static there either, `View.stand_in` gives a prime above
 2 ** 31, which is a number in a state alone."""
 
+LEAST_FROM_STAND_IN = LEAST_STAND_IN - 1000
+"""No number that a slice, a convolution or a difference makes of such a prime and of a small number
+is smaller."""
+
 _MOST_DIMENSIONS = 16
 _MOST_NUMBERS = 64  # a larger constant is no shape
 

@@ -59,6 +59,9 @@ TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
 HAS_OWN_SIZE = 'joins the examples with a tensor that has a size of its own there'
 """Why a proof ends where the graph may hold the size of the program's batch."""
 
+RUNS_AS_OFTEN = 'decides how often a loop runs, and equals the static size of a shard'
+"""Why a proof ends at a constant that may be the number of examples (`static_batch`)."""
+
 HAS_NO_RULE = 'has no rule'
 IS_PYTHON = 'is Python code, of which nothing is known'
 NO_STATIC_RANK = 'has a rank that is not static'

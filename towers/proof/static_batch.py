@@ -25,10 +25,15 @@ length:
 A constant that is taken for one by mistake proves nothing that is false: the verdict names the size
 constants in its condition.
 
+A constant that decides how often a loop runs, and equals the size, may be the number of examples or
+a number of time steps. Nothing is proven of a loss that needs such a loop (`loops_of_size`): the
+condition that no constant was computed from the size may be false there.
+
 In all of this module `times` says how many times the number of examples a number, or a length, has
 to be.
 """
 
+import functools
 import typing
 
 import numpy as np
@@ -39,8 +44,9 @@ from towers.graph.graph_walk import names_of
 from towers.graph.op_types import QUOTIENTS, SAME_NUMBERS
 from towers.proof.rules import entries, joining, reductions
 from towers.proof.stand_ins import SizeConstant, SizeConstants
-from towers.proof.states import INDEPENDENT, Kind, State
+from towers.proof.states import INDEPENDENT, RUNS_AS_OFTEN, Kind, Reason, State
 from towers.proof.table import RULES
+from towers.proof.view import View
 
 _States = typing.Dict[str, State]
 _LARGEST_SHAPE = 64  # a constant with more numbers is no shape
@@ -430,3 +436,65 @@ _STEPS_BACK: typing.Dict[str, typing.Callable] = dict(
     ConcatV2=_before_concat)
 """{type of an operation: the function (a number in its result, size of the batch) -> the number in
 its inputs that it comes from, or None}"""
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+def loops_of_size(view: View, batch_size: int) -> typing.Dict[str, Reason]:
+    """Finds the loops that a constant ends which equals the size of the batch, as in `i < 50`.
+
+    Args:
+      view: `View` of the forward pass.
+      batch_size: the static number of examples.
+
+    Returns:
+      {name of an operation of the program: the constant, as the end of a proof}. The operation is
+      the test of a loop of control flow v1, and the loop itself in v2.
+    """
+    if batch_size < 2:  # of which every counter is a multiple
+        return {}
+    found = {}
+    decided_by = functools.partial(_decided_by, view)
+    for name, condition in _tests_of_loops(view).items():
+        for tensor in graph_walk.reached([condition], decided_by).values():
+            is_size = tensor.op.type == 'Const' and _is_scalar_of(tensor, batch_size)
+            if is_size:
+                found[name] = Reason(tensor.op.name, tensor.op.type, RUNS_AS_OFTEN)
+    return found
+
+
+def _tests_of_loops(view: View) -> typing.Dict[str, tf.Tensor]:
+    """{name of an operation of the program: the condition for one more iteration} of all loops; see
+    `loops_of_size` for the operation."""
+    conditions = {}
+    for op in view.graph.get_operations():
+        if op.type == 'LoopCond':
+            [condition] = op.inputs
+            conditions[view.bodies.outermost_call(condition.op.name)] = condition
+    for name, body in view.bodies.loops.items():
+        conditions[view.bodies.outermost_call(name)] = body.condition
+    return conditions
+
+
+def _decided_by(view: View, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+    """The whole numbers and truth values, the same on every tower, that a tensor is computed from;
+    of an argument of a loop's body (v2) its value before the loop."""
+    sources = list(tensor.op.inputs) + view.bodies.initial_values(tensor, view.graph)
+    return [source for source in sources
+            if _is_whole_number(source) and _is_alike(view.state_or_none(source))]
+
+
+def _is_whole_number(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has whole numbers, or truth values."""
+    return tensor.dtype.base_dtype.is_integer or tensor.dtype.base_dtype == tf.bool
+
+
+def _is_alike(state: typing.Optional[State]) -> bool:
+    """Whether a state is that of what is the same on every tower, or of sizes."""
+    return state is not None and state.kind in (Kind.INDEPENDENT, Kind.SIZES)
+
+
+def _is_scalar_of(tensor: tf.Tensor, number: int) -> bool:
+    """Whether a constant is a scalar of a number."""
+    value = tf.get_static_value(tensor)
+    return value is not None and not value.shape and value == number

@@ -150,8 +150,7 @@ class Transfer:
             # Not the program, but this package gave it a gradient, which is linear: the sum over
             # the towers (`batch_values`).
             return False
-        # Both calls, `tf.custom_gradient` and `gradient_override_map`, set this attribute.
-        return '_gradient_op_type' in original.node_def.attr
+        return op.name in self._view.with_own_gradient
 
     # ---- a value of all towers
 
@@ -172,15 +171,43 @@ class Transfer:
         if state is None or state.kind is Kind.UNKNOWN:
             return state
         # `sync_batch_norm` alone takes these, from the moments of each shard: the result is that of
-        # the whole batch, and loses the marks of statistics of the shard.
+        # the whole batch. It has the marks of the values, and no others, such as of their mean.
         if kind == 'moments':
-            return INDEPENDENT._replace(is_random=state.is_random)
+            values = self._values_of_moments(op)
+            return INDEPENDENT._replace(is_random=state.is_random).with_marks_of(*values)
         is_of_whole_batch = _IS_OF_WHOLE_BATCH[kind]
-        if is_of_whole_batch(state):
+        are_rows_in_order = state.kind is not Kind.ROWS or self._is_of_one_round(state.selection)
+        if is_of_whole_batch(state) and are_rows_in_order:
             return INDEPENDENT.with_marks_of(state)
         self._view.note(
             op.name, op, 'takes a %s over the towers of %s' % (kind, state.kind.value))
         return INDEPENDENT.with_shard_statistics(state.shard_statistics | {op.name})
+
+    def _is_of_one_round(self, selection: str) -> bool:
+        """Whether a selection chose its rows of one round of all examples, and not of two, of which
+        the rows of one shard would come twice before those of the next.
+
+        Args:
+          selection: `State.selection` of the rows.
+        """
+        while self._view.has_operation(selection):  # else it is an input of the batch
+            op = self._view.graph.get_operation_by_name(selection)
+            state = self._view.state(op.outputs[0])
+            if state.kind is not Kind.ROW_POSITION:
+                return state.outer == 1
+            mask = self._view.state(op.inputs[0])  # of the rows that another selection left
+            selection = mask.selection
+        return True
+
+    def _values_of_moments(self, op: tf.Operation) -> typing.List[State]:
+        """The states of the values whose moments are taken over the towers, of
+        `concat([reshape(mean(values)), variance, count])`; [] where the shard's moments have been
+        exchanged already."""
+        joined = op.inputs[0].op
+        if joined.type != 'ConcatV2':
+            return []
+        mean = joined.inputs[0].op.inputs[0]
+        return [self._view.state(mean.op.inputs[0])]
 
     # ---- a variable that was written before
 
@@ -257,8 +284,10 @@ def _averages(state: State) -> bool:
 
 
 def _concatenates(state: State) -> bool:
-    """Whether the towers' values, one after the other along dimension 0, are those of the batch."""
-    return state.kind in (Kind.PER_EXAMPLE, Kind.ROWS) and state.axis == 0
+    """Whether the towers' values, one after the other along dimension 0, are those of the batch:
+    not of two rounds of all examples, which come as two rounds of each shard's."""
+    is_of_batch = state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
+    return is_of_batch and state.axis == 0 and state.outer == 1
 
 
 _IS_OF_WHOLE_BATCH = {'sum': _adds_up, 'mean': _averages, 'concat': _concatenates}

@@ -5,6 +5,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.graph import graph_walk
 from towers.proof.analysis import Analysis
 from towers.proof.batch_norms import BatchNorms, statistics_of_normalizations
@@ -39,10 +40,15 @@ class Question(typing.NamedTuple):
     adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
     names: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
-    # Of the variables that the loss reads: the writers of those that tower 0 writes for all towers,
-    # and of those of which each tower has, and writes, its own.
+    # Of the variables that the loss reads: the writers of those that tower 0 writes for all towers;
+    # of those that every tower writes in its turn, whatever the value (`update_ops='all'`); and of
+    # those of which each tower has, and writes, its own.
     writers_by_tower_0: Writers = NO_WRITERS
+    writers_in_turn: Writers = NO_WRITERS
     writers_by_each_tower: Writers = NO_WRITERS
+    # Of the variables that the update reads beside the gradients, as for its learning rate: all of
+    # their writers.
+    writers_for_update: Writers = NO_WRITERS
 
 
 def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
@@ -81,6 +87,9 @@ def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: Ba
     what_the_loss_is = _proven_kind(state, question)
     if what_the_loss_is is None:
         return _not_proven(_sentence_about_kind(state, analysis.other_divisors, question))
+    loops = _loops_of_size(losses, analysis, question)
+    if loops:
+        return _not_proven('%s; %s' % ('; '.join(map(_sentence, loops)), _PASS_ANY_SIZE))
     text = '%s (%d operations)' % (what_the_loss_is, len(analysis.operations))
     if state.is_random:
         text += '; each %s draws its own random numbers' % question.names
@@ -141,6 +150,28 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
     if state.kind is Kind.INDEPENDENT and not normalizations.issuperset(statistics) and not ends:
         ends = [analysis.reasons[statistics[0]]]
     return list(dict.fromkeys(ends))
+
+
+def _loops_of_size(losses: typing.List[tf.Tensor], analysis: Analysis,
+                   question: Question) -> typing.List[Reason]:
+    """The constants that may be the static size of the batch, and end loops by which losses are
+    computed, or variables written that the losses read.
+
+    Args:
+      losses: list of scalars of the forward pass.
+      analysis: `Analysis` of the forward pass.
+      question: what the build does to the losses.
+    """
+    if not analysis.loops_of_size:
+        return []
+    needed = graph_walk.ancestors(losses)
+    for writers in (question.writers_by_tower_0, question.writers_in_turn,
+                    question.writers_by_each_tower):
+        for op in itertools.chain.from_iterable(writers.values()):
+            needed |= graph_walk.ancestors(op.inputs) | {op.name}
+            needed |= {name.split(':')[0] for name in compat.conditions_around(op)}
+    constants = [reason for name, reason in analysis.loops_of_size.items() if name in needed]
+    return list(dict.fromkeys(constants))
 
 
 def _unknown_before(losses: typing.List[tf.Tensor], analysis: Analysis) -> typing.List[Reason]:
@@ -209,6 +240,16 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
         conditions.append(
             'but for what tower 0 writes from its own examples and the loss reads: %s '
             '(towers.batch_mean takes the mean of the batch)' % _names(by_tower_0))
+    in_turn = _repeated_writes(question.writers_in_turn, state, analysis)
+    if in_turn:
+        conditions.append(
+            "but for what every %s writes in its turn (update_ops='all') and the loss reads: %s "
+            "(with update_ops='first' tower 0 alone writes)" % (question.names, _names(in_turn)))
+    for_update = _own_writes(question.writers_for_update, state, analysis, draws_alike=True)
+    if for_update:
+        conditions.append(
+            'but for what is written from the examples of a %s and the update reads: %s' % (
+                question.names, _names(for_update)))
     by_each_tower = _own_writes(
         question.writers_by_each_tower, state, analysis, draws_alike=False)
     if by_each_tower:
@@ -239,29 +280,54 @@ def _own_writes(writers: Writers, state: State, analysis: Analysis,
         has_same_draws = draws_alike or not value.is_random
         return has_same_draws and _is_shared_but_for(state.shard_statistics, value)
 
-    found = []
-    for variable, operations in writers.items():
-        values = itertools.chain.from_iterable(
-            _values_written(op, variable, analysis) for op in operations)
-        if not all(map(is_alike, values)):
-            found.append(variable)
-    return found
+    return [variable for variable, operations in writers.items()
+            if not all(map(is_alike, _values_written(operations, variable, analysis)))]
 
 
-def _values_written(op: tf.Operation, variable: str, analysis: Analysis) -> typing.List[State]:
-    """The states of what an operation writes to a variable, and of the indices of rows; of an
+def _repeated_writes(writers: Writers, state: State, analysis: Analysis) -> typing.List[str]:
+    """The names of the variables that every tower writes in its turn: N towers make N writes where
+    one device makes one, and a tower may read what the one before has written.
+
+    So even a value that is the same on every tower counts, as that of a counter. Those of which all
+    writes are moving averages of statistics that the verdict names are left out (`_own_writes`).
+
+    Args:
+      writers: the operations that write each variable.
+      state: of the sum of the losses.
+      analysis: `Analysis` of the forward pass.
+    """
+    def is_named(value: State) -> bool:
+        """Whether a written value is a statistic that the verdict names."""
+        return _consists_of(state.shard_statistics, value)
+
+    return [variable for variable, operations in writers.items()
+            if not all(map(is_named, _values_written(operations, variable, analysis)))]
+
+
+def _values_written(operations: typing.Iterable[tf.Operation], variable: str,
+                    analysis: Analysis) -> typing.List[State]:
+    """The states of what operations write to a variable, and of the indices of rows; of an
     operation that is no assign, add or scatter, those of all that it takes."""
-    writes = [write for write in analysis.writes.get(op.name, []) if write.variable == variable]
-    if not writes:
-        return list(map(analysis.state, op.inputs))
-    values = [write.value for write in writes]
-    return values + [write.indices for write in writes if write.indices is not None]
+    values = []
+    for op in operations:
+        writes = [write for write in analysis.writes.get(op.name, [])
+                  if write.variable == variable]
+        if not writes:
+            values += map(analysis.state, op.inputs)
+        for write in writes:
+            values.append(write.value)
+            if write.indices is not None:
+                values.append(write.indices)
+    return values
 
 
 def _is_shared_but_for(named: typing.AbstractSet[str], value: State) -> bool:
     """Whether a value is the same on every tower, or is but for statistics of these names."""
-    if is_shared(value):
-        return True
+    return is_shared(value) or _consists_of(named, value)
+
+
+def _consists_of(named: typing.AbstractSet[str], value: State) -> bool:
+    """Whether all that a value has of the examples are statistics of these names, at least one."""
     statistics = value.reductions | value.shard_statistics
     is_statistic = value.kind in (Kind.MEAN, Kind.INDEPENDENT)
     return is_statistic and bool(statistics) and statistics <= named
@@ -309,6 +375,7 @@ def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
 _VALUES_OF_ALL_TOWERS = (
     'towers.batch_sum, batch_mean and batch_concat give values of all towers; check_towers '
     'measures the difference')
+_PASS_ANY_SIZE = 'pass a batch [None, ...], and take sizes from tf.shape'
 _MOST_ENDS = 3  # operations that a line names
 
 
@@ -358,9 +425,8 @@ def _where_it_ends(ends: typing.List[Reason], question: Question) -> str:
         if question.static_size is None:
             return '%s: the graph has the size of one batch in it; take sizes from tf.shape' % (
                 _sentence(first))
-        return ("the graph has the size of a shard, %d, in it ('%s' (%s)); pass a batch "
-                '[None, ...], and take sizes from tf.shape') % (
-                    question.static_size, first.operation, first.type)
+        return "the graph has the size of a shard, %d, in it ('%s' (%s)); %s" % (
+            question.static_size, first.operation, first.type, _PASS_ANY_SIZE)
     text = '; '.join(map(_sentence, ends[:_MOST_ENDS]))
     if len(ends) > _MOST_ENDS:
         text += '; and %d more' % (len(ends) - _MOST_ENDS)

@@ -17,7 +17,7 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import read_from
 from towers.proof.functions import Bodies
 from towers.proof.scratch import Scratch
-from towers.proof.stand_ins import primes_from
+from towers.proof.stand_ins import LEAST_FROM_STAND_IN, primes_from
 from towers.proof.states import Kind, Reason, State
 
 _SAME_SHAPE_IN_PROGRAM = (Kind.INDEPENDENT, Kind.PER_EXAMPLE, Kind.MEAN, Kind.SUM)
@@ -25,8 +25,11 @@ _SAME_SHAPE_IN_PROGRAM = (Kind.INDEPENDENT, Kind.PER_EXAMPLE, Kind.MEAN, Kind.SU
 example gives the same shape in any batch."""
 
 _KEEPS_SHAPE = frozenset('Identity Cast StopGradient Relu Tanh Sigmoid Neg'.split())
+_FILL_TABLES = (
+    'InitializeTable', 'LookupTableImport', 'LookupTableInsert', 'LookupTableRemove')
+"""How the types of the operations begin that change what a table has."""
+
 _LARGEST_LENGTH = 2 ** 31  # no dimension is longer
-_LARGEST_NUMBER = 2 ** 62  # a product of such lengths that an int64 holds
 
 
 class View:
@@ -38,7 +41,10 @@ class View:
       examples: the number of examples in it: int.
       is_as_built: whether that is the size of the program's own batch, which is static, not a
         prime: then states tell where the examples are in this graph, and nothing of another batch.
+      fills_tables: whether the forward pass fills a table, which is the same for all steps else.
+      has_stand_ins: whether primes stand for lengths of inputs, beside the number of examples.
       reads_of_written: names of the reads of what the forward pass has written before.
+      with_own_gradient: names of the operations to which the program gave a gradient of its own.
       states: {name of a tensor: `State`}, which `fixed_point` fills.
       reasons: {name of a statistic of the shard: `Reason`, its first use that is not linear}.
       suppositions: {name of an operation: a sentence that a proof supposes of it}.
@@ -58,8 +64,10 @@ class View:
         self.graph = scratch.graph
         self.bodies = bodies
         self.reads_of_written = reads_of_written
+        self.with_own_gradient = scratch.with_own_gradient
         self.examples = scratch.examples
         self.is_as_built = not scratch.is_prime
+        self.has_stand_ins = scratch.has_stand_ins
         self.states = dict(scratch.initial_states)
         self.reasons: typing.Dict[str, Reason] = {}
         self.suppositions: typing.Dict[str, str] = {}
@@ -68,12 +76,16 @@ class View:
         self._has_static_batch = scratch.has_static_batch
         self._variables_read = scratch.variables_read
         self._operation_names = {op.name for op in scratch.graph.get_operations()}
+        self.fills_tables = any(op.type.startswith(_FILL_TABLES)
+                                for op in scratch.graph.get_operations())
         self._merges = _merges_by_frame(scratch.graph)
         # {(name of a tensor, dimension): the prime in the place of its length}
         self._stand_ins: typing.Dict[typing.Tuple[str, int], int] = {}
         self._large_primes = primes_from(_LARGEST_LENGTH)
         # {name of a tensor: its value, None if that is not static}, of those asked for
         self._static_values: typing.Dict[str, typing.Optional[np.ndarray]] = {}
+        # {type of an operation: whether it is stateful}, of those asked for
+        self._is_stateful: typing.Dict[str, bool] = {}
         # what `remembered` has computed
         self._results: typing.Dict[tuple, typing.Any] = {}
 
@@ -145,6 +157,18 @@ class View:
             lengths[state.axis] = state.outer * state.inner * self.examples
         return lengths
 
+    def number_of_static_lengths(self, tensor: tf.Tensor) -> int:
+        """How many of the last dimensions of a tensor have lengths that are static in the program.
+        In the scratch graph a length may be a prime that stands in, or computed from one."""
+        original = self._original(tensor)
+        if original is None or original.shape.ndims is None:
+            return 0
+        lengths = original.shape.as_list()
+        number = 0
+        while number < len(lengths) and lengths[-1 - number] is not None:
+            number += 1
+        return number
+
     def stand_in(self, tensor: tf.Tensor, axis: int) -> typing.Optional[int]:
         """A prime in the place of a length that is not static, the same one for the same length.
 
@@ -198,19 +222,20 @@ class View:
         value = self.value(tensor)
         if value is not None:
             return value[place]
-        stack = graph_walk.source_through(tensor, ('Identity', 'Cast')).op
+        stack = same_numbers_behind(tensor).op
         if stack.type != 'Pack' or stack.get_attr('axis') != 0:
             return None
         return self.value(stack.inputs[place])
 
     def _value_of_sizes(self, tensor: tf.Tensor, state: State) -> typing.Optional[np.ndarray]:
-        """The numbers of a scalar or a vector of constant sizes; None for a larger tensor, or for
-        numbers that an int64 does not hold."""
+        """The numbers of a scalar or a vector of constant sizes; None for a larger tensor, or where
+        a prime that stands for a length may be in a number, which is another one in a run."""
         rank = self.rank(tensor)
         if rank is None or rank > 1:
             return None
         numbers = [size.constant for size in state.sizes]
-        if any(abs(number) > _LARGEST_NUMBER for number in numbers):
+        least_unknown = LEAST_FROM_STAND_IN if self.has_stand_ins else _LARGEST_LENGTH
+        if any(abs(number) >= least_unknown for number in numbers):  # no value is known of these
             return None
         vector = np.array(numbers, np.int64)
         return vector if rank == 1 else vector[0]
@@ -229,8 +254,16 @@ class View:
         # The body of a loop v2 has the name scope of the loop.
         if any(op.name.startswith(name + '/') for name in self.bodies.loops):
             return True
-        original = self.program_op(op)  # which alone has the contexts of loops v1
+        # The program's operations alone have contexts of loops v1: this one, or its body's call.
+        original = self._program.get(self.bodies.outermost_call(op.name))
         return original is not None and not compat.in_branches_alone(original)
+
+    def is_stateful(self, op: tf.Operation) -> bool:
+        """Whether operations of a type keep values from run to run, or draw random numbers. It is
+        asked of TensorFlow once a type, since the answer takes it long."""
+        if op.type not in self._is_stateful:
+            self._is_stateful[op.type] = op.op_def.is_stateful
+        return self._is_stateful[op.type]
 
     def has_operation(self, name: str) -> bool:
         """Whether the scratch graph has an operation of this name of the program."""
@@ -288,6 +321,25 @@ class View:
             self._results[key] = meanwhile
             self._results[key] = function(tensor, argument, self)
         return self._results[key]
+
+
+_WIDE_INTEGERS = (tf.int32, tf.int64)  # which hold the number of any row, and of all examples
+
+
+def is_wide(tensor: tf.Tensor) -> bool:
+    """Whether the type of a tensor holds the numbers of all rows of a batch: in an int8 the row 128
+    would be another one, and a shard may have 100 rows."""
+    return tensor.dtype in _WIDE_INTEGERS
+
+
+def same_numbers_behind(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor of whole numbers that a tensor hands on, in another wide type perhaps."""
+    while True:
+        op = tensor.op
+        is_cast = op.type == 'Cast' and is_wide(tensor) and is_wide(op.inputs[0])
+        if op.type != 'Identity' and not is_cast:
+            return tensor
+        tensor = op.inputs[0]
 
 
 def _merges_by_frame(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:

@@ -79,6 +79,8 @@ class Roles(typing.NamedTuple):
       role_of: {name of a variable that a step writes before the update: its role}; of several roles
         the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
       reason_of: {name of such a variable: why it has this role, in words}.
+      unwritten: names of the variables with the role `FIRST` that no step of this build writes:
+        those of updates, without an optimizer or with `update_ops='none'`.
       own_state: {name of a variable of the model that is state of tower 0: list with this variable
         and the ones that the copies have in its place, by the index of the micro-batch among those
         of all towers}.
@@ -88,6 +90,7 @@ class Roles(typing.NamedTuple):
     trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]]
     role_of: typing.Dict[str, str]
     reason_of: typing.Dict[str, str]
+    unwritten: typing.FrozenSet[str]
     own_state: typing.Dict[str, typing.List[tf.Variable]]
     inline_updates: InlineUpdates
     replicas: typing.Any
@@ -142,9 +145,11 @@ class Roles(typing.NamedTuple):
             phrases.append('%s: %d trained' % (self._trainers(), len(self.trainable)))
         writers = _writers_in_words(request)
         for role, kind in _KINDS_IN_WORDS.items():
-            names = self.names(role)
-            if names:
-                phrases.append('%s: %d %s' % (writers[role], len(names), kind))
+            names = set(self.names(role))
+            if names - self.unwritten:
+                phrases.append('%s: %d %s' % (writers[role], len(names - self.unwritten), kind))
+            if names & self.unwritten:
+                phrases.append('nobody: %d %s' % (len(names & self.unwritten), kind))
         return '; '.join(phrases)
 
     def explain(self, request: Request) -> typing.List[VariableRole]:
@@ -158,7 +163,8 @@ class Roles(typing.NamedTuple):
         writers = _writers_in_words(request)
         for role in _KINDS_IN_WORDS:
             for name in self.names(role):
-                explained.append(VariableRole(name, writers[role], self.reason_of[name]))
+                writer = 'nobody' if name in self.unwritten else writers[role]
+                explained.append(VariableRole(name, writer, self.reason_of[name]))
         return explained
 
     def _trainers(self) -> str:
@@ -186,9 +192,10 @@ def _reason_of_training(loss_name: typing.Optional[str], var_list: typing.Any) -
 def _writers_in_words(request: Request) -> typing.Dict[str, str]:
     """{role: who writes the variables that have it}, in the build of a `Request`."""
     copy = 'tower' if request.split.accumulate == 1 else 'micro-batch'
-    writers_by_update_ops = {'first': 'tower 0 alone', 'none': 'nobody', 'all': 'every %s' % copy}
+    has_turns = request.training.update_ops == 'all'
+    # With 'none' tower 0 makes the writes whose new value the forward pass uses, and nobody others.
     return {
-        FIRST: writers_by_update_ops[request.training.update_ops],
+        FIRST: 'every %s' % copy if has_turns else 'tower 0 alone',
         EVERY: 'every %s, one after the other' % copy,
         METRIC: 'every %s adds to' % copy,
         OWN: 'each %s its own' % copy}
@@ -249,7 +256,55 @@ def ownership(recorded: Recorded, request: Request,
         replicas = make_replicas(recorded.variables, request.devices)
         replicated = frozenset(replicas.of_variable)
     updates = inline_updates(found.first_writes, recorded.operations, fetches, request, replicated)
-    return Roles(trained, found.role_of, found.reason_of, own_state, updates, replicas)
+    unwritten = _unwritten(found, updates, request)
+    reason_of = dict(found.reason_of)
+    for name, role in found.role_of.items():
+        if role == FIRST:
+            reason_of[name] = _reason_without_updates(name, unwritten, request) or reason_of[name]
+    return Roles(trained, found.role_of, reason_of, unwritten, own_state, updates, replicas)
+
+
+def _unwritten(found: '_FoundRoles', updates: InlineUpdates,
+               request: Request) -> typing.FrozenSet[str]:
+    """Names of the variables with the role `FIRST` that no step of this build writes.
+
+    Args:
+      found: `_FoundRoles`.
+      updates: what became of the writes of the forward pass.
+      request: `Request` of the build.
+    """
+    if _runs_updates(request):
+        return frozenset()
+    written: typing.Set[str] = set()
+    for op, variables in found.first_writes:
+        is_left_out = request.training.update_ops == 'none' and op.name in updates.left_out
+        if not is_left_out:
+            written.update(variables)
+    return frozenset(
+        name for name, role in found.role_of.items() if role == FIRST and name not in written)
+
+
+def _runs_updates(request: Request) -> bool:
+    """Whether a step runs updates, beside its forward pass."""
+    return bool(request.training.objectives) and request.training.update_ops != 'none'
+
+
+def _reason_without_updates(name: str, unwritten: typing.Container[str],
+                            request: Request) -> typing.Optional[str]:
+    """Why a variable with the role `FIRST` is written or not in a build that runs no updates, in
+    words; None where it is written, or not, for another reason.
+
+    Args:
+      name: of the variable.
+      unwritten: names of the variables that no step writes.
+      request: `Request` of the build.
+    """
+    is_written = name not in unwritten
+    if request.training.update_ops == 'none':
+        return 'the forward pass uses its new value' if is_written else None
+    if is_written:
+        return None
+    return 'updates alone write it, and without an optimizer no step runs them'
 
 
 class _FoundRoles(typing.NamedTuple):

@@ -16,8 +16,12 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.proof import contexts
-from towers.proof.contexts import HAND_ON_IN_LOOP
-from towers.proof.rules.common import TAKES_APART, TAKES_BY_PLACES, is_of_batch
+from towers.proof.rules.common import (
+    COMPUTES_WITH_POSITIONS,
+    TAKES_APART,
+    TAKES_BY_PLACES,
+    is_of_batch,
+)
 from towers.proof.rules.loops import either
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_numbers, sizes_in
@@ -47,8 +51,10 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     if flow.kind is Kind.UNKNOWN:  # the proof has ended at an earlier operation on the array
         return flow
     rule = _RULES[op.type]
-    handle = op.inputs[0]
-    maker = graph_walk.source_through(handle, HAND_ON_IN_LOOP | {'Merge'}).op
+    makers = {source.op for source in contexts.sources_of_carried(op.inputs[0])}
+    if len(makers) != 1:
+        return unknown(op, 'takes one of several arrays')
+    maker = makers.pop()
     states = as_numbers(op, states, view)
     found = rule(op, states, view, maker)
     if found is None:
@@ -199,6 +205,8 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
     An array to which two operations write has elements of the one and of the other: what is read
     may be either.
     """
+    if element.is_position:  # elements may come together again in another order, and several times
+        element = unknown(op, COMPUTES_WITH_POSITIONS)
     written_before = view.arrays.written(maker.name)
     if written_before is not None:
         element = either(op, [written_before, element], view)

@@ -9,14 +9,11 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph import graph_walk
 from towers.proof.rules.common import is_multiple_of_examples, takes_whole_rows
 from towers.proof.rules.shapes import end_of_count
 from towers.proof.sizes import sizes_in
 from towers.proof.states import Kind, State, per_example
-from towers.proof.view import View
-
-_SAME = ('Identity', 'Cast')  # types of operations that give the same whole numbers
+from towers.proof.view import View, is_wide, same_numbers_behind
 
 
 class _Blocks(typing.NamedTuple):
@@ -62,11 +59,11 @@ def row_of_each_block(op: tf.Operation, params: State, view: View) -> typing.Opt
 def _row_numbers(tensor: tf.Tensor, view: View) -> typing.Optional[_RowNumbers]:
     """The numbers `tf.range(n) * 8 + argmax` of rows, with the terms in either order; None of any
     other tensor."""
-    sum_ = graph_walk.source_through(tensor, _SAME).op
-    is_rounded = not sum_.outputs[0].dtype.is_integer  # as large numbers are among floats
-    if sum_.type not in ('Add', 'AddV2') or is_rounded:
+    sum_ = same_numbers_behind(tensor).op
+    may_overflow = not is_wide(sum_.outputs[0])
+    if sum_.type not in ('Add', 'AddV2') or may_overflow:
         return None
-    left, right = [graph_walk.source_through(term, _SAME) for term in sum_.inputs]
+    left, right = [same_numbers_behind(term) for term in sum_.inputs]
     return _row_numbers_of_terms(left, right, view) or _row_numbers_of_terms(right, left, view)
 
 
@@ -114,7 +111,7 @@ def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
     Returns:
       `_Blocks`; None where the factors are others.
     """
-    blocks_of_each = _count_of_range(graph_walk.source_through(block_numbers, _SAME).op, view)
+    blocks_of_each = _count_of_range(same_numbers_behind(block_numbers).op, view)
     rows_of_block = view.value(rows)
     if blocks_of_each is None or rows_of_block is None:
         return None

@@ -40,11 +40,9 @@ from towers.proof.states import (
     per_example,
     unknown,
 )
-from towers.proof.view import View
+from towers.proof.view import View, is_wide
 
 _States = typing.Sequence[State]
-
-_WIDE_INTEGERS = (tf.int32, tf.int64)  # which hold any number of examples
 
 
 # ---- functions of any number of inputs -----------------------------------------------------------
@@ -98,20 +96,21 @@ def cast(op: tf.Operation, states: _States, view: View) -> State:
 
         positions           wide integers alone: a rounded position is that of another example
         sizes               wide integers, or floats, whose rounding is not counted
-        means, sums, …      floats alone: the mean of integers that have lost their fractions is not
-                            the integer of the mean
+        means, sums, …      floats and complex numbers alone: the mean of integers that have lost
+                            their fractions is not the integer of the mean
         any other state     any type: each entry is cast by itself
     """
     state = states[0]
     dtype = op.outputs[0].dtype
-    holds_all_sizes = dtype in _WIDE_INTEGERS
+    holds_all_sizes = is_wide(op.outputs[0])
+    holds_fractions = dtype.is_floating or dtype.is_complex
     if state.is_position and not holds_all_sizes:
         return unknown(op, 'rounds the numbers of the examples')
     if state.kind is Kind.SIZES:
-        if holds_all_sizes or dtype.is_floating:
+        if holds_all_sizes or holds_fractions:
             return state
         return not_linear(op, states, view)
-    if state.is_total_or_share and not dtype.is_floating:
+    if state.is_total_or_share and not holds_fractions:
         return not_linear(op, states, view)
     return state
 

@@ -27,7 +27,7 @@ from towers.proof.rules.common import (
     with_new_dimension,
 )
 from towers.proof.rules.entries import by_example, elementwise
-from towers.proof.rules.lookups import rows_of_rows
+from towers.proof.rules.lookups import once_looked_up, rows_of_rows
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_numbers
@@ -60,11 +60,16 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     params, indices = states[:2]
     axis_argument = states[2:]  # [] where the operation has no such input
     # The sum of positions and other numbers, `tf.range(n) * 8 + place`, is UNKNOWN, but may be one
-    # row in each block of rows. Therefore the row of the table `takes_unknown`.
+    # row in each block of rows. So are the numbers of the different values of the shard, by which
+    # each is looked up once. Therefore the row of the table `takes_unknown`.
     if indices.kind is Kind.UNKNOWN:
         row_of_each = row_of_each_block(op, params, view)
         if row_of_each is not None:
             return row_of_each
+        looked_up = once_looked_up(op, view)
+        if looked_up is not None:
+            params, indices = looked_up
+            states = [params, indices, *axis_argument]
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known

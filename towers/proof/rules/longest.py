@@ -85,7 +85,10 @@ def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
         is_maximum = limit.op is maximum
         if not is_maximum and not _is_alike(limit, name, view):
             return None
-    return Longest(statistic=name, lengths=_source(maximum.inputs[0], loop))
+    lengths = _source(maximum.inputs[0], loop)
+    if view.is_in_loop(lengths.op):  # where they may be others in each iteration
+        return None
+    return Longest(statistic=name, lengths=lengths)
 
 
 def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:

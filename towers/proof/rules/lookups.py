@@ -1,4 +1,6 @@
-"""Rules for embeddings of sparse tensors: `tf.nn.embedding_lookup_sparse`, in feature columns.
+"""Rules for embeddings that look up each word once: of sparse tensors, as
+`tf.nn.embedding_lookup_sparse` does in feature columns; and of any, as `embedding_lookup_unique` of
+TensorFlow 1's `tf.contrib.layers`.
 
     words    a sparse tensor [n, …] of numbers of words, any number of them for each example
     different, which = tf.unique(words.values)       each word once; the place of each value in it
@@ -35,13 +37,12 @@ from towers.proof.states import (
     sizes_state,
     unknown,
 )
-from towers.proof.view import View
+from towers.proof.view import View, same_numbers_behind
 
 _States = typing.Sequence[State]
 
 _EACH_EXAMPLE = Size(constant=0, per_example=1)  # the size n
 _AS_MANY_AS_ARE_LEFT = Size(-1)  # in a new shape
-_SAME = ('Identity', 'Cast')  # types of operations that give the same whole numbers
 _GATHERS = ('Gather', 'GatherV2', 'ResourceGather')
 _NOT_OF_EXAMPLES = 'has a shape that is not known to be of the examples'
 _ROWS_BY_PLACES = 'takes rows by their places'
@@ -134,7 +135,7 @@ def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
     values, whatever these numbers are.
     """
     table_rows, which, _ = op.inputs
-    numbers_by_unique = graph_walk.source_through(which, _SAME)
+    numbers_by_unique = same_numbers_behind(which)
     gather = graph_walk.source_through(table_rows, ('Identity',)).op
     table, values, positions = states
     if _is_lookup_of(numbers_by_unique, gather, view):
@@ -174,6 +175,25 @@ def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: 
     return unknown(op, 'adds up rows that not each example is known to have')
 
 
+def once_looked_up(op: tf.Operation, view: View) -> typing.Optional[typing.List[State]]:
+    """The table and the values, where `op` is the second gather of a lookup of each value once:
+
+        different, which = tf.unique(values)
+        tf.gather(tf.gather(table, different), which)
+
+    The shard numbers its different values, but `different[which]` are the values, whatever these
+    numbers are; so the result is `tf.gather(table, values)`.
+
+    Returns:
+      The states of the table and of the values, a vector; None of any other gather.
+    """
+    which = same_numbers_behind(op.inputs[1])
+    gather = graph_walk.source_through(op.inputs[0], ('Identity',)).op
+    if not _is_lookup_of(which, gather, view) or not takes_whole_rows(op, view):
+        return None
+    return [view.state(gather.inputs[0]), view.state(which.op.inputs[0])]
+
+
 def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
     """Whether an operation looks up the different values that a `tf.unique` has found, each once,
     in a table that all towers share.
@@ -192,8 +212,7 @@ def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
     if gather.name in view.reads_of_written:
         return False
     different = which.op.outputs[0]
-    return graph_walk.source_through(gather.inputs[1], _SAME).name == different.name
-
+    return same_numbers_behind(gather.inputs[1]).name == different.name
 
 def _has_row_of_each(selection: str, view: View) -> bool:
     """Whether a selection is known to have at least one row of each example."""

@@ -162,7 +162,7 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
     """The state of a tensor that has one of several values, by a choice that all towers make alike.
 
         values of one and the same state        that state
-        a list in which nothing is written,     the other list's state: the empty one fits any list
+        a list in which nothing is written,     the other list's state, if it has the same length
         and another list
         an unknown value and any other          unknown
         values [n, …] of the examples           of the examples, if all have them in the same place
@@ -175,6 +175,10 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of the values, at least one.
       view: `View`.
     """
+    lengths_of_lists = {state.sizes for state in states
+                        if state.kind not in (Kind.SIZES, Kind.UNKNOWN)}
+    if len(lengths_of_lists) > 1:
+        return unknown(op, 'joins lists of different lengths')
     written = [state for state in states if state.kind is not Kind.EMPTY]
     if not written:
         return states[0]
@@ -263,13 +267,19 @@ def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> 
     if is_first_round:
         return states[0]
     if contexts.is_array_flow(back):
-        return _carried_flow(states)
+        return _carried_flow(op, states)
     return unknown(op, 'carries a value from one example to the next')
 
 
-def _carried_flow(states: _States) -> State:
+def _carried_flow(op: tf.Operation, states: _States) -> State:
     """The state of an array's flow, a tensor without numbers that orders the operations on the
-    array. It carries the marks of all writes, and the end of a proof in one of them."""
+    array. It carries the marks of all writes, and the end of a proof in one of them.
+
+    It is of the example of an iteration where a condition of the example decides what is written:
+    what the array has after all iterations then depends on all examples.
+    """
+    if any_by_example(states):
+        return unknown(op, 'writes an array by a condition of single examples')
     return first_unknown(states) or states[0].with_marks_of(*states)
 
 

@@ -131,6 +131,10 @@ def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View
     if examples is None:
         return unknown(op, 'multiplies examples with each other')
     letter, layout = examples
+    is_twice_in_one = any(letters.count(letter) > 1
+                          for letters in [*equation.factors, equation.result])
+    if is_twice_in_one:  # a diagonal of examples by examples
+        return unknown(op, COUPLES_EXAMPLES)
     shared = _shared_along(op, factors, equation, letter)
     for factor in shared:
         if not has_one_entry_along(factor.axis, factor.tensor, view):

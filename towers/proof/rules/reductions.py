@@ -73,7 +73,7 @@ def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> 
     examples: what is the same on every tower stays so.
     """
     entries, *axes = states
-    is_mean = op.type == 'Mean' and op.outputs[0].dtype.is_floating  # of integers it rounds
+    is_mean = op.type == 'Mean' and not op.outputs[0].dtype.is_integer  # of integers it rounds
     is_linear = is_mean or op.type == 'Sum'
     is_of_total = entries.is_total and are_shared_arguments(axes)
     if is_linear and is_of_total:

@@ -41,6 +41,11 @@ def reshape(op: tf.Operation, state: State, view: View) -> State:
     after = view.shape_by_inference(op.outputs[0])  # not by the state that is to be found here
     if before is None or after is None:  # a rank is not static
         return unknown(op, _NOT_STATIC_SHAPE)
+    # Shape inference computes with the primes that stand for lengths as with any numbers, so that a
+    # shape that is not known to be of sizes, as of a difference of two lengths, is another one.
+    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
+    if view.has_stand_ins and shape is None:
+        return unknown(op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
         return _reshaped_rows(op, state, before, after)
     are_all_static = None not in before and None not in after
@@ -77,11 +82,41 @@ def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int]
     if not has_one_place:
         return unknown(op, 'spreads an example over several dimensions')
     axis, inner = places[0]
+    if view.has_stand_ins and not _is_for_all_lengths(op, state, before, after, axis, view):
+        return unknown(op, _NOT_STATIC_SHAPE)
     if not has_examples_at(axis, op.inputs[1], view):
         return unknown(op, 'has a shape that is another one for another number of examples')
     steps_of_a_round = view.examples * inner
     outer = after[axis] // steps_of_a_round
     return per_example(axis, outer, inner, state.is_constant)
+
+
+def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int],
+                        after: typing.List[int], axis: int, view: View) -> bool:
+    """Whether the entries of an example are whole steps along a dimension of the result, whatever
+    the lengths are that are not static.
+
+    Of [n, L - 1] as [-1, 2] the scratch graph does not tell it: the prime that stands for L is odd,
+    and L may be even.
+
+    Args:
+      op: the operation.
+      state: of the values, PER_EXAMPLE.
+      before: the lengths of their dimensions.
+      after: those of the result.
+      axis: the dimension of the result.
+      view: `View`.
+    """
+    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
+    is_told_by_shape = shape is not None and shape[axis].per_example > 0  # (n, …), and not (-1, …)
+    if is_told_by_shape:
+        return True
+    entries_of_step = _product(after[axis + 1:])
+    factors = [state.inner, *before[state.axis + 1:]]  # of the number of entries of an example
+    static = min(view.number_of_static_lengths(op.inputs[0]), len(factors) - 1)
+    is_static_part = _product(factors[len(factors) - static:]) % entries_of_step == 0
+    return is_static_part or any(
+        _product(factors[place:]) == entries_of_step for place in range(len(factors)))
 
 
 def _places_of_stride(stride: int, lengths: typing.List[int],

@@ -19,6 +19,7 @@ is asked about all other inputs alone.
 
 import typing
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
@@ -223,6 +224,21 @@ def sparse_product(op: tf.Operation, states: _States, view: View) -> State:
     if not is_batch or not is_shared_matrix:
         return unknown(op, 'multiplies a sparse tensor that is not known to be of the examples')
     return per_example(0).with_marks_of(*states)
+
+
+@for_examples
+def sparse_sum(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.sparse.reduce_sum(x [n, 20], axis=1)`: [n], the sum of each row of a sparse tensor; over
+    dimension 0, [20], a sum over the examples."""
+    indices, values, shape_state = states[:3]
+    shape = sizes_in(op.inputs[2], shape_state, view)
+    axes = view.value(op.inputs[3])
+    if axes is None or shape is None or not _is_sparse_batch(indices, values, shape):
+        return unknown(op, 'adds up a sparse tensor that is not known to be of the examples')
+    reduced = [int(axis) % len(shape) for axis in np.ravel(axes)]
+    is_over_examples = not reduced or 0 in reduced  # without any dimension, TensorFlow takes all
+    result = total(Kind.SUM, op) if is_over_examples else per_example(0)
+    return result.with_marks_of(*states)
 
 
 def sparse_to_dense(op: tf.Operation, states: _States, view: View) -> State:

@@ -264,6 +264,54 @@ _PICKS: typing.Dict[str, typing.Callable] = {
 """{type of an operation that picks numbers of a vector: the function that does it}"""
 
 
+# ---- dimensions that broadcasting repeats --------------------------------------------------------
+
+def broadcast_gradient_args(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+    """The dimensions over which the gradient of a product is added up, for each of its factors: of
+    x [n, 4] * w [4] none for x, and dimension 0 for w, which broadcasting repeats along it.
+
+    In a batch of one example TensorFlow adds up dimension 0 for x, too, since both lengths are 1.
+    That changes no number: the sum keeps its dimensions, or gets the shape of x afterwards. Where
+    another operation takes it, nothing is proven.
+
+    Returns:
+      The states of the two vectors of dimensions.
+    """
+    one, other = [sizes_in(tensor, state, view) for tensor, state in zip(op.inputs, states)]
+    if one is None or other is None:
+        return [unknown(op, 'compares shapes that are not known')] * 2
+    if not all(_is_reshaped_sum(taker) for axes in op.outputs for taker in axes.consumers()):
+        return [unknown(op, 'tells dimensions to another operation than the sum of a gradient')] * 2
+    rank = max(len(one), len(other))
+    axes_of_one: typing.List[Size] = []
+    axes_of_other: typing.List[Size] = []
+    if one != other:  # of equal shapes TensorFlow names no dimension, not even one of length 1
+        for axis, lengths in enumerate(zip(_with_rank(one, rank), _with_rank(other, rank))):
+            if _ONE not in lengths and lengths[0] != lengths[1]:
+                return [unknown(op, 'compares lengths that are not known to be equal')] * 2
+            if lengths[0] == _ONE:
+                axes_of_one.append(Size(axis))
+            if lengths[1] == _ONE:
+                axes_of_other.append(Size(axis))
+    return [sizes_state(axes_of_one), sizes_state(axes_of_other)]
+
+
+_ONE = Size(1)
+
+
+def _with_rank(shape: Sizes, rank: int) -> Sizes:
+    """A shape with as many dimensions of length 1 in front as it lacks."""
+    return (_ONE,) * (rank - len(shape)) + shape
+
+
+def _is_reshaped_sum(op: tf.Operation) -> bool:
+    """Whether an operation is a sum that keeps its dimensions, or is reshaped wherever it goes."""
+    if op.type != 'Sum':
+        return False
+    takers = op.outputs[0].consumers()
+    return op.get_attr('keep_dims') or all(taker.type == 'Reshape' for taker in takers)
+
+
 # ---- tensors of a shape --------------------------------------------------------------------------
 
 def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state: State) -> State:

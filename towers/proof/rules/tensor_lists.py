@@ -12,7 +12,12 @@ import tensorflow.compat.v1 as tf
 from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.rules import loops
 from towers.proof.rules.arrays import element_at
-from towers.proof.rules.common import TAKES_APART, TAKES_BY_PLACES, is_of_batch
+from towers.proof.rules.common import (
+    COMPUTES_WITH_POSITIONS,
+    TAKES_APART,
+    TAKES_BY_PLACES,
+    is_of_batch,
+)
 from towers.proof.sizes import Sizes, as_number, as_numbers, sizes_in
 from towers.proof.states import (
     INDEPENDENT,
@@ -112,6 +117,10 @@ def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
     these, or that of the new one.
     """
     list_ = states[0]
+    may_grow = 'resize_if_index_out_of_bounds' in op.node_def.attr and op.get_attr(
+        'resize_if_index_out_of_bounds')  # with `dynamic_size=True`
+    if may_grow:
+        return unknown(op, _NO_STATIC_LENGTH)
     # Sizes become plain numbers: `sizes` of a list is its length and nothing of its elements.
     index, value = as_numbers(op, states[1:], view)
     new_element = _element_written(op, list_, index, value)
@@ -140,6 +149,8 @@ def _element_written(op: tf.Operation, list_: State, index: State, value: State)
         return ONE_EXAMPLE.with_marks_of(value, index)
     # A place that is the same on every tower is that of no example.
     has_values_of_examples = Kind.ONE_EXAMPLE in (list_.kind, value.kind)
+    if value.is_position:  # elements may come together again in another order, and several times
+        return unknown(op, COMPUTES_WITH_POSITIONS)
     if index.kind is not Kind.INDEPENDENT or has_values_of_examples:
         return unknown(op, 'writes elements at places that are not known')
     return value.with_marks_of(index)
