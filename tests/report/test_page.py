@@ -143,13 +143,15 @@ document.documentElement.dataset.lines = Array.from(
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason='no Chromium here')
-@pytest.mark.parametrize('width, lines', [(1280, ''), (390, 'chain variables')])
+@pytest.mark.parametrize('width, lines', [(1280, ''), (390, 'layers chain variables')])
 def test_nothing_on_a_page_is_wider_than_the_page(tmp_path, width, lines):
     scope = 'InceptionResnetV2/Repeat_1/block17_3/Branch_1/Conv2d_0b_1x7/BatchNorm/'
     data = dict(
         EMPTY, **packed_trace(trace_of(ran('/cpu:0', FORWARD, 0, 10))),
         verdict=[["Try variables=towers.VariablePlacement('balanced')", scope]],
         shares=[['/cpu:0', [1, 2]], ['/cpu:1', [3, 4]]],
+        layers={'title': 'The layers of stage 1', 'note': scope, 'rows': [
+            [scope + 'FusedBatchNormV3', 1234567, 2345678, 100], ['', 10, 20, 3]]},
         chain={'table': [[1, '/cpu:0', 10, 1, scope + 'FusedBatchNormV3']], 'spans': []},
         texts=[['Plan', 'one device  ' + 'proven ' * 50]],
         variables=[[scope + 'moving_mean', 'trained', '/cpu:0', '(1, 7, 128, 160)', 4000, 'update']])

@@ -125,7 +125,15 @@ def test_fifty_thousand_records_make_a_page_of_less_than_5_megabytes(tmp_path):
     ids=['update', 'input', 'stage'])
 def test_the_verdict_names_the_reason(make, said, tmp_path):
     built, start = make()
-    report = towers.step_report(built, traced_step(built, start=start), str(tmp_path / 'step.html'))
+    path = str(tmp_path / 'step.html')
+    report = towers.step_report(built, traced_step(built, start=start), path)
     assert report.verdict[0].startswith(said[0]), report.verdict
     for each in said[1:]:
         assert each in report.verdict[0], report.verdict
+    layers = report_in(path)['layers']
+    if make is not long_stage:
+        assert layers is None
+        return
+    assert layers['title'] == 'The layers of stage 0 of tower 0, on /cpu:0'
+    assert 'move the last ones to stage 1. Times' in layers['note']
+    assert sorted(row[0] for row in layers['rows'])[1].startswith('MatMul')

@@ -374,6 +374,20 @@ function shares(report, section) {
   report.facts.forEach(fact => element('p', fact, section.querySelector('.facts')));
 }
 
+function layers(report, section) {
+  if (!report.layers) return section.remove();
+  const {title, rows, note} = report.layers;
+  const total = rows.reduce((sum, row) => sum + row[1] + row[2], 0);
+  section.querySelector('h2').textContent = title;
+  section.querySelector('.note').textContent = note;
+  table(section.querySelector('table'),
+        ['layer', 'together', 'of the stage', 'forward', 'backward', 'operations'],
+        rows.map(([name, forward, backward, count]) => [
+          name || 'all others', milliseconds(forward + backward),
+          percent(forward + backward, total), milliseconds(forward), milliseconds(backward),
+          count]));
+}
+
 function chain(report, section) {
   const rows = report.chain.table.map(([part, device, micros, count, name]) => [
     {part: part < 0 ? 'waiting' : report.parts[part][0],
@@ -457,6 +471,7 @@ function show(report, longest) {
   verdict(report, part('verdict'));
   legend(report, part('legend'));
   shares(report, part('shares'));
+  layers(report, part('layers'));
   chain(report, part('chain'));
   memory(report, part('memory'));
   transfers(report, part('transfers'));

@@ -14,6 +14,9 @@ bytes. Rows, parts, groups and types are named by their places in these lists:
                       entry an operation, by their names; keep and rest: the names
     passes            [row, part, group, begin, end] of each span of a tower's pass on a device
     shares            [device, [microseconds of each part]]
+    layers            the layers of a stage that is too long, or null: title; rows: [name,
+                      microseconds of the forward pass, of the backward pass, operations], with the
+                      name '' for what is in no other row; note
     chain             table: [part, device, microseconds, operations, name of the longest], with
                       part -1 for the gaps between operations, in which the device ran something
                       else; a gap with the device '' is time in which the device of the next

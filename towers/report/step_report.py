@@ -16,10 +16,11 @@ from towers.report.examples import examples_of_step
 from towers.report.memory_curves import MemoryCurves, memory_curves
 from towers.report.page import packed_trace, report_in, written_page
 from towers.report.parts import COMBINATION, OTHER, PARTS, StepParts
+from towers.report.stage_layers import layers_of_stage
 from towers.report.time_use import TimeUse, time_use
 from towers.report.trace import Trace, read_trace
 from towers.report.variable_rows import variable_rows
-from towers.report.verdict import verdict
+from towers.report.verdict import LongStage, long_stage, verdict
 from towers.safe_files import written_whole
 
 _WIDTH_OF_PAGE = 2000  # points: a shorter piece of the step is not seen
@@ -106,7 +107,7 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     data.update(
         title=title or _title(built, examples), subtitle=_subtitle(built, trace, examples),
         verdict=[[finding.text, finding.advice] for finding in findings], facts=_facts(trace, use),
-        shares=_shares(use),
+        shares=_shares(use), layers=_layers(built, trace, use, parts),
         chain=_chain(chain, data['rows'], trace.micros),
         memory=_memory(memory_curves(built, run_metadata, trace, batch_size)),
         transfers=_transfers(audited.transfers), texts=_texts(built, audited),
@@ -204,6 +205,32 @@ def _facts(trace: Trace, use: TimeUse) -> typing.List[str]:
                  'gets the same share of that time. CPUs of one process share its processors: two '
                  'that compute at the same time may each take longer.')
     return facts
+
+
+def _layers(built: BuiltTowers, trace: Trace, use: TimeUse,
+            parts: StepParts) -> typing.Optional[dict]:
+    """`layers` of the page's data: the layers of a stage that is too long; None if none is."""
+    longest = long_stage(built, use)
+    if longest is None:
+        return None
+    layers = layers_of_stage(trace, parts, built.towers, longest.tower, longest.device)
+    title = 'The layers of stage %d of tower %d, on %s' % (
+        longest.stage, longest.tower, longest.device)
+    rows = [list(layer) for layer in layers]
+    return {'title': title, 'rows': rows, 'note': _note_of_layers(longest)}
+
+
+def _note_of_layers(longest: LongStage) -> str:
+    """The text above the table of a stage's layers: which of them can be moved, and how much."""
+    last_stage = len(longest.devices) - 1
+    moves = []
+    if longest.stage > 0:
+        moves.append('the first ones to stage %d' % (longest.stage - 1))
+    if longest.stage < last_stage:
+        moves.append('the last ones to stage %d' % (longest.stage + 1))
+    return ('The stage computes %.2f ms longer than the mean of its tower. The layers are in the '
+            'order of the forward pass: move %s. Times are sums over micro-batches.' % (
+                longest.excess / 1e3, ', or '.join(moves)))
 
 
 def _micros_of_part(trace: Trace, part: str) -> int:

@@ -61,7 +61,8 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
       At least one `Finding`, the most costly one first; but the waits for threads that CPU devices
       share come last.
     """
-    found = _exposed_parts(built, use) + _long_stage(built, use) + _long_tower(built, use)
+    found = _exposed_parts(built, use) + _findings_of_long_stage(built, use)
+    found += _long_tower(built, use)
     found.append(_nothing_runs(use))
     waits = _waits_of_chain(built, use, chain)
     if _has_gpus(built):
@@ -263,49 +264,79 @@ def _on_largest_variable(built: BuiltTowers) -> str:
 
 # ---- towers and stages that are longer than the others -------------------------------------------
 
-def _long_stage(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
-    """A `Finding` for a stage that computes longer than the mean of its tower's stages.
+class LongStage(typing.NamedTuple):
+    """The stage of a tower that computes the longest.
 
-    Returns:
-      A list of one, for the tower where that costs the most; [] for towers without stages.
+    Attributes:
+      tower: the index of the tower.
+      devices: the short names of the devices of the tower's stages.
+      micros_of_stages: for each stage the microseconds in which it computed.
     """
-    found = []
+    tower: int
+    devices: typing.List[str]
+    micros_of_stages: typing.List[int]
+
+    @property
+    def stage(self) -> int:
+        """The index of the stage."""
+        return self.micros_of_stages.index(max(self.micros_of_stages))
+
+    @property
+    def device(self) -> str:
+        """The short name of the stage's device."""
+        return self.devices[self.stage]
+
+    @property
+    def mean(self) -> float:
+        """The microseconds that each stage would compute if all had the same length."""
+        return sum(self.micros_of_stages) / float(len(self.devices))
+
+    @property
+    def excess(self) -> float:
+        """The microseconds by which the stage exceeds the mean."""
+        return max(self.micros_of_stages) - self.mean
+
+
+def long_stage(built: BuiltTowers, use: TimeUse) -> typing.Optional[LongStage]:
+    """The stage that exceeds the mean of its tower's stages by the most, where that costs a step at
+    least 5 % of its time; None for towers without stages, and where it costs less."""
+    candidates = []
     # Towers on the same devices count once: their time on a device is measured together.
     for tower_device in dict.fromkeys(built.devices):
-        tower = built.devices.index(tower_device)
         devices = list(map(short_name, stages_of(tower_device)))
         micros_of_stages = [use.computing.get(device, 0) for device in devices]
-        if len(devices) == 1 or not any(micros_of_stages):  # without stages, or nothing ran there
-            continue
-        mean = sum(micros_of_stages) / float(len(devices))
-        found.append(Finding(
-            (max(micros_of_stages) - mean) / use.micros,
-            _long_stage_in_words(tower, devices, micros_of_stages, use),
-            'move layers from this stage to the others (with towers.stage in the model function), '
-            "or let Pipeline(stages='auto') choose the cuts" + _on_shared_processors(built, use)))
-    return sorted(found, key=lambda finding: -finding.share)[:1]
+        if len(devices) > 1 and any(micros_of_stages):  # it has stages, and something ran there
+            tower = built.devices.index(tower_device)
+            candidates.append(LongStage(tower, devices, micros_of_stages))
+    if not candidates:
+        return None
+    longest = max(candidates, key=lambda candidate: candidate.excess)
+    return longest if longest.excess >= _LEAST_SHARE * use.micros else None
 
 
-def _long_stage_in_words(tower: int, devices: typing.Sequence[str],
-                         micros_of_stages: typing.Sequence[int], use: TimeUse) -> str:
-    """The text about the stage of a tower that computes the longest.
+def _findings_of_long_stage(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
+    """A `Finding` for the `long_stage`; [] if there is none."""
+    longest = long_stage(built, use)
+    if longest is None:
+        return []
+    return [Finding(
+        longest.excess / use.micros, _long_stage_in_words(longest, use),
+        'move layers from this stage to the others (with towers.stage in the model function; the '
+        "page has a table of them), or let Pipeline(stages='auto') choose the cuts"
+        + _on_shared_processors(built, use))]
 
-    Args:
-      tower: the index of the tower.
-      devices: the short names of the devices of its stages.
-      micros_of_stages: for each stage the microseconds in which it computed.
-      use: the time of the step.
-    """
-    longest = micros_of_stages.index(max(micros_of_stages))
-    shares = [_percent(micros, use.micros) for micros in micros_of_stages]
-    other_shares = shares[:longest] + shares[longest + 1:]
-    mean = sum(micros_of_stages) / float(len(devices))
+
+def _long_stage_in_words(longest: LongStage, use: TimeUse) -> str:
+    """The text about the stage of a tower that computes the longest."""
+    shares = [_percent(micros, use.micros) for micros in longest.micros_of_stages]
+    stage = longest.stage
+    other_shares = shares[:stage] + shares[stage + 1:]
     return ('Stage %d of tower %d, on %s, computes %s of the step, and the other stage%s only %s; '
             'stages of one length would compute %s each; the longest operation is %s' % (
-                longest, tower, devices[longest], shares[longest],
+                stage, longest.tower, longest.device, shares[stage],
                 's' if len(other_shares) > 1 else '', ' and '.join(other_shares),
-                _percent(mean, use.micros),
-                _longest_operation(use, [devices[longest]], OF_TOWERS)))
+                _percent(longest.mean, use.micros),
+                _longest_operation(use, [longest.device], OF_TOWERS)))
 
 
 def _on_shared_processors(built: BuiltTowers, use: TimeUse) -> str:
