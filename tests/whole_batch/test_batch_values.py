@@ -232,6 +232,21 @@ def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim
         '%d in sync over the whole batch' % (2 if model_fn in (BY_MOMENTS, BY_HAND) else 1))
 
 
+def of_kernels_statistics(x, y):
+    """A loss that takes the mean and the variance of a fused batch norm, beside its result."""
+    h = tf.cast(tf.reshape(tf.matmul(x, variable('w', [5, 16], 1)), [-1, 2, 2, 4]), tf.float32)
+    normal, mean, variance = tf.nn.fused_batch_norm(h, tf.ones([4]), tf.zeros([4]))
+    scaled = tf.square(h - mean) / (1. + variance)
+    return tf.reduce_mean(tf.cast(tf.square(normal) * [1., 2., 3., 4.] + scaled, tf.float64)) + (
+        tf.reduce_mean(tf.square(y)))
+
+
+@pytest.mark.slow
+def test_a_kernels_mean_and_variance_have_no_gradient_in_sync_as_on_one_device():
+    built = assert_one_device(of_kernels_statistics, tolerance=2e-5, batch_norm='sync')
+    assert built.plan.line('one device').startswith('proven')
+
+
 def of_masked_rows(x, y):
     """A batch norm over the rows that a mask leaves, and a mean over these rows."""
     kept = x[:, 0] > 0

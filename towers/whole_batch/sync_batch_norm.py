@@ -242,7 +242,9 @@ def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
         variance=tf.ones_like(scale) - epsilon, epsilon=epsilon, data_format=data_format,
         is_training=False)[0]
     unbiased_variance = batch.variance * (batch.count / tf.maximum(batch.count - 1., 1.))
-    return [y, batch.mean, unbiased_variance]
+    # TensorFlow has no gradient of the kernel's mean and variance: on one device a loss that takes
+    # them takes constants.
+    return [y, constant_mean, tf.stop_gradient(unbiased_variance)]
 
 
 def _moments_of_batch(numbers: tf.Tensor, axes: typing.List[int]) -> _BatchMoments:
