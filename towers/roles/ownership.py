@@ -258,9 +258,7 @@ def ownership(recorded: Recorded, request: Request,
     updates = inline_updates(found.first_writes, recorded.operations, fetches, request, replicated)
     unwritten = _unwritten(found, updates, request)
     reason_of = dict(found.reason_of)
-    for name, role in found.role_of.items():
-        if role == FIRST:
-            reason_of[name] = _reason_without_updates(name, unwritten, request) or reason_of[name]
+    reason_of.update(_reasons_without_updates(found, unwritten, request))
     return Roles(trained, found.role_of, reason_of, unwritten, own_state, updates, replicas)
 
 
@@ -273,38 +271,35 @@ def _unwritten(found: '_FoundRoles', updates: InlineUpdates,
       updates: what became of the writes of the forward pass.
       request: `Request` of the build.
     """
-    if _runs_updates(request):
+    runs_no_inline_update = request.training.update_ops == 'none'
+    runs_updates = bool(request.training.objectives) and not runs_no_inline_update
+    if runs_updates:
         return frozenset()
-    written: typing.Set[str] = set()
+    unwritten = found.first_names
     for op, variables in found.first_writes:
-        is_left_out = request.training.update_ops == 'none' and op.name in updates.left_out
+        # With another word than 'none', `left_out` is what the copies alone leave out.
+        is_left_out = runs_no_inline_update and op.name in updates.left_out
         if not is_left_out:
-            written.update(variables)
-    return frozenset(
-        name for name, role in found.role_of.items() if role == FIRST and name not in written)
+            unwritten.difference_update(variables)
+    return frozenset(unwritten)
 
 
-def _runs_updates(request: Request) -> bool:
-    """Whether a step runs updates, beside its forward pass."""
-    return bool(request.training.objectives) and request.training.update_ops != 'none'
-
-
-def _reason_without_updates(name: str, unwritten: typing.Container[str],
-                            request: Request) -> typing.Optional[str]:
-    """Why a variable with the role `FIRST` is written or not in a build that runs no updates, in
-    words; None where it is written, or not, for another reason.
+def _reasons_without_updates(found: '_FoundRoles', unwritten: typing.AbstractSet[str],
+                             request: Request) -> typing.Dict[str, str]:
+    """{name of a variable with the role `FIRST`: why it is written or not, in words}, of those for
+    which that is because a step of this build runs no updates.
 
     Args:
-      name: of the variable.
+      found: `_FoundRoles`.
       unwritten: names of the variables that no step writes.
       request: `Request` of the build.
     """
-    is_written = name not in unwritten
     if request.training.update_ops == 'none':
-        return 'the forward pass uses its new value' if is_written else None
-    if is_written:
-        return None
-    return 'updates alone write it, and without an optimizer no step runs them'
+        # Tower 0 makes a write all the same if the loss needs its value.
+        written = found.first_names - unwritten
+        return dict.fromkeys(written, 'the forward pass uses its new value')
+    return dict.fromkeys(
+        unwritten, 'updates alone write it, and without an optimizer no step runs them')
 
 
 class _FoundRoles(typing.NamedTuple):
@@ -321,6 +316,11 @@ class _FoundRoles(typing.NamedTuple):
     reason_of: typing.Dict[str, str]
     state_writes: StateWrites
     first_writes: typing.List[Write]
+
+    @property
+    def first_names(self) -> typing.Set[str]:
+        """Set of the names of the variables that have the role `FIRST`."""
+        return {name for name, role in self.role_of.items() if role == FIRST}
 
 
 def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRoles:
