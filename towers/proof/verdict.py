@@ -308,7 +308,7 @@ def _values_written(operations: typing.Iterable[tf.Operation], variable: str,
                     analysis: Analysis) -> typing.List[State]:
     """The states of what operations write to a variable, and of the indices of rows; of an
     operation that is no assign, add or scatter, those of all that it takes."""
-    values = []
+    values: typing.List[State] = []
     for op in operations:
         writes = [write for write in analysis.writes.get(op.name, [])
                   if write.variable == variable]
