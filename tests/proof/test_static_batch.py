@@ -28,10 +28,14 @@ def batch(*shape):
     return tf.placeholder(tf.float32, (SIZE,) + shape)
 
 
-def condition(*names, multiple=''):
-    return 'proven, if %d%s in %d operation%s (%s) is the static size of a shard, and no other ' \
-        'constant was computed from it (with a batch [None, ...] this condition falls away): ' % (
-            SIZE, multiple, len(names), '' if len(names) == 1 else 's', ', '.join(map(repr, names)))
+def condition(*names, times=1):
+    is_size = 'is the static size of a shard'
+    if times > 1:
+        is_size = 'was computed as %d times the static size of a shard, %d' % (times, SIZE)
+    return 'proven, if %d in %d operation%s (%s) %s, and no other constant was computed from it ' \
+        '(with a batch [None, ...] this condition falls away): ' % (
+            times * SIZE, len(names), '' if len(names) == 1 else 's',
+            ', '.join(map(repr, names)), is_size)
 
 
 def test_a_loss_in_which_no_number_is_the_size():
@@ -67,7 +71,7 @@ def test_a_multiple_of_the_size_in_a_reshape():
     x = batch(3, 6)
     flat = tf.reshape(x, tf.constant([3 * SIZE, 6], name='shape'))
     assert line(tf.reduce_mean(tf.reduce_max(flat, 1)), x).startswith(
-        condition('shape', multiple=', or a multiple of it,'))
+        condition('shape', times=3))
 
 
 def test_a_divisor_of_a_sum():
@@ -76,10 +80,16 @@ def test_a_divisor_of_a_sum():
     assert line(loss, x).startswith(condition('size'))
 
 
+def test_a_divisor_from_the_shape():
+    x = batch(6)
+    loss = tf.reduce_sum(tf.square(x)) / tf.cast(tf.shape(x, name='shape')[0], tf.float32)
+    assert line(loss, x).startswith(condition('shape'))
+
+
 def test_a_divisor_that_is_a_multiple():
     x = batch(6)
     loss = tf.reduce_sum(tf.square(x)) / tf.cast(tf.constant(6 * SIZE, name='size'), tf.float32)
-    assert line(loss, x).startswith(condition('size', multiple=', or a multiple of it,'))
+    assert line(loss, x).startswith(condition('size', times=6))
 
 
 def test_of_two_divisors_none_is_read():
@@ -234,7 +244,8 @@ def test_where_the_condition_is_true_towers_are_one_device(accumulate):
     batch_of_8 = np.random.RandomState(0).randn(8, 6)
     report = towers.check_towers(written_for_its_batch, (batch_of_8,), num_towers=2,
                                  memory=towers.Memory(accumulate=accumulate))
-    assert report.proof.startswith('proven, if %d, or a multiple of it,' % (4 // accumulate))
+    assert report.proof.startswith(
+        'proven, if %d, or up to 2 times as much, in ' % (4 // accumulate))
     assert report.equal
 
 

@@ -136,9 +136,9 @@ class SizeConstant(typing.NamedTuple):
     lengths: typing.Dict[int, int]
 
     @property
-    def is_multiple(self) -> bool:
-        """Whether a number is twice the number of examples, or more."""
-        return max([*self.numbers.values(), *self.lengths.values()]) > 1
+    def most_times(self) -> int:
+        """How many times the number of examples its largest number, or length, is."""
+        return max([*self.numbers.values(), *self.lengths.values()])
 
     @property
     def state(self) -> State:

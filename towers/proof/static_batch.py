@@ -235,8 +235,8 @@ class _Search:
 
     def _times_of(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples a static scalar is; 0 for any other tensor."""
-        value = tf.get_static_value(tensor)
-        is_number = value is not None and not value.shape and value > 0
+        value = _static_scalar(tensor)
+        is_number = value is not None and value > 0
         if not is_number or value % self._batch_size:
             return 0
         return int(value) // self._batch_size
@@ -379,6 +379,24 @@ def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
     return number._replace(tensor=op.inputs[0], place=int(begin[0]))
 
 
+def _static_scalar(tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
+    """The value of a static scalar; None for another tensor.
+
+    TensorFlow does not say that of `tf.shape(x)[0]`: an index of a constant vector.
+    """
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return None if value.shape else value
+    op = tensor.op
+    if op.type in SAME_NUMBERS:
+        return _static_scalar(op.inputs[0])
+    if op.type != 'StridedSlice':
+        return None
+    number = _before_index(_Number(tensor, place=0, times=1), batch_size=0)
+    vector = None if number is None else tf.get_static_value(number.tensor)
+    return None if vector is None else vector[number.place]
+
+
 def _before_slice(number: _Number, batch_size: int) -> typing.Optional[_Number]:
     """The number in the vector of which `tf.slice` takes a part; None where its begin is not
     static."""
@@ -396,8 +414,8 @@ def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number
     Of 150 = 50 * 3, three times a batch of 50, the first factor is once the number of examples.
     """
     factors = list(number.tensor.op.inputs)
-    values = [tf.get_static_value(factor) for factor in factors]
-    if any(value is None or value.shape or value < 1 for value in values):
+    values = [_static_scalar(factor) for factor in factors]
+    if any(value is None or value < 1 for value in values):
         return None
     found = []
     for factor, value, other_value in zip(factors, values, reversed(values)):

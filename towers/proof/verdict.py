@@ -364,10 +364,19 @@ def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
         return 'no constant of the model was computed from the static size of a shard, %d' % size
     number = len(size_constants)
     operations = 'operation' if number == 1 else 'operations'
-    has_multiples = any(constant.is_multiple for constant in size_constants.values())
-    multiple = ', or a multiple of it,' if has_multiples else ''
-    return ('%d%s in %d %s (%s) is the static size of a shard, and no other constant was computed '
-            'from it') % (size, multiple, number, operations, _names(size_constants))
+    times = max(constant.most_times for constant in size_constants.values())
+    if times == 1:
+        numbers = '%d' % size
+        condition = 'is the static size of a shard'
+    elif number == 1:
+        # 32 is twice 16 anyway: what counts is whether it is so in a batch of any size.
+        numbers = '%d' % (times * size)
+        condition = 'was computed as %d times the static size of a shard, %d' % (times, size)
+    else:
+        numbers = '%d, or up to %d times as much,' % (size, times)
+        condition = 'was computed from the static size of a shard'
+    return '%s in %d %s (%s) %s, and no other constant was computed from it' % (
+        numbers, number, operations, _names(size_constants), condition)
 
 
 # ---- in words ------------------------------------------------------------------------------------
