@@ -63,7 +63,8 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
 
     Args:
       model_fn: as for `build_towers`: a model function, or a finished model of the default graph,
-        which is not changed: both sides are made of its meta graph.
+        which is not changed: both sides are made of its meta graph, as it is before
+        `build_towers` makes towers in it.
       inputs: a sample batch: a nest of arrays [n, …] or `tf.SparseTensorValue`s; of a finished
         model a dict from the tensors at which the batch enters to arrays.
       make_optimizer: function without arguments that makes the optimizer anew; it is called once
