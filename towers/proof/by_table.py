@@ -286,8 +286,10 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
     kinds = {state.kind for state in numbers}
     if kinds <= {Kind.INDEPENDENT}:  # a constant, too, which has no inputs
         result = INDEPENDENT.with_marks_of(*numbers)
+        # The graph as it was built alone asks whether a value is uniform (`State.is_uniform`).
+        is_uniform = view.is_as_built and _is_uniform_constant(op)
         return result._replace(
-            is_random=result.is_random or is_random, is_uniform=_is_uniform_constant(op))
+            is_random=result.is_random or is_random, is_uniform=is_uniform)
     # Values that are kept may be those of other examples, from earlier iterations.
     if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not keeps_values:
         return ONE_EXAMPLE.with_marks_of(*numbers)
