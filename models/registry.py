@@ -183,3 +183,6 @@ def _networks():
 
 
 _NETWORKS = {network.name: network for network in _networks()}
+
+NAMES = tuple(_NETWORKS)
+"""The names of all networks."""

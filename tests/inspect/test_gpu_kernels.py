@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import sample_models as samples
-import sample_networks
 import tensorflow.compat.v1 as tf
 
 import towers
-from models import registry
-from models.classifier import Classifier
+from benchmarks.gpu_graphs import check, gpus
 from sample_models import momentum, sgd, switched, two_layers
 from towers import compat
 from towers.inspect.gpu_kernels import has_gpu_kernel, knows_gpu_kernels
@@ -17,14 +15,6 @@ slow = pytest.mark.slow
 with_kernels = pytest.mark.skipif(
     not knows_gpu_kernels(), reason='this TensorFlow was built without GPUs')
 FLOATS = [array.astype(np.float32) for array in samples.vectors(8)]
-
-
-def gpus(count, stages=1):
-    """Names of that many towers' GPUs, for another machine."""
-    names = ['/gpu:%d' % number for number in range(count * stages)]
-    if stages > 1:
-        names = [names[start:start + stages] for start in range(0, len(names), stages)]
-    return towers.resolve_devices(names, check=False)
 
 
 def lacking(found, kind):
@@ -104,58 +94,7 @@ def test_towers_on_cpus_are_not_looked_up(monkeypatch):
 
 # ---- what towers makes has kernels ---------------------------------------------------------------
 
-MODES = {
-    'shared': {}, 'sync': dict(batch_norm='sync'),
-    'replicated': dict(variables=towers.VariablePlacement('replicated')),
-    'balanced': dict(variables=towers.VariablePlacement('balanced')),
-    'accumulate': dict(memory=towers.Memory(accumulate=2)),
-    'recompute': dict(memory=towers.Memory(recompute='auto')),
-    'fp16': dict(numerics=towers.Numerics('fp16')), 'xla': dict(numerics=towers.Numerics(xla=True)),
-    'check': dict(numerics=towers.Numerics(check_numerics=True)),
-    'reuse': dict(copies='reuse'), 'weight': dict(remainder='weight'),
-    'mean': dict(reduction='mean'), 'add': dict(regularization='add')}
-
-
-def built_network(name, count, examples=16, **options):
-    network = registry.get_network(name)
-    classifier = Classifier(network, 10, image_size=network.default_image_size)
-    size = classifier.image_format['image_size']
-    images = tf.zeros([examples, size, size, classifier.image_format['channels']])
-    labels = tf.zeros([examples], tf.int64)
-    return towers.build_towers(classifier.model_fn('train'), (images, labels), momentum(),
-                               gpus(count), **options)
-
-
-def check_kernels(built):
-    """No operation lacks a kernel; what is on the CPU is there by the plan."""
-    found = towers.audit(built)
-    assert found.broken == []
-    assert lacking(found, 'notes') == []
-
-
-@pytest.mark.slow
-@with_kernels
-@pytest.mark.parametrize('count', [2, 8])
-@pytest.mark.parametrize('mode', list(MODES))
-def test_digits_in_every_mode(mode, count):
-    check_kernels(built_network('digits', count, **MODES[mode]))
-
-
-@slow
-@with_kernels
-@pytest.mark.parametrize('name, count, mode', [
-    ('inception_resnet_v2', 2, 'sync'), ('inception_resnet_v2', 8, 'shared'),
-    ('inception_v1', 8, 'replicated'), ('inception_v2', 2, 'fp16'), ('inception_v3', 2, 'sync'),
-    ('alexnet_v2', 2, 'replicated'), ('overfeat', 2, 'balanced'),
-    ('vgg_a', 2, 'accumulate'), ('vgg_16', 2, 'shared'), ('vgg_19', 8, 'check'),
-    ('resnet_v1_50', 2, 'replicated'), ('resnet_v1_101', 2, 'reuse'), ('resnet_v1_152', 2, 'weight'),
-    ('resnet_v1_200', 2, 'mean'), ('resnet_v2_50', 8, 'recompute'), ('resnet_v2_101', 2, 'xla'),
-    ('resnet_v2_152', 2, 'add'), ('resnet_v2_200', 8, 'balanced')])
-def test_networks(monkeypatch, name, count, mode):
-    sample_networks.fewer_blocks(monkeypatch)
-    check_kernels(built_network(name, count, **MODES[mode]))
-
-
+# tests/benchmarks/test_gpu_graphs.py has the networks, in the modes of a build.
 @with_kernels
 @pytest.mark.parametrize('name', [
     name if name == 'embedding' else pytest.param(name, marks=slow) for name in samples.SAMPLES])
@@ -165,27 +104,8 @@ def test_samples(name, version, count):
     """Sparse embeddings, loops, Keras, and variables made in every way, of double precision."""
     sample = samples.SAMPLES[name]
     with switched('control_flow_v2', version == 'v2'):
-        check_kernels(towers.build_towers(sample.model_fn, sample.data(8), momentum(), gpus(count)))
-
-
-@pytest.mark.slow
-@with_kernels
-def test_stages():
-    def model(x, y):
-        with towers.stage(0):
-            hidden = tf.nn.relu(tf.matmul(x, tf.get_variable('body', [6, 5])))
-        with towers.stage(1):
-            return tf.reduce_mean(tf.square(tf.matmul(hidden, tf.get_variable('h', [5, 3])) - y))
-    check_kernels(towers.build_towers(model, FLOATS, momentum(), gpus(2, stages=2),
-                                      pipeline=towers.Pipeline(2)))
-
-
-@with_kernels
-@pytest.mark.parametrize('kind, servers', [('ring', ()), ('ps', ['c:3'])])
-def test_clusters(kind, servers):
-    cluster = towers.Cluster(kind, ['a:1', 'b:2'], servers, rank=0)
-    check_kernels(towers.build_towers(linear32, FLOATS, momentum(), gpus(2), cluster=cluster,
-                                      reduction='mean'))
+        built = towers.build_towers(sample.model_fn, sample.data(8), momentum(), gpus(count))
+    assert check(built).faults == []
 
 
 # ---- the bytes that cross ------------------------------------------------------------------------
