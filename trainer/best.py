@@ -65,13 +65,25 @@ class RunEvaluation:
         self._stopped = stopped
         self._global_step = global_step
         self._name = metric.lstrip('-')  # a '-' says that less is better
-        if not metric:
-            return
-        if self._name not in evaluation.metrics:
+        if metric:
+            self._keep_best(metric, train_dir)
+
+    def _keep_best(self, metric: str, train_dir: str) -> None:
+        """Makes what `_with_best` needs to keep the best checkpoint by a metric.
+
+        Args:
+          metric: the metric of --keep_best.
+          train_dir: the folder of the run.
+
+        Raises:
+          InvalidArgumentError: the evaluation has no such metric.
+        """
+        metrics = self._evaluation.metrics
+        if self._name not in metrics:
             raise towers.InvalidArgumentError('--keep_best=%s: the model has no such metric; it '
-                                              'has %s.' % (metric, ', '.join(evaluation.metrics)))
+                                              'has %s.' % (metric, ', '.join(metrics)))
         less_is_better = metric.startswith('-') or self._name == 'loss'
-        self._sign = -1 if less_is_better else 1
+        self._sign = -1 if less_is_better else 1  # times it, the largest value is the best one
         self.metrics[SINCE_BEST] = None
         self._path = os.path.join(train_dir, 'best', 'model.ckpt')
         self._log = os.path.join(train_dir, 'metrics.jsonl')
@@ -88,7 +100,7 @@ class RunEvaluation:
         It returns None if a signal came, or if the test set cannot be read: the error of that is
         then in `failure`.
         """
-        several_machines_train = self._stopped is None
+        several_machines_train = self._stopped is None  # they give no evaluation up
         try:
             results = self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:

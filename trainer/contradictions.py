@@ -45,12 +45,23 @@ def contradiction(given: typing.Set[str]) -> typing.Optional[str]:
 # Each of the functions `_problem_of_…` returns a line that says what is wrong, or None. Those in
 # `_CHECKS`, at the end, take the names of the flags that were given, also where they need none.
 
-def _problem_of_values(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes a value that no flag may have, or two flags for one thing; None if all is well."""
+def _problem_of_numbers(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes a number that its flag takes, by type and range, and that makes no sense; None if
+    all is well."""
+    del given
     for name in SETTINGS:
         value = FLAGS[name].value
         if isinstance(value, float) and not math.isfinite(value):
             return '--%s=%s: expected a finite number' % (name, value)
+    # The range of the flag begins at -1, which asks for the network's own decay.
+    if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
+        return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
+    return None
+
+
+def _problem_of_towers(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with the flags about the towers, and about what each of them does
+    with its shard; None if all is well."""
     if {'num_towers', 'devices'} <= given:
         return '--num_towers and --devices both say how many towers there are: give one'
     if FLAGS.micro_batches > 1 and FLAGS.accumulate > 1:
@@ -59,11 +70,6 @@ def _problem_of_values(given: typing.Set[str]) -> typing.Optional[str]:
                     FLAGS.micro_batches, FLAGS.accumulate, FLAGS.micro_batches * FLAGS.accumulate))
     if FLAGS.recompute and not FLAGS.recompute.strip(', '):
         return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
-    # The range of the flag begins at -1, which asks for the network's own decay.
-    if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
-        return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
-    if FLAGS.mode == 'predict' and not FLAGS.predictions:
-        return '--predictions is empty: name a file to write'
     return None
 
 
@@ -218,6 +224,8 @@ def _problem_of_outputs(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     if FLAGS.hooks and ':' not in FLAGS.hooks:
         return '--hooks=%s: expected module:function' % FLAGS.hooks
+    if FLAGS.mode == 'predict' and not FLAGS.predictions:
+        return '--predictions is empty: name a file to write'
     for name in ('confusion', 'rate_plot'):
         path = str(FLAGS[name].value)
         if path and not path.endswith(('.png', '.csv')):
@@ -244,18 +252,29 @@ def _problem_of_cluster(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     if FLAGS.job_name == 'evaluator':  # it joins no cluster
         return None
-    config = os.environ.get('TF_CONFIG', '')  # horovodrun tells its processes in other ways
-    if FLAGS.cluster and FLAGS.batch_size == 'auto':
+    config = os.environ.get('TF_CONFIG', '')
+    if not FLAGS.cluster:
+        return _problem_without_cluster(config)
+    if FLAGS.batch_size == 'auto':
         return '--batch_size=auto runs steps of one machine: give a number, with --cluster'
-    if FLAGS.cluster and not FLAGS.synchronous and FLAGS.remainder != 'carry':
+    if not FLAGS.synchronous and FLAGS.remainder != 'carry':
         return ('--remainder=%s needs steps that all workers take together, and '
                 'asynchronously each takes its own' % FLAGS.remainder)
+    # The third kind, horovod, needs no TF_CONFIG: horovodrun tells its processes in other ways.
     if FLAGS.cluster in ('ring', 'ps') and not config:
         return ('--cluster=%s does not say which machines: set TF_CONFIG; on one machine, python '
                 '-m towers.launch starts all processes' % FLAGS.cluster)
-    trains_alone = FLAGS.mode == 'train' and not FLAGS.cluster
+    return None
+
+
+def _problem_without_cluster(config: str) -> typing.Optional[str]:
+    """Describes what is wrong with `config`, the value of TF_CONFIG, in a run without --cluster;
+    None if all is well.
+
+    Machines of a cloud may have set it. Each task would then train a model of its own.
+    """
     num_tasks = _num_tasks(config)
-    if trains_alone and num_tasks > 1:
+    if FLAGS.mode == 'train' and num_tasks > 1:
         return ('TF_CONFIG names %d tasks, and without --cluster each would train alone: give '
                 '--cluster=ring or --cluster=ps, or unset TF_CONFIG' % num_tasks)
     return None
@@ -319,6 +338,6 @@ def _problem_of_own_model(given: typing.Set[str]) -> typing.Optional[str]:
         min(useless), FLAGS.model)  # `min`, so that always the same one is named
 
 
-_CHECKS = [_problem_of_values, _problem_of_paths, _problem_of_length, _problem_of_rate,
-           _problem_of_end, _problem_of_mode, _problem_of_outputs, _problem_of_cluster,
-           _problem_of_unused_flag, _problem_of_own_model]  # in this order
+_CHECKS = [_problem_of_numbers, _problem_of_towers, _problem_of_paths, _problem_of_length,
+           _problem_of_rate, _problem_of_end, _problem_of_mode, _problem_of_outputs,
+           _problem_of_cluster, _problem_of_unused_flag, _problem_of_own_model]  # in this order

@@ -83,7 +83,7 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                 print('passed over    %s: replaced while it was read' % os.path.basename(prefix),
                       flush=True)
                 continue
-            step = step_of(prefix) or 0
+            step = step_of(prefix) or 0  # a checkpoint without a step counts as the run's beginning
             # This cuts the lines of later steps: those of an earlier evaluator, at the first
             # checkpoint; or those before the run began again, and so went back.
             if former_step is None or step < former_step:

@@ -69,7 +69,8 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     global_step = job.counts.global_step
     progress = _progress(job)
     own_hooks = make_own_hooks(job)
-    listeners = [progress]  # hooks that get the results of evaluations
+    # Hooks whose method `evaluated` gets the results of each evaluation.
+    listeners = [progress]
     if FLAGS.summary_steps:
         listeners.append(_summaries(job, own_hooks.summaries))
     listeners += [hook for hook in own_hooks.hooks if hasattr(hook, 'evaluated')]
@@ -80,10 +81,12 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     def stopped() -> bool:
         """Whether a signal has come."""
         return signals.stopping_signal is not None
+
     # On one machine a signal breaks an evaluation off. Several stop together, and after a step.
     breaks_off = stopped if cluster is None else None
     tested = RunEvaluation(job.evaluation, train_dir(), global_step, metric=FLAGS.keep_best,
                            stopped=breaks_off)
+    # `skip_end`: a run that a signal stops is to end soon, without its last evaluation.
     evaluation = EvaluationHook(
         tested, global_step, every_steps=FLAGS.eval_steps or None, listeners=listeners,
         stop_at=_stop_at(), skip_end=stopped)
@@ -93,7 +96,7 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
         # The global step counts the steps of all workers, also of asynchronous ones: the chief
         # stops at the last step of the run, however few of them it has made itself.
         tf.train.StopAtStepHook(last_step=job.counts.last_step)]
-    first += listeners
+    first += listeners  # some of the user's own hooks are among these already
     first += [hook for hook in own_hooks.hooks if hook not in listeners]
     first += _tracing_hooks(job, progress.write)
     first.append(evaluation)  # the last but for the hook that saves
@@ -227,6 +230,7 @@ def _histograms(job: Job) -> typing.List[tf.Tensor]:
 
     For a sparse gradient they show only the rows that the step has.
     """
+    # `collections=[]`: in no collection, as in `_image_summaries`.
     summaries = []
     for gradient, variable in job.built.gradients:
         if gradient is None:

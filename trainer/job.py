@@ -235,7 +235,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     _check_end(end, epochs.length)
     schedule = make_learning_rate(setup.batch_size, len(devices), epochs.length, end.example,
                                   workers=1 if cluster is None else cluster.workers_a_step)
-    if learning_rate is None:
+    if learning_rate is None:  # else the caller tries rates of its own, as --mode=find_rate
         learning_rate = schedule.tensor(tf.identity(examples_seen))
     built = _build(setup, batch.batch, devices, learning_rate, cluster)
     built = _with_schedule_in_plan(built, schedule)
@@ -249,7 +249,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
         train_op = tf.assign_add(examples_seen, counted_here).op
     evaluation = None
     if with_evaluation:
-        with averaged.instead_of_weights:
+        with averaged.instead_of_weights:  # the evaluation reads the averages, if there are any
             evaluation = make_evaluation(setup, trained=built)
     counts = StepCounts(global_step, batch_of_all, examples_per_epoch=epochs.length,
                         last_step=end.step, examples=examples_seen)
@@ -282,8 +282,11 @@ def _with_schedule_in_plan(built: towers.BuiltTowers,
                            schedule: towers.LearningRate) -> towers.BuiltTowers:
     """The towers, with a plan that describes the schedule of the learning rate.
 
-    `build_towers` sees only the tensor of the optimizer, and its plan says the tensor's name. After
-    '; ' the plan may say what a sum over the towers makes of the rate; this stays.
+    `build_towers` sees only the tensor of the optimizer, so its plan names that. With a sum
+    over the towers the line goes on after '; ', and this second half stays:
+
+        the tensor 'rate'; on the sum, steps as 4 x the rate would on the mean
+        <the schedule>; on the sum, steps as 4 x the rate would on the mean
 
     Args:
       built: the towers.
@@ -321,8 +324,8 @@ def _averaged(built: towers.BuiltTowers, global_step: tf.Variable) -> _Averaged:
     averages = WeightAverages(FLAGS.average_decay, global_step)
     weights = [variable for _, variable in built.gradients]
     train_op = built.train_op
-    update_with_averages = averages.update_after(built.train_op, weights)
-    if built.updates_here:
+    update_with_averages = averages.update_after(built.train_op, weights)  # makes the averages
+    if built.updates_here:  # else this worker leaves their update to the chief, and does not run it
         train_op = update_with_averages
     return _Averaged(train_op, averages.instead_of_weights())
 

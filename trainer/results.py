@@ -192,6 +192,7 @@ def _columns(batch: typing.Any, setup: Setup) -> typing.Dict[str, list]:
     if FLAGS.unlabelled:  # such a data set has labels that mean nothing
         columns.pop('label', None)
     classes = getattr(setup.dataset, 'classes', None)  # names, of a data set that has them
+    # Only of a `Classifier` it is known which prediction is the number of a class.
     if classes is not None and not is_own_model():
         columns['class'] = [shown(classes[number]) for number in columns['predicted']]
     sizes = [len(column) for column in columns.values()]

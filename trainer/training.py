@@ -67,7 +67,7 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
 
 def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
             cluster: typing.Optional[towers.Cluster]) -> int:
-    """Prints the results of a run whose session has ended, and exports the model if asked to.
+    """Ends a run whose session has ended: says how it ended, and what it leaves behind.
 
     Args:
       job: the `Job` of the process.
@@ -85,17 +85,13 @@ def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
     signal_number = hooks.signals.stopping_signal  # None if no signal has stopped the run
     newest: typing.Any = newest_prefix(train_dir())  # never None: the session has saved
     last_saved: typing.Any = step_of(newest)
-    is_short = last_saved < job.counts.last_step
-    failure_of_test = hooks.tested.failure  # an evaluation could not read the test set; or None
-    failure = end_of_data or failure_of_test
-    has_last_evaluation = signal_number is None and failure_of_test is None
-    if has_last_evaluation:
-        latest: typing.Any = hooks.evaluation.latest
-        report(hooks.progress.throughput, latest, job.setup)
+    failure = end_of_data or hooks.tested.failure  # the latter: the test set could not be read
+    stopped_early = last_saved < job.counts.last_step
+    _report_last_evaluation(job, hooks)
     if cluster is not None:
         _say_stopped(hooks.signals)
-    is_stopped_by_setting = is_short and signal_number is None and failure is None
-    if is_stopped_by_setting:
+    # Only a signal, a failure or a setting ends a run early. The first two are told elsewhere.
+    if stopped_early and signal_number is None and failure is None:
         print('stopped: by %s' % _reason_to_stop(hooks))
     print('checkpoint     %s' % newest)
     if hooks.tested.text:
@@ -106,7 +102,7 @@ def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
         return status_of_signal(signal_number)
     # --max_minutes ends a part of a run: an evaluator beside it waits for the next part, and is not
     # told that the run has ended. Each part exports the weights that it ends with.
-    goes_on_later = is_short and hooks.minutes.is_over
+    goes_on_later = stopped_early and hooks.minutes.is_over
     if not goes_on_later:
         say_ended(train_dir(), last_saved)
     if FLAGS.export_dir:
@@ -114,8 +110,24 @@ def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
     return 0
 
 
+def _report_last_evaluation(job: Job, hooks: RunHooks) -> None:
+    """Prints the results of the evaluation that is made as the session ends.
+
+    There is none after a signal, which is not to wait for it, nor where the test set cannot be
+    read.
+    """
+    if hooks.signals.stopping_signal is not None or hooks.tested.failure is not None:
+        return
+    latest: typing.Any = hooks.evaluation.latest
+    report(hooks.progress.throughput, latest, job.setup)
+
+
 def _reason_to_stop(hooks: RunHooks) -> str:
-    """The setting that has stopped a run before its last step, as text."""
+    """The setting that has stopped a run before its last step, as text.
+
+    The hooks do not say which of them has stopped the session. So the condition of each setting is
+    looked at once more.
+    """
     results: dict = hooks.evaluation.latest or {}
     if hooks.minutes.is_over:
         return '--max_minutes'
