@@ -37,6 +37,8 @@ def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
     unwrapped = _unwrapped_update(step, wrapped)
     if unwrapped is not None:
         raise _not_wrapped('has the update %r' % unwrapped.name)
+    # No optimizer at all: the model function updates its weights by operations of its own, such as
+    # `tf.assign_sub`, or its train op does nothing.
     if not wrapped:
         raise _not_wrapped('is %r' % train_op.name)
 
@@ -93,7 +95,8 @@ def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[
     share, and then apply the whole of it.
 
     Args:
-      model: the operations of the model function, without those of its optimizers.
+      model: the operations of the model function, without those of its optimizers: what these
+        gather are the gradients of all towers.
       gradients: the gradients that the model function gives to `apply_gradients`.
     """
     upstream = graph_walk.ancestors(gradients)
@@ -133,6 +136,7 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
         for variable in candidates.intersection(writes.written_by(op)):
             # The inputs of a write are the variable itself, and the value that is written to it.
             values = [tensor for tensor in op.inputs if tensor.op.name != variable]
-            if not gradient_operations.isdisjoint(graph_walk.ancestors(values)):
+            is_from_gradients = bool(gradient_operations & graph_walk.ancestors(values))
+            if is_from_gradients:
                 found.append(variable)
     return found

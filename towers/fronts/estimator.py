@@ -153,7 +153,9 @@ class _ModelFunction:
                                      'Estimator.' % (model_fn,))
         parameters = inspect.signature(model_fn).parameters
         names = set(parameters)
-        if isinstance(model_fn, functools.partial):  # which has values for its keywords
+        if isinstance(model_fn, functools.partial):
+            # Python lists these as parameters, too. They have their values already, which are not
+            # to be replaced by those of the Estimator.
             names -= set(model_fn.keywords)
         kinds = {parameter.kind for parameter in parameters.values()}
         # As an Estimator does it: **kwargs gets these three; `params` and `config` only go to a
@@ -258,10 +260,11 @@ def _merged_spec(spec: typing.Any, built: BuiltTowers, is_sum: bool) -> typing.A
 
 
 def _summed_loss(built: BuiltTowers) -> typing.Optional[tf.Tensor]:
-    """The sum of the towers' losses, without those of shards without examples; None if the model
-    function returned no loss.
+    """The loss of the batch where the towers' losses are added up; None if the model function
+    returned no loss.
 
-    `built.loss` is not this sum: it is the mean over the examples, whatever the `reduction`.
+    It is computed here, since `built.loss` is the mean over the examples whatever the `reduction`.
+    A shard without examples holds padding, whose loss gets the weight 0.
     """
     if built.loss is None:
         return None

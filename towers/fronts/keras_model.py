@@ -291,7 +291,8 @@ class _ParallelMethods(_WeightsOfInner):
         layer = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')
         outputs = layer(one_or_list(inputs))
         super().__init__(inputs=inputs, outputs=tf.nest.flatten(outputs), name=name)
-        # Past `__setattr__`, too.
+        # `fit` takes labels and losses by these names: those of the model inside, and not that of
+        # the one layer here. Past `__setattr__`, too.
         self.__dict__['output_names'] = list(inner.output_names)
 
     inner_model = property(lambda self: self.model_towers.model)
@@ -346,6 +347,9 @@ class _ParallelMethods(_WeightsOfInner):
 
     def get_updates_for(self, inputs):
         """The updates that depend on `inputs`, as Keras gives them; without those of frozen layers.
+
+        The one layer of this model got the updates of all layers inside when it was called. A layer
+        inside may have been frozen since then, so each is asked now, when Keras trains.
         """
         frozen_updates = set()
         for layer, op in self.model_towers.updates:

@@ -82,14 +82,15 @@ class KerasTowers:
                 'logits': list(map(_logits, outputs)),
                 'masks': list(map(compat.keras_mask, outputs))})}
 
-        # A call for each tower: Keras takes gradients later, and copies of loops have none.
+        # With 'reuse' the model is called for each tower, and not copied: Keras takes the gradients
+        # later, through all towers, and TensorFlow has none for the copy of a loop.
         with tf.name_scope('copies'):
             built = build_towers(call_model, (inputs, masks), optimizer=None, devices=self.devices,
                                  reduction='mean', remainder='weight', copies='reuse')
             with only_device('/device:CPU:0'):
                 outputs = _merged_outputs(built)
                 losses = _mean_losses(records, built)
-        updates_of_layers = records[0].updates_of_layers()
+        updates_of_layers = records[0].updates_of_layers()  # the state of layers is tower 0's
         self.builds.append(built)
         self.updates.extend(updates_of_layers)
         updates = _each_once([op for _, op in updates_of_layers], built.towers[0].updates)
@@ -133,7 +134,8 @@ def _mean_losses(records: typing.List[typing.Any], built: BuiltTowers) -> typing
     sizes = [tower.size for tower in built.towers]
     num_examples = tf.cast(sum(sizes), tf.float64)
     weights = [tf.cast(size, tf.float64) / num_examples for size in sizes]
-    # The first call of a `ParallelModel` is on `keras.Input`s; the losses of that call count, too.
+    # By default losses that depend on a `keras.Input` are left out, since nobody feeds it. Here
+    # they count: a `ParallelModel` is built by a call on such inputs, which Keras later feeds.
     losses_of_towers = [record.activity_losses(on_keras_input=True) for record in records]
     means = []
     for terms in zip(*losses_of_towers):  # the values of one loss in all towers
@@ -200,6 +202,8 @@ def _with_logits(output: typing.Any, logits: typing.Any, first_output: typing.An
         return output
     has_logits_at_tensor = compat.keras_logits(first_output) is not None
     if not has_logits_at_tensor:
+        # Keras finds logits as the input of a sigmoid or a softmax. The merged output is a
+        # concatenation, so the activation is computed once more, of the merged logits.
         return _ACTIVATIONS[first_output.op.type](logits)
     compat.set_keras_logits(output, logits)
     return output

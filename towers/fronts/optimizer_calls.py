@@ -175,8 +175,9 @@ class OptimizerCalls(GradientsOfModel):
                 'which no other tower can join: call it outside, and decide by the gradients.')
         pairs = self._weighted_pairs(pairs)
         variables = [variable for _, variable in pairs]
-        # The slots are put beside their variables, everything else on the main device; neither
-        # counts among the variables and operations of the tower.
+        # Neither slots nor the operations of the update count as the tower's. Slots are put beside
+        # their variables, everything else on the main device. `rows_at_rate` mends gradient descent
+        # of TensorFlow 1.15 for sparse gradients.
         with variables_of_optimizer(self._graph), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, rows_at_rate(optimizer), \
                 graph_walk.Recording(self._graph) as made:
@@ -241,7 +242,8 @@ class OptimizerCalls(GradientsOfModel):
         """The weight of the tower's loss as a tensor of this type."""
         if isinstance(self._weight, float):
             return tf.constant(self._weight, dtype)  # `tf.cast` would first round it to float32
-        # An operation of this call, also where the type is the same and the cast makes none.
+        # `tf.identity` makes an operation of this call, also where the cast makes none. By it
+        # `_weighted_pairs` tells which gradients are of a weighted loss.
         return tf.identity(tf.cast(self._weight, dtype))
 
     def _weighted_pairs(self, pairs: Pairs) -> Pairs:
@@ -370,6 +372,8 @@ class OptimizerCalls(GradientsOfModel):
             [self._calls[index].update], self._operations, control=True)
         operations: typing.List[tf.Operation] = []
         for other in self._calls_with(index):
+            # All towers are alike, so the first one tells what comes after the update. The update
+            # then waits for the combined gradients.
             gradients_of_first_tower = tensors_of(self._calls[other].pairs)
             comes_after = not names_after_update.isdisjoint(
                 operation_names(gradients_of_first_tower))
