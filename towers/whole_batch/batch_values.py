@@ -168,7 +168,7 @@ def _num_rows_of_batch(rows: tf.Tensor, call: Call) -> typing.Optional[int]:
     """How many rows all parts of the batch have together, where the static size of one part's rows
     tells it; else None."""
     num_rows = rows.shape.as_list()[0] if rows.shape.ndims else None
-    if num_rows is None or not call.has_equal_parts:
+    if num_rows is None or not call.has_equal_parts:  # another part may have other rows
         return None
     return num_rows * call.num_parts
 
@@ -255,9 +255,11 @@ def _backward(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     """The gradient of a marked operation: a placeholder, which is marked itself."""
     mark = mark_of(op)
     x = op.inputs[0]
+    # The build itself takes gradients after the call of the model function.
+    is_in_model_function = current_call(op.graph) is not None
     # Gradients are added up over the towers, which is right if each tower's loss has the tower's
     # weight. Of a gradient that the model function takes, that is not known.
-    if current_call(op.graph) is not None:
+    if is_in_model_function:
         raise ModelFunctionError(
             'the model function takes a gradient (tf.gradients) through batch_%s(%s), which towers '
             'add up for the loss alone: take it of values of the shard.' % (mark.kind, x.name))
@@ -297,9 +299,10 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
       ModelFunctionError: as `batch_sum`.
     """
     kind = batch_value_to_be(op)
-    call = current_call(tf.get_default_graph())
-    if kind is None or call is None:
+    if kind is None:
         return
+    # Never None: the import stands in the place of the call of a model function.
+    call: typing.Any = current_call(tf.get_default_graph())
     _check_not_refused(op.inputs[0], kind, call)
     if call.num_parts == 1:  # the one tower has the whole batch
         return
@@ -311,7 +314,8 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
     shape = op.outputs[0].shape
     if kind == 'concat':
         shape = _with_num_rows(shape, None)
-    # The node becomes the placeholder that `_marked` makes: an identity has its dtype in 'T'.
+    # The identity becomes the placeholder that `_marked` makes, which has the gradient `_backward`.
+    # An identity has its dtype in 'T', a placeholder in 'dtype'.
     node.op = 'PlaceholderWithDefault'
     node.attr['dtype'].type = node.attr['T'].type
     node.attr['shape'].shape.CopyFrom(shape.as_proto())
@@ -344,13 +348,15 @@ def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Anal
     """
     for op in operations:
         kind = batch_value_kind(op)
-        if kind is None or op.name not in analysis.analysed:
+        # The analysis leaves out what no result of the model function needs: no step computes it.
+        is_analysed = op.name in analysis.analysed
+        if kind is None or not is_analysed:
             continue
         tensor = op.inputs[0]
         state = analysis.state(tensor)
         if _is_made_for(kind, state):
             continue
-        given = state.kind.value
+        given = state.kind.value  # the text about the kind, such as 'a mean over the examples'
         if state.kind in _OF_EXAMPLES:
             given += ', along axis %d' % state.axis
         raise ModelFunctionError('batch_%s(%s): the tensor is %s: %s.' % (

@@ -72,7 +72,8 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
     exchanged: typing.List[tf.Tensor] = []
     # Outside of the caller's control dependencies: a value is computed when a tower needs it.
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
-        for mark in sorted(marks_of_towers[0]):  # a value comes before its gradient
+        # By their numbers; of one number the value comes before its gradient, which needs it.
+        for mark in sorted(marks_of_towers[0]):
             operations_by_tower = [marks[mark] for marks in marks_of_towers]
             if mark.is_gradient:
                 values = _put_gradients(operations_by_tower, exchanges[mark.number], batch)
@@ -81,7 +82,8 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
                 exchanges[mark.number] = exchange_of_value
                 values = [_put_value(operations_by_tower, exchange_of_value)]
             first_operation = operations_by_tower[0][0]
-            is_in_branch = compat.in_control_flow(first_operation)  # loops were refused
+            # A step may leave a branch out, and what is in it. (Values in loops were refused.)
+            is_in_branch = compat.in_control_flow(first_operation)
             if not is_in_branch:
                 exchanged += values
     return exchanged
@@ -193,7 +195,8 @@ class _Sum(_Exchange):
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
         self._weights = batch.weights
-        # A tower without examples has computed its value from padding.
+        # A tower without examples has computed its value from padding. (`machine_weights`, since
+        # `batch.sum` leaves out a machine without a batch by itself.)
         own_sum = tf.add_n(list(map(zero_if_empty, values, batch.machine_weights)))
         self.value = batch.sum(own_sum)
 
@@ -232,7 +235,7 @@ class _Concat(_Exchange):
                 self._own_rows = own
                 rows = batch.workers.concat(
                     rows[:own.size], num_before=own.begin, num_rows=own.total)
-            self.value = _of_any_size(rows)
+            self.value = _of_any_size(rows)  # it replaces inputs with the rows of one tower
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
         if self._own_rows is not None:

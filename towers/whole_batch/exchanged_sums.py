@@ -79,7 +79,8 @@ def _reads_for_average(average: _Average, by_name: typing.Dict[str, tf.Operation
       consumers: what is computed for this write.
     """
     reads: typing.List[_Read] = []
-    for name in sorted(average.write.value.reductions):
+    names_of_sums = average.write.value.reductions  # the operations that take them
+    for name in sorted(names_of_sums):
         op = by_name.get(name)  # None if it is in a function
         if op is None or not compat.in_branches_alone(op):
             raise _refusal(average, 'the sum is taken in a loop or a function')
@@ -139,7 +140,7 @@ def _reads_of_sum(op: tf.Operation, analysis: Analysis, consumers: _Consumers
       analysis: the analysis of the forward pass.
       consumers: what is computed for the write.
     """
-    counts = []
+    counts = []  # inputs that are numbers of examples, computed from shapes
     for tensor in op.inputs:
         state = analysis.state(tensor)
         if state.kind is Kind.SIZES and state.is_count:
@@ -152,6 +153,7 @@ def _reads_of_sum(op: tf.Operation, analysis: Analysis, consumers: _Consumers
 
 def _averages_of_sums(analysis: Analysis) -> typing.List[_Average]:
     """The writes of shared variables that need a sum over the whole batch."""
+    # Metrics count in all towers, one after the other: their counters get each shard's sum.
     shared = operation_names(tf.global_variables()) - metric_variables().keys()
     found = []
     for name, writes in analysis.writes.items():
@@ -168,8 +170,10 @@ def _needs_batch(write: Written) -> bool:
     if value.kind is not Kind.SUM:
         return False
     is_for_rows = write.indices is not None
+    # Neither is a plain sum in an average: a value that depends on the shard in another way, and
+    # rows of a table. `roles/` decides who makes such a write, or refuses it.
     if value.shard_statistics or is_for_rows:
-        return False  # `roles` decides on it: it is none of these moving averages
+        return False
     if write.sets:
         return True
     # `v += S` needs no sum over the batch, since each tower adds its own sum in turn. An offset

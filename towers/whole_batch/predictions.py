@@ -133,12 +133,13 @@ def why_not_merged(first: tf.Tensor, proven: typing.Any) -> str:
     words."""
     state = proven.analysis.state(first)
     statistics = proven.analysis.in_order(_statistics_beside_batch_norms(state, proven))
-    reason = state.reason
+    reason = state.reason  # where the proof of this tensor ended; None where it did not
     if reason is None and statistics:
-        reason = proven.analysis.reasons[statistics[0]]
+        first_statistic = statistics[0]
+        reason = proven.analysis.reasons[first_statistic]
     if reason is not None:
         return "'%s' (%s) %s" % (reason.operation, reason.type, reason.why)
-    text = 'it is %s' % state.kind.value
+    text = 'it is %s' % state.kind.value  # the text about the kind
     if state.outer > 1:
         text += ', %d times after each other' % state.outer
     return text

@@ -18,7 +18,8 @@ from towers.proof.states import Kind
 
 class _Factor(typing.NamedTuple):
     """A factor of a matrix product."""
-    tensor: tf.Tensor  # the factor; for a sparse one its `dense_shape`, which is an input if it is
+    # the factor; of a sparse one its tensor `dense_shape`, which is fed if the sparse tensor is
+    tensor: tf.Tensor
     summed_axis: int  # the dimension that the product adds up over, counted from the last (-1)
     rank: typing.Optional[int]
 
@@ -35,7 +36,7 @@ def check_products_with_inputs(operations: typing.Iterable[tf.Operation], analys
     """
     for op in operations:
         factors = _factors(op)
-        for one, other in zip(factors, reversed(factors)):
+        for one, other in zip(factors, reversed(factors)):  # of A B: (A, B), and (B, A)
             if _is_whole(one, shard) and _is_over_examples(other, analysis):
                 raise ModelFunctionError(
                     '%s (%s) multiplies %s, which has a column for each example of the batch, with '

@@ -64,7 +64,9 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
         part of the batch, see `check_products_with_inputs`.
     """
     has_several_parts = request.parts_of_batch > 1
-    if not has_several_parts and request.has_whole_batch:  # one tower has it: nothing to prove
+    # One tower that has the whole batch is the program as it was written: nothing is to be proven.
+    # One tower of a machine among several is not: the batch of the step is all machines'.
+    if not has_several_parts and request.has_whole_batch:
         return Proven(output=output, proof=NO_ANALYSIS, analysis=NO_ANALYSIS,
                       batch_norms=NO_BATCH_NORMS, static_size=None, in_sync=0)
     other_fetches = updates + registered
