@@ -249,7 +249,8 @@ def read_state(directory: str) -> State:
             return State(content=None, fault=None)
         text_format.Parse(data.decode('utf-8'), content)
     except (tf.errors.OpError, OSError, ValueError, text_format.ParseError):
-        content.Clear()  # of what was parsed before the error: the file is damaged
+        # Of what was parsed before the error: a damaged file counts as an empty one.
+        content.Clear()
     if not content.model_checkpoint_path:
         return State(content=None,
                      fault='is damaged, and only it says which checkpoint is the newest')

@@ -180,18 +180,12 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     if fault is not None:
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, fault))
     contents = _contents(prefix)
-    kind_of_state: typing.Dict[str, str] = {}  # of the variables that are not to be taken
-    if not optimizer_state:
-        kind_of_state = _kinds_of_state(wanted)
+    reasons_to_leave = _reasons_not_to_take(wanted, exclude, optimizer_state)
     taken = collections.OrderedDict()
     left = []
     for name, entry in wanted.items():
-        reason: typing.Optional[str]
-        if any(_is_under(name, scope) for scope in exclude):
-            reason = 'excluded'
-        elif name in kind_of_state:
-            reason = kind_of_state[name]
-        else:
+        reason = reasons_to_leave.get(name)
+        if reason is None:  # it is to be taken, if it fits
             reason = _mismatch(name, entry, contents)
         if reason is None:
             taken[name] = entry.parts
@@ -205,6 +199,27 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     only_there = contents.shapes.keys() - wanted.keys()
     var_list = _var_list(taken, has_given_names=_has_names(variables))
     return InitialValues(prefix, taken, left, only_there, var_list)
+
+
+def _reasons_not_to_take(wanted: typing.Mapping[str, _Wanted], exclude: typing.Sequence[str],
+                         optimizer_state: bool) -> typing.Dict[str, str]:
+    """The variables that the arguments of `init_from` leave out, whatever is in the checkpoint.
+
+    Args:
+      wanted: all variables, by their names in the checkpoint.
+      exclude: names of variables and scopes that are not to be taken.
+      optimizer_state: whether to take what only training needs, too.
+
+    Returns:
+      {name in the checkpoint: why it is not taken}, such as `'excluded'` or `'counter'`.
+    """
+    reasons = {}
+    if not optimizer_state:
+        reasons.update(_kinds_of_state(wanted))
+    for name in wanted:
+        if any(_is_under(name, scope) for scope in exclude):
+            reasons[name] = 'excluded'
+    return reasons
 
 
 def _var_list(taken: typing.Mapping[str, typing.List[tf.Variable]], has_given_names: bool
@@ -394,14 +409,22 @@ def _find(path: str) -> str:
     if tf.io.gfile.isdir(path):
         directory = path
         newest = newest_checkpoint(path)
-        if newest is not None:
-            return newest.prefix
+        prefix = None if newest is None else newest.prefix
     else:
         directory = os.path.dirname(path) or '.'
-        prefix = _FILE_OF_PREFIX.sub('', path)
-        if tf.io.gfile.exists(prefix + '.index') or tf.io.gfile.exists(prefix):  # V2, V1
-            return prefix
-    names = [os.path.basename(prefix) for prefix in list_checkpoints(directory)]
+        prefix = _prefix_of_file(path)
+    if prefix is not None:
+        return prefix
+    names = list(map(os.path.basename, list_checkpoints(directory)))
     raise CheckpointError('there is no checkpoint %s. Expected a directory, a prefix such as '
                           'model.ckpt-500, or one of its files; in %s there is %s.'
                           % (path, directory, some(names) if names else 'none'))
+
+
+def _prefix_of_file(path: str) -> typing.Optional[str]:
+    """The prefix of the checkpoint of which a path is the prefix, or one of the files; None if
+    there is no such checkpoint."""
+    prefix = _FILE_OF_PREFIX.sub('', path)
+    is_v2 = tf.io.gfile.exists(prefix + '.index')
+    is_v1 = tf.io.gfile.exists(prefix)  # a V1 checkpoint is one file
+    return prefix if is_v2 or is_v1 else None
