@@ -245,7 +245,8 @@ def keras_logits(tensor: tf.Tensor):
 
 
 def set_keras_logits(tensor: tf.Tensor, logits: typing.Optional[tf.Tensor]):
-    """Makes the cross entropies of Keras 2.15 take `logits`, unless None, in place of a tensor."""
+    """Makes the cross entropies of Keras 2.15 take `logits` in the place of a tensor; does nothing
+    for logits of None."""
     if logits is not None:
         tensor._keras_logits = logits
 
@@ -552,17 +553,21 @@ def contexts_around(op: tf.Operation) -> typing.List[typing.Any]:
     return found
 
 
-def restore_context(like: typing.Any, definition: typing.Any):
-    """Makes the object of a loop or branch (v1) whose operations were imported, which have none.
+def restore_context(original: typing.Any, definition: typing.Any):
+    """Makes the object of a loop or branch (v1) whose operations were imported: an import makes
+    none, and the gradient of such an operation needs it.
 
     Of TensorFlow's public functions `tf.train.import_meta_graph` alone does so.
 
     Args:
-      like: the object of a loop or branch of the same kind.
+      original: the object of the loop or branch whose operations were imported; the new one gets
+        its class.
       definition: the protocol buffer of the one to make.
     """
-    key = tf.GraphKeys.COND_CONTEXT if like.IsCondContext() else tf.GraphKeys.WHILE_CONTEXT
-    context_class = type(like)
+    key = tf.GraphKeys.WHILE_CONTEXT
+    if original.IsCondContext():
+        key = tf.GraphKeys.COND_CONTEXT
+    context_class = type(original)
     tf.add_to_collection(key, context_class.from_proto(definition))
 
 

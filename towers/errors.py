@@ -158,8 +158,8 @@ def reason_of(error: BaseException) -> str:
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if not lines:
         return repr(error)
-    for shortened in (_without_tasks, _after_stacks):
-        lines = shortened(lines) or lines
+    lines = _without_tasks(lines) or lines
+    lines = _after_stacks(lines) or lines
     reason = _first_root(lines) or lines[0]
     return _PLACE.sub('', reason) or reason
 

@@ -131,7 +131,7 @@ _KNOWN = {
 
 
 def number_of_slots(optimizer: typing.Any) -> int:
-    """How many slots an optimizer makes for a variable.
+    """How many slots an optimizer makes for a variable, for estimates of the memory of a stage.
 
     It is that of the class, or of the optimizer that it wraps; of an unknown one 1, as of most.
     """
@@ -205,7 +205,8 @@ def _effect_of_sum(optimizer: typing.Any, rate: typing.Any, num_summed: int) -> 
 
 
 def is_repeatable(optimizer: typing.Any) -> bool:
-    """Whether an optimizer does to a replica exactly what it does to its variable.
+    """Whether an optimizer does to a replica exactly what it does to its variable. Then it also
+    updates the replicas; else these get the new values of the variable.
 
     The update of a variable by TensorFlow's own optimizers depends only on its gradient and slots;
     except by `AdagradDAOptimizer`, where it depends on the global step, too. A subclass may do

@@ -108,8 +108,9 @@ def _show_views(slim_module: types.ModuleType, views: typing.Dict[str, _ModuleVi
     `views` are by the names of the modules.
     """
     for attribute, held in list(vars(slim_module).items()):
-        is_module = isinstance(held, types.ModuleType) and not isinstance(held, _ModuleView)
-        if is_module and held.__name__ in views:
+        if isinstance(held, _ModuleView):  # mended before
+            continue
+        if isinstance(held, types.ModuleType) and held.__name__ in views:
             setattr(slim_module, attribute, views[held.__name__])
 
 
@@ -144,24 +145,31 @@ def _guard_batch_norm(batch_norm: typing.Any) -> None:
 
 def _check_batch_norm(arguments: typing.Mapping[str, typing.Any]) -> None:
     """Raises `InvalidArgumentError` for arguments that only the missing Keras layer can handle."""
-    # For these arguments slim uses its own implementation on TF 1.15, too: nothing has changed.
-    is_weighted = arguments['batch_weights'] is not None
-    is_debiased = arguments['zero_debias_moving_mean']
-    updates_elsewhere = arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS
-    if is_weighted or is_debiased or updates_elsewhere:
+    if _uses_own_implementation(arguments):
         return
-    inputs = tf.convert_to_tensor(arguments['inputs'])
-    is_fused = arguments['fused'] is not False and inputs.shape.ndims in (2, 4)
-    dtype = inputs.dtype.base_dtype
     if arguments['renorm']:
         raise _needs_keras('renorm=True')
     if arguments['adjustment']:
         raise _needs_keras('an adjustment')
+    inputs = tf.convert_to_tensor(arguments['inputs'])
+    is_fused = arguments['fused'] is not False and inputs.shape.ndims in (2, 4)
+    if is_fused:  # slim's own fused batch norm does all of the rest
+        return
     # Without fusion, slim ignores these regularizers, and the averages of half-precision inputs.
-    if arguments['param_regularizers'] and not is_fused:
+    if arguments['param_regularizers']:
         raise _needs_keras('param_regularizers, not fused')
-    if dtype in (tf.float16, tf.bfloat16) and not is_fused:
+    dtype = inputs.dtype.base_dtype
+    if dtype in (tf.float16, tf.bfloat16):
         raise _needs_keras(dtype.name + ', not fused')
+
+
+def _uses_own_implementation(arguments: typing.Mapping[str, typing.Any]) -> bool:
+    """Whether slim uses its own implementation for these arguments on TF 1.15, too: then it does
+    the same on all versions, and needs no Keras layer on any."""
+    is_weighted = arguments['batch_weights'] is not None
+    is_debiased = arguments['zero_debias_moving_mean']
+    updates_elsewhere = arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS
+    return is_weighted or is_debiased or updates_elsewhere
 
 
 def _needs_keras(given: str) -> InvalidArgumentError:

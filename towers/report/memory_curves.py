@@ -201,9 +201,10 @@ def _allocating_operations(buffers: typing.Iterable[Buffer], begins: typing.Dict
     allocating = {}
     for buffer in buffers:
         is_variable = buffer.variable is not None  # it is there before the step
-        node = buffer.held_output(buffer.since).node
+        begin_of_buffer = buffer.since  # an event
+        node = buffer.held_output(begin_of_buffer).node  # the operation that takes the memory
         if not is_variable and node.name in begins:
-            allocating[buffer.since] = node.name
+            allocating[begin_of_buffer] = node.name
     return allocating
 
 

@@ -116,6 +116,7 @@ def packed_trace(trace: Trace) -> dict:
         with_lanes += map(_WithLane, operations, lanes)
     # By name, so that names with a long scope in common follow each other.
     with_lanes.sort(key=lambda packed: (packed.operation.name, packed.operation.begin))
+    # '' is the group of operations in no tower, and the type of those of no known type.
     indices = _Indices(
         rows=_Numbered(operations_by_row), parts=_Numbered(PARTS), groups=_Numbered(['']),
         types=_Numbered(['']))
