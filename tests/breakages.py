@@ -78,7 +78,7 @@ BREAKAGES = [
      'return [zero_if_empty(total, weight)', 'whole_batch/test_batch_values.py'),
     ('towers/whole_batch/sync_batch_norm.py', '(batch.count / tf.maximum(batch.count - 1., 1.))', '1.',
      'whole_batch/test_batch_values.py'),
-    ('towers/whole_batch/sync_batch_norm.py', 'offset - (batch.mean - constant_mean) * factor',
+    ('towers/whole_batch/sync_batch_norm.py', 'offset - (mean - constant_mean) * factor',
      'offset', 'whole_batch/test_batch_values.py'),
     ('towers/gradients/backward_pass.py', 'loss * tf.cast(scale, loss.dtype)', 'loss',
      'shards/test_shares.py shards/test_empty_shards.py'),

@@ -225,9 +225,10 @@ def _check_towers_can_meet(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
       kind: of exchange.
       graph: the outermost graph of the model.
     """
-    is_in_function = graph is not tf.get_default_graph()
-    is_in_loop = not compat.in_branches_alone(x.op) or compat.builds_loop(graph)
-    if is_in_function or is_in_loop:
+    is_called_in_function = graph is not tf.get_default_graph()
+    is_called_in_loop = compat.builds_loop(graph)
+    is_of_loop = not compat.in_branches_alone(x.op)
+    if is_called_in_function or is_called_in_loop or is_of_loop:
         raise ModelFunctionError(
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
             'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '

@@ -99,7 +99,7 @@ def _merged(by_tower: list, batch: CutBatch, proven: typing.Any, are_rows: bool)
     merged = merged_tensor(tensors, batch, proven)
     if merged is not None:
         return merged
-    is_scalar = first.shape.ndims == 0
+    is_scalar = first.shape.ndims == 0  # it has no rows, whatever its author says
     if not are_rows or is_scalar:
         raise _refusal(first, why_not_merged(first, proven))
     # Their author's word is taken. Where at least the dimension of the examples is proven, they are
@@ -115,7 +115,7 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
     merged. The arguments are those of `merge_predictions`, with one tensor a tower."""
     if len(by_tower) == 1:
         return by_tower[0]
-    state = proven.analysis.state(by_tower[0])
+    state = proven.analysis.state(by_tower[0])  # the towers are alike: it is that of all
     depends_on_shard = bool(_statistics_beside_batch_norms(state, proven))
     if depends_on_shard:  # so that one device would have other values
         return None
@@ -199,7 +199,7 @@ def _joined(tensors: typing.List[tf.Tensor], axis: int, batch: CutBatch) -> tf.T
 
 def _up_to(tensor: tf.Tensor, axis: int, length: tf.Tensor) -> tf.Tensor:
     """The first entries of a tensor along a dimension, so many as `length` says."""
-    if axis == 0:
+    if axis == 0:  # also of a tensor whose rank is not known
         return tensor[:length]
     rank = tensor.shape.ndims
     sizes = [-1] * rank

@@ -69,7 +69,7 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     if not has_several_parts and request.has_whole_batch:
         return Proven(output=output, proof=NO_ANALYSIS, analysis=NO_ANALYSIS,
                       batch_norms=NO_BATCH_NORMS, static_size=None, in_sync=0)
-    other_fetches = updates + registered
+    other_fetches = updates + registered  # what the analysis has to reach beside the output
     proof = analyse(operations, inputs, fetches_of(output) + other_fetches)
     analysis = _of_this_graph(proof)
     check_batch_values(operations, analysis)

@@ -233,20 +233,34 @@ def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
     batch = _moments_of_batch(numbers, axes)
     epsilon = op.get_attr('epsilon')
     factor = scale * tf.rsqrt(batch.variance + epsilon)
-    # Not in training, the kernel computes (x - mean) / sqrt(variance + epsilon) scale + offset in
-    # one pass. It is given the variance 1 - epsilon, so that it divides by 1, and `factor` as the
-    # scale. Its gradient takes the mean for a constant. So the gradient of the mean goes by the
-    # offset, to which (mean - mean) factor = 0 is added.
-    constant_mean = tf.stop_gradient(batch.mean)
-    offset_with_gradient = offset - (batch.mean - constant_mean) * factor
-    y = tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=factor, offset=offset_with_gradient, mean=constant_mean,
-        variance=tf.ones_like(scale) - epsilon, epsilon=epsilon, data_format=data_format,
-        is_training=False)[0]
+    y = _scaled_distances(x, batch.mean, factor, offset, epsilon, data_format)
     unbiased_variance = batch.variance * (batch.count / tf.maximum(batch.count - 1., 1.))
     # TensorFlow has no gradient of the kernel's mean and variance: on one device a loss that takes
     # them takes constants.
     return [y, constant_mean, tf.stop_gradient(unbiased_variance)]
+
+
+def _scaled_distances(x: tf.Tensor, mean: tf.Tensor, factor: tf.Tensor, offset: tf.Tensor,
+                      epsilon: float, data_format: str) -> tf.Tensor:
+    """(x - mean) factor + offset, by the kernel of batch norm, which does it in one pass.
+
+    Not in training, the kernel computes (x - mean) / sqrt(variance + epsilon) scale + offset. It is
+    given the variance 1 - epsilon, so that it divides by 1, and the factor as the scale. Its
+    gradient takes the mean for a constant. So the gradient of the mean goes by the offset, to which
+    (mean - mean) factor = 0 is added.
+
+    Args:
+      x: the input, of any floating type.
+      mean, factor, offset: vectors, an entry for each channel.
+      epsilon: a small number that the kernel takes; it cancels out.
+      data_format: which dimension of x has the channels, such as `'NHWC'`.
+    """
+    constant_mean = tf.stop_gradient(mean)
+    offset_with_gradient = offset - (mean - constant_mean) * factor
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=factor, offset=offset_with_gradient, mean=constant_mean,
+        variance=tf.ones_like(factor) - epsilon, epsilon=epsilon, data_format=data_format,
+        is_training=False)[0]
 
 
 def _moments_of_batch(numbers: tf.Tensor, axes: typing.List[int]) -> _BatchMoments:
