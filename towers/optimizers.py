@@ -308,6 +308,8 @@ def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
       variables: the variables of the graph.
     """
     if leaves_servers:
+        # Of the variables that are there, and of those that the model function will make: these get
+        # what the open `tf.device` scopes of the program say.
         devices = [variable.device for variable in variables] + [compat.devices_of_new_variables()]
         server = re.search('/job:ps(/task:[0-9]+)?', ' '.join(devices))
         if server is not None:

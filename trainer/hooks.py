@@ -359,4 +359,5 @@ class StartInputHook(tf.train.SessionRunHook):
         session.run(self._iterator.initializer)
         has_own_test_set = is_own()  # --dataset names a function of the user's
         if self._evaluation is not None and has_own_test_set:
+            # `read`: reads a batch where TensorFlow cannot tell how many there are.
             self._evaluation.check_examples(session, read=True)

@@ -242,10 +242,10 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     averaged = _averaged(built, global_step)
     # So initial weights depend on the seed and their names alone, not on other operations.
     make_initial_values_stateless(built.variables, FLAGS.seed)
+    # Workers of parameter servers share this variable. Only the one that makes the update, the
+    # chief, counts the batch of all; the step of another adds 0.
+    counted_here = batch_of_all if built.updates_here else 0
     with tf.control_dependencies([averaged.train_op]), tf.device('/cpu:0'):
-        # Workers of parameter servers share this variable. Only the one that makes the update, the
-        # chief, counts the batch of all; the step of another adds 0.
-        counted_here = batch_of_all if built.updates_here else 0
         train_op = tf.assign_add(examples_seen, counted_here).op
     evaluation = None
     if with_evaluation:

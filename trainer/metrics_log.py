@@ -212,9 +212,11 @@ def _parse(line: bytes) -> typing.Optional[dict]:
 
 
 def _has_steps(content: bytes) -> bool:
-    """Whether a file has a line of a later step than 0, or a line that is no object with a step.
+    """Whether a file has something in it that is worth keeping when a new run begins.
 
-    A file with lines only for step 0 is of a run that was stopped before its first step.
+    That is a line of a later step than 0; or a line that is no object with a step, which this
+    program has not written. Lines for step 0 alone are of a run that was stopped before its first
+    step: the new run writes them anew.
     """
     lines = content.split(b'\n')
     for line in filter(bytes.strip, lines):

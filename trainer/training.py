@@ -58,7 +58,9 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
                 say_goes_on(train_dir())
                 end_of_data = run_steps(job, session)
             if end_of_data is not None and cluster is not None:
-                raise end_of_data  # within `joined`, so that the other workers hear of it at once
+                # Within `joined`, so that the other workers hear of it at once. With one machine
+                # `_finish` raises it, after the results.
+                raise end_of_data
     finally:
         hooks.progress.close()
         hooks.signals.restore()

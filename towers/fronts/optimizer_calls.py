@@ -384,8 +384,8 @@ class OptimizerCalls(GradientsOfModel):
     def _calls_with(self, index: int) -> typing.List[int]:
         """The indices of the calls that run in one step with a call, which is among them.
 
-        The model function may return a train op that does not run all of its calls; such a call
-        runs by itself.
+        The train op that the model function returns need not run all of its calls. A program may
+        run the update of another call by itself: then it waits for no other call's gradients.
         """
         if index in self._calls_in_step:
             return self._calls_in_step
