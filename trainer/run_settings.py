@@ -120,17 +120,27 @@ class RunSettings(tf.train.SessionRunHook):
         self._goes_on = True  # `training_session` calls `check` only where there is a checkpoint
         compared = self.compare()
         differences = compared or []
-        changes_of_state = [difference for difference in differences if difference.kind == STATE]
-        # Where no setting is the reason, `training_session` itself refuses missing variables. It
-        # does not refuse to drop variables, so that is refused here whatever the reason.
-        if missing is not None and changes_of_state:
-            raise self._error(changes_of_state, missing)
-        if missing is None and dropped is not None:
-            raise self._error(changes_of_state, dropped)
+        self._check_variables(missing, dropped, differences)
         if compared is None:
             return ['%s is missing (an older run, perhaps): whether settings have changed cannot '
                     'be told' % self._path]
         return list(map(str, differences))
+
+    def _check_variables(self, missing: typing.Optional[str], dropped: typing.Optional[str],
+                         differences: typing.Iterable[Difference]) -> None:
+        """Raises `CheckpointError` where the checkpoint has other variables than the graph; but not
+        for missing ones of which no setting is the reason, which `training_session` refuses itself.
+
+        Args:
+          missing, dropped: as for `check`.
+          differences: the settings that have changed.
+        """
+        changes_of_state = [difference for difference in differences if difference.kind == STATE]
+        if missing is not None:
+            if changes_of_state:
+                raise self._error(changes_of_state, missing)
+        elif dropped is not None:  # whatever the reason: nobody else refuses to drop variables
+            raise self._error(changes_of_state, dropped)
 
     def _error(self, changes_of_state: typing.List[Difference], text: str) -> CheckpointError:
         """The error about variables that differ.

@@ -99,11 +99,20 @@ def _merged(by_tower: list, batch: CutBatch, proven: typing.Any, are_rows: bool)
     merged = merged_tensor(tensors, batch, proven)
     if merged is not None:
         return merged
+    return _merged_unproven(tensors, batch, proven, are_rows)
+
+
+def _merged_unproven(tensors: typing.List[tf.Tensor], batch: CutBatch, proven: typing.Any,
+                     are_rows: bool) -> tf.Tensor:
+    """Merges one prediction of the towers by the word of its author, where the proof does not.
+
+    The arguments are those of `_merged`. Raises `ModelFunctionError` where there is no such word.
+    """
+    first = tensors[0]
     is_scalar = first.shape.ndims == 0  # it has no rows, whatever its author says
     if not are_rows or is_scalar:
         raise _refusal(first, why_not_merged(first, proven))
-    # Their author's word is taken. Where at least the dimension of the examples is proven, they are
-    # joined along that one.
+    # Where at least the dimension of the examples is proven, they are joined along that one.
     state = proven.analysis.state(first)
     axis = state.axis if state.is_by_example else 0
     return _joined(tensors, axis, batch)
