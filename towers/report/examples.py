@@ -27,12 +27,17 @@ def examples_of_step(built: BuiltTowers, metadata: tf.RunMetadata) -> typing.Opt
     if built.plan.batch_size is not None:
         return built.plan.batch_size
     dimensions = _first_dimensions(metadata)
-    sizes = [_size_of_shard(tower, dimensions) for tower in built.towers]
-    # With remainder='weight' a shard without an example holds one, as padding.
-    may_be_padding = built.plan.remainder == 'weight' and 1 in sizes
-    if None in sizes or may_be_padding:
-        return None
-    return sum(size for size in sizes if size is not None)
+    num_examples = 0
+    for tower in built.towers:
+        size = _size_of_shard(tower, dimensions)
+        if size is None:
+            return None
+        # With remainder='weight' a shard without an example holds one, as padding.
+        may_be_padding = built.plan.remainder == 'weight' and size == 1
+        if may_be_padding:
+            return None
+        num_examples += size
+    return num_examples
 
 
 def _first_dimensions(metadata: tf.RunMetadata) -> typing.Dict[Output, int]:

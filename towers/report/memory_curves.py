@@ -74,14 +74,7 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
         predicted = _predicted(built, trace, batch_size)
     except InvalidArgumentError as error:
         notes.append('not predicted: %s' % error)
-    peaks = {device: peak.bytes for device, peak in peaks_of(metadata).items()}
-    pools = []
-    for device in sorted(measured.keys() | predicted.keys()):
-        prediction = predicted.get(device, _NOT_PREDICTED)
-        pools.append(Pool(
-            name=short_name(device) or 'CPUs',
-            measured=_thinned(measured.get(device, [])), predicted=_thinned(prediction.curve),
-            measured_peak=peaks.get(device), predicted_peak=prediction.peak))
+    measured_peaks = {device: peak.bytes for device, peak in peaks_of(metadata).items()}
     if measured:
         notes.append('solid: measured')
     if predicted:
@@ -89,7 +82,28 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
         of_gpus = "cuDNN's workspace, and " if has_gpus else ''
         notes.append('dashed: predicted from the graph, without %swhat the allocator keeps for '
                      'later' % of_gpus)
+    pools = _pools(measured, measured_peaks, predicted)
     return MemoryCurves(pools, '; '.join(notes) + '.')
+
+
+def _pools(measured: typing.Mapping[str, typing.List[Point]],
+           measured_peaks: typing.Mapping[str, int],
+           predicted: typing.Mapping[str, '_Prediction']) -> typing.List[Pool]:
+    """A `Pool` for each memory that was measured or predicted.
+
+    Args:
+      measured: {device, or '' for all CPUs: the measured curve}.
+      measured_peaks: {device, or '' for all CPUs: bytes}.
+      predicted: {device, or '' for all CPUs: the prediction}.
+    """
+    pools = []
+    for device in sorted(measured.keys() | predicted.keys()):
+        prediction = predicted.get(device, _NOT_PREDICTED)
+        pools.append(Pool(
+            name=short_name(device) or 'CPUs',
+            measured=_thinned(measured.get(device, [])), predicted=_thinned(prediction.curve),
+            measured_peak=measured_peaks.get(device), predicted_peak=prediction.peak))
+    return pools
 
 
 def _measured(metadata: tf.RunMetadata, trace: Trace) -> typing.Dict[str, typing.List[Point]]:

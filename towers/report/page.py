@@ -122,13 +122,7 @@ def packed_trace(trace: Trace) -> dict:
         types=_Numbered(['']))
     has_micro_batches = any(operation.place.micro_batch for operation in trace.operations)
     packed_operations = _packed_operations(with_lanes, indices, has_micro_batches)
-    packed_passes = []
-    for (row, place), spans in sorted(_passes(trace).items()):
-        row_index = indices.rows.index(row)
-        part_index = indices.parts.index(place.part)
-        group_index = indices.groups.index(_group(place, has_micro_batches))
-        for begin, end in spans:
-            packed_passes.append([row_index, part_index, group_index, begin, end])
+    packed_passes = _packed_passes(trace, indices, has_micro_batches)
     return {
         'micros': trace.micros, 'parts': list(PARTS.items()), 'rows': rows,
         'groups': indices.groups.values, 'types': indices.types.values,
@@ -191,6 +185,24 @@ def _packed_operations(with_lanes: typing.Iterable[_WithLane], indices: _Indices
         columns['group'].append(indices.groups.index(_group(operation.place, has_micro_batches)))
         columns['type'].append(indices.types.index(operation.type))
     return dict(columns, rest='\n'.join(rest))
+
+
+def _packed_passes(trace: Trace, indices: _Indices, has_micro_batches: bool) -> typing.List[list]:
+    """`passes` of the page's data: `[row, part, group, begin, end]` of each span.
+
+    Args:
+      trace: the step.
+      indices: the lists that rows, parts and groups are named by; groups are added.
+      has_micro_batches: whether any tower has several micro-batches.
+    """
+    packed = []
+    for (row, place), spans in sorted(_passes(trace).items()):
+        row_index = indices.rows.index(row)
+        part_index = indices.parts.index(place.part)
+        group_index = indices.groups.index(_group(place, has_micro_batches))
+        for begin, end in spans:
+            packed.append([row_index, part_index, group_index, begin, end])
+    return packed
 
 
 def _by_row(trace: Trace) -> typing.Dict[str, typing.List[Traced]]:
