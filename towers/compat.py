@@ -408,7 +408,7 @@ def optimizer_learning_rate(optimizer: typing.Any):
         is_function = callable(rate) and not isinstance(rate, VARIABLE_TYPES)
         if is_function and _takes_nothing(rate):
             return rate()
-        # Any other function is a method of the optimizer's own, such as one of a gradient.
+        # A function with arguments is no rate, but a method of the optimizer's of that name.
         if rate is not None and not is_function:
             return rate
     return None

@@ -351,12 +351,8 @@ class _ParallelMethods(_WeightsOfInner):
         The one layer of this model got the updates of all layers inside when it was called. A layer
         inside may have been frozen since then, so each is asked now, when Keras trains.
         """
-        frozen_updates = set()
-        for layer, op in self.model_towers.updates:
-            # A stateful layer updates its state also where it is not trained.
-            is_frozen = not layer.trainable and not getattr(layer, 'stateful', False)
-            if is_frozen:
-                frozen_updates.add(op)
+        frozen_updates = {op for layer, op in self.model_towers.updates
+                          if _does_not_update(layer)}
         return [update for update in super().get_updates_for(inputs)
                 if operation_of(update) not in frozen_updates]
 
@@ -377,6 +373,13 @@ class _ParallelMethods(_WeightsOfInner):
             super()._make_train_function()
         # The gradient of a loop keeps values on stacks, which belong on the device of the loop.
         keep_stacks_with_loops(made.operations)
+
+
+def _does_not_update(layer: typing.Any) -> bool:
+    """Whether a layer does not update its state in a training: it is frozen, and not stateful. A
+    stateful layer, as Keras has it, goes on with its state whether it is trained or not."""
+    is_stateful = getattr(layer, 'stateful', False)
+    return not layer.trainable and not is_stateful
 
 
 def _is_compiled(model: typing.Any) -> bool:
