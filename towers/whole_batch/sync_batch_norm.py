@@ -237,7 +237,7 @@ def _normalized_by_batch(op: tf.Operation) -> typing.List[tf.Tensor]:
     unbiased_variance = batch.variance * (batch.count / tf.maximum(batch.count - 1., 1.))
     # TensorFlow has no gradient of the kernel's mean and variance: on one device a loss that takes
     # them takes constants.
-    return [y, constant_mean, tf.stop_gradient(unbiased_variance)]
+    return [y, tf.stop_gradient(batch.mean), tf.stop_gradient(unbiased_variance)]
 
 
 def _scaled_distances(x: tf.Tensor, mean: tf.Tensor, factor: tf.Tensor, offset: tf.Tensor,
