@@ -59,21 +59,19 @@ def layers_of_stage(trace: Trace, parts: StepParts, towers: typing.Sequence[Towe
         is_of_stage = place.tower == tower and operation.row == device
         if is_of_stage and place.part in OF_TOWERS:
             runs_by_name[names.of(operation)].append(operation)
-    unnamed = runs_by_name.pop('', [])
-    rows = []
-    for names_of_row in _divided(runs_by_name):
-        runs = sum((runs_by_name[name] for name in names_of_row), [])
-        rows.append(_Row(names_of_row, runs))
-    rows.sort(key=lambda row: _micros(row.runs), reverse=True)
-    least_micros = _LEAST_SHARE * (sum(_micros(row.runs) for row in rows) + _micros(unnamed))
-    shown = [row for row in rows[:_MOST_LAYERS] if _micros(row.runs) >= least_micros]
-    for row in rows[len(shown):]:
-        unnamed = unnamed + row.runs
+    least_micros = _LEAST_SHARE * sum(map(_micros, runs_by_name.values()))
+    in_no_row = runs_by_name.pop('', [])  # operations without a name in the model
+    shown: typing.List[_Row] = []
+    for row in _rows(runs_by_name):
+        if len(shown) < _MOST_LAYERS and _micros(row.runs) >= least_micros:
+            shown.append(row)
+        else:
+            in_no_row += row.runs
     places = names.places_in_forward_pass(parts)
-    shown.sort(key=lambda row: min(places.get(name, len(places)) for name in row.names))
+    shown.sort(key=lambda row: _first_place(row, places))
     layers = [_layer(_common_scope(row.names), row.runs) for row in shown]
-    if unnamed:
-        layers.append(_layer('', unnamed))
+    if in_no_row:
+        layers.append(_layer('', in_no_row))
     return layers
 
 
@@ -81,6 +79,33 @@ class _Row(typing.NamedTuple):
     """The operations that make one row: their names in the model, and their runs."""
     names: typing.List[str]
     runs: typing.List[Traced]
+
+
+def _rows(runs_by_name: typing.Mapping[str, typing.List[Traced]]) -> typing.List[_Row]:
+    """The rows of the table, the longest first, before any is left out.
+
+    Args:
+      runs_by_name: {name of an operation in the model: its runs}.
+    """
+    rows = []
+    for names in _divided(runs_by_name):
+        runs: typing.List[Traced] = []
+        for name in names:
+            runs += runs_by_name[name]
+        rows.append(_Row(names, runs))
+    return sorted(rows, key=lambda row: _micros(row.runs), reverse=True)
+
+
+def _first_place(row: _Row, places: typing.Mapping[str, int]) -> int:
+    """The place in the forward pass of the first operation of a row.
+
+    An operation that the runtime has added has no place there, and counts as the last.
+
+    Args:
+      row: the row.
+      places: {name of an operation in the model: its place}.
+    """
+    return min(places.get(name, len(places)) for name in row.names)
 
 
 def _layer(name: str, runs: typing.Sequence[Traced]) -> Layer:
@@ -165,10 +190,11 @@ def _divided(runs_by_name: typing.Mapping[str, typing.List[Traced]]
     final: typing.List[typing.List[str]] = []
     while groups:
         groups.sort(key=lambda names: sum(micros_of_names[name] for name in names))
-        longest = groups.pop()
+        longest = groups.pop()  # the last one
         scope = _common_scope(longest)
         smaller = _by_next_scope(longest, scope)
-        fits = len(groups) + len(final) + len(smaller) <= _MOST_LAYERS
+        num_divided = len(groups) + len(final) + len(smaller)  # of groups, if this one is divided
+        fits = num_divided <= _MOST_LAYERS
         if fits and _contains_scopes(scope, smaller, micros_of_names):
             groups += smaller.values()
         else:
