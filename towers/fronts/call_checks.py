@@ -100,9 +100,12 @@ def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[
       gradients: the gradients that the model function gives to `apply_gradients`.
     """
     upstream = graph_walk.ancestors(gradients)
-    accumulators = [op.name for op in model
-                    if _ACCUMULATES.search(op.type) and op.name in upstream]
-    shared_state = accumulators + _variables_with_gradients(model, upstream)
+    shared_state = []
+    for op in model:
+        is_of_accumulator = _ACCUMULATES.search(op.type) is not None
+        if is_of_accumulator and op.name in upstream:
+            shared_state.append(op.name)
+    shared_state += _variables_with_gradients(model, upstream)
     if shared_state:
         raise GradientError(
             'the model function writes gradients of a tower to %r, which all towers share, and '

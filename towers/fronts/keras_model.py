@@ -351,8 +351,10 @@ class _ParallelMethods(_WeightsOfInner):
         The one layer of this model got the updates of all layers inside when it was called. A layer
         inside may have been frozen since then, so each is asked now, when Keras trains.
         """
-        frozen_updates = {op for layer, op in self.model_towers.updates
-                          if _does_not_update(layer)}
+        frozen_updates = set()
+        for layer, op in self.model_towers.updates:
+            if _does_not_update(layer):
+                frozen_updates.add(op)
         return [update for update in super().get_updates_for(inputs)
                 if operation_of(update) not in frozen_updates]
 
