@@ -308,8 +308,8 @@ def scalar_tensors(name: str, values: typing.Any) -> 'collections.OrderedDict':
 
 
 def _check_scalar(name: str, value: typing.Any) -> None:
-    """Raises `InvalidArgumentError` unless `value` is a scalar of numbers in the default graph, or
-    has a shape that is not static."""
+    """Raises `InvalidArgumentError` unless `value` is a scalar of numbers in the default graph. A
+    value whose rank is not static passes."""
     check_instance(name, value, (tf.Tensor,) + compat.VARIABLE_TYPES,
                    'a scalar tensor, which is fetched with a step')
     check_graph_mode('a training')

@@ -304,7 +304,8 @@ class ProfiledSteps(typing.NamedTuple):
 
 
 def train_dir() -> str:
-    """The folder of the run."""
+    """The folder of the run: --train_dir, or one that is named after the model."""
+    # The ':' of `module:function` is no character for a folder's name.
     return FLAGS.train_dir or os.path.join('runs', FLAGS.model.replace(':', '.'))
 
 

@@ -169,13 +169,28 @@ def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
               '--train_dir starts anew.' % (train_dir(), step_at_start, last_step))
         return None
+    if not _runs_out_of_range(session, job.train_op):
+        return None
+    step = session.run_step_fn(read_step)
+    return data_ended('%d of %d steps' % (step, last_step), at_once=step == step_at_start)
+
+
+def _runs_out_of_range(session: typing.Any, train_op: tf.Operation) -> bool:
+    """Runs steps until a hook stops the session, or a step finds no batch; returns whether one has.
+
+    TensorFlow's error for that is not raised again, so that the session ends as after its last
+    step: that of the process that saves makes a checkpoint.
+
+    Args:
+      session: a `MonitoredSession`.
+      train_op: the operation of a step.
+    """
     try:
         while not session.should_stop():
-            session.run(job.train_op)
-    except tf.errors.OutOfRangeError:  # not raised again, so that the session saves at its end
-        step = session.run_step_fn(read_step)
-        return data_ended('%d of %d steps' % (step, last_step), at_once=step == step_at_start)
-    return None
+            session.run(train_op)
+    except tf.errors.OutOfRangeError:
+        return True
+    return False
 
 
 def serve_or_evaluate(setup: Setup, cluster: typing.Optional[towers.Cluster]) -> int:
@@ -219,16 +234,11 @@ def work(cluster: towers.Cluster, job: Job) -> int:
     hooks = [StartInputHook(job.iterator)]
     if not cluster.synchronous:  # it makes its steps alone, so it looks for the last one itself
         hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
-    was_out_of_range = False
     try:
         with joined(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
             with member.session(hooks + [signals]) as session:
-                try:
-                    while not session.should_stop():
-                        session.run(job.train_op)
-                except tf.errors.OutOfRangeError:  # not raised again, so that the session ends well
-                    was_out_of_range = True
+                was_out_of_range = _runs_out_of_range(session, job.train_op)
             # `StopTogetherHook` raises the same error in a worker that begins a step after another
             # one has said that all stop. Only if none has, this worker's data has ended.
             if was_out_of_range and not signals.is_told:
