@@ -127,13 +127,17 @@ class RunEvaluation:
         if best is None:  # each was NaN: there is nothing yet to count evaluations from
             return dict(results, **{SINCE_BEST: 0})
         if best.step == step:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            # Without the graph, which is in the file of each checkpoint of the run.
-            self._saver.save(session, self._path, step, write_meta_graph=False)
+            self._save(session, step)
         self.text = '%s %.4g at step %d: %s-%d' % (
             self._name, best.value, best.step, self._path, best.step)
         since_best = len([value for value in self._values if value.step > best.step])
         return dict(results, **{SINCE_BEST: since_best})
+
+    def _save(self, session: tf.Session, step: int) -> None:
+        """Saves the best checkpoint; the former one is deleted."""
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        # Without the graph, which is in the file of each checkpoint of the run.
+        self._saver.save(session, self._path, step, write_meta_graph=False)
 
     def _best(self, values: typing.Iterable[_Value]) -> typing.Optional[_Value]:
         """The best value, of equal ones the first; None if none is a finite number."""

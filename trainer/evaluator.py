@@ -89,11 +89,16 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
             if former_step is None or step < former_step:
                 _resume(log, step)
             former_step = step
-            entry = {'test_' + name: value for name, value in results.items()}
-            log.add(step, dict(entry, wall_time=round(time.time(), 3)))
-            log.sync()
+            _log_results(log, step, results)
     # The loop ends only after a checkpoint: `prefix` is that of the last one.
     print('evaluated      the last step, %s: ended' % step_of(prefix), flush=True)
+
+
+def _log_results(log: MetricsLog, step: int, results: dict) -> None:
+    """Writes the results of a checkpoint as the line of its step, and syncs the file."""
+    entry = {'test_' + name: value for name, value in results.items()}
+    log.add(step, dict(entry, wall_time=round(time.time(), 3)))
+    log.sync()
 
 
 def _results_unless_replaced(evaluate: typing.Callable[[str], dict],
