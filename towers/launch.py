@@ -91,7 +91,8 @@ class TaskProcess(subprocess.Popen):
         self.name = '%s %d' % (job, index)
         self.serves = job == 'ps'
         config = json.dumps({'cluster': cluster, 'task': {'type': job, 'index': index}})
-        environment = dict({'PYTHONUNBUFFERED': '1'}, **os.environ)  # lines come when printed
+        environment = dict(os.environ)
+        environment.setdefault('PYTHONUNBUFFERED', '1')  # lines come when they are printed
         environment['TF_CONFIG'] = config
         try:
             super(TaskProcess, self).__init__(
@@ -215,14 +216,12 @@ class Processes:
         while True:
             self._show()  # waits up to 0.1 seconds
             now = time.monotonic()
-            if self._pass_signals_on():
+            had_signals = self._pass_signals_on()
+            if had_signals:
                 kill_at = min(kill_at, now + self._grace)
-            # `_running` asks each process once a round, and `_first_failed` looks at these answers:
-            # a process that ends in between counts as running, and is found in the next round.
-            running_workers = [process for process in self._running() if not process.serves]
-            # After a signal no process counts as failed: it ends since it was told to.
-            if failed is None and self._first_signal is None:
-                failed = self._first_failed()
+            running_workers = self._running_workers()
+            if failed is None:
+                failed = self._failed_without_signal()
                 if failed is not None:
                     terminate_at = now + self._grace
                     self._say_failed(failed, num_starts)
@@ -246,10 +245,21 @@ class Processes:
             self._send(number)
         return had_signals
 
-    def _first_failed(self) -> typing.Optional[TaskProcess]:
-        """The first process of the cluster's list that is known to have failed, or None."""
+    def _running_workers(self) -> typing.List[TaskProcess]:
+        """The workers that have not ended, as `_running` tells."""
+        return [process for process in self._running() if not process.serves]
+
+    def _failed_without_signal(self) -> typing.Optional[TaskProcess]:
+        """The first process of the cluster's list that has failed, or None. After a signal no
+        process counts as failed: it ends since it was told to.
+
+        It goes by the return codes that `_running` has found. A process that has ended since then
+        is found in the next round.
+        """
+        if self._first_signal is not None:
+            return None
         for process in self._processes:
-            if process.returncode:
+            if process.returncode:  # neither None, of a running process, nor 0
                 return process
         return None
 

@@ -92,22 +92,27 @@ class Evaluation:
             batch = self._iterator.get_next()
         if inputs is not None:
             batch = _by_tensor(inputs, batch)
-        # The list of the graph itself, to which `tf.metrics` adds its counters.
-        counters = tf.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
-        num_counters_before = len(counters)
+        counters_before = tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
         try:
             self.built = build_towers(model_fn, batch, None, devices, **options)
         except SharedVariableError as error:
             raise SharedVariableError('%s (In an Evaluation reuse= is trained=, what build_towers '
                                       'returned.)' % error) from error
+        counters = tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
         if is_finished(model_fn):
             # Its counters were made before the build, as those of other metrics in the graph were.
             own_counters = _counters_of(self.built, counters)
         else:
-            own_counters = counters[num_counters_before:]  # the build has called the model function
-        metrics = _checked_metrics(self.built, own_counters)
+            # The build has called the model function, which has added its counters to the list.
+            own_counters = counters[len(counters_before):]
         self._reset_counters = tf.variables_initializer(own_counters)
-        # Pairs of tf.metrics count over all batches; the other metrics are means over a batch.
+        self._take_metrics(_checked_metrics(self.built, own_counters))
+        with tf.device('/cpu:0'):
+            self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
+
+    def _take_metrics(self, metrics: typing.Dict[str, typing.Any]) -> None:
+        """Takes the metrics of `_checked_metrics`: pairs of `tf.metrics`, which count over all
+        batches, and the others, which are means over a batch."""
         self._means: typing.Dict[str, tf.Tensor] = {}
         self._count_values: typing.Dict[str, tf.Tensor] = {}
         self._count_updates = []
@@ -119,8 +124,6 @@ class Evaluation:
             else:
                 self._means[name] = metric
         self.metrics = dict(metrics, **self._count_values)
-        with tf.device('/cpu:0'):
-            self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
 
     def run(self, session: tf.Session,
             stopped: typing.Optional[typing.Callable[[], bool]] = None
@@ -331,10 +334,11 @@ def _check_counters(metric: str, value: tf.Tensor, update: typing.Any,
       counters: the counters that begin at 0 in each evaluation.
     """
     names_of_others = _names_written([update]) - operation_names(counters)
-    # The value is computed from what the update counts. An operation that is a variable has the
-    # variable's name.
+    # The value is computed from the variables in which the update counts. A variable is itself an
+    # operation upstream of the value, with the variable's name.
     for op in step_operations([value]):
-        if op.name in names_of_others:
+        is_other_counter = op.name in names_of_others
+        if is_other_counter:
             raise InvalidArgumentError(
                 'metric %r counts in the variable %r, which is no counter of this evaluation alone '
                 'that begins at 0: make it by tf.Variable(..., collections=[LOCAL_VARIABLES, '

@@ -50,10 +50,7 @@ class EvaluationHook(tf.train.SessionRunHook):
           InvalidArgumentError: an argument of another kind; `stop_at` without `every_steps`, or
             with an unknown metric; `every_steps` below 1.
         """
-        has_both = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
-        is_class = isinstance(evaluation, type)
-        if is_class or not has_both:
-            raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
+        _check_evaluation(evaluation)
         check_step_variable(global_step)
         if every_steps is not None:
             check_count('every_steps', every_steps)
@@ -61,11 +58,7 @@ class EvaluationHook(tf.train.SessionRunHook):
             check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
         if stop_at is not None:
             _check_stop_at(stop_at, every_steps, evaluation.metrics)
-        is_list = isinstance(listeners, (list, tuple))
-        if not is_list or not all(hasattr(listener, 'evaluated') for listener in listeners):
-            raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
-                                       'step, results, seconds), such as [summaries].' % (
-                                           listeners,))
+        _check_listeners(listeners)
         self.latest: typing.Optional[typing.Dict[str, float]] = None
         self._evaluation = evaluation
         self._global_step = global_step
@@ -86,14 +79,18 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._due_step = self._step
         self._evaluated_step = None
         self._given_up = False
+        # An object in the place of an `Evaluation` may have no data set to check.
         if hasattr(self._evaluation, 'check_examples'):
             self._evaluation.check_examples(session)
         if self._stop_at is None:
             return
-        # The run that saved this step evaluated it, and may have stopped at it.
+        # The run that saved this step has evaluated it before. If it stopped since `stop_at` was
+        # reached, this run stops, too: the same evaluation, once more, tells.
         was_evaluated = self._step > 0 and self._step % self._every_steps == 0
-        # The listeners had these results then, before the step was saved.
-        if was_evaluated and self._evaluate(session, listeners=()):
+        if not was_evaluated:
+            return
+        reaches_stop = self._evaluate(session, listeners=())  # which had these results before
+        if reaches_stop:
             coord.request_stop()
 
     def after_run(self, run_context: tf.train.SessionRunContext,
@@ -138,6 +135,22 @@ class EvaluationHook(tf.train.SessionRunHook):
         if self._stop_at is None:
             return False
         return results[self._stop_at.metric] >= self._stop_at.value
+
+
+def _check_evaluation(evaluation: typing.Any) -> None:
+    """Raises `InvalidArgumentError` for what is no `Evaluation`, nor an object like one."""
+    is_class = isinstance(evaluation, type)  # `Evaluation` itself, which has the methods, too
+    has_both = hasattr(evaluation, 'run') and hasattr(evaluation, 'metrics')
+    if is_class or not has_both:
+        raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
+
+
+def _check_listeners(listeners: typing.Any) -> None:
+    """Raises `InvalidArgumentError` for what is no list of hooks that get results."""
+    is_list = isinstance(listeners, (list, tuple))
+    if not is_list or not all(hasattr(listener, 'evaluated') for listener in listeners):
+        raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated('
+                                   'step, results, seconds), such as [summaries].' % (listeners,))
 
 
 def _check_stop_at(stop_at: typing.Any, every_steps: typing.Optional[int],

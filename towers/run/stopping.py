@@ -84,7 +84,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             raise InvalidArgumentError('StopOnSignalHook: Python has signal handlers in the main '
                                        'thread only. Make the session there, or leave this out.')
         self._former = {number: signal.signal(number, self.stop) for number in self.handled()}
-        if hasattr(os, 'register_at_fork'):  # there is none on Windows
+        can_watch = hasattr(os, 'register_at_fork')  # which is not on Windows; `_watch` needs it
+        if can_watch:
             self._watch()
 
     @classmethod

@@ -107,6 +107,7 @@ def _norms(built: typing.Any) -> typing.Dict[str, tf.Tensor]:
             if gradient is not None:
                 sums_by_norm[name].append(_Sum([gradient], variable))
                 trained[variable.op.name] = variable
+    # A weight is a sum of one tensor, the variable itself.
     sums_by_norm['weight_norm'] = [_Sum([variable], variable) for variable in trained.values()]
     norms = {}
     with only_device(built.placement.main):

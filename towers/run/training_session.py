@@ -213,16 +213,18 @@ def _compared_with_graph(newest: Newest, check: typing.Optional[typing.Callable]
       CheckpointError: a variable of the graph is not in the checkpoint.
     """
     comparison = difference(newest.prefix)
+    names_only_in_checkpoint = comparison.only_there
+    missing_in_checkpoint = comparison.text  # variables of the graph, in words; None for none
     lines = []
     dropped = None
-    if comparison.only_there:
+    if names_only_in_checkpoint:
         dropped = ('the checkpoint %s holds state that the checkpoints to come would be without: %s'
-                   % (newest.prefix, some(comparison.only_there)))
+                   % (newest.prefix, some(names_only_in_checkpoint)))
         lines.append(dropped)
     # `check` comes first: it may know why a variable is missing, and raise an error that says it.
     if check is not None:
-        lines += check(newest, comparison.text, dropped)
-    if comparison.text is not None:
+        lines += check(newest, missing_in_checkpoint, dropped)
+    if missing_in_checkpoint is not None:
         check_fits(newest.prefix)  # raises the error
     return lines
 
