@@ -42,20 +42,20 @@ def parse_tf_config(text: str) -> Task:
         raise ClusterError('TF_CONFIG has several chiefs, and one worker is the chief: leave one, '
                            'and put the others under "worker".')
     workers = chiefs + addresses.get('worker', [])
+    servers = addresses.get('ps', [])
     index = task.get('index')
     if workers and not task:
         raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
                            '"index": 0} for this process.')
-    # Without workers there is no cluster, which is refused later; an evaluator is outside of it.
-    is_in_cluster = workers and job != 'evaluator'
-    if is_in_cluster:
+    is_outside = job == 'evaluator'  # of the cluster: it may have any number
+    if workers and not is_outside:  # without workers there is no cluster: `Cluster` refuses that
         _check_index(job, index, len(addresses.get(job, [])))
-    rank = index or 0
+    position = index or 0  # None: the only task of its job
+    if job == 'chief':  # the first worker
+        return Task(workers, servers, job='worker', rank=position)
     if job == 'worker':
-        rank += len(chiefs)  # the chief is worker 0
-    elif job == 'chief':
-        job = 'worker'
-    return Task(workers, addresses.get('ps', []), job, rank)
+        return Task(workers, servers, job, rank=len(chiefs) + position)
+    return Task(workers, servers, job, rank=position)
 
 
 def _check_jobs(jobs: typing.Iterable[str]) -> None:
@@ -102,19 +102,12 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
     if not isinstance(text, str):
         raise ClusterError('TF_CONFIG=%.80r of type %s: expected a text, %s.' % (
             text, type(text).__name__, _FORM))
-    try:
-        config = json.loads(text) if text.strip() else {}
-        cluster = config.get('cluster') or {}
-        task = dict(config.get('task') or {})
-        addresses_of_jobs = list(cluster.values())
-    except json.JSONDecodeError as error:
-        reason = 'no JSON: %s at character %d' % (error.msg, error.pos + 1)
-        raise _unreadable(text, reason) from None
-    except (AttributeError, RecursionError, TypeError, ValueError):
-        # Valid JSON of the wrong types: "cluster" is a list, say. A `RecursionError`: valid JSON
-        # that is nested too deep for Python to read.
-        raise _unreadable(text, 'no such objects') from None
-    for addresses in addresses_of_jobs:
+    config = _object_of_json(text) if text.strip() else {}
+    cluster = config.get('cluster') or {}  # also where it is null
+    task = config.get('task') or {}
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise _unreadable(text, 'no such objects')
+    for addresses in cluster.values():
         if addresses is not None and not isinstance(addresses, list):
             raise _unreadable(text, 'a job is no list of addresses')
     if 'index' in task:
@@ -122,6 +115,21 @@ def _read(text: str) -> typing.Tuple[dict, dict]:
     if task and 'type' not in task:
         raise _unreadable(text, '"task" has no "type"')
     return cluster, task
+
+
+def _object_of_json(text: str) -> dict:
+    """The JSON object in the text of a `TF_CONFIG`; raises `ClusterError` if it has none."""
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        reason = 'no JSON: %s at character %d' % (error.msg, error.pos + 1)
+        raise _unreadable(text, reason) from None
+    except (RecursionError, ValueError):
+        # JSON that Python does not read: nested too deep, or a number of thousands of digits.
+        raise _unreadable(text, 'no such objects') from None
+    if not isinstance(config, dict):
+        raise _unreadable(text, 'no such objects')
+    return config
 
 
 def _number_of_task(index: typing.Any, text: str) -> typing.Optional[int]:
@@ -175,7 +183,8 @@ def split_address(address: typing.Any) -> typing.Tuple[str, int]:
     if match is not None:
         host, digits = match.groups()
         port = int(digits)
-        if host.isprintable() and 0 < port < 65536:
+        is_port = 0 < port < 65536
+        if is_port and host.isprintable():  # so that an error can show the host in one line
             return host.strip('[]'), port  # an address of IPv6 is in brackets
     raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222' or "
                        "'[::1]:2222'." % (address,))
@@ -220,7 +229,7 @@ def why_silent(address: str, timeout: float = _PATIENCE) -> str:
                 received += data
     except socket.timeout:
         return 'takes connections and says nothing: its process is frozen, or its machine is off'
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # the latter for a host that is no name
         return _not_answering(error)
     type_of_first_frame = received[3:4]
     if type_of_first_frame == _TYPE_OF_SETTINGS:
@@ -270,6 +279,7 @@ def wait_until(attempt: typing.Callable, deadline: float, say: typing.Callable) 
       say: called with lines about the wait.
     """
     started = time.monotonic()
+    start_timeout = deadline - started  # the argument of `join` by which the deadline was set
     say_at = started + FIRST_LINE_AFTER
     while True:
         result, reason = attempt()
@@ -281,5 +291,5 @@ def wait_until(attempt: typing.Callable, deadline: float, say: typing.Callable) 
                                % reason)
         if now > say_at:
             say_at = now + NEXT_LINE_AFTER
-            say('waiting        %s, start_timeout is %.3g s' % (reason, deadline - started))
+            say('waiting        %s, start_timeout is %.3g s' % (reason, start_timeout))
         time.sleep(0.2)

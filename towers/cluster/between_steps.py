@@ -42,7 +42,8 @@ class _AfterSteps(tf.train.SessionRunHook):
                   run_values: tf.train.SessionRunValues) -> None:
         """Calls `after_step` if the call of the session was a step: it may be a fetch that this
         worker makes alone."""
-        if self._steps != self._connection.steps_made:
+        has_made_step = self._connection.steps_made > self._steps
+        if has_made_step:
             self._steps = self._connection.steps_made
             self.after_step(run_context.session, self._steps)
 
@@ -68,24 +69,35 @@ class DriftHook(_AfterSteps):
                     self._checksums.append(checksum(variable))
 
     def _compared_variables(self) -> typing.List[tf.Variable]:
-        """The trained variables, as the likely cause of a difference in others, and then all others
-        that the update writes, such as slots, or that worker 0 gives to the others in each step."""
-        builds = builds_of(self._built)
+        """The variables whose checksums are compared, in the order in which a difference is looked
+        for: the trained ones first, since a difference in others is likely to come from these."""
         trained_names = set()
-        for build in builds:
+        for build in builds_of(self._built):
             trained_names.update(operation_names(variables_of(build.gradients)))
-        names = set(trained_names)
-        have_same_program = self._cluster.compare == 'program'
-        if have_same_program:  # with others, the workers may have other slots
-            for build in builds:
-                written_by_update = build.machines.written
-                given_by_worker_0 = build.machines.state
-                names.update(written_by_update)
-                names.update(operation_names(given_by_worker_0))
-        variables = [variable for variable in shared_variables(self._built)
-                     if variable.op.name in names]
-        # False, of those that are trained, comes before True.
-        return sorted(variables, key=lambda variable: variable.op.name not in trained_names)
+        trained = []
+        others = []
+        names_of_others = self._names_of_compared_state()
+        for variable in shared_variables(self._built):
+            if variable.op.name in trained_names:
+                trained.append(variable)
+            elif variable.op.name in names_of_others:
+                others.append(variable)
+        return trained + others
+
+    def _names_of_compared_state(self) -> typing.Set[str]:
+        """Names of variables, trained ones among them, that are the same on all workers: those that
+        the update writes, such as slots, and those whose values worker 0 gives to the others in
+        each step. None with `compare='variables'`: then workers may have different optimizers, and
+        so different slots."""
+        names: typing.Set[str] = set()
+        if self._cluster.compare == 'variables':
+            return names
+        for build in builds_of(self._built):
+            written_by_update = build.machines.written
+            given_by_worker_0 = build.machines.state
+            names.update(written_by_update)
+            names.update(operation_names(given_by_worker_0))
+        return names
 
     def after_step(self, session: tf.Session, steps: int) -> None:
         """Compares if it is time; raises `ClusterError` about the first variable that differs."""
@@ -95,7 +107,8 @@ class DriftHook(_AfterSteps):
             return
         checksums = [[name, int(checksum)] for name, checksum in
                      zip(self._names, session.run(self._checksums))]
-        if self._connection.differing(checksums) is None:
+        rank_of_different = self._connection.differing(checksums)
+        if rank_of_different is None:  # no worker has other checksums than worker 0
             return
         name, rank = self._first_difference(checksums)
         global_step = self._built.global_step
@@ -171,9 +184,11 @@ class AveragingHook(_AfterSteps):
     def end(self, session: tf.Session) -> None:
         """Averages what has changed since the newest average, so that the last checkpoint has the
         mean."""
-        self._connection.leave()  # before the average: others may wait to begin one more step
-        # An average needs all workers. Steps are begun by all of them or by none, so all decide the
-        # same here, also where the newest step has failed on one of them.
+        # First this worker says that it makes no more steps. Else the others, which may wait for it
+        # to begin one more step, would never come to this average, which needs all workers.
+        self._connection.leave()
+        # Steps are begun by all workers or by none. So all decide the same here, also where the
+        # newest step has failed on one of them.
         has_begun_steps_since = self._connection.steps_begun != self._steps_averaged
         if has_begun_steps_since:
             self._average(session)

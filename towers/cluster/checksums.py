@@ -27,7 +27,8 @@ def checksum(variable: tf.Variable, bytes_of_piece: int = _BYTES_OF_PIECE) -> tf
       int64 scalar, at least 0 and less than `NUM_CHECKSUMS`.
     """
     size = bytes_of(variable)  # 0 where the shape is not known
-    if size <= bytes_of_piece or variable.get_shape().ndims == 0:
+    is_scalar = variable.get_shape().ndims == 0  # which has no rows to cut
+    if size <= bytes_of_piece or is_scalar:
         return _hash(variable.read_value())
     num_rows = variable.get_shape().as_list()[0]
     rows_of_piece = max(1, bytes_of_piece * num_rows // size)

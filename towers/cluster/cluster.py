@@ -91,7 +91,8 @@ class Cluster(_Fields):
         check_flag('uneven', uneven)
         check_number('buffer_mb', buffer_mb, above=0, expected='a number of MiB')
         check_count('every', every)
-        if _ENGINES[kind].place is not None:  # a launcher, such as Horovod's, says both
+        has_launcher = _ENGINES[kind].place is not None  # such as Horovod's
+        if has_launcher:  # which says how many workers there are, and which one this is
             workers, rank = _workers_and_rank_of_launcher(kind, workers, rank)
         self = super(Cluster, cls).__new__(
             cls, kind, tuple(workers), tuple(ps), job, rank, synchronous, uneven, active, wire,
@@ -175,12 +176,15 @@ class Cluster(_Fields):
 
     @property
     def is_served(self) -> bool:
-        """Whether the variables are on parameter servers."""
+        """Whether the variables are on parameter servers. So there is one of each for all workers,
+        and the engine has no operation by which worker 0 gives its values to the others."""
         return self.engine.broadcast is None
 
     @property
     def has_addresses(self) -> bool:
-        """Whether each worker has a server of TensorFlow's, at its address; Horovod has its own."""
+        """Whether each worker has an address, at which a server of TensorFlow's listens: in a ring,
+        and with parameter servers. With Horovod its launcher places the workers, and they have
+        none."""
         return self.engine.place is None
 
     @property
@@ -226,8 +230,9 @@ class Cluster(_Fields):
 
     @property
     def no_batch_values(self) -> typing.Optional[str]:
-        """Why workers exchange no values of a forward pass; None if they do."""
-        if self.num_workers == 1:
+        """Why this cluster has no values of the whole batch, which workers exchange in the forward
+        pass; None if it has them."""
+        if self.num_workers == 1:  # the whole batch is on this worker
             return None
         if self.is_served:
             return ('workers on parameter servers exchange gradients alone: use kind=\'ring\' or '
@@ -264,17 +269,23 @@ class Cluster(_Fields):
         if self.is_served and has_replicas:
             raise ClusterError("VariablePlacement('replicated') and parameter servers both say "
                                'where variables live: leave one out.')
-        if self.has_local_steps and scales_loss:
-            raise ClusterError('a loss scale follows the gradients of one worker, and with '
-                               'every=%d the workers would average theirs: leave one out.'
-                               % self.every)
-        if self.is_served and scales_loss and not self.synchronous:
-            raise ClusterError('a loss scale counts steps of all workers, and these parameter '
-                               'servers are asynchronous: leave one out.')
-        if self.is_served and tf.get_collection(BUILDS):
+        if scales_loss:
+            self._check_takes_loss_scale()
+        has_build = bool(tf.get_collection(BUILDS))
+        if self.is_served and has_build:
             raise ClusterError('this graph has a build with cluster= already, and parameter '
                                "servers take one a graph: use kind='ring', which takes several.")
         _check_does_not_combine(optimizer)
+
+    def _check_takes_loss_scale(self) -> None:
+        """Raises `ClusterError` where a loss scale would not be one for all workers."""
+        if self.has_local_steps:
+            raise ClusterError('a loss scale follows the gradients of one worker, and with '
+                               'every=%d the workers would average theirs: leave one out.'
+                               % self.every)
+        if self.is_served and not self.synchronous:
+            raise ClusterError('a loss scale counts steps of all workers, and these parameter '
+                               'servers are asynchronous: leave one out.')
 
     def describe(self) -> str:
         """One line for the plan: `"TensorFlow's ring of 3 workers; this is worker 0"`."""
@@ -345,8 +356,9 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _check_arguments_of_kind(cluster: Cluster) -> None:
-    """Raises `InvalidArgumentError` for an argument that goes with other kinds of cluster alone."""
-    parameters = inspect.signature(Cluster).parameters
+    """Raises `InvalidArgumentError` for an argument that goes with other kinds of cluster alone,
+    such as `every` with Horovod. One that has its default counts as not given."""
+    parameters = inspect.signature(Cluster).parameters  # with the defaults
     for kind, engine in _ENGINES.items():
         arguments_of_other_kind = set(engine.arguments) - set(cluster.engine.arguments)
         for name in sorted(arguments_of_other_kind):
@@ -413,6 +425,7 @@ def _check_places(cluster: Cluster) -> None:
 
 def _check_addresses(addresses: typing.Iterable) -> None:
     """Raises `ClusterError` for an address that is none, or that occurs twice."""
+    # In lower case, as names of hosts are the same in both.
     places = [split_address(str(address).lower()) for address in addresses]
     for place in places:
         if places.count(place) > 1:

@@ -77,15 +77,17 @@ class Collectives:
         Args:
           large: of this worker; all workers' tensors have one shape.
           awaited: the message, or operation, for which the first message waits.
-          mean: whether these are weights; with them no `Cluster(wire=…)` is given.
+          mean: whether to take the mean: of weights, in local steps, with which `Cluster` refuses
+            `wire`. So only sums travel in 16 bits.
         """
         dtype = large.dtype.base_dtype
         tensor = tf.cast(large, type_of_sent_gradient(dtype))
         reduced = []
         for piece in self._pieces(tensor):
-            has_static_shape = piece.shape.is_fully_defined()  # by which a gather is made
+            # Numbers of 16 bits are gathered, and a gather needs the static shape of its result.
+            has_static_shape = piece.shape.is_fully_defined()
             if self._wire is not None and has_static_shape:
-                received = self._reduce_in_16_bits(piece, awaited)
+                received = self._reduce_in_16_bits(piece, awaited)  # a sum: see `mean`
             else:
                 reduced_piece = self.reduce(piece, awaited, mean)
                 received = Received(reduced_piece, message=reduced_piece)
@@ -98,7 +100,8 @@ class Collectives:
 
     def _pieces(self, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
         """A tensor as vectors that fit a buffer, about equally long; one that fits, as it is."""
-        num_pieces = -(-bytes_of(tensor) // self.buffer_bytes)  # rounded up
+        # Rounded up. 0 where the shape is not static: such a tensor cannot be cut, and goes whole.
+        num_pieces = -(-bytes_of(tensor) // self.buffer_bytes)
         if num_pieces <= 1:
             return [tensor]
         num_elements = tensor.shape.num_elements()

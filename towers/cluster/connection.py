@@ -131,7 +131,9 @@ class Connection:
             return own_rank, ('it waits %s, and start_timeout is over: start all, see why one was '
                               'refused, or give a longer one' % self._awaited)
         rank, reason = self.lost
-        if rank is not None and rank != 0:  # worker 0 has refused that worker, this one or another
+        # Worker 0 has refused the worker of that rank, which is this one or another. (None would be
+        # a server, but nobody watches the servers yet.)
+        if rank is not None and rank != 0:
             return rank, reason
         # From here on worker 0 itself is lost.
         is_only_cut = reason == WHY_CUT  # the connection broke, and nothing that was said tells why
@@ -169,8 +171,8 @@ class Connection:
         self._wants_check = check or self._wants_check
 
     def begin_session(self, value: typing.Any = ()) -> typing.Optional[int]:
-        """Waits until the sessions of all workers begin; compares a value, as `differing` does, and
-        returns what that returns."""
+        """Waits until the sessions of all workers begin, and compares a `value` that each of them
+        passes: the result is that of `differing`."""
         self._session += 1
         self._reset_session()
         return self.differing(value)
@@ -184,7 +186,9 @@ class Connection:
           same, or a worker has left.
         """
         answer = self._ask(['value', value])
-        return answer.get('rank', 0) if answer['type'] == 'differs' else None
+        if answer['type'] == 'differs':
+            return answer.get('rank', 0)
+        return None
 
     @contextlib.contextmanager
     def step(self, builds: typing.List[int]) -> typing.Iterator[None]:
@@ -202,6 +206,7 @@ class Connection:
         begins_on_all_or_none = self._cluster.waits
         if begins_on_all_or_none:
             self._begin_together(builds)
+        # An asynchronous worker asks nobody, by which it would hear of a loss.
         elif self.lost is not None:
             raise self._lost_error(self.lost)
         self.builds = builds
@@ -227,6 +232,7 @@ class Connection:
 
     def _begin_together(self, builds: typing.List[int]) -> None:
         """Waits until all workers begin the next step, of these `builds`."""
+        # With its number: workers that have made other numbers of steps are at other places.
         answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
         if answer['type'] == 'over':
             raise tf.errors.OutOfRangeError(
@@ -240,15 +246,19 @@ class Connection:
     def leave(self) -> None:
         """Says that this session makes no more steps, unless the others know.
 
-        Nothing is said after a step that has failed here, such as by the end of this worker's data.
-        The others may be in that step for ever, since they cannot end it without this worker: then
-        its training has ended too early, and the coordinator has to find that out. A local step
-        needs no other worker.
+        After a step that has failed here alone, such as by the end of this worker's data, nothing
+        is said. The others may hang in that step, which they cannot end without this worker: the
+        coordinator then finds that it has ended its training too early. `left` would tell it that
+        all is in order.
         """
-        others_may_need_this = self._step_failed and not self._cluster.has_local_steps
-        if not others_may_need_this and not self.is_over:
-            self.is_over = True
-            self._lines.send({'type': 'left', 'session': self._session, 'signal': self._signal})
+        if self.is_over:  # the others know
+            return
+        step_needs_all = not self._cluster.has_local_steps
+        others_may_hang = self._step_failed and step_needs_all
+        if others_may_hang:
+            return
+        self.is_over = True
+        self._lines.send({'type': 'left', 'session': self._session, 'signal': self._signal})
 
     def _ask(self, what: list, **fields: typing.Any) -> dict:
         """Asks worker 0 to begin something together with all workers, and waits for the answer.
@@ -321,8 +331,10 @@ class Connection:
     def close(self) -> None:
         """Closes the connection."""
         self._closed.set()
-        # The thread ends soon, unless it has lost a worker, and waits for the process to end.
-        self._thread.join(5. if self.lost is None else 0.)
+        # The thread ends soon. But if a worker is lost, it is in `on_lost`, which may wait for the
+        # process to end, and so for this thread.
+        seconds_to_wait = 5. if self.lost is None else 0.
+        self._thread.join(seconds_to_wait)
         self._lines.close()
 
     def _run(self) -> None:
@@ -386,6 +398,12 @@ class Connection:
                 self._cluster.who(rank), reason))
         elif kind in ('refused', 'lost'):
             self.lose(rank, reason)
+        else:
+            self._take_news(message)
+
+    def _take_news(self, message: dict) -> None:
+        """Notes what the main thread waits for, and wakes it."""
+        kind = message['type']
         with self._changed:
             if kind == 'welcome':
                 self._is_member = True

@@ -161,20 +161,26 @@ class Coordinator:
     def give_up(self) -> ClusterError:
         """Ends the wait for workers that have not come, at the end of `start_timeout`: tells the
         workers that are here of one of them, and returns the error about all of them."""
-        missing = [worker for worker in self._workers[1:] if not worker.is_here]
-        never_came = [worker for worker in missing if not worker.has_come]
-        if never_came:  # others have come and gone, because these did not come
-            missing = never_came
+        missing = self._missing()
         if missing:
             refused = {'type': 'refused', 'rank': missing[0].rank,
                        'why': 'it did not join within start_timeout: start it, correct its '
                               'address, or see why it was refused'}
             for worker in self._workers[1:]:
                 worker.send(refused)
-        names = self._named(missing) or 'the last worker'  # which has come just now
+        # None is missing if the last one has come just now, too late.
+        names = self._named(missing) or 'the last worker'
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
             'it was refused, or give a longer one.' % names)
+
+    def _missing(self) -> typing.List[_Worker]:
+        """The workers that the others wait for in vain: those that have never come. Where all have
+        come once, those that have left again. (Others than these may have left, too, when their own
+        wait for the missing ones was over.)"""
+        not_here = [worker for worker in self._workers[1:] if not worker.is_here]
+        never_came = [worker for worker in not_here if not worker.has_come]
+        return never_came or not_here
 
     def close(self) -> None:
         """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
@@ -187,12 +193,12 @@ class Coordinator:
         lost to a worker whose connection this side closes first.
         """
         pause = min(0.5, self._between_signs)  # between two looks at who is silent
-        end_at = float('inf')
-        while self._connections and time.monotonic() < end_at:
+        end_at: typing.Optional[float] = None  # known when worker 0 has closed its end
+        while self._connections and (end_at is None or time.monotonic() < end_at):
             started = time.monotonic()
             worker_0_has_closed = not self._own.is_open
-            if worker_0_has_closed:
-                end_at = min(end_at, started + _SECONDS_TO_CLOSE)  # the one of the first such round
+            if worker_0_has_closed and end_at is None:
+                end_at = started + _SECONDS_TO_CLOSE
             self._hear_all(pause)
             self._look(started)
             self._connections = [lines for lines in self._connections if lines.is_open]
@@ -221,22 +227,20 @@ class Coordinator:
 
     def _hear(self, lines: Lines) -> None:
         """Takes what has come over a connection, of a worker or of a stranger."""
-        messages: typing.List[dict] = []
-        why_broken = ''
         try:
             messages = lines.take()
         except OSError:
-            why_broken = WHY_CUT
+            self._drop(lines, WHY_CUT)
+            return
         except ClusterError as error:
-            why_broken = 'it sent %s' % error
+            self._drop(lines, 'it sent %s' % error)
+            return
         for message in messages:
             worker = self._worker_of(lines)
             if worker is not None:
                 self._take(worker, message)
             elif lines.is_open:  # a stranger that no message before this one has closed
                 self._judge(lines, message)
-        if why_broken:
-            self._drop(lines, why_broken)
 
     def _drop(self, lines: Lines, why: str) -> None:
         """Closes a broken connection. Its worker is lost, unless it has ended its training; before
@@ -269,27 +273,32 @@ class Coordinator:
         if message['type'] != 'hello' or rank is None:
             lines.close()
             return
-        # The digest of worker 0's signature is known to who has the same, or has compared it.
-        knows_signature = message.get('digest') == self._digest
         num_workers = len(self._workers)
         is_worker_0 = lines is self._own  # no other process is, whatever rank it says
         may_have_rank = is_worker_0 or 0 < rank < num_workers
         if not may_have_rank:
             self._refuse(lines, rank, 'its rank is %d, and the cluster has %d workers' % (
                 rank, num_workers))
-        elif self._workers[rank].is_here:
+            return
+        if self._workers[rank].is_here:
             self._refuse(lines, rank, 'worker %d is here already: two processes have the same '
                          'place in the cluster' % rank)
-        elif message.get('why'):
-            refused = self._refuse(lines, rank, message['why'])
-            if knows_signature:  # it is a worker of this run, and no stranger: so none can begin
+            return
+        # The digest of worker 0's signature is known to who has the same, or has compared it.
+        knows_signature = message.get('digest') == self._digest
+        why_it_cannot_join = message.get('why')  # by its own account: it trains something else, say
+        if why_it_cannot_join:
+            refused = self._refuse(lines, rank, why_it_cannot_join)
+            is_of_this_run = knows_signature  # and no stranger
+            if is_of_this_run:  # without it no worker can begin
                 self._send_all(refused)
-        elif not knows_signature:
+            return
+        if not knows_signature:
             # The process itself compares, and says hello again. So worker 0 does not read long
             # signatures of strangers.
             lines.send({'type': 'compare', 'signature': self._signature})
-        else:
-            self._take_in(lines, rank)
+            return
+        self._take_in(lines, rank)
 
     def _refuse(self, lines: Lines, rank: int, why: str) -> dict:
         """Refuses a process that says it is the worker of that rank; returns the message to it."""
@@ -317,11 +326,13 @@ class Coordinator:
         """Does what a message of a worker says."""
         worker.take(message)
         kind = message['type']
-        if kind == 'lost':  # worker 0 is, which was frozen: it hears so by this coordinator
+        if kind == 'lost':
+            # Worker 0, whose process was frozen with this thread, is lost to that worker. Now that
+            # both go on, worker 0 is told so.
             self._own.send(message)
         elif kind == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
-        elif kind != 'alive':  # it may be the message that the others wait for
+        elif kind != 'alive':  # `begin`, `left` or `done`, for which others may wait
             self._let_begin()
 
     def _let_begin(self) -> None:
@@ -397,15 +408,16 @@ class Coordinator:
           worker: the worker.
           why: why it is lost.
         """
+        if self._is_lost:  # all have been told of the first loss
+            return
         is_asynchronous = not self._cluster.synchronous
-        nobody_needs_it = is_asynchronous and worker.has_ended
-        if self._is_lost or nobody_needs_it:  # all have been told of the first loss
+        if is_asynchronous and worker.has_ended:  # nobody needs it
             return
         others_go_on = is_asynchronous and worker.rank > 0
         if others_go_on:
             self._send_all({'type': 'gone', 'rank': worker.rank, 'why': why}, but=worker)
             worker.retire()
-            self._let_begin()
+            self._let_begin()  # it may be the last one that others have waited for
             return
         self._send_all({'type': 'lost', 'rank': worker.rank, 'why': why}, but=worker)
         self._is_lost = True
@@ -413,10 +425,10 @@ class Coordinator:
             worker.send({'type': 'end'})  # it need not wait for the end of all
 
     def _look(self, started: float) -> None:
-        """Tells who waits for whom, shows that worker 0 is alive, and looks for silence; `started`
-        is when this round of the thread began."""
+        """Tells who waits for whom, shows that worker 0 is alive, and looks for workers that are
+        lost; `started` is when this round of the thread began."""
         now = time.monotonic()
-        was_frozen = now - started > self._dead_after / 2.
+        was_frozen = now - started > self._dead_after / 2.  # a round takes half a second at most
         if was_frozen:  # this process itself, so that it has heard nobody
             for worker in self._workers:
                 worker.restart_clocks()
@@ -428,10 +440,15 @@ class Coordinator:
             self._sign_at = now + self._between_signs
             self._send_all({'type': 'alive'})
         self._look_for_early_end(now)
+        self._look_for_silence(now)
+
+    def _look_for_silence(self, now: float) -> None:
+        """Loses the workers that have been silent for `dead_after`. A process that was frozen reads
+        the message about that when it goes on."""
         for worker in self._workers:
             if not worker.has_ended and now - worker.heard_at > self._dead_after:
                 why = WHY_SILENT % self._dead_after
-                worker.send({'type': 'lost', 'rank': worker.rank, 'why': why})  # if it thaws
+                worker.send({'type': 'lost', 'rank': worker.rank, 'why': why})
                 self._lose(worker, why)
 
     def _tell_waiting(self, worker: _Worker, now: float) -> None:
@@ -472,6 +489,7 @@ class Coordinator:
         steps_together = self._is_complete and self._cluster.waits
         if not steps_together or not worker.in_step or worker.has_ended or worker.waits:
             return False
+        # At most half a minute more: after one very long step, too, a hang is told of.
         usual_seconds = FIRST_LINE_AFTER + min(2. * self._last_duration, NEXT_LINE_AFTER)
         return now - self._began_at > usual_seconds
 
@@ -488,27 +506,20 @@ class Coordinator:
         return []
 
     def _held_up_by(self, worker: _Worker, now: float) -> typing.List[_Worker]:
-        """The workers that hold up a synchronous worker that has not ended its training.
-
-        While it waits to begin something these are all that do not. Else they are those of which
-        there is no sign of life; and in a step, which the worker cannot end without them, also
-        those that have ended their training.
-        """
+        """The workers that hold up a synchronous worker that has not ended its training: while it
+        waits to begin something, all that do not."""
         if worker.waits:
             return [other for other in self._workers if not other.waits]
+        others = [other for other in self._workers if other is not worker]
+        return [other for other in others if self._cannot_go_on_with(other, worker, now)]
+
+    def _cannot_go_on_with(self, other: _Worker, worker: _Worker, now: float) -> bool:
+        """Whether `worker`, which does not wait to begin anything, is held up by another one."""
+        if other.has_ended:  # it takes part in no step any more, and a step needs all
+            return worker.in_step
         # Each gives a sign of life every `_between_signs` seconds, which may come a bit late.
         long_silence = max(FIRST_LINE_AFTER, 1.5 * self._between_signs)
-        waited_for = []
-        for other in self._workers:
-            if other is worker:
-                continue
-            if other.has_ended:
-                holds_up = worker.in_step
-            else:
-                holds_up = now - other.heard_at > long_silence
-            if holds_up:
-                waited_for.append(other)
-        return waited_for
+        return now - other.heard_at > long_silence
 
     def _named(self, workers: typing.Iterable[_Worker]) -> str:
         """Workers in words."""

@@ -135,20 +135,23 @@ class Exchange:
         update_operations = [op for op in step_operations([update])
                              if op.name not in model_operations]
         written = writes_of(Writes(update.graph), variable_names, update_operations)
-        if redirect is None:
-            redirect = _redirect_nothing
         state: typing.List[tf.Variable] = []
-        # Variables on servers are one for all workers, and in steps of its own a worker has its own
-        # state. Else each worker's update has to compute with the state of worker 0.
-        needs_state_of_worker_0 = self._cluster.has_copies and self._cluster.workers_a_step > 1
-        if needs_state_of_worker_0:
+        if self._needs_state_of_worker_0():
             shared_state = SharedState(self.own, self.gradients, update, model_operations)
             state = shared_state.variables(replicated)
             if state:
                 update = shared_state.sent_before_update(self._cluster, update, awaited)
         return Machines(exchange=self, train_op=self._operation_of_step(update),
-                        redirect=redirect, written=written,
+                        redirect=redirect or _redirect_nothing, written=written,
                         model_operations=model_operations, state=state)
+
+    def _needs_state_of_worker_0(self) -> bool:
+        """Whether the model's state, which each worker writes from its own batch, has to be that of
+        worker 0 when the update reads it: where each worker makes the update of all, which else
+        would differ. Variables on servers are one for all workers; and a worker in steps of its own
+        goes by its own state."""
+        updates_of_all = self._cluster.workers_a_step > 1
+        return self._cluster.has_copies and updates_of_all
 
 
 def _names_of_sums(gradients: Pairs, values: typing.Sequence[tf.Tensor]) -> typing.FrozenSet[str]:
@@ -216,8 +219,9 @@ def builds_of(built: typing.Any) -> typing.List[typing.Any]:
 
 
 def number_of(built: typing.Any) -> int:
-    """The position of a build among `builds_of` its graph: of the one with the same exchange, which
-    is an object, and not a tuple of tensors as a build is."""
+    """The position of a build among `builds_of` its graph."""
+    # A build is a tuple, and to compare tuples would compare their tensors. Each build has an
+    # `Exchange` of its own, which is equal to itself alone.
     exchanges = [each.machines.exchange for each in builds_of(built)]
     return exchanges.index(built.machines.exchange)
 

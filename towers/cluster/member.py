@@ -140,17 +140,17 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             note_connection(built, connection)
             yield Member(cluster, built, target, config, connection)
         except BaseException as error:
-            reason = _reason_of_failure(error, connection)
+            clearer_error = _reason_of_failure(error, connection)
             if _comes_to_its_end(cluster, connection):
                 end.comes_by_itself()
-            connection.fail(_text_for_others(reason or error))
-            if reason is not None:
-                raise reason from None
+            connection.fail(_text_for_others(clearer_error or error))
+            if clearer_error is not None:
+                raise clearer_error from None
             raise
         connection.finish()
         if _comes_to_its_end(cluster, connection):
             end.comes_by_itself()
-        lost = connection.error()
+        lost = connection.error()  # a worker may be lost while this one waits for the end of all
         if lost is not None:
             raise lost
 
@@ -230,12 +230,12 @@ _OF_OTHER_WORKER = (
 _WORDS_OF_OTHER_WORKER = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
 
 
-def _may_be_of_other_worker(error: Exception) -> bool:
-    """Whether an error may come from the loss of another worker, or from an error of that one."""
+def _may_be_of_other_worker(error: tf.errors.OpError) -> bool:
+    """Whether an error of TensorFlow's may come from the loss of another worker, or from its error.
+    """
     if isinstance(error, _OF_OTHER_WORKER):
         return True
-    return isinstance(error, tf.errors.OpError) and any(
-        word in reason_of(error) for word in _WORDS_OF_OTHER_WORKER)
+    return any(word in reason_of(error) for word in _WORDS_OF_OTHER_WORKER)
 
 
 def _redirect_late_operations(built: BuiltTowers) -> None:
@@ -267,29 +267,30 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
       start_timeout, dead_after, say: as for `join`.
       lose: called with a `WorkerLostError`, in another thread.
     """
-    needs_port_later = cluster.has_addresses and not cluster.is_chief  # which listens at it now
+    # Worker 0 itself listens at its port now, and finds out by that.
+    needs_port_later = cluster.has_addresses and not cluster.is_chief
     if needs_port_later:
         _check_port(cluster, own, time.monotonic() + start_timeout, say)
     _wait_for_servers(cluster, time.monotonic() + start_timeout, say)
     address = _address_to_meet(cluster, say)
-    listener = listen(address) if cluster.is_chief else None
     deadline = time.monotonic() + start_timeout  # anew for each wait: servers, then workers
-    coordinator = None
+    coordinator: typing.Optional[Coordinator] = None  # of worker 0 alone
     with contextlib.ExitStack() as stack:
-        if listener is None:
-            connected = connect(address, cluster.who(0), deadline, say)
-        else:
+        if cluster.is_chief:
+            listener = listen(address)
             coordinator = Coordinator(cluster, own, listener, dead_after, say)
             stack.callback(coordinator.close)
             connected = coordinator.own_end
+        else:
+            connected = connect(address, cluster.who(0), deadline, say)
         connection = Connection(cluster, own, connected, dead_after, say, lose)
         stack.callback(connection.close)
         try:
             connection.meet(deadline)
         except ClusterError:
-            is_timeout = connection.lost is None  # and no refusal
-            if coordinator is not None and is_timeout:  # it knows who is missing
-                raise coordinator.give_up() from None
+            is_timeout = connection.lost is None  # else a worker was refused
+            if coordinator is not None and is_timeout:
+                raise coordinator.give_up() from None  # which names the workers that are missing
             raise
         yield connection
 

@@ -58,7 +58,8 @@ _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dic
 _TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'left', 'done', 'failed']
 _TYPES_OF_WORKER_0 = ['compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
                       'gone', 'lost', 'end']
-_TYPES = _TYPES_OF_WORKERS + _TYPES_OF_WORKER_0  # a list, in which any value is looked for
+# A list, as a stranger may send a value without a hash, which a set would not look for.
+_TYPES = _TYPES_OF_WORKERS + _TYPES_OF_WORKER_0
 
 
 def seconds_between_signs(dead_after: float) -> float:
@@ -89,14 +90,15 @@ class Lines:
 
     def send(self, message: dict) -> None:
         """Sends a message. On a broken connection nothing is raised: the thread that takes messages
-        finds out."""
+        finds out. It does so also where this side could send a part of the line only, since then
+        the connection is shut down: the other side would take the next message for the rest."""
         if 'why' in message:
             message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
         with self._sending, contextlib.suppress(OSError):
             self.socket.settimeout(_SECONDS_TO_SEND)
             try:
                 self.socket.sendall(_json(message) + b'\n')
-            except OSError:  # after a part of a line nothing else makes sense
+            except OSError:
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def take(self) -> typing.List[dict]:

@@ -369,8 +369,24 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
     with only_device('/cpu:0'):  # one operation, which every write of the step waits for
         tensors = tensors_of([(each.total, None) for each in sums.listed()])
         all_gradients = tf.group(*tensors, name='all_gradients')
+    combined = _combined(gradients, weighting, sums)
+    # Data that may end are counted: with `Cluster(active=…)` there is a sum of the examples.
+    if cluster.active is None or sums.examples is None:
+        return EngineGradients(combined, conditions=[all_gradients])
+    ended = _raise_when_all_ended(rounds, all_gradients, sums.examples.total)
+    return EngineGradients(worker_step.after(ended, combined), conditions=[ended])
+
+
+def _combined(gradients: Pairs, weighting: Weighting, sums: _Sums) -> Pairs:
+    """The gradients over all workers, in the types of this worker's.
+
+    Args:
+      gradients: this worker's `(gradient, variable)` pairs.
+      weighting: how this worker's gradients are weighted.
+      sums: what the workers add up.
+    """
     totals = [each.total for each in sums.gradients]
-    if sums.examples is not None:
+    if sums.examples is not None:  # each worker has multiplied its gradients by its examples
         with only_device(_FIRST_SERVER):
             factor = weighting.factor_of_one_example(sums.examples.total)
         totals = [times(total, factor) for total in totals]
@@ -381,12 +397,7 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
             combined.append((_as_sum(total, variable), variable))
         # An accumulator adds up the rows of one index only where all workers send their rows in
         # ascending order.
-        combined = rows_once(combined)
-    if cluster.active is None:  # then the data do not end
-        return EngineGradients(combined, conditions=[all_gradients])
-    assert sums.examples is not None  # with `active`, `weighting` is not constant
-    ended = _raise_when_all_ended(rounds, all_gradients, sums.examples.total)
-    return EngineGradients(worker_step.after(ended, combined), conditions=[ended])
+        return rows_once(combined)
 
 
 def _raise_when_all_ended(rounds: _Rounds, all_gradients: tf.Operation,

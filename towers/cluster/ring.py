@@ -44,8 +44,9 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
             # cannot be added up with the gradients.
             with only_device('/cpu:0'):
                 own_examples = tf.reshape(weighting.own_examples(), [1])
-                awaited = ring.reduce(own_examples, awaited)
-                num_examples = awaited[0]
+                sum_of_examples = ring.reduce(own_examples, awaited)
+                awaited = sum_of_examples  # this message comes before those of gradients
+                num_examples = sum_of_examples[0]
                 loss_weight = weighting.factor_in_step(num_examples)
     workers = Workers(num_workers=cluster.num_workers, rank=cluster.rank,
                       fraction=weighting.own_fraction(loss_weight),

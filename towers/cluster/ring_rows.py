@@ -63,7 +63,9 @@ def has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool
     before they are sent; how many rows that leaves is not static.
     """
     num_rows = slices.indices.shape.num_elements()
-    if not num_rows or not variable.get_shape().is_fully_defined():
+    if num_rows is None or not variable.get_shape().is_fully_defined():
+        return False
+    if num_rows == 0:  # no message is empty; those of dynamic rows have padding
         return False
     return num_rows <= variable.get_shape().as_list()[0]
 
@@ -126,7 +128,9 @@ def vectors_of(slices: tf.IndexedSlices, variable: tf.Variable, sent: tf.DType) 
       sent: the type of the vectors, a float of 32 or 64 bits.
     """
     indices = slices.indices
-    if indices.dtype.size < sent.size:  # a bitcast does not make one number of a smaller one
+    # `tf.bitcast` makes two floats of 32 bits of an index of 64, but no float of 64 bits of an
+    # index of 32: then the index gets 64 bits first.
+    if indices.dtype.size < sent.size:
         indices = tf.cast(indices, tf.int64)
     bits = tf.reshape(tf.bitcast(indices, sent), [-1])
     num_rows = slices.indices.shape.num_elements()
@@ -227,11 +231,14 @@ def _gathered_values(ring: Collectives, own: typing.List[_Rows],
     Returns:
       `Received` with a list of tensors, one for each of `own`, as `_gathered` gives them.
     """
-    sent_types = [type_of_sent_gradient(rows.slices.dtype) for rows in own]
+    positions_of_types: typing.Dict[tf.DType, typing.List[int]] = {}  # in `own`
+    for position, rows in enumerate(own):
+        sent = type_of_sent_gradient(rows.slices.dtype)
+        positions_of_types.setdefault(sent, []).append(position)
     values: typing.Dict[int, tf.Tensor] = {}  # by the position of the gradient in `own`
     # Sorted, as all workers have to send in the same order.
-    for sent in sorted(set(sent_types), key=lambda dtype: dtype.name):
-        positions = [position for position, dtype in enumerate(sent_types) if dtype == sent]
+    for sent in sorted(positions_of_types, key=lambda dtype: dtype.name):
+        positions = positions_of_types[sent]
         sums_of_rows = [_sums_of_rows(own[position], sent) for position in positions]
         most_of_type = [most_rows[position] for position in positions]
         gathered, awaited = _gathered(ring, sums_of_rows, most_of_type, awaited)

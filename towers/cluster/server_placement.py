@@ -26,6 +26,7 @@ def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) 
     if updates_for_all:  # then all workers have to read the values that this update makes
         check_writes(graph, built)
     read_after_writes(graph, trained + tf.global_variables(), built.train_op)
+    # The scaffold makes operations of its own, such as initializers, which are to be spread, too.
     scaffold.finalize()
     spread_over_servers(cluster, graph, trained)
 
@@ -60,13 +61,13 @@ def _loads(op: tf.Operation) -> bool:
 
 def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
                       train_op: typing.Optional[tf.Operation] = None) -> None:
-    """Lets an operation that waits for a write of a reference variable get the new value.
+    """Gives each operation that waits for a write of a reference variable the new value.
 
     On one device an operation that takes a reference variable reads its memory when it runs. But
     from a server to a worker TensorFlow sends the value at the start of the step: moving averages
-    that take the global step after the train op would get its number before the step. Here such an
-    operation gets a read of its own, on the server, which waits for all else that the operation
-    waits for.
+    that take the global step after the train op would get the number from before the step. Here
+    each such operation gets a read of its own. It is on the server, and waits for all that the
+    operation waits for, the write among them.
 
     Args:
       graph: the graph of the operations.
@@ -82,12 +83,14 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
         return
     for op in graph.get_operations():
         for position, tensor in enumerate(op.inputs):
-            # What the tensor is read from, perhaps by way of a loop, or reshaped.
+            # The variable, if the tensor has its value: perhaps by way of operations that lead into
+            # a loop or a branch (`LEAD_IN`), or reshaped.
             source = source_through(tensor, LEAD_IN | RESHAPES).op
             if not reads.needs_late_read(op, tensor, source):
                 continue
+            # Another read gives the value as it is, outside of loops. So it can take the place of
+            # an input only if nothing but `Identity` is between the variable and the operation.
             is_plain_read = source_through(tensor, ('Identity',)).op is source
-            # Only an input that is the value itself can be replaced by another read of it.
             if not is_plain_read:
                 raise ClusterError(
                     '%r takes the value of the variable %r after a write that it waits for. %r is '

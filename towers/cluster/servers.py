@@ -98,8 +98,9 @@ def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> 
       deadline: by `time.monotonic()`; servers begin one after the other.
       say: called with a line about the wait.
     """
-    others = [rank for rank in range(cluster.num_workers) if rank != cluster.rank]
-    if not cluster.is_chief:
+    if cluster.is_chief:
+        others = list(range(1, cluster.num_workers))
+    else:
         others = [(cluster.rank + 1) % cluster.num_workers]
 
     def attempt() -> typing.Tuple[None, str]:
@@ -149,7 +150,8 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
     dead_after = connection.dead_after
     pause = min(FIRST_LINE_AFTER, dead_after) / 2.
     pause_while_silent = pause / 5.  # shorter, to lose a server, or to go on, in time
-    # It may have been silent for a pause before it was found so, and a look takes a while.
+    # From the first look that finds a server silent: before that look it may have been silent for a
+    # pause, and the looks themselves take a while.
     lost_after = dead_after - 2. * pause
     silent_since: typing.Optional[float] = None  # when a server was first found silent
     while not stop.wait(pause if silent_since is None else pause_while_silent):
@@ -160,7 +162,8 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
         elif silent_since is None:
             silent_since = now
             say('waiting        ' + silent)
-        elif not stop.is_set():  # during the look, by the end of the training
-            if now - silent_since > lost_after or NOBODY_LISTENS in silent:
-                connection.lose(rank=None, why=silent)
-                return
+        elif stop.is_set():  # the training has ended during the look, and servers may end, too
+            return
+        elif now - silent_since > lost_after or NOBODY_LISTENS in silent:
+            connection.lose(rank=None, why=silent)
+            return

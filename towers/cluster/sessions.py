@@ -1,6 +1,5 @@
 """Sessions of a cluster's workers: how one begins, which calls are its steps, and how all stop."""
 
-import types
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -24,6 +23,28 @@ def check_built(built: typing.Any) -> None:
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if built.machines is None:
         raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
+
+
+class _CreatorOfOne(tf.train.SessionCreator):
+    """Makes one session. `MonitoredSession` asks for another one after a machine was lost: that
+    raises."""
+
+    def __init__(self, create: typing.Callable, lost: typing.Callable):
+        """
+        Args:
+          create: function that makes the session.
+          lost: function that gives the error for a session that was lost.
+        """
+        self._create = create
+        self._lost = lost
+        self._has_made_one = False
+
+    def create_session(self) -> tf.Session:
+        """The session; at a second call raises the error about the loss of the first one."""
+        if self._has_made_one:
+            raise self._lost()
+        self._has_made_one = True
+        return self._create()
 
 
 class BeginHook(tf.train.SessionRunHook):
@@ -51,25 +72,20 @@ class BeginHook(tf.train.SessionRunHook):
         self._names: typing.List[str] = []
 
     def creator(self, creator: tf.train.SessionCreator,
-                scaffold: tf.train.Scaffold) -> types.SimpleNamespace:
-        """The creator that `Member.session_creator` returns, for the same arguments: what
-        `MonitoredSession` takes for one, an object with a function `create_session`."""
+                scaffold: tf.train.Scaffold) -> tf.train.SessionCreator:
+        """The creator that `Member.session_creator` returns, for the same arguments."""
         if self._is_used_up:
             raise ClusterError(
                 'join with parameter servers is for one session, and this is the second one: train '
                 'in one, and evaluate its checkpoints in another process.')
         self._is_by_member = True
         self._is_used_up = self._cluster.is_served  # the graph can be spread over servers once
-        calls: typing.List[str] = []  # of `create`
 
         def create() -> tf.Session:
-            """Makes the session. `MonitoredSession` calls this again after a machine was lost."""
-            if calls:
-                raise self._lost()
-            calls.append('create')
+            """Makes the session."""
             self._prepare_session(scaffold)
             return creator.create_session()
-        return types.SimpleNamespace(create_session=create)
+        return _CreatorOfOne(create, self._lost)
 
     def _prepare_session(self, scaffold: tf.train.Scaffold) -> None:
         """With parameter servers, spreads the graph over them; workers other than the chief then
@@ -169,7 +185,7 @@ class _StepsTogether:
         self._make_callable = session.make_callable
         self._builds = builds
         self._connection = connection
-        # {operations of former fetches, or their names: the positions of the builds they step}
+        # {names of what a former call has fetched: the positions of the builds that it steps}
         self._known: typing.Dict[tuple, typing.List[int]] = {}
 
     def take_over(self) -> None:
@@ -207,11 +223,12 @@ class _StepsTogether:
         tensors, operations and names may run any: the result is all positions."""
         try:
             leaves = tf.nest.flatten(fetches, expand_composites=True)
+            # Operations; or what a program may name them by in their place, `'train/Adam'`.
             fetched = [getattr(leaf, 'op', leaf) for leaf in leaves]
-            key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
-            if key not in self._known:
-                self._known[key] = _positions_of_steps(fetched, self._builds)
-            return self._known[key]
+            names = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
+            if names not in self._known:  # a walk through the graph, which takes a while
+                self._known[names] = _positions_of_steps(fetched, self._builds)
+            return self._known[names]
         except (TypeError, ValueError, KeyError):  # an unknown object, or a name of nothing
             return list(range(len(self._builds)))
 
@@ -312,8 +329,12 @@ class StopTogetherHook(StopOnSignalHook):
 
     def before_run(self, run_context: typing.Any) -> None:
         """Tells the others of a signal, if there was one."""
+        self._tell_signal()
+
+    def _tell_signal(self) -> None:
+        """Lets the next message of this worker tell the others of a signal, if there was one."""
         if self.received is not None:
-            self._connected().ask(self.received)
+            self._connected().ask(signal=self.received)
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
@@ -337,6 +358,6 @@ class StopTogetherHook(StopOnSignalHook):
 
     def end(self, session: tf.Session) -> None:
         """Tells the others that this session makes no more steps."""
-        self.before_run(None)
+        self._tell_signal()
         self._connected().leave()
         super(StopTogetherHook, self).end(session)

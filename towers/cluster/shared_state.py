@@ -58,6 +58,7 @@ class SharedState:
         self._step = step_operations([update])
         self._sums = tensors_of(sums)
         self._own_gradients = tensors_of(own_gradients)
+        # The step is: the model, the sums of its gradients over the machines, and the update.
         names_before_update = model_operations | names_of(step_operations(self._sums))
         self._update_operations = [op for op in self._step if op.name not in names_before_update]
         trained = [variable for _, variable in own_gradients]

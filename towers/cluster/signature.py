@@ -79,11 +79,12 @@ def signature(cluster: typing.Any, built: typing.Any,
         'build that is given to join': number_of(built)}
     compares_programs = cluster.num_workers > 1 and cluster.compare == 'program'
     return {'values': values, 'settings': dict(settings or {}),
-            'builds': [_of_build(each, compares_programs) for each in builds]}
+            'builds': [_signature_of_build(each, compares_programs) for each in builds]}
 
 
-def _of_build(built: typing.Any, compares_programs: bool) -> dict:
-    """What has to be the same of one build; its operations are in it if `compares_programs`."""
+def _signature_of_build(built: typing.Any, compares_programs: bool) -> dict:
+    """What has to be the same of one build on all workers. If `compares_programs`, it includes the
+    operations by which the loss and the update are computed."""
     machines = built.machines
     leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
     inputs = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
@@ -148,6 +149,7 @@ def difference(first: dict, other: dict) -> typing.Optional[str]:
              or _different_entry(_VALUE_DIFFERS, first['settings'], other['settings']))
     if found:
         return found
+    # Both have as many builds: their number is one of the values.
     for position, (first_build, other_build) in enumerate(zip(first['builds'], other['builds'])):
         found = _difference_of_builds(first_build, other_build)
         if found:
@@ -173,7 +175,8 @@ def _difference_of_servers(first: typing.Dict[str, int],
     has_servers = bool(first)
     if not has_servers:
         return None
-    # Without the chief's own variables. One of the other worker alone would get no value.
+    # The chief's own variables are left out. One that the other worker alone has is a difference:
+    # the chief, which gives the variables their values, would give it none.
     in_both = {name: first[name] for name in sorted(first) if name in other}
     return _different_entry(_SERVER_DIFFERS, in_both, other)
 
@@ -199,7 +202,8 @@ def _different_operation(section: str, first: dict, other: dict) -> typing.Optio
     compares_programs = first[section] and other[section]  # else [], as with compare='variables'
     if not compares_programs:
         return None
-    # Where a size is static, TensorFlow makes fewer operations, for gradients say.
+    # Where a size is static, TensorFlow makes fewer operations, for gradients say. So the lists of
+    # operations of one program differ, if a size is static on one worker alone.
     have_same_static_sizes = _known_sizes(first['shapes']) == _known_sizes(other['shapes'])
     if not have_same_static_sizes:
         return None
@@ -241,8 +245,10 @@ def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.
     losses = [loss.op for loss in flat(built.towers[0].data_loss) if loss is not None]
     input_names = {tensor.op.name for tensor in inputs}
     operations = losses[0].graph.get_operations()
+    # What was made before the inputs may belong to the reading of this worker's data.
     made_before = itertools.takewhile(lambda op: op.name not in input_names, operations)
-    # The walk goes on through sums over the workers: these are of values that the model computes.
+    # `reduced=()`: the walk goes on through sums over the workers, such as those of a batch norm in
+    # sync, whose summands the model computes.
     return _Program(losses, known=input_names, outside=names_of(made_before), reduced=()).lines()
 
 
@@ -311,7 +317,7 @@ class _Program:
         """Whether an operation is not looked into: data, sums over the workers, and the like."""
         if op.name in self._known or op.type.startswith(self._reduced):
             return True
-        if op.type == 'Const':
+        if op.type == 'Const':  # it has no inputs; its value is compared, wherever it was made
             return False
         return op.name in self._outside or bool(_SOURCE.search(op.type))
 

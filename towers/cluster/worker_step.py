@@ -167,6 +167,7 @@ def until_all_end(dataset: typing.Any) -> Feed:
         with tf.control_dependencies([has_batch]):
             inputs, active = tf.nest.map_structure(
                 tf.identity, batch.get_value(), expand_composites=True)
+        # `tf.train.MonitoredSession` runs the operations of this collection when it begins.
         tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return Feed(inputs, active, iterator.initializer)
 
