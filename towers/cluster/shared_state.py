@@ -172,7 +172,8 @@ class SharedState:
             can_wait = runs_in_steps_alone and is_outside_of_loops
             for tensor in op.inputs:
                 for name in self._variables_read_early(tensor, can_wait):
-                    if name in self._writes:
+                    is_state = name in self._writes  # other variables are the same on all workers
+                    if is_state:
                         raise ClusterError(
                             'variable %r is written by the model of each worker and read by %r, '
                             'for the update of the weights, at a time that cannot be told. Give '
