@@ -153,7 +153,7 @@ def _state_without_answer(row: Row, op: tf.Operation,
       The state; None where the rule is to be asked.
     """
     for state in states:
-        if state is None:  # not there yet: the rule is asked by the others
+        if state is None:  # of what comes back to a `Merge` later: the other input's state decides
             continue
         if state.kind is Kind.UNKNOWN and not row.takes_unknown:
             return state

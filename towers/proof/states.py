@@ -107,7 +107,8 @@ class State(typing.NamedTuple):
     # ROWS, POSITION, INDICES: the operation or tensor that selected the rows; two tensors with the
     # same selection have the same rows in the same order
     selection: str = EVERY_EXAMPLE
-    # PER_EXAMPLE, SUM: whether f is the same for every example, as in ones [n]
+    # PER_EXAMPLE, SUM: whether f is known to be the same for every example, as in ones [n]. False
+    # is always sound: it is what a rule says that does not follow this
     is_constant: bool = False
     # SUM: whether a value that does not depend on the examples is added
     has_offset: bool = False

@@ -140,15 +140,16 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
       normalizations: names of the statistics of batch norms that do nothing but normalize.
     """
     statistics = analysis.in_order(state.shard_statistics)
-    # The verdict is conditional on these: they end no proof.
+    # The verdict of a mean or a sum is conditional on these: they do not end its proof.
     conditions = normalizations | set(analysis.suppositions)
     ends = [analysis.reasons[name] for name in statistics if name not in conditions]
     if state.kind is Kind.UNKNOWN:
         ends = _unknown_before(losses, analysis) + ends
-    # The loss is the same on every tower but for these statistics. If one of them does more than
-    # normalize values of the examples, the loss is a function of that statistic itself.
-    if state.kind is Kind.INDEPENDENT and not normalizations.issuperset(statistics) and not ends:
-        ends = [analysis.reasons[statistics[0]]]
+    # A loss that is the same on every tower but for what the proof supposes, such as a maximum over
+    # reshaped ones, is no mean over the examples: then the supposition ends the proof after all.
+    supposed = [name for name in statistics if name in analysis.suppositions]
+    if state.kind is Kind.INDEPENDENT and supposed and not ends:
+        ends = [analysis.reasons[supposed[0]]]
     return list(dict.fromkeys(ends))
 
 

@@ -295,13 +295,15 @@ class View:
         `tf.reshape(x, (-1, 5))` takes 5 numbers of each example of x [n, L], L not being static.
 
         The rule marks the results with the operation's name, as if it were a statistic of the
-        shard. The verdict of a loss with this mark has the supposition as its condition.
+        shard. The verdict of a loss with this mark has the supposition as its condition. Where it
+        can be no condition, the mark ends the proof as any other (`verdict._ends`), for the reason
+        that is noted here.
 
         Args:
           op: the operation.
           what: the predicate of a sentence whose subject is `op`.
         """
-        self.note(op.name, op, 'has to be shown that it %s' % what)
+        self.note(op.name, op, 'is right only if it %s, which is not known' % what)
         self.suppositions[op.name] = "'%s' %s" % (op.name, what)
 
     def remembered(self, function: typing.Callable, tensor: tf.Tensor, argument: typing.Any,

@@ -221,8 +221,8 @@ def _rows_at_vectors(op: tf.Operation, params: State, positions: State, view: Vi
     are_vectors_of_one = shape is not None and shape[-1] == 1
     if not are_vectors_of_one:
         return unknown(op, _BY_PLACES)
-    # Whether the shape is [n, 1], so that the positions are along dimension 0, is asked there.
-    return rows_at_positions(op, params, positions._replace(axis=0), view)
+    # `rows_at_positions` refuses index vectors in any other shape than [n, 1].
+    return rows_at_positions(op, params, positions, view)
 
 
 def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View) -> State:

@@ -2,7 +2,8 @@
 
 Each of them says where the examples are then. Those below `moves_entries` say it for values of the
 batch alone: `state` is PER_EXAMPLE or ROWS, with the examples along `state.axis`. What becomes of
-other values is in `moves`.
+other values is in `moves`. A result has `is_constant=False` where the rule does not follow whether
+the entries are the same for each example: that is always sound (`State.is_constant`).
 """
 
 import typing
@@ -226,6 +227,8 @@ def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State
     Where both are means, each entry of the result is one of the one or of the other, and so a mean.
     """
     if not any_by_example(states):
+        # With the number of the diagonal, too, an argument. Where it is the same on every tower it
+        # counts as one more constant, so that a sum gets an offset: less is proven than could be.
         return sum_of_totals(op, states, view)
     matrices, diagonals = states[:2]  # MatrixSetDiagV2 and V3 have the diagonal's number behind
     rank = static_rank(op.inputs[0], op, view)

@@ -12,6 +12,10 @@ Let the shard make K iterations, and the whole batch more. Then K is less than `
 the same for both, and so at least the length of each example of the shard. The iterations from K
 on, which the shard does not make, change none of its examples.
 
+A maximum in the limit, as in `max(least, max(lengths))`, is as good. Minima and maxima with numbers
+that are the same for both, in any order, keep max(lengths) between a lower and an upper bound. If K
+is below the number of the batch, it is below the upper bound, and so again at least max(lengths).
+
 The functions here look at the operations of a loop, of control flow v1 or v2; `Loop` and `Carried`
 have what differs between these. The state of the loop's condition has the mark of the maximum, as
 of any statistic of the shard; `condition_for` takes it away.
@@ -106,7 +110,7 @@ def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Te
     counter, limit = test.op.inputs
     if not loop.is_counter(counter):
         return None
-    return _compared(limit, loop)
+    return _bounds_in(limit, loop)
 
 
 def _limits_of_parts(conjunction: tf.Operation,
@@ -122,14 +126,15 @@ def _limits_of_parts(conjunction: tf.Operation,
     return limits
 
 
-def _compared(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:
+def _bounds_in(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:
     """The tensors, before the loop, of which a limit is the minimum or the maximum: of
-    `min(steps, longest)` both. Any other limit is returned itself."""
+    `min(steps, longest)` both. Any other limit is returned itself. Why a maximum is as good as a
+    minimum: see the module."""
     limit = _source(limit, loop)
     if limit.op.type not in ('Minimum', 'Maximum'):
         return [limit]
     left, right = limit.op.inputs
-    return _compared(left, loop) + _compared(right, loop)
+    return _bounds_in(left, loop) + _bounds_in(right, loop)
 
 
 def _source(tensor: tf.Tensor, loop: Loop) -> tf.Tensor:

@@ -85,8 +85,9 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
     """
     state = as_number(op, states[0], view)
     arguments = list(states[1:])
-    # Of all arguments, only the new shape of values of the batch may have n in it: (n, 4). In any
-    # other argument n counts as a number, a sum over the examples, and the loop below refuses it.
+    # Of all arguments, only the new shape of values of the batch may have n in it: (n, 4), which
+    # stays SIZES. In any other argument `as_numbers` makes of n a sum over the examples, and the
+    # loop below refuses that.
     is_shape_of_batch = op.type == 'Reshape' and is_of_batch(state)
     if not is_shape_of_batch:
         arguments = as_numbers(op, arguments, view)
@@ -97,7 +98,7 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
         results = rule(op, state, view)
     elif state.is_position:
         results = _moved_positions(op, state, view)
-    else:  # one example, a mean, a sum, or the same on every tower: the entries are so elsewhere
+    else:  # one example, a mean, a sum, or the same on every tower: that is so of any moved entry
         is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
         results = state._replace(is_uniform=is_uniform)
     if isinstance(results, State):  # one state for all results

@@ -233,7 +233,8 @@ def _rows_of_each(number: Size, row: typing.List[int], entries: int) -> typing.O
 
     Args:
       number: the first number of the shape, which tells the number of rows.
-      row: the other numbers, the lengths of a row; one is -1, as long as is left, or none.
+      row: the other numbers, the lengths of a row. Where `number` is not -1, one of them may be:
+        -1 stands once in a shape, for the length that is left.
       entries: the number of entries of each example.
     """
     if 0 in row:  # rows without entries, of which there may be any number
@@ -242,7 +243,8 @@ def _rows_of_each(number: Size, row: typing.List[int], entries: int) -> typing.O
     if takes_all_rows:
         rows, rest = divmod(entries, _product(row))
         return rows if rest == 0 else None
-    if is_multiple_of_examples(number) and number.per_example > 0:
+    is_length = number.per_example > 0  # -n, as of a difference, is a multiple, too
+    if is_multiple_of_examples(number) and is_length:
         return number.per_example
     return None
 

@@ -85,7 +85,10 @@ def _selection_by_mask(op: tf.Operation, view: View) -> str:
         return op.name
     mask = graph_walk.source_through(op.inputs[0], ('Reshape',))
     for other in _takers_of_entries(mask):
-        state = view.state_or_none(other.outputs[0]) if other.type == 'Where' else None
+        if other.type != 'Where':
+            continue
+        state = view.state_or_none(other.outputs[0])  # None where its turn comes later
+        # The state of a `Where` of which nothing is proven, UNKNOWN, has no selection.
         if state is not None and state.selection != EVERY_EXAMPLE:
             return state.selection
     return op.name
@@ -199,8 +202,11 @@ def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -
 def is_sparse(indices: State, values: State) -> bool:
     """Whether these are the indices and the values of a sparse tensor [n, …].
 
-    INDICES without a selection, as `tf.stack([tf.range(n), column], 1)`, are of no sparse tensor:
-    there is one for each example.
+    They are where one selection made the rows of both, so that row i of the values is at index
+    vector i: the selection is a part of the layout of the values.
+
+    INDICES without a selection, as `tf.stack([tf.range(n), column], 1)`, are an index vector for
+    each example. They are not taken for those of a sparse tensor.
     """
     if indices.kind is not Kind.INDICES or indices.selection == EVERY_EXAMPLE:
         return False
