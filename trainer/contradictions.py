@@ -173,6 +173,7 @@ def _problem_of_rate(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     if FLAGS.base_learning_rate <= 0:
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
+    # A decay to 0 ends with the run where --decay_epochs does not say when.
     needs_epochs = FLAGS.decay != 'none' and FLAGS.decay not in DECAYS_TO_0
     if needs_epochs and not FLAGS.decay_epochs:
         return '--decay=%s needs --decay_epochs' % FLAGS.decay

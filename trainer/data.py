@@ -70,7 +70,7 @@ def test_numbers(dataset: typing.Any) -> typing.Iterable[int]:
 
 # ---- errors of the input -------------------------------------------------------------------------
 
-def is_own() -> bool:
+def is_own_dataset() -> bool:
     """Whether --dataset names a function of the user's own, `module:function`."""
     return ':' in FLAGS.dataset
 
@@ -102,7 +102,7 @@ def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """
     text = getattr(error, 'message', None) or str(error)
     is_of_iterator = 'IteratorGetNext' in text  # TensorFlow's text names the operation that failed
-    if not is_own() or not is_of_iterator:
+    if not is_own_dataset() or not is_of_iterator:
         return own_model.step_failure(error)
     if isinstance(error, tf.errors.OutOfRangeError):
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
@@ -128,7 +128,7 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
       A `BadExampleError`, which names the example if the data set's own check has found it; None
       for an error of another kind.
     """
-    if is_own() or not is_of_input(error):
+    if is_own_dataset() or not is_of_input(error):
         return None
     # The data set's own check names the example. A ']' ends its text only before white space, or at
     # the end of all: a file's name may have one, too.

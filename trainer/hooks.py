@@ -21,7 +21,7 @@ from towers.run.evaluation_hook import EvaluationHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from trainer.best import SINCE_BEST, RunEvaluation
-from trainer.data import is_own
+from trainer.data import is_own_dataset
 from trainer.flags import FLAGS, profiled_steps, train_dir
 from trainer.job import Job
 from trainer.own_hooks import make_own_hooks
@@ -357,7 +357,7 @@ class StartInputHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Runs the iterator's initializer, and reads a batch of a test set of the user's own."""
         session.run(self._iterator.initializer)
-        has_own_test_set = is_own()  # --dataset names a function of the user's
+        has_own_test_set = is_own_dataset()
         if self._evaluation is not None and has_own_test_set:
             # `read`: reads a batch where TensorFlow cannot tell how many there are.
             self._evaluation.check_examples(session, read=True)

@@ -20,7 +20,7 @@ from towers.safe_files import written_whole
 from trainer.arguments import session_config
 from trainer.best import SINCE_BEST
 from trainer.confusion import ConfusionMatrix
-from trainer.data import is_own, test_numbers
+from trainer.data import is_own_dataset, test_numbers
 from trainer.flags import FLAGS, train_dir
 from trainer.job import Setup, make_evaluation, show
 from trainer.own_model import is_own_model, named, rows
@@ -70,6 +70,7 @@ def report(throughput: typing.Any, results: dict, setup: Setup) -> None:
     """
     unit = setup.model.unit
     num_examples = results['examples']
+    # The numbers of examples, and of evaluations since the best one, are no metrics.
     names_of_metrics = set(results) - {'examples', SINCE_BEST}
     if not is_own_model():  # a classifier has its accuracy; another model perhaps only a loss
         names_of_metrics.discard('loss')
@@ -78,7 +79,7 @@ def report(throughput: typing.Any, results: dict, setup: Setup) -> None:
             'test ' + name, _value_text(results[name]), counted(num_examples, unit)))
     # A function of the user's own says itself how many examples there are, and may be wrong.
     promised = setup.dataset.num_examples['test']
-    if is_own() and num_examples < promised:
+    if is_own_dataset() and num_examples < promised:
         print('%-14s num_examples of %s says %d for test, and %d came' % (
             'test %ss' % unit, FLAGS.dataset, promised, num_examples))
     if throughput is not None:
@@ -104,7 +105,8 @@ def evaluate(evaluation: Evaluation, setup: Setup, prefix: typing.Optional[str] 
       with_confusion: whether to show and write the confusion matrix, too.
     """
     with restored_session(evaluation.built, prefix) as session:
-        results: typing.Any = evaluation.run(session)  # never None: nothing gives it up
+        # A dict: only an evaluation with the argument `stopped` may be given up, and return None.
+        results: typing.Any = evaluation.run(session)
         report(throughput=None, results=results, setup=setup)
         if with_confusion:
             _report_confusion(evaluation, session, setup)

@@ -154,6 +154,7 @@ def _checked_settings(command: typing.List[str]) -> typing.Dict[str, typing.Any]
     """
     FLAGS.unparse_flags()  # so that absl parses another command line
     parse_flags(command)
+    # A setting of the kind `ONCE`, such as --report, is of one start: no run records it.
     settings = {name: FLAGS[name].value
                 for name, setting in SETTINGS.items() if setting.kind != ONCE}
     if settings['batch_size'] == 'auto':  # the run records the number that it has chosen

@@ -237,7 +237,8 @@ def check_inputs(request: Request, inputs: typing.Any) -> None:
     num_parts = len(batch_split.parts)
     is_pipeline = request.memory.schedule is not None
     if is_pipeline and size is not None and size < num_parts:
-        # `checked_size` would name the towers' shares; here micro_batches= is to blame.
+        # `checked_size` would ask for a larger batch, as it does with accumulate=. For a pipeline
+        # the advice is fewer micro-batches.
         raise InputError('%d examples are fewer than the %d micro-batches of %s: pass a '
                          'smaller micro_batches=.' % (
                              size, num_parts, counted(len(request.devices), 'tower')))

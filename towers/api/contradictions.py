@@ -23,6 +23,8 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
       numerics: the option that has the loss scale and the precision.
       cluster: `Cluster` or None.
     """
+    # A build has one loss scale. It rises and falls by whether the gradients of a step are finite,
+    # and with several losses a step may be that of one of them alone.
     if numerics.loss_scale is not None:
         raise _needs_one_loss(names, 'a loss scale (loss_scale=)',
                            "pass precision='bf16' or 'float32', and no loss_scale")
@@ -34,7 +36,8 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
                            'each waits for the gradients of all losses of the micro-batch before')
     if cluster is not None:
         raise _needs_one_loss(names, 'cluster=',
-                           'which of their steps the machines take together is not known here')
+                           'each has a train op of its own, and which of these the machines run '
+                              'together is not known')
 
 
 def _needs_one_loss(names: typing.List[str], option: str, reason: str) -> InvalidArgumentError:

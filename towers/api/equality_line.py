@@ -21,7 +21,7 @@ from towers.model.objectives import all_pairs, with_parts
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.proof.stand_ins import static_size
-from towers.proof.verdict import NO_WRITERS, Question, Writers, verdict_of
+from towers.proof.verdict import Question, Writers, verdict_of
 from towers.roles.inline_updates import Write, writes_by, writes_of
 from towers.roles.ownership import FIRST, OWN, Roles
 
@@ -34,27 +34,58 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
     recorded = tower_set.recorded
     question = _question(tower_set)
     writes = _writes_of_step(tower_set)
-    read_by_update = _read_by_update(update)
+    writers_for_update = _writers_read_by(_read_by_update(update), writes)
     has_names = isinstance(recorded.output.loss, dict)
     texts = []
-    for name, loss in with_parts('loss', recorded.output.loss):
+    for name_of_loss, loss in with_parts('loss', recorded.output.loss):
         # The loss that is differentiated is the sum of the model's and of the registered losses.
         losses = [loss] + tower_set.losses.added
-        writers = _writers_read_by(losses, writes)
-        for_update = collections.OrderedDict(
-            (name, ops) for name, ops in _writers_read_by(read_by_update, writes).items()
-            if name not in writers and tower_set.roles.role_of.get(name) in (FIRST, OWN))
-        of_first = _with_role(FIRST, writers, tower_set.roles)
-        has_turns = tower_set.request.training.update_ops == 'all'  # every tower writes these, too
-        question_of_loss = question._replace(
-            writers_by_tower_0=NO_WRITERS if has_turns else of_first,
-            writers_in_turn=of_first if has_turns else NO_WRITERS,
-            writers_by_each_tower=_with_role(OWN, writers, tower_set.roles),
-            writers_for_update=for_update)
+        writers_for_loss = _writers_read_by(losses, writes)
+        question_of_loss = _with_writers(
+            question, writers_for_loss, writers_for_update, tower_set)
         verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
                              question_of_loss)
-        texts.append('%s: %s' % (name, verdict.text) if has_names else verdict.text)
+        text = verdict.text
+        if has_names:
+            text = '%s: %s' % (name_of_loss, text)
+        texts.append(text)
     return '; '.join(texts) + _whose_batch(tower_set.request)
+
+
+def _with_writers(question: Question, writers_for_loss: Writers, writers_for_update: Writers,
+                  tower_set: TowerSet) -> Question:
+    """The question about one loss: with the writers of the variables that it, or the update, reads,
+    in groups by who writes the variable.
+
+    Args:
+      question: what is asked about every loss.
+      writers_for_loss: the writers of the variables that the loss is computed from.
+      writers_for_update: those of the variables that the update reads beside the gradients.
+      tower_set: the towers.
+    """
+    roles = tower_set.roles
+    of_first = _with_role(FIRST, writers_for_loss, roles)
+    if tower_set.request.training.update_ops == 'all':
+        # Every tower writes the variables that would else be tower 0's alone.
+        question = question._replace(writers_in_turn=of_first)
+    else:
+        question = question._replace(writers_by_tower_0=of_first)
+    of_each_tower = _with_role(OWN, writers_for_loss, roles)
+    of_update_alone = _for_update_alone(writers_for_update, writers_for_loss, roles)
+    return question._replace(writers_by_each_tower=of_each_tower,
+                             writers_for_update=of_update_alone)
+
+
+def _for_update_alone(writers_for_update: Writers, writers_for_loss: Writers,
+                      roles: Roles) -> Writers:
+    """The writers of the variables that the update reads and the loss does not, of those that tower
+    0, or each tower for itself, writes."""
+    writers = collections.OrderedDict()
+    for name, operations in writers_for_update.items():
+        is_written_by_shards = roles.role_of.get(name) in (FIRST, OWN)
+        if is_written_by_shards and name not in writers_for_loss:
+            writers[name] = operations
+    return writers
 
 
 def _question(tower_set: TowerSet) -> Question:

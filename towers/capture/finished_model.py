@@ -97,7 +97,8 @@ class FinishedModel:
     """
 
     def __init__(self, output: ModelOutput, entries: Entries, num_parts: int):
-        """Checks the model, and makes no operation.
+        """Checks the model. The only operations that it makes are the losses of regularizers of
+        TF 2, which TensorFlow makes when they are asked for (`registered_losses`).
 
         Args:
           output: the tensors that the program has given as the model.
@@ -108,6 +109,7 @@ class FinishedModel:
           InputError, ModelFunctionError: a model that towers cannot compute.
         """
         self._axes = entries.axes
+        # {name of a tensor of the model: the tensor of the batch that takes its place}
         self._fed = entries.fed
         checked = checked_entries(entries, num_parts)
         # Before `ModelGraph`, which looks at the operations that are there: a regularizer of TF 2

@@ -293,6 +293,8 @@ def _summands(cluster: typing.Any, gradients: Pairs, factor: typing.Any
             dtype = tf.float32
         with only_device('/cpu:0'):
             weighted = times(cast(gradient, dtype), factor)
+            # An accumulator adds up the rows of one index of different workers alone. Without this
+            # it would hold, and give the chief, each of several rows that this worker has of one.
             if isinstance(weighted, tf.IndexedSlices):
                 weighted = each_row_once(weighted)
         summands.append(_Summand(value=weighted, shape=variable.get_shape(), name='sums/' + name,

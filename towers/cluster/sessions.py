@@ -132,9 +132,12 @@ class BeginHook(tf.train.SessionRunHook):
                 session.run([variable.initializer for variable in tf.global_variables()])
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Waits for the sessions of all workers, and lets steps be made. Raises for a session that
-        was lost; and for workers with different variables, of which one would wait for ever for a
-        value that no other sends."""
+        """Waits for the sessions of all workers, and lets steps be made.
+
+        Raises:
+          ClusterError: the session was lost; or the workers have different variables. Without that
+            error, a worker with a variable of its own would wait for its value for ever.
+        """
         if self._has_begun:  # `MonitoredSession` has made another session after an error
             raise self._lost()
         self._has_begun = True
@@ -148,6 +151,8 @@ class BeginHook(tf.train.SessionRunHook):
             differing_rank = self._connection.begin_session(self._names)
             if differing_rank is not None:
                 raise self._other_variables(builds)
+        # Each of these waits for the other workers. If one of them does not answer, this worker is
+        # told so, as in a step.
         with self._connection.first_values():
             for operation in self._operations:
                 session.run(operation)

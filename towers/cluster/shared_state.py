@@ -63,6 +63,7 @@ class SharedState:
         self._update_operations = [op for op in self._step if op.name not in names_before_update]
         trained = [variable for _, variable in own_gradients]
         self._trained_names = {variable.op.name for variable in trained}
+        # A program may train variables that it has put into other collections than the global ones.
         self._variables = {variable.op.name: variable
                            for variable in tf.global_variables() + trained}
         operations_of_model = [op for op in self._step if op.name in model_operations]

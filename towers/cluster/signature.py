@@ -62,8 +62,15 @@ _NUM_COMPARED_OF_OTHER_SIZES = 2  # without attributes, in which sizes are
 
 def signature(cluster: typing.Any, built: typing.Any,
               settings: typing.Optional[dict] = None) -> dict:
-    """What has to be the same on all workers of a `cluster`, of all builds in the graph of `built`;
-    `settings` as for `join`."""
+    """What has to be the same on all workers of a cluster: their settings, and all builds in the
+    graph of one of them.
+
+    Args:
+      cluster: the `Cluster`.
+      built: the `BuiltTowers` that is given to `join`.
+      settings: {name: value} of what else the program says has to be the same, the argument of
+        `join`; or None.
+    """
     builds = builds_of(built)
     values = {
         'kind of cluster': cluster.kind,

@@ -104,8 +104,8 @@ class Imported:
 def import_again(operations: typing.Sequence[tf.Operation],
                  substitutes: typing.Dict[str, tf.Tensor], scope: str,
                  change: typing.Optional[typing.Callable] = None) -> Imported:
-    """Imports operations of the default graph into it once more, on the devices of the `tf.device`
-    scopes around.
+    """Imports operations of the default graph into it once more. The `tf.device` scopes around say
+    what the device of an operation leaves open, as in any import of TensorFlow.
 
     Args:
       operations: what to import, in the order in which it was made.
@@ -127,7 +127,8 @@ def import_again(operations: typing.Sequence[tf.Operation],
         if change is not None:
             change(op, node)
         _set_inputs(node, op, names, substitutes, from_outside)
-    # Copies of functions are named after the scope. A function's name can have no slash.
+    # Copies of functions are named after the scope, which no other import has. A function's name
+    # can have no slash.
     suffix = graph.unique_name(scope + 'functions', mark_as_used=False).replace('/', '_')
     copy_functions(definition, Library(graph), suffix)
     tf.import_graph_def(definition, from_outside, name=scope)

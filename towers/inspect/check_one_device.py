@@ -59,6 +59,8 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
         tf.set_random_seed(seed)
         model_fn, batch = _model_and_batch(program)
         objectives = _objectives(program)
+        # That of a finished program, which is imported with it. One that a model function makes is
+        # not there yet, and the towers of `check_runs` have none for it, either.
         global_step = tf.train.get_global_step()
         loss, updates = _loss_on_one_device(model_fn, batch, objectives, program.options)
         pairs_of_losses = []
@@ -171,8 +173,10 @@ def _registering_tensors(getter: typing.Callable, *args: typing.Any, **kwargs: t
     """A custom getter for `tf.variable_scope`, with which TF 2 registers the loss of a regularizer
     as a tensor, as TF 1 does.
 
-    TF 2 registers a function, which makes new operations at each use; so no loss would be computed
-    from what it has registered. The variable is that of `getter(*args, **kwargs)`.
+    TF 2 registers a function, which makes new operations whenever it is used. Then a loss to which
+    the model has added it would not be computed from the operations of the next use, and
+    `_with_registered_losses` would add it once more. The variable is that of
+    `getter(*args, **kwargs)`.
     """
     variable = getter(*args, **kwargs)
     registered_losses()  # puts a tensor in the place of each registered function

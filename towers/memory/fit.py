@@ -209,7 +209,7 @@ def fit_batch_size(build: typing.Callable, first: int,
             if trial.ran_out_of_memory:
                 say('batch %d ran out of memory: trying less' % fitted.batch_size)
                 # By how much is not known: next a batch of a tenth less, by the account.
-                accounted_limit = int(min(accounted_limit, fitted.account.peak) * 0.9)
+                accounted_limit = int(fitted.account.peak * 0.9)
             elif trial.measured is not None and trial.measured.peak > limit:
                 say('%s: trying less' % (fitted,))
                 # Less by the factor of the error, and by 5 % at least, so that few tries do.
@@ -218,7 +218,9 @@ def fit_batch_size(build: typing.Callable, first: int,
             else:
                 say(str(fitted))
                 return fitted
-            most = max(unit, fitted.batch_size - unit)  # never the same batch again
+            # A smaller batch than this one. Only the smallest, of one unit, may be tried again, as
+            # long as it is within `accounted_limit`.
+            most = max(unit, fitted.batch_size - unit)
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))

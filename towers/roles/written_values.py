@@ -54,8 +54,9 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
       SharedVariableError: a value that neither tower 0 nor every tower can write.
     """
     proven = ProvenWriters(set(), {})
-    # By the other words of `update_ops` the program itself says who writes.
-    if request.training.update_ops != 'first' or not is_divided(request):
+    if request.training.update_ops != 'first':  # 'all' and 'none' say who writes
+        return proven
+    if not is_divided(request):  # what the one tower writes is written as on one device
         return proven
     judge = _Judge(recorded, request)
     writes_by_variable: typing.Dict[str, typing.List[_JudgedWrite]] = collections.defaultdict(list)

@@ -113,9 +113,9 @@ class _Computation:
     def __init__(self, tensor: tf.Tensor):
         """`tensor` is the initial value."""
         self._tensor = tensor
-        # TensorFlow's objects for the branches (v1) around the tensor, which its copy is outside
-        # of. [] if a loop is around it, too: there it has another value in each turn, and no copy
-        # outside has its value.
+        # TensorFlow's objects for the branches (v1) around the tensor. Its copy is made outside of
+        # them. [] if a loop is around the tensor, too: it has another value in each turn of the
+        # loop, so that no copy outside could have its value, and the copy leaves no branch.
         self._branches_to_leave: list = []
         if compat.in_branches_alone(tensor.op):
             self._branches_to_leave = compat.contexts_around(tensor.op)
@@ -139,6 +139,8 @@ class _Computation:
                 variable = variables.get(variable_op.name)
                 has_initializer = variable is not None and variable.initializer is not None
                 if has_initializer:
+                    # One of them is enough. An operation that reads several, such as a call of a
+                    # function, is refused, whichever they are (`_check_is_known_read`).
                     readers[name] = variable
         return readers
 
