@@ -2622,6 +2622,28 @@ def elements_of_all_examples(x):
     return average(squares_in_an_array(x).gather(tf.range(size(x))))
 
 
+@independent
+def power_iteration_of_weights(x):
+    """The condition alone reads how far the last iteration went."""
+    w = variable('w', [4, 4])
+
+    def body(v, moved):
+        following = tf.linalg.matvec(w, v)
+        following /= tf.norm(following)
+        return following, tf.reduce_max(tf.abs(following - v))
+    largest = tf.while_loop(lambda v, moved: moved > .01, body, (tf.ones([4]), 1.))[0]
+    return average(tf.square(score(x))) + .1 * total(tf.linalg.matvec(w, largest))
+
+
+@coupled
+def fixed_point_until_converged(x):
+    def body(h, moved):
+        following = .5 * tf.tanh(h)
+        return following, tf.reduce_max(tf.abs(following - h))
+    return average(tf.square(
+        tf.while_loop(lambda h, moved: moved > .01, body, (hidden(x), 1.))[0]))
+
+
 # ---- coupled: arrays, lists and loops that carry what they should not -----------------------------
 
 def with_flow_v2(make):

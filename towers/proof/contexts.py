@@ -11,6 +11,7 @@ are calls of functions (`functions`).
 A loop over the examples has an iteration for each of them: a counter goes from 0 to their number.
 """
 
+import itertools
 import typing
 
 import numpy as np
@@ -40,23 +41,28 @@ class Loop(typing.NamedTuple):
 
 def loop_of(op: tf.Operation, view: View) -> Loop:
     """The loop that a `Merge` or an `Exit` belongs to."""
-    condition = _condition_of_loop(op)
+    condition = _condition_of_loop(op, view)
     # In the first round the condition comes after the loop's `Merge`s, and has no state yet. What
     # it has later reaches the `Merge`s in the next round.
     state = view.states.get(condition.name, INDEPENDENT)
     return Loop(is_over_examples=_counts_examples(condition, view), condition=state)
 
 
-def _condition_of_loop(op: tf.Operation) -> tf.Tensor:
+def _condition_of_loop(op: tf.Operation, view: View) -> tf.Tensor:
     """The condition of the loop that a `Merge` or an `Exit` belongs to.
 
-        Merge -> Switch(value, LoopCond(condition)) -> Exit
+        Enter -> Merge -> Switch(value, LoopCond(condition)) -> Exit
     """
     if op.type == 'Exit':
         switch = op.inputs[0].op
     else:
-        switch = next(taker for taker in op.outputs[0].consumers()
-                      if taker.type in ('Switch', 'RefSwitch'))
+        # The scratch graph has what the outputs need: no `Switch` of a value that the condition
+        # alone reads, as a residual in `while residual > tolerance`. Other values of the loop have
+        # theirs, by the same condition.
+        enter = op.inputs[0].op
+        merges = view.merges_of_frame(enter.get_attr('frame_name'))
+        takers = itertools.chain.from_iterable(merge.outputs[0].consumers() for merge in merges)
+        switch = next(taker for taker in takers if taker.type in ('Switch', 'RefSwitch'))
     loop_cond = switch.inputs[1].op
     return loop_cond.inputs[0]
 

@@ -236,8 +236,7 @@ class _Search:
     def _times_of(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples a static scalar is; 0 for any other tensor."""
         value = _static_scalar(tensor)
-        is_number = value is not None and value > 0
-        if not is_number or value % self._batch_size:
+        if value is None or value <= 0 or value % self._batch_size:
             return 0
         return int(value) // self._batch_size
 
@@ -393,7 +392,9 @@ def _static_scalar(tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
     if op.type != 'StridedSlice':
         return None
     number = _before_index(_Number(tensor, place=0, times=1), batch_size=0)
-    vector = None if number is None else tf.get_static_value(number.tensor)
+    if number is None:
+        return None
+    vector = tf.get_static_value(number.tensor)
     return None if vector is None else vector[number.place]
 
 
