@@ -78,3 +78,10 @@ def test_refusals(error, text, change):
 def test_a_feed_is_for_finished_models():
     with pytest.raises(towers.InvalidArgumentError, match='feed= is for'):
         towers.check_towers(samples.linear, (X, Y), momentum, feed={'x': np.zeros(1)})
+
+
+def test_a_graph_with_towers_is_refused():
+    loss, x, y, scale = program(mean)
+    towers.build_towers(loss, (x, y), momentum(), devices=2)
+    with pytest.raises(towers.InvalidArgumentError, match='call check_towers before build_towers'):
+        towers.check_towers(loss, {x: X, y: Y}, feed={scale: .5})

@@ -29,6 +29,7 @@ from towers.inspect.check_machines import Machines, run_machines
 from towers.inspect.check_one_device import run_one_device
 from towers.inspect.check_report import CheckedRuns, TowersReport, report_on
 from towers.inspect.check_runs import Program, map_arrays, run_towers
+from towers.model.build_context import has_towers
 from towers.model.outputs import ModelOutput
 from towers.placement.devices import MOST_TOWERS, resolve_devices
 from towers.placement.tower_device import all_devices
@@ -99,7 +100,8 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     Raises:
       SharedVariableError: a variable that the towers cannot share.
       StepError: TensorFlow cannot run the model's step, on one device or on the towers.
-      TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
+      TowersError: bad arguments, as `build_towers`; a finished model in whose graph there are
+        towers already; or a cluster that cannot be made.
     """
     model_fn, inputs = _checked_model(model_fn, inputs, feed, cluster)
     check_choice('reduction', reduction, REDUCTIONS)
@@ -209,6 +211,10 @@ def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[
     if cluster is not None:
         raise InvalidArgumentError('cluster=%r, and the model is finished: pass a model function, '
                                    'which each worker calls.' % (cluster,))
+    if has_towers(tf.get_default_graph()):
+        raise InvalidArgumentError(
+            'the model is finished, and its graph has towers already, which would be trained with '
+            'it: call check_towers before build_towers, or in a graph without towers.')
     program = FinishedProgram(_as_output(model), inputs, feed)
     return program, program.batch
 

@@ -90,6 +90,15 @@ def check_no_failed_build(graph: tf.Graph) -> None:
             'build in a new graph (with tf.Graph().as_default(): …, or tf.reset_default_graph()).')
 
 
+_BUILT: 'weakref.WeakSet[tf.Graph]' = weakref.WeakSet()
+"""The graphs in which a build was made."""
+
+
+def has_towers(graph: tf.Graph) -> bool:
+    """Whether `build_towers` has made towers in a graph."""
+    return graph in _BUILT
+
+
 _UPDATES_OF_BUILDS = ('towers_update_ops',)
 """A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
 
@@ -152,6 +161,7 @@ class BuildCollections:
             if has_made_operations:  # which TensorFlow cannot remove
                 _FAILED.add(self._graph)
             raise
+        _BUILT.add(self._graph)
         for entry in self.new_updates():
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
 
