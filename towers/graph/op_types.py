@@ -96,7 +96,7 @@ LEAVE_UNCHANGED = HAND_ON | READS | {
 
 BATCH_VALUE = '_towers_batch_value'
 """The attribute of the placeholder with a default by which a build hands on a value of the whole
-batch: `b'<number of the value> <kind>'`, such as `b'0 sum'`."""
+batch: `b'<number of the value> <role>'`, such as `b'1 sum'` or `b'1 sum_gradient'`."""
 
 
 BATCH_VALUE_TO_BE = '_towers_batch_value_to_be'
@@ -115,9 +115,9 @@ def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
 
 
 def batch_value_kind(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch that an operation hands on: `'sum'`, `'mean'`,
-    `'concat'` or `'moments'`; in the backward pass the same with `_gradient` after it. None for any
-    other operation."""
+    """The kind of the value of the whole batch that an operation hands on, such as `'sum'`: see
+    `Mark.kind` of `batch_values`; in the backward pass the same with `_gradient` after it. None for
+    any other operation."""
     # The type is asked first, since `node_def` takes long.
     if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:
         return None

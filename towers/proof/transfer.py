@@ -165,8 +165,9 @@ class Transfer:
 
         Args:
           op: the operation that marks the value.
-          state: of the shard's value.
-          kind: what is taken over the towers: 'sum', 'mean', 'concat' or 'moments'.
+          state: of the shard's value; of several values in one tensor, as for 'moments', it tells
+            nothing of the parts.
+          kind: see `Mark.kind` of `batch_values`.
         """
         if state is None or state.kind is Kind.UNKNOWN:
             return state

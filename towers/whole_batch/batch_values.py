@@ -119,8 +119,7 @@ def batch_concat(x: typing.Any) -> tf.Tensor:
       A tensor [rows of all towers, …].
 
     Raises:
-      ModelFunctionError: as `batch_sum`; or x is a scalar; or the batch is on several processes
-        of Horovod.
+      ModelFunctionError: as `batch_sum`; or x is a scalar.
     """
     return _value(x, 'concat')
 

@@ -172,6 +172,9 @@ def _num_operations(marks: Marks) -> typing.Dict[Mark, int]:
 class _Exchange:
     """One value over all towers.
 
+    A tower without examples has computed its own value from padding: its summand has to be made
+    neutral, which for a sum is 0 (`zero_if_empty`).
+
     Attributes:
       value: what every tower gets.
     """

@@ -23,7 +23,8 @@ class Workers(typing.NamedTuple):
     """Whether the data of this worker go on in a step, a bool scalar; None where they always do.
     Without a batch it runs the messages, too, since the others wait in them."""
     add_up: typing.Callable[[tf.Tensor], tf.Tensor]
-    """`f(tensor)`: the sum of the tensors of all workers, which are of one shape; one message."""
+    """`f(tensor)`: the sum of the tensors of all workers, which are of one shape; one message. Any
+    other message is made of a sum, as that of `concat`."""
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of the tensors of all workers that have a batch; one message. The tensors are of

@@ -55,7 +55,7 @@ Who hands them on: `by_table` gives each result the marks of all inputs; only th
 without `keeps_marks`, of control flow, says itself which it hands on. All other rules may add the
 marks of their inputs (`with_marks_of`), which is right in any case, and necessary where a rule has
 made numbers of sizes itself: these numbers have marks that the sizes have not. Nobody takes a mark
-away, but `longest`, and `verdict` for batch norms.
+away, but `longest`, `verdict` for batch norms, and `transfer` for the moments of the whole batch.
 
 Read `common` (questions about states), `entries` (one by one: `exp`, `+`), `totals` (means and
 sums), `reductions`, `products`, `shapes`; then those that put entries elsewhere: `moves`,
