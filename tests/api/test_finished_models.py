@@ -111,7 +111,7 @@ KINDS.update((each.__name__, (each, None)) for each in [
     nested_control_flow, two_rnns, custom_gradient, gradient_penalty, python_function, look_up])
 
 
-LONG = ('nested_control_flow', 'two_rnns')
+LONG = ('nested_control_flow', 'two_rnns', 'branch', 'gradient_penalty')
 
 
 @pytest.mark.parametrize('name, variables', [

@@ -217,6 +217,7 @@ def test_a_step_that_does_not_end_is_said_by_all_who_are_in_it(monkeypatch):
     together(work, 2)
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
     monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
     of_all = members(2)
@@ -277,6 +278,7 @@ def test_those_that_wait_say_so(monkeypatch):
     assert 'does not take worker 2 (%s) in: it did not join' % workers[2] in error
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_here_already_is_refused(monkeypatch):
     monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
     workers, said = addresses(3), []
@@ -339,7 +341,7 @@ def test_silence_is_noticed_but_by_one_that_was_frozen_itself():
     assert not other._is_lost
 
 
-@pytest.mark.parametrize('in_step', [False, True])
+@pytest.mark.parametrize('in_step', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_worker_that_has_ended_while_others_are_in_a_step_is_named(in_step):
     """And while they wait to begin one."""
     of_all = members(2, dead_after=0.5)

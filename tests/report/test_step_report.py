@@ -108,20 +108,20 @@ def test_fifty_thousand_records_make_a_page_of_less_than_5_megabytes(tmp_path):
 
 # ---- steps that are slow for one reason ----------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make, said', [
     # Whether the combination takes 5 % is the machine's.
-    pytest.param(slow_update, [
+    (slow_update, [
         ('The update takes ', 'The combination of gradients and the update take '),
         ' of the step on /cpu:0, while both towers wait; the longest operation is ',
         ": all variables are on /cpu:0: spread them, and the update, over the towers' devices",
-        "But 'first' alone has 94 % of their bytes, and each variable is updated as a whole: "],
-                 marks=pytest.mark.slow),
+        "But 'first' alone has 94 % of their bytes, and each variable is updated as a whole: "]),
     (slow_input, [
         'The input takes ', 'while both towers wait; the longest operation is IteratorGetNext, ',
         'make batches while a step runs, with dataset.map(']),
-    pytest.param(long_stage, [
+    (long_stage, [
         'Stage 0 of tower 0, on /cpu:0, computes ', 'stages of one length would compute ',
-        'move layers from this stage to the others'], marks=pytest.mark.slow)],
+        'move layers from this stage to the others'])],
     ids=['update', 'input', 'stage'])
 def test_the_verdict_names_the_reason(make, said, tmp_path):
     built, start = make()
