@@ -143,8 +143,8 @@ def test_local_steps_end_on_all_workers_when_the_data_of_one_end(batches):
 
 
 @pytest.mark.slow
-def test_an_empty_batch_of_all_workers_does_not_end_training():
-    """Its loss is NaN and its gradient is 0, as on one device."""
+def test_an_empty_batch_of_all_workers_is_no_end_of_the_data():
+    """It is refused: `tf.train.MonitoredSession` takes an end of the data for the end of training."""
     workers = addresses(2)
 
     def work(rank):
@@ -156,13 +156,13 @@ def test_an_empty_batch_of_all_workers_does_not_end_training():
                 lambda shard: tf.reduce_mean(shard) * weight, numbers,
                 tf.train.GradientDescentOptimizer(1.), 1, 'mean', remainder='weight',
                 cluster=cluster)
-            with towers.join(cluster, built) as member, member.session() as session:
-                losses = [session.run([built.loss, built.train_op], {numbers: batch})[0]
-                          for batch in ([], [[1.], [2., 6.]][rank])]
-                assert not session.should_stop()
-                return losses, session.run(weight)
-    for (of_nothing, of_all), weight in together(work, 2):
-        assert np.isnan(of_nothing) and of_all == 0. and weight == -3.
+            with pytest.raises(towers.TowersError) as caught:
+                with towers.join(cluster, built, on_lost=lambda error: None) as member:
+                    with member.session() as session:
+                        session.run(built.train_op, {numbers: []})
+            return str(caught.value)
+    said = together(work, 2)
+    assert any('needs at least 1 examples and has 0, on this worker' in text for text in said)
 
 
 @pytest.mark.parametrize('wire', first_fast(1, [None, 'float16']))

@@ -116,8 +116,7 @@ class _RingStep(typing.NamedTuple):
 
     def _raise_without_data(self) -> tf.Operation:
         """The operation that ends training in the step in which the data of all workers have ended;
-        it does nothing where no worker says whether its data have ended. An empty batch is no end:
-        its loss is NaN, as on one device."""
+        it does nothing where no worker says whether its data have ended."""
         if not self.data_may_end:
             return tf.no_op()
         return worker_step.raise_at_end(self.num_examples <= 0.)
