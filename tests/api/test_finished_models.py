@@ -787,3 +787,21 @@ def test_a_build_that_waits_for_the_updates_is_refused():
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         with pytest.raises(towers.ModelFunctionError, match='call it outside of that block'):
             towers.build_towers(loss, inputs, sgd(), 2, 'mean', remainder='weight')
+
+
+@pytest.mark.parametrize('read, use_resource, is_open', [
+    (tf.identity, False, True), (lambda bank: bank * 1., False, False), (tf.identity, True, False)])
+def test_an_order_of_a_gradients_read_and_an_update_that_the_program_leaves_open(
+        read, use_resource, is_open):
+    x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.int32, [None])
+    bank = tf.get_variable('bank', [3, 4], tf.float64, trainable=False, use_resource=use_resource)
+    h = tf.matmul(x, tf.get_variable('w', [6, 4], tf.float64))
+    tf.add_to_collection(
+        tf.GraphKeys.UPDATE_OPS, tf.scatter_update(bank, y, tf.stop_gradient(h)))
+    logits = tf.matmul(h, read(bank), transpose_b=True)
+    loss = tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    built = towers.build_towers(loss, (x, y), momentum(), devices=2, reduction='mean')
+    line = built.plan.line('one device')
+    assert line.startswith('proven, but for whether a gradient reads' if is_open else 'proven: ')
+    assert ("or after: 'bank'" in line) == is_open

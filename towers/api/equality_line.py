@@ -15,8 +15,10 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.api.train_ops import Update
 from towers.copies.tower_set import TowerSet
+from towers.gradients.gradient_pairs import tensors_of
 from towers.graph import graph_walk
 from towers.graph.graph_walk import names_of
+from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.model.objectives import all_pairs, with_parts
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
@@ -72,8 +74,36 @@ def _with_writers(question: Question, writers_for_loss: Writers, writers_for_upd
         question = question._replace(writers_by_tower_0=of_first)
     of_each_tower = _with_role(OWN, writers_for_loss, roles)
     of_update_alone = _for_update_alone(writers_for_update, writers_for_loss, roles)
-    return question._replace(writers_by_each_tower=of_each_tower,
-                             writers_for_update=of_update_alone)
+    return question._replace(
+        writers_by_each_tower=of_each_tower, writers_for_update=of_update_alone,
+        read_in_any_order=_read_in_any_order(writers_for_loss, tower_set))
+
+
+def _read_in_any_order(writers_for_loss: Writers, tower_set: TowerSet) -> typing.List[str]:
+    """The names of the reference variables whose memory a gradient reads and an update op writes.
+
+    A program runs its update ops before its gradients, or after them, or says nothing. In the
+    towers the reads come first. Of a resource variable a gradient takes the value that the forward
+    pass has read, in any case.
+
+    Args:
+      writers_for_loss: the writers of the variables that the loss is computed from.
+      tower_set: the towers.
+    """
+    forward = names_of(graph_walk.step_operations(fetches_of(tower_set.recorded.output)))
+    gradients = tensors_of(tower_set.towers[0].pairs)
+    backward = names_of(graph_walk.step_operations(gradients)) - forward
+    graph = tf.get_default_graph()
+    finder = Writes(graph)
+    found = []
+    for name, operations in writers_for_loss.items():
+        variable = graph.get_operation_by_name(name)
+        is_written_by_update_op = not forward.issuperset(names_of(operations))
+        if variable.type in REFERENCE_VARIABLES and is_written_by_update_op:
+            readers = names_of(finder.readers(variable))
+            if not backward.isdisjoint(readers):
+                found.append(name)
+    return found
 
 
 def _for_update_alone(writers_for_update: Writers, writers_for_loss: Writers,

@@ -49,6 +49,8 @@ class Question(typing.NamedTuple):
     # Of the variables that the update reads beside the gradients, as for its learning rate: all of
     # their writers.
     writers_for_update: Writers = NO_WRITERS
+    # Names of reference variables that a gradient reads before an update op writes them, or after.
+    read_in_any_order: typing.Sequence[str] = ()
 
 
 def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
@@ -258,6 +260,11 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
             'but for state that each %s keeps of its own examples and the loss reads: %s '
             '(towers.batch_sum and batch_mean give values of all towers)' % (
                 question.names, _names(by_each_tower)))
+    if question.read_in_any_order:
+        conditions.append(
+            'but for whether a gradient reads a reference variable before an update op writes it, '
+            'as it does in towers, or after: %s (with use_resource=True this condition falls away)'
+            % _names(question.read_in_any_order))
     return conditions
 
 

@@ -265,7 +265,12 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
 def table_lookup(op: tf.Operation, states: _States, view: View) -> State:
     """`table.lookup(x [n, 4])`: each entry's value, by a table that is filled before the first step
     and never after, so that it is the same on every tower."""
-    table = graph_walk.source_through(op.inputs[0], ('Identity', 'Enter', 'Switch')).op
+    handed_on = ('Identity', 'Enter', 'Switch')
+    table = graph_walk.source_through(op.inputs[0], handed_on).op
+    original = view.program_op(op)
+    is_from_outside = table.type == 'Placeholder'  # of the model: the program's graph has the table
+    if is_from_outside and original is not None:
+        table = graph_walk.source_through(original.inputs[0], handed_on).op
     if table.type not in ('HashTable', 'HashTableV2'):
         return unknown(op, 'looks up a table to which a step may write')
     return elementwise(op, states, view)
