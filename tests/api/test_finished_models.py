@@ -805,3 +805,14 @@ def test_an_order_of_a_gradients_read_and_an_update_that_the_program_leaves_open
     line = built.plan.line('one device')
     assert line.startswith('proven, but for whether a gradient reads' if is_open else 'proven: ')
     assert ("or after: 'bank'" in line) == is_open
+
+
+def test_a_table_of_the_program_is_the_same_for_all_towers():
+    words, y = tf.placeholder(tf.string, [None, 3]), tf.placeholder(tf.float64, [None])
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(['a', 'b'], [0, 1]), 0)
+    w = tf.get_variable('w', [2], tf.float64)
+    totals = tf.reduce_sum(tf.gather(w, table.lookup(words)), 1)
+    built = towers.build_towers(tf.reduce_mean(tf.square(totals - y)), (words, y), momentum(),
+                                devices=2, reduction='mean')
+    assert built.plan.line('one device').startswith('proven: ')
