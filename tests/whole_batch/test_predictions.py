@@ -52,7 +52,9 @@ def test_predictions_are_those_of_one_device(prediction, num_towers):
     (lambda x: x[:1], 'takes some of the examples'),
     (lambda x: tf.concat([x, x], 0), 'a value for each example, 2 times after each other'),
     (lambda x: tf.py_func(np.sort, [x], tf.float64), 'is Python code, of which nothing is known'),
-    (lambda x: tf.reduce_sum(x) + 1., 'a sum over the examples')])
+    (lambda x: tf.reduce_sum(x) + 1., 'a sum over the examples'),
+    (lambda x: tf.boolean_mask(tf.concat([x, 2. * x], 0), tf.concat([x, x], 0)[:, 0] > 7.),
+     'it is rows of the examples, which are not known to be chosen from all examples once')])
 def test_what_is_none_of_the_batchs_is_refused(prediction, text):
     with pytest.raises(towers.ModelFunctionError, match=text) as caught:
         predicted(prediction)

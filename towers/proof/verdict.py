@@ -238,6 +238,20 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
     depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_operations))
     if depends_on_batch_norms:
         conditions.append(_condition_of_batch_norms(batch_norms.number, question))
+    return conditions + _conditions_of_variables(state, analysis, question)
+
+
+def _conditions_of_variables(state: State, analysis: Analysis,
+                             question: Question) -> typing.List[str]:
+    """The conditions of a proof about variables that a step writes and the loss, or the update,
+    reads.
+
+    Args:
+      state: of the sum of the losses.
+      analysis: `Analysis` of the forward pass.
+      question: what the build does to the losses.
+    """
+    conditions = []
     by_tower_0 = _own_writes(question.writers_by_tower_0, state, analysis, draws_alike=True)
     if by_tower_0:
         conditions.append(

@@ -128,7 +128,28 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
     depends_on_shard = bool(_statistics_beside_batch_norms(state, proven))
     if depends_on_shard:  # so that one device would have other values
         return None
+    if state.kind is Kind.ROWS and not _are_of_one_round(by_tower[0], proven.analysis):
+        return None
     return _merged_by_proof(by_tower, state, batch)
+
+
+def _are_of_one_round(rows: tf.Tensor, analysis: typing.Any) -> bool:
+    """Whether rows were selected from one round of all examples.
+
+    Of `concat([x, z])` a mask leaves the rows of x and then those of z: joined shards would have
+    the rows of z of one shard before the rows of x of the next.
+    """
+    selection = analysis.state(rows).selection
+    while ':' not in selection:  # else it is the name of a sparse input of the batch
+        try:
+            op = rows.graph.get_operation_by_name(selection)
+        except KeyError:  # it is in the body of a function, whose states are not asked for here
+            return False
+        state = analysis.state(op.outputs[0])
+        if state.kind is not Kind.ROW_POSITION:
+            return state.outer == 1
+        selection = analysis.state(op.inputs[0]).selection  # of the mask of rows of rows
+    return True
 
 
 def _statistics_beside_batch_norms(state: State, proven: typing.Any) -> typing.Set[str]:
@@ -151,6 +172,8 @@ def why_not_merged(first: tf.Tensor, proven: typing.Any) -> str:
     text = 'it is %s' % state.kind.value  # the text about the kind
     if state.outer > 1:
         text += ', %d times after each other' % state.outer
+    elif state.kind is Kind.ROWS:  # else they would have been merged
+        text += ', which are not known to be chosen from all examples once'
     return text
 
 
