@@ -48,6 +48,10 @@ def damage(prefix: str) -> typing.Optional[str]:
 
     Returns:
       None if it is; else what is wrong: `'is damaged: …'`, with the name of the file.
+
+    Raises:
+      BadFileError: a file of it is no regular file; or its `global_step` is no step, which no
+        checkpoint of a run has.
     """
     try:
         reader = reader_of(prefix)
@@ -74,10 +78,13 @@ def _read_error(reader: typing.Any, prefix: str, name: str) -> typing.Optional[E
 
     Returns:
       The error with which it cannot be read, one of `READ_ERRORS`; None if it can.
+
+    Raises:
+      BadFileError: it is the `global_step`, and its value is no step.
     """
     try:
         reader.get_tensor(name)
-        if name == 'global_step':  # raises an error for a number that is no step
+        if name == 'global_step':
             counter_in(prefix, name)
     except tf.errors.UnimplementedError:
         return None  # no damage: the reader of V1 files knows few dtypes, and not float16
@@ -223,6 +230,9 @@ def names_in(directory: str) -> typing.List[str]:
 
 def files_of(prefix: str) -> typing.List[str]:
     """List of the paths of a checkpoint's files, in the order in which TF deletes them: data last.
+
+    Whoever deletes or renames them in this order, and is killed, leaves data without an index: no
+    one takes that for a checkpoint.
     """
     single_files = [prefix + '.meta', prefix + '.index', prefix]
     data_files = sorted(tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
@@ -249,8 +259,7 @@ def read_state(directory: str) -> State:
             return State(content=None, fault=None)
         text_format.Parse(data.decode('utf-8'), content)
     except (tf.errors.OpError, OSError, ValueError, text_format.ParseError):
-        # Of what was parsed before the error: a damaged file counts as an empty one.
-        content.Clear()
+        content.Clear()  # it has what was parsed before the error
     if not content.model_checkpoint_path:
         return State(content=None,
                      fault='is damaged, and only it says which checkpoint is the newest')

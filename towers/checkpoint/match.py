@@ -39,6 +39,12 @@ class _Contents(typing.NamedTuple):
     dtypes: typing.Dict[str, tf.DType]
 
 
+class _Choice(typing.NamedTuple):
+    """The variables that take their values from a checkpoint, and those that do not."""
+    taken: typing.Dict[str, typing.List[tf.Variable]]  # by name in the checkpoint, each in its parts
+    left: typing.List[typing.Tuple[str, str]]  # the name, and the reason
+
+
 class Comparison(typing.NamedTuple):
     """The differences of a checkpoint and the variables of a graph.
 
@@ -180,25 +186,37 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     if fault is not None:
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, fault))
     contents = _contents(prefix)
-    reasons_to_leave = _reasons_not_to_take(wanted, exclude, optimizer_state)
-    taken = collections.OrderedDict()
-    left = []
-    for name, entry in wanted.items():
-        reason = reasons_to_leave.get(name)
-        if reason is None:  # it is to be taken, if it fits
-            reason = _mismatch(name, entry, contents)
-        if reason is None:
-            taken[name] = entry.parts
-        else:
-            left.append((name, reason))
-    if not taken:
+    choice = _choice(wanted, contents, _reasons_not_to_take(wanted, exclude, optimizer_state))
+    if not choice.taken:
         raise CheckpointError(
             'nothing in %s fits this model: it has %s; of the model are left, %s. If only a scope '
             'in the names differs, pass a dict from names there to variables.' % (
-                prefix, some(sorted(contents.shapes)), '; '.join(_by_kind(left))))
+                prefix, some(sorted(contents.shapes)), '; '.join(_by_kind(choice.left))))
     only_there = contents.shapes.keys() - wanted.keys()
-    var_list = _var_list(taken, has_given_names=_has_names(variables))
-    return InitialValues(prefix, taken, left, only_there, var_list)
+    var_list = _var_list(choice.taken, has_given_names=_has_names(variables))
+    return InitialValues(prefix, choice.taken, choice.left, only_there, var_list)
+
+
+def _choice(wanted: typing.Mapping[str, _Wanted], contents: _Contents,
+            reasons_not_to_take: typing.Mapping[str, str]) -> _Choice:
+    """Chooses the variables whose values are taken: those that the arguments of `init_from` do not
+    leave out, and that fit.
+
+    Args:
+      wanted: all variables, by their names in the checkpoint.
+      contents: the tensors in the checkpoint.
+      reasons_not_to_take: {name in the checkpoint: why the arguments leave it out}.
+    """
+    choice = _Choice(taken=collections.OrderedDict(), left=[])
+    for name, entry in wanted.items():
+        reason = reasons_not_to_take.get(name)
+        if reason is None:
+            reason = _mismatch(name, entry, contents)
+        if reason is None:
+            choice.taken[name] = entry.parts
+        else:
+            choice.left.append((name, reason))
+    return choice
 
 
 def _reasons_not_to_take(wanted: typing.Mapping[str, _Wanted], exclude: typing.Sequence[str],
@@ -230,7 +248,7 @@ def _var_list(taken: typing.Mapping[str, typing.List[tf.Variable]], has_given_na
       taken: {name in the checkpoint: the variable, or the parts of a partitioned one}.
       has_given_names: whether the caller has given the names. Else they are the variables' own.
     """
-    if has_given_names:
+    if has_given_names:  # the caller names single variables, no partitioned ones
         return {name: parts[0] for name, parts in taken.items()}
     # `Saver` puts the parts of a partitioned variable together in a list, and not in a dict.
     return list(itertools.chain.from_iterable(taken.values()))
@@ -368,6 +386,7 @@ def _is_under(name: str, scope: str) -> bool:
 def _kinds_of_state(wanted: typing.Mapping[str, _Wanted]) -> typing.Dict[str, str]:
     """Finds the variables that only training needs: {name in the checkpoint: `'counter'` or
     `'optimizer state'`}. `wanted` has all variables by their names in the checkpoint."""
+    # Of all variables of the graph: `wanted` may have a slot, and not the variable that it is of.
     graph_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
     kinds = {}
     for name, entry in wanted.items():

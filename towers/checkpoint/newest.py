@@ -194,7 +194,8 @@ def describe_safe(directory: str) -> str:
 
 
 def safe_checkpoint(directory: str) -> Safe:
-    """Finds the checkpoint of a directory that is whole, for an error about writing."""
+    """Finds the last whole checkpoint of a directory, for an error about writing; damaged ones are
+    passed over."""
     newest = None
     try:
         if tf.io.gfile.isdir(directory):

@@ -132,11 +132,12 @@ def _is_leftover_data(name: str, names: typing.Container[str],
                       known: typing.Optional[typing.Container[str]]) -> bool:
     """Whether a file is the data of a checkpoint that a killed process was writing or deleting.
 
-    TensorFlow writes the data before the index, and deletes it after the index: such a checkpoint
-    has data and no index. It is not in the state file, which TensorFlow writes when the index is
-    there, and without a checkpoint that it is about to delete. The data of a checkpoint that is in
-    the state file stays: its index was lost in another way. So does all data where there is no
-    state file, which might have named any checkpoint.
+    Such a checkpoint has data and no index: TensorFlow writes the data before the index, and
+    deletes the index before the data. Nor does the state file name it: TensorFlow names a new
+    checkpoint there when its index is written, and strikes an old one out before it deletes it.
+
+    If the state file names the checkpoint, its data stays: the index was lost in another way. If
+    there is no state file, all data stays, since the file may have named any checkpoint.
 
     Args:
       name: the name of the file.
@@ -153,12 +154,13 @@ def _is_leftover_data(name: str, names: typing.Container[str],
 def _write_state(directory: str, newest: str) -> None:
     """Writes the state file of a directory, as `Saver` does: under another name, then renamed.
 
+    It names the checkpoints without their folder, so that the directory can be moved.
+
     Args:
       directory: the directory.
       newest: the prefix of the checkpoint that the state file is to name as the newest.
     """
     paths = with_older(newest, list_checkpoints(directory))
-    if os.path.isabs(directory):
-        # If the directory is a relative path, TF makes the paths relative to it by itself.
+    if os.path.isabs(directory):  # else TF itself takes the folder away
         paths = [os.path.basename(path) for path in paths]
     tf.train.update_checkpoint_state(directory, paths[-1], paths)

@@ -4,6 +4,20 @@ A model function may leave a tensor where `transform_gradients`, or an optimizer
 list, or as an attribute of the model. That tensor belongs to one tower. If it is the tower's loss,
 the update gets the mean over the batch in its place. Any other tensor that depends on the tower's
 examples is refused; one that does not is the same in all towers.
+
+Words of other modules used here:
+
+    `TowerSet.has_one_shard`      one tower computes on all examples of a step
+    `Request.has_whole_batch`     this machine has all examples of a step; else it is one of several
+                                  workers, each of which has a batch of its own
+    `Objectives.optimizer_calls`  the optimizers that a model function has called itself, as that of
+                                  an Estimator does; None where `build_towers` got the optimizer
+    `Recorded`                    the call of the model function: the `operations` that it has made,
+                                  of which the `owned` ones came with a variable; and the `sources`,
+                                  operations that give the shard
+    `Roles.own_variables`         state of which each tower has its own, as that of a stateful RNN
+    `Tower.loss`                  as the model function returned it; to `data_loss`, which is
+                                  differentiated, the build may have added registered losses
 """
 
 import typing
@@ -14,6 +28,7 @@ from towers import compat
 from towers.copies.tower_set import TowerSet
 from towers.errors import GradientError
 from towers.gradients.optimizer_methods import computes_with
+from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import operation_names
 from towers.graph.op_types import VARIABLE_OPS
@@ -36,7 +51,7 @@ class ClosureTensors:
         """
         Args:
           tower_set: the towers.
-          losses: the mean losses over the batch: one, or a dict by name.
+          losses: the means of `Tower.data_loss` over the batch: one, or a dict by name.
           gradients: list of the tensors of the combined gradients, which any update takes.
         """
         self._has_one_shard = tower_set.has_one_shard
@@ -48,18 +63,17 @@ class ClosureTensors:
         self._gradients = gradients
         self._made: typing.List[tf.Operation] = []  # the operations of the update
         trained = operation_names(tower_set.roles.trainable)
-        # Variables of which each tower has its own, and which no update may take. One that is
-        # trained is no such variable: the update has to write it.
+        # What no update may take. Where several towers are built, no such state is trained. The one
+        # tower of a worker may train it: then the update has to take the variable.
         self._own_state = [variable for variable in tower_set.roles.own_variables()
                            if variable.op.name not in trained]
         # {name of the tensor of a tower's loss: name of the loss, None where there is only one}
         self._names_of_losses: typing.Dict[str, typing.Optional[str]] = {}
         for tower in self._towers:
-            losses_of_tower = tower.loss if isinstance(tower.loss, dict) else {None: tower.loss}
-            for name, loss in losses_of_tower.items():
+            for name, loss in _losses_by_name(tower).items():
                 self._names_of_losses[loss.name] = name
-        # {name of a loss, None where there is only one: its mean over the batch}; it has the losses
-        # that some update takes.
+        # {name of a loss, None where there is only one: the mean of `Tower.loss` over the batch};
+        # it has the losses that some update takes.
         self._means: typing.Dict[typing.Optional[str], tf.Tensor] = {}
 
     def settle(self, made: list, fetches: list, may_take: typing.Sequence = ()) -> None:
@@ -70,12 +84,15 @@ class ClosureTensors:
           made: the operations of the update that were made since the last call.
           fetches: what a step runs of them.
           may_take: tensors and operations that the update may take or wait for.
+
+        Raises:
+          GradientError: an update takes such a tensor.
         """
         self._made = self._made + made
         if self._has_one_shard:
-            return  # all that a model function gives is of the whole batch then
+            return  # the loss, and any other tensor of the tower, is that of the whole batch
         if self._request.training.objectives.optimizer_calls is not None:
-            return  # the update is the model function's own: an Estimator's calls its optimizers
+            return  # the model function has made its update itself, from what is of its tower
         self._take_means_of_losses()
         # The updates of tower 0, such as batch norm's, are those of the batch.
         allowed = self._gradients + list(may_take) + list(self._towers[0].updates)
@@ -96,11 +113,12 @@ class ClosureTensors:
         """The mean over the batch of the loss of this name; None for the only loss. It is made when
         it is first asked for."""
         if name not in self._means:
-            losses = [tower.loss if name is None else tower.loss[name] for tower in self._towers]
+            losses = [_losses_by_name(tower)[name] for tower in self._towers]
+            scope_of_all_towers = self._request.split.name + 's'  # 'towers', beside 'tower_1'
             # It waits for the towers' losses alone, whatever `tf.control_dependencies` are open
             # around the build: these are for the update.
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
-                    tf.name_scope(self._request.split.name + 's'):
+                    tf.name_scope(scope_of_all_towers):
                 self._means[name] = weighted_sum(losses, self._weights)
         return self._means[name]
 
@@ -128,17 +146,13 @@ class ClosureTensors:
                     'gradients take such tensors, too.' % source.name)
 
     def _taken_from_model(self, allowed: list) -> typing.List[_Taken]:
-        """Lists what the update takes from the model function, or waits for. Shared variables do
-        not count.
+        """Lists what the update takes from the model function, or waits for; without shared
+        variables, and without what is allowed.
 
         Args:
-          allowed: tensors and operations that do not count either.
+          allowed: tensors and operations that do not count.
         """
-        # Names of the operations of the model function that an update must not take.
-        not_to_take = operation_names(self._own_state)
-        not_to_take |= graph_walk.names_of(
-            op for op in self._recorded.operations if op.type not in VARIABLE_OPS)
-        not_to_take -= operation_names(allowed)
+        not_to_take = self._names_of_model() - operation_names(allowed)
         # An update may wait for a tower's loss: to wait tells it no value.
         not_to_await = set(not_to_take)
         for tower in self._towers:
@@ -150,6 +164,12 @@ class ClosureTensors:
             taken += [_Taken(op, other) for other in op.control_inputs
                       if other.name in not_to_await]
         return taken
+
+    def _names_of_model(self) -> typing.Set[str]:
+        """Set of the names of the operations that the call of the model function has made; of its
+        variables only those of which each tower has its own."""
+        operations = [op for op in self._recorded.operations if op.type not in VARIABLE_OPS]
+        return graph_walk.names_of(operations) | operation_names(self._own_state)
 
     def _names_of_one_tower(self) -> typing.Set[str]:
         """Set of the names of the operations of the model function whose results differ from tower
@@ -180,11 +200,12 @@ class ClosureTensors:
         """
         gradients = [fetch for fetch in fetches if isinstance(fetch, tf.Tensor)]
         updates = [fetch for fetch in fetches if not isinstance(fetch, tf.Tensor)]
-        decisive = gradients + self._written_to_trained(updates)
-        # The combined gradients are computed from the losses, too, but they are sums over all
-        # workers: the search ends at them.
-        for loss in self._losses + list(self._means.values()):
-            if computes_with(decisive, loss, known=self._gradients):
+        becomes_weights = gradients + self._written_to_trained(updates)
+        losses_of_worker = self._losses + list(self._means.values())
+        for loss in losses_of_worker:
+            # The combined gradients are computed from the losses, too, but they are sums over all
+            # workers: the search ends at them.
+            if computes_with(becomes_weights, loss, known=self._gradients):
                 raise GradientError(
                     "transform_gradients, or the optimizer, computes with the loss of one worker's "
                     'examples: let UPDATE_OPS write it to a variable, and read the variable.')
@@ -201,7 +222,16 @@ class ClosureTensors:
         names_in_update = graph_walk.names_of(self._made)
         written: typing.List[tf.Tensor] = []
         for op in graph_walk.step_operations(updates):
+            if op.name not in names_in_update:
+                continue  # the update only waits for it
             writes_trainable = not trainable.isdisjoint(finder.written_by(op))
-            if op.name in names_in_update and writes_trainable:
+            if writes_trainable:
                 written += op.inputs
         return written
+
+
+def _losses_by_name(tower: Tower) -> typing.Dict[typing.Optional[str], tf.Tensor]:
+    """{name of a loss: a tower's loss}; the name of an only loss is None."""
+    if isinstance(tower.loss, dict):
+        return tower.loss
+    return {None: tower.loss}

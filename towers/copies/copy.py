@@ -8,6 +8,14 @@ the operations that tower 0's outputs need are imported once more for each tower
     tower 0's device     ->  tower k's            and the variable's device for its readers
     seed                 ->  a seed of tower k    of each random operation
     inputs from outside  ->  tower k's            the shard, replicas and the like: `Substitution`
+
+Words of other modules used here:
+
+    `Part`                        a tower, or one of its micro-batches, for which a copy is made
+    `InlineUpdates.in_functions`  calls of functions that write variables of tower 0 alone, as an
+                                  `If` may do: a copy calls the functions without these writes
+    `Differentiated.random_keys`  constants. Each is the first of the two numbers that are the seed
+                                  of a stateless random operation; the second is the step
 """
 
 import typing
@@ -90,9 +98,10 @@ class Copies:
         """The functions that the template calls, without the writes that copies leave out.
 
         Args:
-          in_functions: {name of an operation that writes in a function: the positions, among the
-            function's arguments, of the variables that copies do not write}. They are counted from
-            the last argument, -1.
+          in_functions: {name of a call, such as an `If`: the positions of the variables that copies
+            do not write, among the arguments of the called functions}. They are counted from the
+            last argument, -1: so they are the positions among the inputs of the `If`, too, which
+            has its condition before the arguments.
 
         Returns:
           {name of a function: `FunctionDef`}.
@@ -100,11 +109,12 @@ class Copies:
         functions = self._library.reached_from(self._template.graph_def.node)
         # Each name of an operation of tower 0, with its node in the template.
         for name, node in zip(self._template.names, self._template.graph_def.node):
-            if name not in in_functions:
+            positions = in_functions.get(name)
+            if positions is None:  # copies call its functions, if there are any, as they are
                 continue
             for function_name in self._library.called_by(node):
                 function = self._library.function(function_name)
-                functions[function_name] = without_writes(function, in_functions[name])
+                functions[function_name] = without_writes(function, positions)
         return functions
 
     # ---- one copy --------------------------------------------------------------------------------
@@ -133,6 +143,9 @@ class Copies:
     def _adapted(self, index: int, root: str, device: str) -> tf.GraphDef:
         """The template with what differs in a copy: seeds, names of loops, functions, messages.
 
+        Seeds go by the index of the copy among the parts of all machines, so that no two machines
+        draw the same numbers. A message names a tower of this machine.
+
         Args:
           index: the index of the copy among the parts of this machine.
           root: the name scope of the copy.
@@ -143,17 +156,28 @@ class Copies:
         graph_def.CopyFrom(self._template.graph_def)
         new_names = self._add_functions(graph_def.library, index_among_machines, root, device)
         for name, node in zip(self._template.names, graph_def.node):
-            give_seed_of_tower(node, index_among_machines)
+            self._give_seed(node, name, index_among_machines)
             make_names_unique(node, root)
             if new_names:
                 rename_functions(node, new_names)
-            if node.op == 'CheckNumerics':  # its message names a tower of this machine
+            if node.op == 'CheckNumerics':
                 message = node.attr['message'].s.decode()
                 node.attr['message'].s = message_of_tower(message, index).encode()
-            if name in self._random_keys:  # a constant, the first number of a seed
-                key = key_of(self._random_keys[name], self._graph.seed, index_among_machines)
-                node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
         return graph_def
+
+    def _give_seed(self, node: tf.NodeDef, name: str, part: int) -> None:
+        """Gives the node of a random operation, or of the constant in its seed, the seed of a copy.
+
+        Args:
+          node: the `NodeDef` in the copy, which is changed; any other node stays as it is.
+          name: the name of the operation in tower 0.
+          part: the index of the copy among the parts of all machines.
+        """
+        give_seed_of_tower(node, part)
+        is_constant_in_seed = name in self._random_keys
+        if is_constant_in_seed:
+            key = key_of(self._random_keys[name], self._graph.seed, part)
+            node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
 
     def _add_functions(self, library: typing.Any, part: int, root: str,
                        device: str) -> typing.Dict[str, str]:
@@ -161,12 +185,12 @@ class Copies:
 
         Args:
           library: the `FunctionDefLibrary`.
-          part: the index of the part of the batch, by which seeds are made.
+          part: the index of the copy among the parts of all machines, by which seeds are made.
           root: the name scope of the copy.
           device: the device of the copy.
 
         Returns:
-          {name of a function: name of its copy}.
+          {name of a function: name of its copy}; {} where the template calls none.
         """
         if not self._functions:
             return {}
@@ -195,6 +219,8 @@ class Copies:
 
     def _put_on_devices(self, copied: '_Copied', device: str) -> None:
         """Puts the operations of a copy on the devices of its tower.
+
+        An operation without a device, '', stays without one: TensorFlow chooses it.
 
         Args:
           copied: the operations of the copy.

@@ -57,13 +57,14 @@ class Substitution:
         if not replaced_names:
             return tensor
         substitute = self._variables[replaced_names[0]]
-        is_variable_itself = variable_op(tensor) is not None  # its handle or reference
-        if is_variable_itself:
+        is_handle_or_reference = variable_op(tensor) is not None  # of one variable, not its value
+        if is_handle_or_reference:
             return substitute.op.outputs[0]
         # The tensor may hold more than one variable's value: those of several, concatenated say, or
         # of one beside other numbers. Then it has another shape than the variable.
         has_shape_of_variable = tensor.shape.is_compatible_with(substitute.shape)
-        if len(replaced_names) == 1 and has_shape_of_variable:
+        is_value_of_variable = len(replaced_names) == 1 and has_shape_of_variable
+        if is_value_of_variable:
             with tf.device(substitute.device):
                 return substitute.value()
         raise SharedVariableError(

@@ -4,6 +4,11 @@ A template is a `tf.GraphDef`. Its names are relative to the scope that the towe
 What depends on the tower is beside it, and is set after each import: the devices, what an operation
 is colocated with, and which operations from outside it waits for.
 
+Words of other modules used here: an `InlineUpdates` sorts the writes of shared variables in tower
+0's forward pass. Its `left_out` are writes that no copy has, and no copy uses; its `shared` are
+writes whose value all towers use. A *batch value* (`is_batch_value`) is made by `batch_sum` and its
+like: an operation of a placeholder's type, which becomes a sum over the towers when all are made.
+
 Its test is `tests/copies/test_copy.py`.
 """
 
@@ -97,10 +102,10 @@ class _Selection:
         """
         self._made = by_name(first.operations)  # of tower 0, in the order in which they were made
         shards = map(operation_of, leaves_of(first.tower.inputs))
-        # Names of operations of tower 0.
+        # Three sets of names of operations of tower 0.
         self._from_shard = reachable_from(shards, first.operations)  # computed from the shard
-        self._left_out = updates.left_out  # writes of tower 0 alone: no copy has them
-        self._shared = set(updates.shared)  # those of all towers; `nodes_for` adds more
+        self._left_out = updates.left_out
+        self._shared = set(updates.shared)  # `nodes_for` adds what else all towers share
 
     def nodes_for(self, results: typing.Iterable) -> Nodes:
         """The nodes of the operations to copy: all that results of tower 0 need, without what is
@@ -118,6 +123,7 @@ class _Selection:
                 continue
             op = self._made[name]
             node = op.node_def
+            _check_uses_no_name(op)
             if self._is_shared(op):
                 # What is colocated with it is shared, too: the operations of an iterator go
                 # together.
@@ -152,19 +158,20 @@ class _Selection:
         Raises:
           CloneError: the operation can be neither copied nor shared.
         """
-        _check_uses_no_name(op)
-        # What `batch_sum` and its like make is a placeholder by its type; each tower has its own.
+        # Each tower has its own batch value.
         is_placeholder = op.type in PLACEHOLDERS and not is_batch_value(op)
         if not is_placeholder and not keeps_state(op):
             return False
         is_from_shard = op.name in self._from_shard
-        if is_from_shard and op.type == 'PlaceholderWithDefault':
-            return False  # if it is not fed, it has its default, which is another in each tower
+        has_default_from_shard = is_from_shard and op.type == 'PlaceholderWithDefault'
+        if has_default_from_shard:
+            return False  # where it is not fed, each tower uses the default of its own shard
         if is_from_shard:
-            # Shared, all towers would use what was made from tower 0's shard.
+            # If it were shared, all towers would use what was made from tower 0's shard.
             self._raise_keeps_state(op, 'is made from the shard')
         if compat.in_control_flow(op):
-            # The operations of other towers are outside of it, and cannot take what is in there.
+            # The operations of other towers are outside of the branch, and cannot take what is in
+            # there.
             self._raise_keeps_state(op, 'is within a branch or a loop')
         return True
 
@@ -233,9 +240,12 @@ def _relative(name: str, scope: str) -> str:
 
     Args:
       name: the name of the operation in tower 0.
-      scope: the name scope of tower 0. A model may leave it, by `tf.name_scope(None)`.
+      scope: the name scope of tower 0, in which `build_towers` was called; mostly `''`. A model may
+        leave it, by `tf.name_scope(None)`.
     """
-    return name[len(scope):] if name.startswith(scope) else 'outside/' + name
+    if name.startswith(scope):
+        return name[len(scope):]
+    return 'outside/' + name
 
 
 def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
@@ -330,9 +340,11 @@ def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
     """
     others = [name for name in colocation_group_of_node(node) if name != op.name]
     if others:
-        return others[0]
+        return others[0]  # all of them are on one device
+    # `Enter`, `Switch` and an `If` take a resource to hand it into a loop, a branch or a function.
+    # The operations in there read it.
     hands_resources_on = op.type in CONTROL_FLOW or functions_of(node)
-    if hands_resources_on:  # into a loop, a branch or a function, where other operations read them
+    if hands_resources_on:
         return None
     for tensor in op.inputs:
         if tensor.dtype == tf.resource:
