@@ -157,7 +157,8 @@ def clip(gradients: typing.List[tuple]) -> typing.List[tuple]:
 
 
 def enter_graph_mode() -> None:
-    """Switches this process to graphs with resource variables, mends tf_slim, silences both.
+    """Switches this process to graphs with resource variables, and mends tf_slim; silences the log
+    of TensorFlow, and warnings of both.
 
     With --deterministic it also switches operations to deterministic kernels.
     """
@@ -276,6 +277,12 @@ def compared_flags() -> typing.List[str]:
     return names
 
 
+# How the error names the end of the decay in a worker that has another one: 'its … is 5000, and
+# that of worker 0 …'.
+_END_OF_DECAY = ('end of the decay, in examples (--decay_epochs says it where workers share no '
+                 '--train_dir),')
+
+
 def joined(cluster: typing.Optional[towers.Cluster], job: typing.Any) -> typing.ContextManager:
     """The context of `towers.join`, in which this process is a member of the cluster.
 
@@ -290,9 +297,7 @@ def joined(cluster: typing.Optional[towers.Cluster], job: typing.Any) -> typing.
         return contextlib.nullcontext()
     settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
     if decays_until_the_end():
-        # The end is counted from the checkpoint in --train_dir, which a worker may not see. This
-        # name stands in the error of a worker that differs: 'its … is 5000, and that of worker 0 …'
-        settings['end of the decay, in examples (--decay_epochs says it where workers share no '
-                 '--train_dir),'] = job.last_example
+        # The end is counted from the checkpoint in --train_dir, which a worker may not see.
+        settings[_END_OF_DECAY] = job.last_example
     return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
                        dead_after=FLAGS.dead_after, settings=settings)

@@ -31,16 +31,10 @@ class RunEvaluation:
     `EvaluationHook` then stops the session, which saves the steps that were trained. With several
     machines such an error is raised, and ends all of them.
 
-    With --keep_best it saves the best checkpoint so far, into the folder `best` of the run's
-    folder. It reads the values of former evaluations from `metrics.jsonl`, which is exact over
-    kills; so a run that resumes keeps the same checkpoint as one that was never stopped.
-
     Attributes:
       metrics: the metrics of the evaluation, and with --keep_best `SINCE_BEST`.
       failure: the error with which the test set could not be read, to be raised when the session
         has saved; or None.
-      text: a text about the best checkpoint, such as `'accuracy 0.98 at step 40:
-        runs/digits/best/model.ckpt-40'`; None without one.
     """
 
     def __init__(self, evaluation: towers.Evaluation, train_dir: str, global_step: tf.Variable,
@@ -60,39 +54,19 @@ class RunEvaluation:
         self.metrics = dict(evaluation.metrics)  # this and the next are for `EvaluationHook`
         self.check_examples = evaluation.check_examples
         self.failure: typing.Optional[Exception] = None
-        self.text: typing.Optional[str] = None
         self._evaluation = evaluation
         self._stopped = stopped
         self._global_step = global_step
-        self._name = metric.lstrip('-')  # a '-' says that less is better
+        self._best: typing.Optional[_BestCheckpoint] = None
         if metric:
-            self._keep_best(metric, train_dir)
+            self._best = _BestCheckpoint(metric, evaluation.metrics, train_dir)
+            self.metrics[SINCE_BEST] = None  # a name: `EvaluationHook` looks for no more
 
-    def _keep_best(self, metric: str, train_dir: str) -> None:
-        """Makes what `_with_best` needs to keep the best checkpoint by a metric.
-
-        Args:
-          metric: the metric of --keep_best.
-          train_dir: the folder of the run.
-
-        Raises:
-          InvalidArgumentError: the evaluation has no such metric.
-        """
-        metrics = self._evaluation.metrics
-        if self._name not in metrics:
-            raise towers.InvalidArgumentError('--keep_best=%s: the model has no such metric; it '
-                                              'has %s.' % (metric, ', '.join(metrics)))
-        less_is_better = metric.startswith('-') or self._name == 'loss'
-        self._sign = -1 if less_is_better else 1  # times it, the largest value is the best one
-        self.metrics[SINCE_BEST] = None
-        self._path = os.path.join(train_dir, 'best', 'model.ckpt')
-        self._log = os.path.join(train_dir, 'metrics.jsonl')
-        # The values of all evaluations so far; None until they are read from the log.
-        self._values: typing.Optional[typing.List[_Value]] = None
-        self._saver = tf.train.Saver(max_to_keep=1, save_relative_paths=True)
-        former_best = tf.train.latest_checkpoint(os.path.dirname(self._path))
-        if former_best is not None:  # so that the saver deletes it when it saves a better one
-            self._saver.recover_last_checkpoints([former_best])
+    @property
+    def text(self) -> typing.Optional[str]:
+        """A text about the best checkpoint, such as `'accuracy 0.98 at step 40:
+        runs/digits/best/model.ckpt-40'`; None without one."""
+        return None if self._best is None else self._best.text
 
     def run(self, session: tf.Session) -> typing.Optional[dict]:
         """Runs the evaluation; returns its results, and with --keep_best `SINCE_BEST`.
@@ -100,7 +74,7 @@ class RunEvaluation:
         It returns None if a signal came, or if the test set cannot be read: the error of that is
         then in `failure`.
         """
-        several_machines_train = self._stopped is None  # they give no evaluation up
+        several_machines_train = self._stopped is None
         try:
             results = self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:
@@ -111,27 +85,73 @@ class RunEvaluation:
                 # The error that names the user's code or the example, if that is the reason.
                 self.failure = own_failure(error) or input_failure(error) or error
             return None
-        if results is None or not self._name:
+        was_given_up = results is None
+        if was_given_up or self._best is None:
             return results
-        return self._with_best(session, results)
-
-    def _with_best(self, session: tf.Session, results: dict) -> dict:
-        """Saves a checkpoint if these results are the best; returns them with `SINCE_BEST`."""
         step = int(session.run(self._global_step))
+        since_best = self._best.evaluated(session, step, results)
+        return dict(results, **{SINCE_BEST: since_best})
+
+
+class _BestCheckpoint:
+    """The best checkpoint of a run, in the folder `best` of the run's folder.
+
+    The values of former evaluations are those in `metrics.jsonl`, which is exact over kills; so a
+    run that resumes keeps the same checkpoint as one that was never stopped.
+
+    Attributes:
+      text: see `RunEvaluation.text`.
+    """
+
+    def __init__(self, metric: str, metrics: typing.Iterable[str], train_dir: str):
+        """
+        Args:
+          metric: the metric of --keep_best; a '-' before its name says that less is better.
+          metrics: the names of the metrics of the evaluation.
+          train_dir: the folder of the run.
+
+        Raises:
+          InvalidArgumentError: the evaluation has no such metric.
+        """
+        self.text: typing.Optional[str] = None
+        self._name = metric.lstrip('-')
+        if self._name not in metrics:
+            raise towers.InvalidArgumentError('--keep_best=%s: the model has no such metric; it '
+                                              'has %s.' % (metric, ', '.join(metrics)))
+        self._less_is_better = metric.startswith('-') or self._name == 'loss'
+        self._path = os.path.join(train_dir, 'best', 'model.ckpt')
+        self._log = os.path.join(train_dir, 'metrics.jsonl')
+        # The values of all evaluations so far; None until they are read from the log.
+        self._values: typing.Optional[typing.List[_Value]] = None
+        self._saver = tf.train.Saver(max_to_keep=1, save_relative_paths=True)
+        former_best = tf.train.latest_checkpoint(os.path.dirname(self._path))
+        if former_best is not None:  # so that the saver deletes it when it saves a better one
+            self._saver.recover_last_checkpoints([former_best])
+
+    def evaluated(self, session: tf.Session, step: int, results: dict) -> int:
+        """Saves a checkpoint if its results are the best so far.
+
+        Args:
+          session: the session with the variables of the checkpoint.
+          step: the step that was evaluated.
+          results: the results of the evaluation.
+
+        Returns:
+          The number of evaluations since the best one.
+        """
         if self._values is None:
             self._values = self._read()
-        # A run that goes on from an earlier step evaluates the later ones again.
+        # A session that goes on from a checkpoint evaluates the steps after it again.
         self._values = [value for value in self._values if value.step < step]
         self._values.append(_Value(step, results[self._name]))
-        best = self._best(self._values)
+        best = self._best_of(self._values)
         if best is None:  # each was NaN: there is nothing yet to count evaluations from
-            return dict(results, **{SINCE_BEST: 0})
+            return 0
         if best.step == step:
             self._save(session, step)
         self.text = '%s %.4g at step %d: %s-%d' % (
             self._name, best.value, best.step, self._path, best.step)
-        since_best = len([value for value in self._values if value.step > best.step])
-        return dict(results, **{SINCE_BEST: since_best})
+        return len([value for value in self._values if value.step > best.step])
 
     def _save(self, session: tf.Session, step: int) -> None:
         """Saves the best checkpoint; the former one is deleted."""
@@ -139,11 +159,13 @@ class RunEvaluation:
         # Without the graph, which is in the file of each checkpoint of the run.
         self._saver.save(session, self._path, step, write_meta_graph=False)
 
-    def _best(self, values: typing.Iterable[_Value]) -> typing.Optional[_Value]:
+    def _best_of(self, values: typing.Iterable[_Value]) -> typing.Optional[_Value]:
         """The best value, of equal ones the first; None if none is a finite number."""
         finite = [value for value in values if math.isfinite(value.value)]
-        # Of equal values `max` takes the first, which is that of the earliest step.
-        return max(finite, key=lambda value: self._sign * value.value, default=None)
+        # Of equal values `min` and `max` take the first, which is that of the earliest step.
+        if self._less_is_better:
+            return min(finite, key=lambda value: value.value, default=None)
+        return max(finite, key=lambda value: value.value, default=None)
 
     def _read(self) -> typing.List[_Value]:
         """The values of former evaluations, from the log; null in it stands for NaN."""

@@ -207,7 +207,7 @@ def _refuse_unknown_option(name: str) -> typing.NoReturn:
         advice = ': did you mean %s?' % similar[0]
     else:
         advice = '; --help lists those there are'
-    refuse('--config: there is no option %s%s' % ('%.60a' % name, advice))
+    refuse('--config: there is no option %.60a%s' % (name, advice))
 
 
 def _check_kind(name: str, value: typing.Any) -> None:
@@ -279,14 +279,15 @@ def _as_flag(found: typing.Match) -> str:
 
 
 def _as_option(found: typing.Match) -> str:
-    """The words for an option such as `--keep` or `--keep=3`, which is no flag.
+    """The words for an option in an error: `keep=3 of --config` for `--keep=3`, `xla of --config`
+    for `--noxla`.
 
     A bare word such as `keep` stays: it may be a word of the sentence.
 
     Args:
       found: a match of `_OPTION`.
     """
-    _, name, value = found.groups()
+    _, name, value = found.groups()  # the first one is the 'no'
     is_bare_word = not found.group().startswith('--') and not value
     if is_bare_word:
         return found.group()

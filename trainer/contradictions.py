@@ -186,8 +186,8 @@ def _problem_of_rate(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _problem_of_end(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes what is wrong with the flags that end the run before its last step, or with
-    --profile_steps; None if all is well."""
+    """Describes what is wrong with the flags that end the run before its last step; None if all is
+    well."""
     del given
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
@@ -195,46 +195,28 @@ def _problem_of_end(given: typing.Set[str]) -> typing.Optional[str]:
         return '--stop_after counts evaluations by --keep_best: give --keep_best and --eval_steps'
     if FLAGS.stop_after and FLAGS.stop_at_accuracy:
         return '--stop_at_accuracy and --stop_after both say when to stop: give one'
+    return None
+
+
+def _problem_of_profile(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with --profile_steps; None if all is well."""
+    del given
     if FLAGS.profile_steps and profiled_steps(FLAGS.profile_steps) is None:
         return ('--profile_steps=%s: expected two steps, the first one above 1 and below the '
                 'second, such as 100,105' % FLAGS.profile_steps)
     return None
 
 
-def _problem_of_mode(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes what is wrong with flags for training in a mode that does not train; None if all
-    is well."""
+def _problem_of_automatic_batch(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes a flag with which nothing is trained, and so no --batch_size=auto is to be found;
+    None if all is well."""
     del given
-    if FLAGS.batch_size == 'auto':
-        flag = _flag_that_does_not_train()
-        if flag is not None:
-            return '--batch_size=auto is of training, and %s does not train: give a number' % flag
-    if FLAGS.plan_only and FLAGS.mode in ('memory', 'diagnose', 'check_data', 'find_rate'):
-        return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
-    if FLAGS.plan_only and FLAGS.export_dir:
-        return '--plan_only runs nothing, so there is nothing for --export_dir to write'
-    if FLAGS.mode == 'diagnose' and FLAGS.deterministic:
-        return ('--mode=diagnose tells the time in a step, which TensorFlow refuses with '
-                '--deterministic: leave it out')
-    return None
-
-
-def _problem_of_outputs(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes what is wrong with --hooks, --sweep, or the names of files to write; None if all
-    is well."""
-    del given
-    if FLAGS.hooks and ':' not in FLAGS.hooks:
-        return '--hooks=%s: expected module:function' % FLAGS.hooks
-    if FLAGS.mode == 'predict' and not FLAGS.predictions:
-        return '--predictions is empty: name a file to write'
-    for name in ('confusion', 'rate_plot'):
-        path = str(FLAGS[name].value)
-        if path and not path.endswith(('.png', '.csv')):
-            return '--%s=%s: expected a name that ends in .png or .csv' % (name, path)
-    if FLAGS.sweep and (FLAGS.cluster or FLAGS.plan_only or FLAGS.job_name):
-        return ('--sweep starts runs one after the other on this machine: leave out --cluster, '
-                '--job_name and --plan_only')
-    return None
+    if FLAGS.batch_size != 'auto':
+        return None
+    flag = _flag_that_does_not_train()
+    if flag is None:
+        return None
+    return '--batch_size=auto is of training, and %s does not train: give a number' % flag
 
 
 def _flag_that_does_not_train() -> typing.Optional[str]:
@@ -245,6 +227,56 @@ def _flag_that_does_not_train() -> typing.Optional[str]:
         return '--mode=%s' % FLAGS.mode
     if FLAGS.job_name:
         return '--job_name=%s' % FLAGS.job_name
+    return None
+
+
+def _problem_of_plan_only(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes a flag of which --plan_only leaves nothing; None if all is well."""
+    del given
+    if not FLAGS.plan_only:
+        return None
+    if FLAGS.mode in ('memory', 'diagnose', 'check_data', 'find_rate'):
+        return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
+    if FLAGS.export_dir:
+        return '--plan_only runs nothing, so there is nothing for --export_dir to write'
+    return None
+
+
+def _problem_of_diagnosis(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with --mode=diagnose; None if all is well."""
+    del given
+    if FLAGS.mode == 'diagnose' and FLAGS.deterministic:
+        return ('--mode=diagnose tells the time in a step, which TensorFlow refuses with '
+                '--deterministic: leave it out')
+    return None
+
+
+def _problem_of_hooks(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with --hooks; None if all is well."""
+    del given
+    if FLAGS.hooks and ':' not in FLAGS.hooks:
+        return '--hooks=%s: expected module:function' % FLAGS.hooks
+    return None
+
+
+def _problem_of_outputs(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with the name of a file to write; None if all is well."""
+    del given
+    if FLAGS.mode == 'predict' and not FLAGS.predictions:
+        return '--predictions is empty: name a file to write'
+    for name in ('confusion', 'rate_plot'):
+        path = str(FLAGS[name].value)
+        if path and not path.endswith(('.png', '.csv')):
+            return '--%s=%s: expected a name that ends in .png or .csv' % (name, path)
+    return None
+
+
+def _problem_of_sweep(given: typing.Set[str]) -> typing.Optional[str]:
+    """Describes what is wrong with --sweep; None if all is well."""
+    del given
+    if FLAGS.sweep and (FLAGS.cluster or FLAGS.plan_only or FLAGS.job_name):
+        return ('--sweep starts runs one after the other on this machine: leave out --cluster, '
+                '--job_name and --plan_only')
     return None
 
 
@@ -340,5 +372,7 @@ def _problem_of_own_model(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 _CHECKS = [_problem_of_numbers, _problem_of_towers, _problem_of_paths, _problem_of_length,
-           _problem_of_rate, _problem_of_end, _problem_of_mode, _problem_of_outputs,
-           _problem_of_cluster, _problem_of_unused_flag, _problem_of_own_model]  # in this order
+           _problem_of_rate, _problem_of_end, _problem_of_profile, _problem_of_automatic_batch,
+           _problem_of_plan_only, _problem_of_diagnosis, _problem_of_hooks, _problem_of_outputs,
+           _problem_of_sweep, _problem_of_cluster, _problem_of_unused_flag,
+           _problem_of_own_model]  # in this order

@@ -102,8 +102,18 @@ def own_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """
     text = getattr(error, 'message', None) or str(error)
     is_of_iterator = 'IteratorGetNext' in text  # TensorFlow's text names the operation that failed
-    if not is_own_dataset() or not is_of_iterator:
-        return own_model.step_failure(error)
+    if is_own_dataset() and is_of_iterator:
+        return _failure_of_own_pipeline(error, text)
+    return own_model.step_failure(error)
+
+
+def _failure_of_own_pipeline(error: tf.errors.OpError, text: str) -> datasets.OwnDataError:
+    """The error for a batch that the user's own pipeline has failed to make.
+
+    Args:
+      error: the error that the step raised.
+      text: its text.
+    """
     if isinstance(error, tf.errors.OutOfRangeError):
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
                                      'batches without end: add .repeat()' % FLAGS.dataset)
@@ -158,7 +168,7 @@ def naming_failures() -> typing.Iterator[None]:
             failure = own_failure(step_error)
         if failure is None:
             raise
-        # With `from`, also where there is no cause: else Python would show `error`, too.
+        # `from` keeps Python from showing `error`, too, also if `failure` has no cause.
         raise failure from failure.__cause__
 
 

@@ -84,10 +84,10 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                       flush=True)
                 continue
             step = step_of(prefix) or 0  # a checkpoint without a step counts as the run's beginning
-            # This cuts the lines of later steps: those of an earlier evaluator, at the first
-            # checkpoint; or those before the run began again, and so went back.
-            if former_step is None or step < former_step:
-                _resume(log, step)
+            is_first_here = former_step is None  # an earlier evaluator may have left lines
+            went_back = former_step is not None and step < former_step  # the run has begun again
+            if is_first_here or went_back:
+                _resume(log, step)  # cuts the lines of later steps
             former_step = step
             _log_results(log, step, results)
     # The loop ends only after a checkpoint: `prefix` is that of the last one.
@@ -127,7 +127,7 @@ def _resume(log: MetricsLog, step: int, is_new: bool = False) -> None:
 
 
 def _new_checkpoints(directory: str, pause: float) -> typing.Iterator[str]:
-    """Yields the prefix of each new checkpoint of a run, until the run has ended with it.
+    """Yields the prefix of each new checkpoint of a run, up to the one with which the run ends.
 
     Args:
       directory: the folder of the run.

@@ -66,7 +66,6 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     Raises:
       InvalidArgumentError: --keep_best names no metric of the model; or --hooks no function.
     """
-    global_step = job.counts.global_step
     progress = _progress(job)
     own_hooks = make_own_hooks(job)
     # Hooks whose method `evaluated` gets the results of each evaluation.
@@ -74,35 +73,59 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     if FLAGS.summary_steps:
         listeners.append(_summaries(job, own_hooks.summaries))
     listeners += [hook for hook in own_hooks.hooks if hasattr(hook, 'evaluated')]
+    own_hooks_without_results = [hook for hook in own_hooks.hooks
+                                 if not hasattr(hook, 'evaluated')]
     signals: typing.Any = StopOnSignalHook()
     if cluster is not None:
         signals = towers.StopTogetherHook(cluster, job.built)
-
-    def stopped() -> bool:
-        """Whether a signal has come."""
-        return signals.stopping_signal is not None
-
-    # On one machine a signal breaks an evaluation off. Several stop together, and after a step.
-    breaks_off = stopped if cluster is None else None
-    tested = RunEvaluation(job.evaluation, train_dir(), global_step, metric=FLAGS.keep_best,
-                           stopped=breaks_off)
-    # `skip_end`: a run that a signal stops is to end soon, without its last evaluation.
-    evaluation = EvaluationHook(
-        tested, global_step, every_steps=FLAGS.eval_steps or None, listeners=listeners,
-        stop_at=_stop_at(), skip_end=stopped)
+    evaluating = _evaluating(job, cluster, signals, listeners)
     minutes = MinutesHook(FLAGS.max_minutes)
     first = [
         StartInputHook(job.iterator, job.evaluation), minutes,
         # The global step counts the steps of all workers, also of asynchronous ones: the chief
         # stops at the last step of the run, however few of them it has made itself.
         tf.train.StopAtStepHook(last_step=job.counts.last_step)]
-    first += listeners  # some of the user's own hooks are among these already
-    first += [hook for hook in own_hooks.hooks if hook not in listeners]
+    first += listeners
+    first += own_hooks_without_results
     first += _tracing_hooks(job, progress.write)
-    first.append(evaluation)  # the last but for the hook that saves
+    first.append(evaluating.hook)  # so that all hooks before it have written about the step
     return RunHooks(
         first, save_listeners=[progress.listener, SaveOnSignal(progress.write)], progress=progress,
-        evaluation=evaluation, signals=signals, minutes=minutes, tested=tested)
+        evaluation=evaluating.hook, signals=signals, minutes=minutes, tested=evaluating.evaluation)
+
+
+class _Evaluating(typing.NamedTuple):
+    """The hook that evaluates, and the evaluation that it runs."""
+    hook: EvaluationHook
+    evaluation: RunEvaluation
+
+
+def _evaluating(job: Job, cluster: typing.Optional[towers.Cluster], signals: typing.Any,
+                listeners: typing.Sequence[typing.Any]) -> _Evaluating:
+    """Makes the hook that evaluates.
+
+    Args:
+      job: the training, with its evaluation.
+      cluster: the machines, or None.
+      signals: the hook that stops at a signal.
+      listeners: the hooks that get the results of each evaluation.
+
+    Raises:
+      InvalidArgumentError: --keep_best names no metric of the model.
+    """
+    def stopped() -> bool:
+        """Whether a signal has come."""
+        return signals.stopping_signal is not None
+
+    # On one machine a signal breaks an evaluation off. Several stop together, and after a step.
+    breaks_off = stopped if cluster is None else None
+    evaluation = RunEvaluation(job.evaluation, train_dir(), job.counts.global_step,
+                               metric=FLAGS.keep_best, stopped=breaks_off)
+    # `skip_end`: a run that a signal stops is to end soon, without its last evaluation.
+    hook = EvaluationHook(
+        evaluation, job.counts.global_step, every_steps=FLAGS.eval_steps or None,
+        listeners=listeners, stop_at=_stop_at(), skip_end=stopped)
+    return _Evaluating(hook, evaluation)
 
 
 def _tracing_hooks(job: Job, say: typing.Callable[[str], None]
@@ -296,7 +319,8 @@ class ProfileHook(tf.train.SessionRunHook):
         self._timeline.begin()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
-        """Takes over the step of the session; says if the step to be traced is over already."""
+        """Takes over the step of the session; says if the step `first` cannot be traced any more:
+        it is over, or the very first step of this session."""
         self._step = int(session.run(self._global_step)) + 1
         if self._step >= self._first:
             self._say('no trace       of step %d: the run goes on from step %d' % (
@@ -304,7 +328,8 @@ class ProfileHook(tf.train.SessionRunHook):
 
     def before_run(self, run_context: typing.Any):
         """Begins TensorBoard's profile before the step after `first`; asks for Chrome's trace."""
-        if self._step == self._first + 1:
+        is_after_traced_step = self._step == self._first + 1
+        if is_after_traced_step:
             self._profiles = compat.start_profile(self._directory)
             if not self._profiles:
                 self._say('no profile     for TensorBoard: this needs TensorFlow 2.2 or later')
@@ -332,8 +357,8 @@ class ProfileHook(tf.train.SessionRunHook):
     def _is_traced(self) -> bool:
         """Whether `tf.train.ProfilerHook` is called for the current step.
 
-        It is for `first`, and for the step before: the hook does not trace the first step for which
-        it is called.
+        It is for `first`, and for the step before: this hook of TensorFlow never traces the first
+        step for which it is called.
         """
         return self._step in (self._first - 1, self._first)
 

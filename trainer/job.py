@@ -224,6 +224,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     end = end_of_run(epochs, position)
     devices = _devices()
     check_batch(setup.batch_size, len(devices))
+    _check_end(end, epochs.length)
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
         # The place in the stream of examples, which batches and learning rate depend on.
@@ -232,7 +233,6 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
         # `tf.identity` reads the variable: these functions take a tensor.
         iterator = _training_iterator(setup, tf.identity(examples_seen), cluster)
         batch = timed_batch(iterator, is_timed=not FLAGS.deterministic)
-    _check_end(end, epochs.length)
     schedule = make_learning_rate(setup.batch_size, len(devices), epochs.length, end.example,
                                   workers=1 if cluster is None else cluster.workers_a_step)
     if learning_rate is None:  # else the caller tries rates of its own, as --mode=find_rate
@@ -242,11 +242,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     averaged = _averaged(built, global_step)
     # So initial weights depend on the seed and their names alone, not on other operations.
     make_initial_values_stateless(built.variables, FLAGS.seed)
-    # Workers of parameter servers share this variable. Only the one that makes the update, the
-    # chief, counts the batch of all; the step of another adds 0.
-    counted_here = batch_of_all if built.updates_here else 0
-    with tf.control_dependencies([averaged.train_op]), tf.device('/cpu:0'):
-        train_op = tf.assign_add(examples_seen, counted_here).op
+    train_op = _counting(averaged.train_op, examples_seen, batch_of_all, built.updates_here)
     evaluation = None
     if with_evaluation:
         with averaged.instead_of_weights:  # the evaluation reads the averages, if there are any
@@ -255,6 +251,22 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
                         last_step=end.step, examples=examples_seen)
     return Job(setup, built, train_op, evaluation, iterator, counts, last_example=end.example,
                learning_rate=learning_rate, input_wait=batch.waited)
+
+
+def _counting(update: tf.Operation, examples_seen: tf.Variable, batch_of_all: int,
+              updates_here: bool) -> tf.Operation:
+    """The operation of a step: counts the examples of the step after its update.
+
+    Args:
+      update: the operation of the update.
+      examples_seen: the variable that counts the examples.
+      batch_of_all: examples of a step, over all machines.
+      updates_here: whether this process makes the update. On parameter servers the chief makes it,
+        and counts the batch of all in the shared variable; the step of another worker adds 0.
+    """
+    counted_here = batch_of_all if updates_here else 0
+    with tf.control_dependencies([update]), tf.device('/cpu:0'):
+        return tf.assign_add(examples_seen, counted_here).op
 
 
 def _training_iterator(setup: Setup, first_example: tf.Tensor,

@@ -97,10 +97,12 @@ class MetricsLog:
           BadFileError: another line is no JSON object with a step.
         """
         lines = content.split(b'\n')
-        # A whole line ends with a line feed, so what comes after the last one may be half a line.
-        if _parse(lines[-1]) is None and _is_torn(lines[-1]):
+        # What comes after the last line feed is empty, or half a line; or a line of which only the
+        # line feed is missing.
+        is_whole = _parse(lines[-1]) is not None
+        if not is_whole and _is_torn(lines[-1]):
             lines.pop()
-        while lines and not lines[-1].strip():
+        while lines and not lines[-1].strip():  # empty lines at the end are no mistake
             lines.pop()
         lines_with_entries = []
         for number, line in enumerate(lines, 1):
@@ -227,8 +229,12 @@ def _has_steps(content: bytes) -> bool:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether the last line of a file, without a line feed, was written by half: it has the first
-    bytes of a line, which after a loss of power end in NULs."""
+    r"""Whether the last line of a file, without a line feed, was written by half.
+
+        {"step": 100, "epo       the first bytes of a line
+        {"st                     still fewer, not all of `_BEGIN`
+        {"step": 100, "e\0\0     after a loss of power: NULs for bytes that never came to the disk
+    """
     line = line.rstrip(b'\0')
     return line.startswith(_BEGIN) or _BEGIN.startswith(line)
 

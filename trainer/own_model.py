@@ -75,9 +75,10 @@ class OwnModel:
         A data set of the user's own may do with an `image_size` of None: its function makes the
         images as they are to be.
         """
-        height, width, channels = self._dataset.image_shape  # None for what differs, or is any
+        # None for a side in which images differ, or which may be any.
+        height, width, channels = self._dataset.image_shape
         if image_size is None and height == width:
-            image_size = height
+            image_size = height  # None if both are None
         is_own_dataset = ':' in FLAGS.dataset  # module:function
         if image_size is None and not is_own_dataset:
             raise towers.InvalidArgumentError(
@@ -166,13 +167,13 @@ def _placeholder(spec: typing.Any) -> typing.Any:
     Args:
       spec: the `TensorSpec` or `SparseTensorSpec` of a batch.
     """
-    is_sparse = not isinstance(spec, tf.TensorSpec)
-    if is_sparse:
-        return tf.sparse_placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
-    has_dimensions = bool(spec.shape.ndims)
-    if not has_dimensions:
-        return tf.placeholder(spec.dtype, None)
-    return tf.placeholder(spec.dtype, [None] + spec.shape.as_list()[1:])
+    shape = None  # any
+    has_dimensions = bool(spec.shape.ndims)  # `ndims` is None where the rank is unknown
+    if has_dimensions:
+        shape = [None] + spec.shape.as_list()[1:]
+    if isinstance(spec, tf.TensorSpec):
+        return tf.placeholder(spec.dtype, shape)
+    return tf.sparse_placeholder(spec.dtype, shape)
 
 
 def named(nest: typing.Any, name: str, inside: str = '') -> typing.List[tuple]:
@@ -255,8 +256,10 @@ def _place_in_own_module(op: typing.Optional[tf.Operation]) -> str:
     if op is None:
         return ''
     # An operation of another tower is a copy, made by this program. Its original in tower 0, which
-    # has the same name without the copy's scope, was made by a line of the user's.
-    name_in_tower_0 = re.sub(r'^(eval_)?tower_\d+(_micro_\d+)?/', '', op.name)
+    # has the same name without the copy's scope, was made by a line of the user's: 'Mul' for
+    # 'tower_1/Mul', for 'tower_1_micro_3/Mul', and in an evaluation beside a training for
+    # 'build_2/tower_1/Mul'.
+    name_in_tower_0 = re.sub(r'^(build_\d+/)?tower_\d+(_micro_\d+)?/', '', op.name)
     op = operation_named(op.graph, name_in_tower_0) or op
     module = FLAGS.model.partition(':')[0]
     path = sys.modules[module].__file__

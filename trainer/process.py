@@ -45,26 +45,37 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
     try:
         with _interruptible():
             return main(argv)
-    # `refuse` exits with status 2, and `_failed` returns 1. `BadFileError` is a `CheckpointError`,
-    # and so among `_FAILURES`; yet it is a fault of the flags that name the file.
+    # `refuse` exits with status 2, and `_failed` returns 1. A `BadFileError` is a fault of the
+    # flags that name the file. It comes first, since it is a `CheckpointError`, too, and so among
+    # `_FAILURES`.
     except towers.BadFileError as error:
         refuse(error)
     except _FAILURES as error:
         return _failed(error)
     except towers.TowersError as error:
         refuse(error)
-    except tf.errors.ResourceExhaustedError as error:
-        found = re.search(r'OOM when allocating tensor with shape\[[\d,]*\]', str(error))
-        tensor = ': ' + found.group() if found else ''
-        return _failed('there is not enough memory%s. Give a smaller --batch_size or --image_size, '
-                       'or more towers on other devices.' % tensor)
     except tf.errors.OpError as error:
-        failure = own_failure(error) or input_failure(error)
+        failure = _failure_of_step(error)
         if failure is None:
             raise
         return _failed(failure)
     except KeyboardInterrupt:  # before the first step, where there is nothing to save
         return status_of_signal(signal.SIGINT)
+
+
+def _failure_of_step(error: tf.errors.OpError) -> typing.Any:
+    """What has failed in a step, as an exception or a text: memory, the user's own code, or the
+    input; None if it is something else.
+
+    Args:
+      error: TensorFlow's error.
+    """
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        found = re.search(r'OOM when allocating tensor with shape\[[\d,]*\]', str(error))
+        tensor = ': ' + found.group() if found else ''
+        return ('there is not enough memory%s. Give a smaller --batch_size or --image_size, or '
+                'more towers on other devices.' % tensor)
+    return own_failure(error) or input_failure(error)
 
 
 @contextlib.contextmanager

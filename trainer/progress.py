@@ -79,9 +79,10 @@ class ProgressHook(tf.train.SessionRunHook):
         self._on_terminal = _can_show_bar(self._stream)
         self._bar: typing.Any = None  # that of tqdm, while it is shown
         self._marks: typing.Deque[Mark] = collections.deque()  # those of the last ten seconds
-        self._first_mark: typing.Optional[Mark] = None  # that of the session
+        self._first_mark: typing.Optional[Mark] = None  # of the session, at 0 seconds
         self._logged_mark: typing.Optional[Mark] = None  # that of the last line of the file
-        self._shown_at: typing.Optional[float] = None  # the time at which a step was last shown
+        # The time at which a step was last shown; None before the first one of a session.
+        self._shown_at: typing.Optional[float] = None
         self._is_first_session = True
         self._logs = False  # whether the current step gets a line of the file
         self._shows = False  # whether the current step is shown
@@ -93,7 +94,7 @@ class ProgressHook(tf.train.SessionRunHook):
         end = self._clock.mark
         if begin is None or end is None or rate(begin, end) is None:
             return None
-        return Throughput(end.examples - begin.examples, end.seconds)  # `begin` is at 0 seconds
+        return Throughput(end.examples - begin.examples, end.seconds - begin.seconds)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Takes over the restored step, removes the lines of later steps, and draws the bar."""
@@ -135,25 +136,24 @@ class ProgressHook(tf.train.SessionRunHook):
         self._log.flush()
         step = self._clock.step + 1
         self._logs = step % self._log_every == 0 or step == self._counts.last_step
-        self._shows = self._shown_at is None or self._logs or self._is_redrawn()
+        self._shows = self._logs or self._is_time_to_show()
         return tf.train.SessionRunArgs(self._fetches)
 
-    def _is_redrawn(self) -> bool:
-        """Whether it is time to draw the bar again."""
-        if not self._on_terminal or self._shown_at is None:
-            return False
-        return time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
+    def _is_time_to_show(self) -> bool:
+        """Whether to show a step that has no line in the file: the first one of a session, and with
+        a bar one in every `_REDRAW_SECONDS`."""
+        if self._shown_at is None:
+            return True
+        seconds_since_shown = time.perf_counter() - self._shown_at
+        return self._on_terminal and seconds_since_shown >= self._REDRAW_SECONDS
 
     def after_run(self, run_context: typing.Any, run_values: typing.Any):
         """Counts the step; shows it, and puts its line into the log, if that is due."""
         clock = self._clock
         fetched = run_values.results
         clock.count(fetched.get('waited', 0.))
-        mark = clock.mark  # None in the first steps of a session, which are not timed
-        if self._first_mark is None and mark is not None:  # all rates are measured from here
-            self._first_mark = mark
-            self._logged_mark = mark
-            self._marks.append(mark)
+        if self._first_mark is None:
+            self._begin_to_measure()
         if not self._shows:
             return
         # The clock has counted one step of this worker. The variables have those of asynchronous
@@ -168,6 +168,15 @@ class ProgressHook(tf.train.SessionRunHook):
             fields = [self._of_all(clock.step)] + self._texts_of_line(value_texts)
             self.write('step ' + '  '.join(fields))
         self._shown_at = time.perf_counter()
+
+    def _begin_to_measure(self) -> None:
+        """Takes the first mark of the session, from which all rates are measured. The clock has
+        none in the first steps, which are not timed."""
+        mark = self._clock.mark
+        if mark is not None:
+            self._first_mark = mark
+            self._logged_mark = mark
+            self._marks.append(mark)
 
     def end(self, session: tf.Session):
         """Closes the bar; its last state stays on the screen."""
@@ -266,13 +275,15 @@ class ProgressHook(tf.train.SessionRunHook):
     def _mark_ten_seconds_before(self, latest: Mark) -> Mark:
         """The newest mark that is `_RATE_SECONDS` before `latest`, or else the oldest there is.
 
-        Older ones are forgotten: nothing is measured from them any more. `latest` is kept, for
-        lines to come.
+        Older ones are forgotten: nothing is measured from them any more. Later lines may be
+        measured from `latest`, so it joins the marks, unless it is the first mark of the session,
+        which is among them already.
         """
         marks = self._marks
         while len(marks) > 1 and latest.seconds - marks[1].seconds >= self._RATE_SECONDS:
             marks.popleft()
-        if latest.seconds > marks[-1].seconds:  # else `latest` is the first mark of all
+        is_first_mark = latest.seconds <= marks[-1].seconds
+        if not is_first_mark:
             marks.append(latest)
         return marks[0]
 

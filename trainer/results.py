@@ -77,14 +77,24 @@ def report(throughput: typing.Any, results: dict, setup: Setup) -> None:
     for name in sorted(names_of_metrics):
         print('%-14s %s on %s' % (
             'test ' + name, _value_text(results[name]), counted(num_examples, unit)))
-    # A function of the user's own says itself how many examples there are, and may be wrong.
-    promised = setup.dataset.num_examples['test']
-    if is_own_dataset() and num_examples < promised:
-        print('%-14s num_examples of %s says %d for test, and %d came' % (
-            'test %ss' % unit, FLAGS.dataset, promised, num_examples))
+    if is_own_dataset():
+        _report_missing_examples(num_examples, setup)
     if throughput is not None:
         print('speed          {:,.0f} {}s/s'.format(
             throughput.examples / throughput.seconds, unit))
+
+
+def _report_missing_examples(num_examples: int, setup: Setup) -> None:
+    """Says if fewer examples came than the user's own function has promised for the test set.
+
+    Args:
+      num_examples: how many examples came.
+      setup: the model and its data.
+    """
+    promised = setup.dataset.num_examples['test']
+    if num_examples < promised:
+        print('%-14s num_examples of %s says %d for test, and %d came' % (
+            'test %ss' % setup.model.unit, FLAGS.dataset, promised, num_examples))
 
 
 def _value_text(value: float) -> str:
@@ -184,13 +194,12 @@ def _columns(batch: typing.Any, setup: Setup) -> typing.Dict[str, list]:
     Raises:
       ModelFunctionError: there is not one prediction for each example.
     """
-    labels = {}
-    predictions = batch
     if is_own_model():
         labels, predictions = batch
-    columns = {}
-    for name, values in named(labels, 'label') + named(predictions, 'prediction'):
-        columns[name] = rows(values)
+        leaves = named(labels, 'label') + named(predictions, 'prediction')
+    else:
+        leaves = named(batch, 'prediction')
+    columns = {name: rows(values) for name, values in leaves}
     if FLAGS.unlabelled:  # such a data set has labels that mean nothing
         columns.pop('label', None)
     classes = getattr(setup.dataset, 'classes', None)  # names, of a data set that has them

@@ -128,18 +128,19 @@ class RunSettings(tf.train.SessionRunHook):
 
     def _check_variables(self, missing: typing.Optional[str], dropped: typing.Optional[str],
                          differences: typing.Iterable[Difference]) -> None:
-        """Raises `CheckpointError` where the checkpoint has other variables than the graph; but not
-        for missing ones of which no setting is the reason, which `training_session` refuses itself.
+        """Raises `CheckpointError` where the checkpoint has other variables than the graph, and
+        `training_session` does not raise it itself.
 
         Args:
           missing, dropped: as for `check`.
           differences: the settings that have changed.
         """
         changes_of_state = [difference for difference in differences if difference.kind == STATE]
+        if missing is not None and not changes_of_state:
+            return  # `training_session` refuses this when `check` has returned
         if missing is not None:
-            if changes_of_state:
-                raise self._error(changes_of_state, missing)
-        elif dropped is not None:  # whatever the reason: nobody else refuses to drop variables
+            raise self._error(changes_of_state, missing)
+        if dropped is not None:  # `training_session` would only say so, in a line
             raise self._error(changes_of_state, dropped)
 
     def _error(self, changes_of_state: typing.List[Difference], text: str) -> CheckpointError:

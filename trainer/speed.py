@@ -66,8 +66,9 @@ class StepClock:
         self._start = 0.  # the time at which the measurement began
         self._latest = 0.  # the time at which the latest run ended
         self._waited = 0.  # seconds of waiting for input since the start
-        # Seconds of evaluations and checkpoints, which marks leave out. Those since the latest run
-        # count when the next run ends, since a mark is of the end of a run.
+        # Seconds of evaluations and checkpoints, which marks leave out. An evaluation comes when a
+        # run has ended, so the mark of that end does not have it: its seconds wait in
+        # `_away_after_latest` until the next run has ended.
         self._away_before_latest = 0.
         self._away_after_latest = 0.
 
@@ -88,14 +89,15 @@ class StepClock:
         self._waited += waited
         self._away_before_latest += self._away_after_latest
         self._away_after_latest = 0.
-        if self._runs == self._UNTIMED_RUNS:  # the measurement begins with the next run
+        if self._runs == self._UNTIMED_RUNS:  # the measurement begins where this run has ended
             self._start = self._latest
             self._away_before_latest = 0.
             self._waited = 0.
 
     @property
     def mark(self) -> typing.Optional[Mark]:
-        """The `Mark` of the end of the latest run; None until the end of the second run."""
+        """The `Mark` of the end of the latest run; None until the end of the second run, whose mark
+        is at 0 seconds."""
         if self._runs < self._UNTIMED_RUNS:
             return None
         seconds = self._latest - self._start - self._away_before_latest

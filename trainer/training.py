@@ -67,6 +67,24 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
     return _finish(job, hooks, end_of_data, cluster)
 
 
+class _EndOfSession(typing.NamedTuple):
+    """How the session of a training has ended.
+
+    Attributes:
+      checkpoint: the prefix of the checkpoint that it has saved last.
+      step: the step of this checkpoint.
+      is_early: whether the run has more steps than that.
+      signal_number: the signal that has stopped it; None if none has.
+      failure: the error that has stopped it, about the training data or the test set; None if
+        neither has.
+    """
+    checkpoint: str
+    step: int
+    is_early: bool
+    signal_number: typing.Optional[int]
+    failure: typing.Optional[Exception]
+
+
 def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
             cluster: typing.Optional[towers.Cluster]) -> int:
     """Ends a run whose session has ended: says how it ended, and what it leaves behind.
@@ -84,32 +102,46 @@ def _finish(job: Job, hooks: RunHooks, end_of_data: typing.Optional[Exception],
       Exception: `end_of_data`; or else the error with which an evaluation could not read the test
         set.
     """
-    signal_number = hooks.signals.stopping_signal  # None if no signal has stopped the run
-    newest: typing.Any = newest_prefix(train_dir())  # never None: the session has saved
-    last_saved: typing.Any = step_of(newest)
-    failure = end_of_data or hooks.tested.failure  # the latter: the test set could not be read
-    stopped_early = last_saved < job.counts.last_step
+    checkpoint: typing.Any = newest_prefix(train_dir())  # never None: the session has saved
+    step: typing.Any = step_of(checkpoint)
+    end = _EndOfSession(
+        checkpoint, step, is_early=step < job.counts.last_step,
+        signal_number=hooks.signals.stopping_signal, failure=end_of_data or hooks.tested.failure)
+    _report_end(end, job, hooks, cluster)
+    if end.failure is not None:
+        raise end.failure
+    if end.signal_number is not None:
+        return status_of_signal(end.signal_number)
+    # --max_minutes ends a part of a run: an evaluator beside it waits for the next part, and is not
+    # told that the run has ended. Each part exports the weights that it ends with.
+    goes_on_later = end.is_early and hooks.minutes.is_over
+    if not goes_on_later:
+        say_ended(train_dir(), end.step)
+    if FLAGS.export_dir:
+        export(job.setup.model)
+    return 0
+
+
+def _report_end(end: _EndOfSession, job: Job, hooks: RunHooks,
+                cluster: typing.Optional[towers.Cluster]) -> None:
+    """Prints the last results, what has stopped the run, and its checkpoints.
+
+    Args:
+      end: how the session has ended.
+      job: the `Job` of the process.
+      hooks: the `RunHooks` of the run.
+      cluster: the machines, or None.
+    """
     _report_last_evaluation(job, hooks)
     if cluster is not None:
         _say_stopped(hooks.signals)
     # Only a signal, a failure or a setting ends a run early. The first two are told elsewhere.
-    if stopped_early and signal_number is None and failure is None:
+    was_stopped_by_setting = end.is_early and end.signal_number is None and end.failure is None
+    if was_stopped_by_setting:
         print('stopped: by %s' % _reason_to_stop(hooks))
-    print('checkpoint     %s' % newest)
+    print('checkpoint     %s' % end.checkpoint)
     if hooks.tested.text:
         print('best           %s' % hooks.tested.text)
-    if failure is not None:
-        raise failure
-    if signal_number is not None:
-        return status_of_signal(signal_number)
-    # --max_minutes ends a part of a run: an evaluator beside it waits for the next part, and is not
-    # told that the run has ended. Each part exports the weights that it ends with.
-    goes_on_later = stopped_early and hooks.minutes.is_over
-    if not goes_on_later:
-        say_ended(train_dir(), last_saved)
-    if FLAGS.export_dir:
-        export(job.setup.model)
-    return 0
 
 
 def _report_last_evaluation(job: Job, hooks: RunHooks) -> None:
@@ -239,8 +271,8 @@ def work(cluster: towers.Cluster, job: Job) -> int:
             print('%s joined' % cluster.name, flush=True)
             with member.session(hooks + [signals]) as session:
                 was_out_of_range = _runs_out_of_range(session, job.train_op)
-            # `StopTogetherHook` raises the same error in a worker that begins a step after another
-            # one has said that all stop. Only if none has, this worker's data has ended.
+            # The end of a worker's data is an `OutOfRangeError`. A worker that would begin a step
+            # after another one has said that all stop gets this error, too: then `is_told` is True.
             if was_out_of_range and not signals.is_told:
                 # Within `joined`, so that the other workers hear of it at once.
                 raise data_ended('some steps, before the chief did')

@@ -221,7 +221,8 @@ class _Steps(typing.NamedTuple):
       step: the operation of the step.
       examples: the number of examples of the step, a scalar.
       waited: the seconds that the step waits for its input, a scalar.
-      initializers: the operations that a session runs first, one after the other.
+      initializers: the operations that a session runs first, one after the other: an iterator
+        begins where a variable says.
       config: the config of the session; None for the default.
     """
     step: tf.Operation

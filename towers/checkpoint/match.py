@@ -41,7 +41,7 @@ class _Contents(typing.NamedTuple):
 
 class _Choice(typing.NamedTuple):
     """The variables that take their values from a checkpoint, and those that do not."""
-    taken: typing.Dict[str, typing.List[tf.Variable]]  # by name in the checkpoint, each in its parts
+    taken: typing.Dict[str, typing.List[tf.Variable]]  # by name in the checkpoint; each in parts
     left: typing.List[typing.Tuple[str, str]]  # the name, and the reason
 
 
