@@ -91,6 +91,21 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
     if _HELP & set(argv[1:]):
         print(help_text(summary))
         sys.exit(0)
+    rest = _parsed(argv)
+    if len(rest) > 1:
+        refuse('%r is no flag: flags begin with --' % rest[1])
+    for name in PATHS:
+        FLAGS[name].value = _local_path(str(FLAGS[name].value))
+    given = {name for name in FLAGS if FLAGS[name].present}
+    wrong = contradiction(given)
+    if wrong:
+        refuse(wrong)
+    return rest
+
+
+def _parsed(argv: typing.List[str]) -> typing.List[str]:
+    """Gives `FLAGS` the values of a command line; returns the arguments that are no flags, the
+    program first. Ends the program if a value is not of its flag's type or range."""
     try:
         # --flagfile=… becomes the flags in that file, so that `_refuse_options` sees them.
         argv = FLAGS.read_flags_from_files(argv, force_gnu=False)
@@ -98,16 +113,9 @@ def parse_flags(argv: typing.List[str], summary: str = '') -> typing.List[str]:
         rest = FLAGS(argv)
         for config in FLAGS.config:
             _take_options(config)
+        return rest
     except flags.Error as error:
         refuse(_without_python(str(error)))
-    if len(rest) > 1:
-        refuse('%r is no flag: flags begin with --' % rest[1])
-    for name in PATHS:
-        FLAGS[name].value = _local_path(str(FLAGS[name].value))
-    wrong = contradiction({name for name in FLAGS if FLAGS[name].present})
-    if wrong:
-        refuse(wrong)
-    return rest
 
 
 def _local_path(path: str) -> str:

@@ -35,11 +35,7 @@ def make_dataset() -> typing.Any:
     Raises:
       InvalidArgumentError, DatasetError: as `datasets.get_dataset`.
     """
-    options = {}
-    if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):  # images in files
-        options['augment'] = FLAGS.augment
-        if FLAGS.mode != 'check_data':  # this mode writes the list
-            options['bad_list'] = FLAGS.bad_examples or None
+    options = _options_of_files()
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None, FLAGS.num_classes,
                                    FLAGS.background_class, **options)
     if options.get('bad_list'):
@@ -53,6 +49,16 @@ def make_dataset() -> typing.Any:
     if FLAGS.validation and FLAGS.mode not in ('eval', 'predict', 'check_data'):
         return with_validation(dataset, FLAGS.validation)
     return dataset
+
+
+def _options_of_files() -> dict:
+    """The arguments of `datasets.get_dataset` that only data sets of image files take."""
+    options: dict = {}
+    if FLAGS.dataset in ('imagenet', 'tfrecords', 'folder'):
+        options['augment'] = FLAGS.augment
+        if FLAGS.mode != 'check_data':  # this mode writes the list
+            options['bad_list'] = FLAGS.bad_examples or None
+    return options
 
 
 def test_numbers(dataset: typing.Any) -> typing.Iterable[int]:

@@ -69,13 +69,12 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
       directory: the folder of the run.
       pause: seconds from one look into the folder to the next.
     """
-    log = MetricsLog(os.path.join(directory, FILE))
+    log = _ResultsLog(directory)
     print('waiting        for checkpoints in %s; the results go to %s' % (
         directory, log.path), flush=True)
     is_new_run = newest_prefix(directory) is None
-    if is_new_run and os.path.exists(log.path):  # a log of an earlier run, which is renamed
-        _resume(log, 0, is_new=True)
-    former_step = None  # that of the checkpoint that was evaluated last
+    if is_new_run:
+        log.begin_run()
     with _stopped_by_sigterm():
         for prefix in _new_checkpoints(directory, pause):
             results = _results_unless_replaced(evaluate, prefix)
@@ -84,21 +83,53 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                       flush=True)
                 continue
             step = step_of(prefix) or 0  # a checkpoint without a step counts as the run's beginning
-            is_first_here = former_step is None  # an earlier evaluator may have left lines
-            went_back = former_step is not None and step < former_step  # the run has begun again
-            if is_first_here or went_back:
-                _resume(log, step)  # cuts the lines of later steps
-            former_step = step
-            _log_results(log, step, results)
+            log.add(step, results)
     # The loop ends only after a checkpoint: `prefix` is that of the last one.
     print('evaluated      the last step, %s: ended' % step_of(prefix), flush=True)
 
 
-def _log_results(log: MetricsLog, step: int, results: dict) -> None:
-    """Writes the results of a checkpoint as the line of its step, and syncs the file."""
-    entry = {'test_' + name: value for name, value in results.items()}
-    log.add(step, dict(entry, wall_time=round(time.time(), 3)))
-    log.sync()
+class _ResultsLog:
+    """The file `FILE` in the folder of a run: a line with the results of each checkpoint.
+
+    Attributes:
+      path: the name of the file.
+    """
+
+    def __init__(self, directory: str):
+        """`directory` is the folder of the run."""
+        self.path = os.path.join(directory, FILE)
+        self._log = MetricsLog(self.path)
+        self._latest_step: typing.Optional[int] = None  # None before the first checkpoint
+
+    def begin_run(self) -> None:
+        """Renames the log of an earlier run, if there is one."""
+        if os.path.exists(self.path):
+            self._resume(0, is_new=True)
+
+    def add(self, step: int, results: dict) -> None:
+        """Writes the results of a checkpoint as the line of its step, and syncs the file.
+
+        Lines of later steps are cut. An earlier evaluator may have left some, or this one, if the
+        run has gone back to an earlier step.
+
+        Args:
+          step: the step of the checkpoint.
+          results: the results.
+        """
+        went_back = self._latest_step is not None and step < self._latest_step
+        if self._latest_step is None or went_back:
+            self._resume(step)
+        self._latest_step = step
+        line = {'test_' + name: value for name, value in results.items()}
+        self._log.add(step, dict(line, wall_time=round(time.time(), 3)))
+        self._log.sync()
+
+    def _resume(self, step: int, is_new: bool = False) -> None:
+        """Prepares the log for results from a step on, see `MetricsLog.resume`, and prints what
+        that did."""
+        line = self._log.resume(step, is_new)
+        if line is not None:
+            print(line, flush=True)
 
 
 def _results_unless_replaced(evaluate: typing.Callable[[str], dict],
@@ -116,14 +147,6 @@ def _results_unless_replaced(evaluate: typing.Callable[[str], dict],
         if is_there:  # then the error has another reason
             raise
         return None
-
-
-def _resume(log: MetricsLog, step: int, is_new: bool = False) -> None:
-    """Prepares a log for results from a step on, see `MetricsLog.resume`, and prints what it did.
-    """
-    line = log.resume(step, is_new)
-    if line is not None:
-        print(line, flush=True)
 
 
 def _new_checkpoints(directory: str, pause: float) -> typing.Iterator[str]:

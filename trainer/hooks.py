@@ -88,7 +88,7 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     first += listeners
     first += own_hooks_without_results
     first += _tracing_hooks(job, progress.write)
-    first.append(evaluating.hook)  # so that all hooks before it have written about the step
+    first.append(evaluating.hook)  # after its listeners, and before the hook that saves
     return RunHooks(
         first, save_listeners=[progress.listener, SaveOnSignal(progress.write)], progress=progress,
         evaluation=evaluating.hook, signals=signals, minutes=minutes, tested=evaluating.evaluation)

@@ -10,6 +10,15 @@ graph. Its test is tests/trainer/test_trainer_job.py. A step does, in this order
 
 So batches and learning rate depend on `examples_seen` alone, which is saved with the weights: a run
 that resumes goes on at the same place, also with another batch size.
+
+Words of other modules used here:
+
+    `Epochs`                    the stream of examples in batches; `length` is the examples of one
+                                epoch that batches use
+    `Cluster.workers_a_step`    the workers whose gradients are in one update: 1 of asynchronous
+                                ones, else all
+    `BuiltTowers.updates_here`  whether this process makes the update; not so a worker of parameter
+                                servers whose chief makes it
 """
 
 import contextlib
