@@ -4,6 +4,9 @@ An error of the input comes out of a step, as a `tf.errors.OpError` with a text 
 functions below turn it into the error of this program that names the data set, the function or the
 example, and says what to do; they return None for an error that the input did not cause. Its test
 is tests/trainer/test_trainer_data.py.
+
+Words of `towers.errors`: `is_of_input` tells whether a step failed since its batch could not be
+made, and `reason_of` gives the text of an error in one line.
 """
 
 import contextlib
@@ -17,7 +20,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.held_out import with_unlabelled, with_validation
-from towers.errors import MeasurementError, counted, is_of_input, reason_of
+from towers.errors import counted, is_of_input, reason_of
 from trainer import own_model
 from trainer.flags import FLAGS
 
@@ -165,13 +168,8 @@ def naming_failures() -> typing.Iterator[None]:
     names the user's own data or model, if that caused it."""
     try:
         yield
-    except (tf.errors.OpError, MeasurementError) as error:
-        step_error: typing.Any = error
-        if isinstance(error, MeasurementError):
-            step_error = error.__cause__  # an error of a measured step, or None
-        failure = None
-        if isinstance(step_error, tf.errors.OpError):
-            failure = own_failure(step_error)
+    except tf.errors.OpError as error:
+        failure = own_failure(error)
         if failure is None:
             raise
         # `from` keeps Python from showing `error`, too, also if `failure` has no cause.

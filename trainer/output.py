@@ -1,6 +1,7 @@
 """`OutputStream`: an output that may be lost, as in `train.py | head -3`, or on a closed terminal.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -58,12 +59,15 @@ class OutputStream:
             function(*arguments)
         except OSError as error:
             self._is_lost = True
-            try:  # Python writes its buffer at exit: then to the null device, where it cannot fail
-                with open(os.devnull, 'w') as nowhere:
-                    os.dup2(nowhere.fileno(), self._stream.fileno())
-            except (OSError, ValueError):
-                pass  # the stream is no file of the operating system
+            self._redirect_to_null_device()
             self._on_lost(error)
+
+    def _redirect_to_null_device(self) -> None:
+        """Makes the null device the file of the stream: as Python exits, it writes what is left in
+        the stream's buffer, and that cannot fail there."""
+        with contextlib.suppress(OSError, ValueError):  # a stream without a file
+            with open(os.devnull, 'w') as null_device:
+                os.dup2(null_device.fileno(), self._stream.fileno())
 
 
 def _stop(error: OSError) -> None:

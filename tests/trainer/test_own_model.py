@@ -2,6 +2,7 @@
 
 import csv
 import json
+import types
 
 from absl.testing import flagsaver
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
+import towers
 from towers.errors import InvalidArgumentError
 from trainer.flags import FLAGS
-from trainer.own_model import OwnModel
+from trainer.own_model import OwnModel, step_failure
 from train_runs import metrics, names_that_differ, values_of
 
 NAME = 'own_tagger_of_a_test'
@@ -57,6 +59,8 @@ def two(features, labels): return 0.
 def broken(features, labels, mode): return features['no such word']
 def outside(features, labels, mode):
     return tf.reduce_sum(tf.gather(tf.get_variable('w', [3]), 3 + labels))
+def total(features, labels, mode):
+    return {'predictions': {'total': tf.sparse.reduce_sum(features)}}
 number = 3
 '''
 SHORT = ['--batch_size=10', '--optimizer=sgd', '--base_learning_rate=1', '--reduction=mean',
@@ -150,6 +154,20 @@ def test_an_export_takes_the_features_by_name(tagged):
     np.testing.assert_array_equal(tags, values_of(tagged.train_dir, 6)['w'][words].argmax(2))
 
 
+def test_an_export_takes_sparse_features_of_unknown_rank_in_any_shape(model):
+    def eval_batches(batch_size):
+        assert batch_size == 1
+        return tf.data.Dataset.from_tensors(tf.SparseTensor(
+            tf.placeholder(tf.int64, [None, None]), tf.placeholder(tf.float32, [None]),
+            tf.placeholder(tf.int64, [None])))
+    dataset = types.SimpleNamespace(num_classes=None, eval_batches=eval_batches)
+    with flagsaver.flagsaver(batch_size='auto'), tf.Graph().as_default(), tf.Session() as session:
+        inputs, outputs = OwnModel('%s:total' % NAME, dataset).serving()
+        for dense_shape in ([4], [2, 3, 4]):
+            fed = tf.SparseTensorValue([[0] * len(dense_shape)], [5.], dense_shape)
+            assert session.run(outputs['total'], {inputs['features']: fed}) == 5.
+
+
 @pytest.mark.slow
 def test_a_model_of_ones_own_takes_the_data_sets_that_are_known(started):
     run = started('pixels', 'pixels', '--dataset=digits', '--train_steps=2')
@@ -196,3 +214,19 @@ def test_a_step_that_fails_names_the_line_of_the_function(started):
     assert '%s.py:%d: indices[' % (NAME, line) in run.stderr
     assert run.stderr.startswith('train.py: --model=%s:outside: a step failed at ' % NAME)
     assert run.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('scope', ['tower_1/', 'build_2/tower_1/'])
+def test_a_step_that_fails_in_a_copy_names_the_line_of_the_function(model, scope):
+    """In a copy of a training, and of the evaluation beside it."""
+    line = 1 + MODULE[:MODULE.index('3 + labels')].count('\n')
+    model_fn = model('outside').model_fn('train')
+    with tf.Graph().as_default() as graph, flagsaver.flagsaver(model='%s:outside' % NAME):
+        batch = (tf.zeros([4]), tf.zeros([4], tf.int32))
+        trained = towers.build_towers(model_fn, batch, tf.train.GradientDescentOptimizer(1.), 2)
+        towers.build_towers(model_fn, batch, None, 2, reuse=trained)
+        [failed] = [op for op in graph.get_operations()
+                    if op.name.startswith(scope) and op.type in ('GatherV2', 'ResourceGather')]
+        failure = step_failure(tf.errors.InvalidArgumentError(None, failed, 'indices[0] = 3'))
+    assert str(failure) == '--model=%s:outside: a step failed at %s.py:%d: indices[0] = 3' % (
+        NAME, NAME, line)
