@@ -81,12 +81,22 @@ def swept_runs(texts: typing.List[str], folder: str) -> typing.List[SweptRun]:
     Args:
       texts: a text for each flag, such as `'seed=1,2,3'`.
       folder: the folder of the sweep; each run has a folder in it.
+
+    Raises:
+      SystemExit: one of the texts is something else, or two runs would have one folder; a line says
+        so.
     """
     values = swept_values(texts)
-    runs = []
+    runs: typing.List[SweptRun] = []
+    names: typing.Set[str] = set()
     for combination in itertools.product(*values.values()):
         chosen = dict(zip(values, combination))
+        # A '/' would begin a folder in the run's folder.
         name = ','.join('%s=%s' % item for item in chosen.items()).replace('/', '_')
+        if name in names:
+            refuse('--sweep: two runs would have the folder %.60a, in which a _ stands for a /: '
+                   'give values that differ in more' % name)
+        names.add(name)
         runs.append(SweptRun(chosen, os.path.join(folder, name)))
     return runs
 

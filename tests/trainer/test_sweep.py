@@ -30,7 +30,8 @@ def test_the_command_of_a_run_has_the_other_flags():
 @pytest.mark.parametrize('texts, said', [
     (['sead=1,2'], "'sead' is no flag to sweep over"), (['train_dir=a,b'], 'is no flag to sweep'),
     (['seed=1,1'], 'expected different values'), (['seed='], 'expected different values'),
-    (['seed=1,2', 'seed=3'], 'seed is swept over already')])
+    (['seed=1,2', 'seed=3'], 'seed is swept over already'),
+    (['data_dir=a/b,a_b'], "two runs would have the folder 'data_dir=a_b'")])
 def test_what_is_no_sweep_is_refused(texts, said, capsys):
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
         FLAGS(['train.py'])

@@ -63,8 +63,8 @@ class ClosureTensors:
         self._gradients = gradients
         self._made: typing.List[tf.Operation] = []  # the operations of the update
         trained = operation_names(tower_set.roles.trainable)
-        # What no update may take. Where several towers are built, no such state is trained. The one
-        # tower of a worker may train it: then the update has to take the variable.
+        # State of single towers, which no update may take. The one tower of a worker may have state
+        # that is trained (several towers may not): then the update has to take it.
         self._own_state = [variable for variable in tower_set.roles.own_variables()
                            if variable.op.name not in trained]
         # {name of the tensor of a tower's loss: name of the loss, None where there is only one}

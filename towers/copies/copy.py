@@ -14,8 +14,8 @@ Words of other modules used here:
     `Part`                        a tower, or one of its micro-batches, for which a copy is made
     `InlineUpdates.in_functions`  calls of functions that write variables of tower 0 alone, as an
                                   `If` may do: a copy calls the functions without these writes
-    `Differentiated.random_keys`  constants. Each is the first of the two numbers that are the seed
-                                  of a stateless random operation; the second is the step
+    `Differentiated.random_keys`  constants in the seeds of stateless random operations, which have
+                                  another value in each copy
 """
 
 import typing
