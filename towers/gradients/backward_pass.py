@@ -136,22 +136,35 @@ class TowerGradients:
             fetches = fetches_of(recorded.output) + list(other_fetches) + recorded.updates
             for each in by_objective:
                 fetches += tensors_of(each.pairs)
-            # The backward pass is there already: what it draws again has to get the same seeds. And
-            # it is not rewritten yet: recomputation copies random operations, with their seeds.
+            # After the backward pass is made, since what it draws again has to get the same seeds;
+            # before it is rewritten, since recomputation copies random operations with their seeds.
             keys = _give_seeds(request, forward, backward, fetches, index)
             with Recording(graph) as recomputation, tf.device(TowerDevice(device)):
                 recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                               for each in by_objective]
-        # Without those of its variables, which are of all towers.
-        operations = [op for op in forward if op.name not in recorded.owned]
-        operations += losses.operations + made.operations
-        backward_names = frozenset(names_of(backward + recomputation.operations))
-        objectives = request.training.objectives
-        tower = self._tower(recorded, losses, index, root, _TowerResults(
+        own_forward = [op for op in forward if op.name not in recorded.owned]
+        operations = own_forward + losses.operations + made.operations
+        results = self._results(by_objective, operations, backward + recomputation.operations)
+        tower = self._tower(recorded, losses, index, root, results)
+        return Differentiated(tower, operations, recomputed, keys)
+
+    def _results(self, by_objective: typing.List[_ObjectiveGradients],
+                 operations: typing.Sequence[tf.Operation],
+                 backward: typing.Sequence[tf.Operation]) -> _TowerResults:
+        """The gradients of a tower, and the names of its operations.
+
+        Args:
+          by_objective: the gradients of each loss.
+          operations: all operations of the tower. Those that are not of the backward pass, such as
+            the loss times its weight and new seeds, count to the forward pass.
+          backward: the operations of the backward pass, with what it computes again.
+        """
+        objectives = self._request.training.objectives
+        backward_names = frozenset(names_of(backward))
+        return _TowerResults(
             pairs=objectives.shaped(each.pairs for each in by_objective),
             shard_gradients=objectives.shaped(each.shard_gradients for each in by_objective),
-            forward=frozenset(names_of(operations)) - backward_names, backward=backward_names))
-        return Differentiated(tower, operations, recomputed, keys)
+            forward=frozenset(names_of(operations)) - backward_names, backward=backward_names)
 
     def _backward_operations(self, by_objective: typing.List[_ObjectiveGradients],
                              recorded: Recorded, device: str) -> typing.List[tf.Operation]:
@@ -251,11 +264,7 @@ class TowerGradients:
         shard_pairs: typing.List[tuple] = []
         with Recording(tf.get_default_graph()) as made:
             loss = self._scaled(data_loss, objective, scale)
-            optimizer = objective.optimizer
-            has_own_method = objective.name in self._own_methods or has_own_minimize(optimizer)
-            if has_own_method:
-                # It is called later, once, for the combined gradients.
-                optimizer = _TAKES_PLAIN_GRADIENTS
+            optimizer = self._optimizer_of_tower(objective)
             pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
             if inputs_from_variables:
                 gradients = tf.gradients(loss, inputs_from_variables)
@@ -267,8 +276,17 @@ class TowerGradients:
             elif request.numerics.check_numerics:
                 pairs = checked_gradients(pairs, data_loss, index, request.split.accumulate)
         place_backward(made.operations, data_loss, request.split.parts[index].device)
+        # TensorFlow puts the stack of a loop beside a variable whose value the stack keeps.
         keep_stacks_with_loops(made.operations)
         return _ObjectiveGradients(pairs, gradients_of(shard_pairs), made.operations)
+
+    def _optimizer_of_tower(self, objective: typing.Any) -> tf.train.Optimizer:
+        """The optimizer that takes the gradients of a loss in a tower: that of the objective. If it
+        has a method of its own, which is called later, once, for the combined gradients, another
+        optimizer takes plain gradients in its place."""
+        optimizer = objective.optimizer
+        has_own_method = objective.name in self._own_methods or has_own_minimize(optimizer)
+        return _TAKES_PLAIN_GRADIENTS if has_own_method else optimizer
 
     def _scaled(self, loss: tf.Tensor, objective: typing.Any, scale: typing.Any) -> tf.Tensor:
         """A loss times all factors that its gradients are to have: the weight of the part; with
@@ -297,19 +315,23 @@ class TowerGradients:
 def _one_after(loss: tf.Tensor) -> tf.Tensor:
     """Makes a scalar 1 of the loss's dtype that is computed from the loss.
 
-    Without it, the first gradients of a micro-batch are constants where shapes are static: those of
-    a mean over images have the images' size. TensorFlow would compute them before the step (on
-    CPUs, up to 10 MB each), and keep those of all micro-batches as long as the session lives.
+    The loss is multiplied by it, so that all gradients are computed from the loss. Without it, the
+    first of them are constants where shapes are static, those of a mean over images in the images'
+    size. TensorFlow would compute these constants before the step (on CPUs, up to 10 MB each), and
+    keep those of all micro-batches as long as the session lives.
     """
     one = tf.ones([], loss.dtype)
-    # Either way 1, which TensorFlow does not see, and so does not fold.
-    return tf.stop_gradient(tf.where(tf.is_nan(loss), one, one))
+    one_by_choice = tf.where(tf.is_nan(loss), one, one)  # TensorFlow does not see that it is 1
+    return tf.stop_gradient(one_by_choice)  # the gradient of the loss is not taken through it
 
 
 def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
                 index: int) -> Keys:
     """Gives random operations seeds of the step, where `stateless_random` asks for it, and of the
     part of the batch.
+
+    A tower that is copied keeps the seeds in the attributes of its operations: the copies compute
+    theirs from them.
 
     Args:
       request: `Request` of the build.
@@ -324,17 +346,17 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
     step = request.random_step  # None without `stateless_random`
     is_copied = request.parts_a_call > 1  # for the other parts of the batch
     is_of_first_machine = request.split.parts_before == 0
+    # Where the model function is called for each tower of one machine, the program's seeds stay, as
+    # in a loop of the program that calls it for each tower.
     if step is None and not is_copied and is_of_first_machine:
-        return {}  # the program's seeds stay, as in a loop that calls the model for each tower
+        return {}
     graph_seed = tf.get_default_graph().seed
     part = request.split.parts_before + index  # among the parts of all machines
     keys = {}
     if step is not None:
-        check_draws_nothing(backward)
+        check_draws_nothing(backward)  # since the twins are made for the forward pass alone
         keys = make_stateless(forward, fetches, step, graph_seed, part)
     keys.update(give_own_seeds(forward + backward, part, graph_seed, step))
-    # Part 0 draws as the program does. A tower that is copied keeps its seeds until all copies are
-    # made, which compute theirs from them.
     draws_as_program = part == 0
     if not draws_as_program and not is_copied:
         give_seeds_of_tower(forward + backward, fetches, part)

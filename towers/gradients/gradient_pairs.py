@@ -132,8 +132,8 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     """List of the lookups that a sparse gradient's rows come from, at least one.
 
     If a model looks up rows of a variable several times, TensorFlow concatenates the rows of all
-    these lookups. They are split again where some lookup has no row twice: in the sum over the
-    towers, its rows are made unique again by themselves.
+    these lookups. If one of the lookups has no row twice, they are split again: the sum over the
+    towers is to have no row twice for this lookup, and keeps repeated rows of the others.
     """
     indices = slices.indices
     is_of_one_lookup = indices.op.type != 'ConcatV2'
@@ -141,7 +141,7 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
         return [Lookup(slices, _is_unique(indices))]
     indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
     are_unique = list(map(_is_unique, indices_by_lookup))
-    if not any(are_unique):  # nobody asks for them one by one
+    if not any(are_unique):
         return [Lookup(slices, is_unique=False)]
     lengths = [tf.shape(each)[0] for each in indices_by_lookup]
     values_by_lookup = tf.split(slices.values, lengths)

@@ -97,11 +97,12 @@ class OwnComputeGradients:
                 pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)
                 dl_ds = surrogate.first_gradient(self._called)
                 factor = tf.cast(dl_ds, tf.float64) / factor_of_mean
+            # The towers' losses come before all gradients: their factor waits for none of these.
             _remove_waits_for_gradients(factor, graph_walk.names_of(made.operations))
             pairs = multiplied(pairs, factor_of_mean)
         self._check_known(factor, surrogate.loss, combined)
-        # S had other gradients than the loss; these are taken now. So all that takes S takes the
-        # loss itself, and the towers multiply their losses by the method's factor, not by 1.
+        # The gradients are taken: all that takes S takes the loss itself from here on. And the
+        # towers' losses, so far times 1, get the factor.
         compat.replace_tensor(surrogate.loss, loss)
         compat.replace_tensor(self.factor, factor)
         return pairs
@@ -277,9 +278,9 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
 class _Surrogate:
     """The loss S that an optimizer's own method gets: the value of a loss, with other gradients.
 
-    S is the first output of an identity of the loss and of the variables. So it is computed from
-    all of these, and `tf.gradients` of a loss L by a variable calls the gradient function of the
-    identity, with dL/dS.
+    S is the first output of an identity of the loss and of the variables' values. So TensorFlow
+    takes S for a function of the variables: `tf.gradients` of a loss L by a variable calls the
+    gradient function of the identity, with dL/dS, and takes for dL/dv what this returns.
 
     Attributes:
       loss: S, a tensor.

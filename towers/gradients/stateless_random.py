@@ -159,13 +159,13 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
         if position is None:
             continue
         seed = op.inputs[position]
-        group = 'all ops of the tower'
-        if step is not None:  # the ops that take this seed
+        if step is None:
+            group = 'all ops of the tower'
+        else:  # the ops that take this seed
             group = graph_walk.source_through(seed, ('Identity',)).name
         name = first_names.setdefault(group, op.name)
-        number = key_of(name, graph_seed, part)
-        if step is None and part == 0:
-            number = 0  # which leaves the seed as it is
+        keeps_seed = step is None and part == 0  # by the key 0, since state XOR 0 is the state
+        number = 0 if keeps_seed else key_of(name, graph_seed, part)
         with _beside(op, '_tower/'):
             key = tf.constant(number, tf.int64)
             new_seed = _seed_of_part(key, seed, step)
@@ -308,8 +308,8 @@ def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list
     names_of_copies = _add_functions_with_seeds(library, nodes.values(), part)
     for op, node in nodes.items():
         if has_seed(node):
-            give_seed_of_tower(node, part)  # which changes the node, and not the operation
-            compat.set_attribute(op, 'seed2', node.attr['seed2'])
+            give_seed_of_tower(node, part)
+            compat.set_attribute(op, 'seed2', node.attr['seed2'])  # the node is a copy
         if names_of_copies and library.called_by(node):
             call_others(op, names_of_copies)
 
@@ -345,7 +345,8 @@ def _draws_by_seed(function: typing.Any) -> bool:
 
 
 def give_seed_of_tower(node: tf.NodeDef, part: int) -> None:
-    """Gives a node that draws by a seed in its attributes the `seed2` of a part of the batch.
+    """Gives a node that draws by a seed in its attributes the `seed2` of a part of the batch; any
+    other node stays as it is.
 
     The new seed does not depend on the node's name: two nodes with equal seeds still draw the same
     numbers as each other.
@@ -356,4 +357,4 @@ def give_seed_of_tower(node: tf.NodeDef, part: int) -> None:
     """
     if has_seed(node):
         text = '%d %d tower %d' % (node.attr['seed'].i, node.attr['seed2'].i, part)
-        node.attr['seed2'].i = zlib.crc32(text.encode()) or 1  # seeds of 0 would stand for none
+        node.attr['seed2'].i = zlib.crc32(text.encode()) or 1  # 0 may stand for no seed

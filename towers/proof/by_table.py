@@ -20,7 +20,7 @@ from towers.graph.op_types import (
     SETS,
     VARIABLE_OPS,
 )
-from towers.proof.rules.common import COMPUTES_WITH_POSITIONS, NotStatic
+from towers.proof.rules.common import COMPUTES_WITH_POSITIONS, NotKnown
 from towers.proof.rules.totals import marks_of_totals
 from towers.proof.sizes import as_numbers
 from towers.proof.states import (
@@ -129,7 +129,7 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
             answer = row.rule(op, states, view)
         else:
             answer = row.rule(op, inputs, view)
-    except NotStatic as end_of_proof:
+    except NotKnown as end_of_proof:
         answer = end_of_proof.state
     if answer is None:  # the rule, too, needs a state that is not there yet
         return None

@@ -234,10 +234,11 @@ TABLE = [
     # ---- images
     Row('Conv2D DepthwiseConv2dNative Conv3D MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN '
         'ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea SpaceToDepth DepthToSpace '
-        'ExtractImagePatches Dilation2D RGBToHSV HSVToRGB AdjustContrastv2 AdjustHue '
-        'AdjustSaturation',
+        'ExtractImagePatches Dilation2D RGBToHSV HSVToRGB AdjustHue AdjustSaturation',
         images.images,
         'Each image by itself.'),
+    Row('AdjustContrastv2', images.adjusted_contrast,
+        'Each image by itself, where the batch has images.'),
     Row('MaxPoolWithArgmax', images.largest_places,
         'Each image by itself.'),
     Row('Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput',

@@ -12,9 +12,10 @@ which rule an operation has, and what reaches the rule: unless the row has the f
 `takes_positions` or `takes_sizes`, no input is UNKNOWN, none tells positions of examples, and sizes
 have become numbers (a rule with `takes_unknown` makes numbers of them itself). The sentence in a
 rule's docstring says why it is sound. Where a rule is not certain it returns `unknown(op, why)`.
-Where a rank or an argument that it needs is not static, `common.static_rank` and its like raise
-`NotStatic`; `by_table` makes `unknown` of that, too. Of what is computed from one example, in a
-loop over them, `by_table` makes a value of that example in the place of `unknown`.
+Where something that it needs is not known, such as a shape or the value of an argument,
+`common.required`, `static_rank` and their like raise `NotKnown`; `by_table` makes `unknown` of
+that, too. Of what is computed from one example, in a loop over them, `by_table` makes a value of
+that example in the place of `unknown`.
 
 A decorator makes a whole rule of one that is written for some inputs alone: `for_examples`, of
 inputs that tell of examples; `moves_entries` and `computes_entries`, of values of the batch.

@@ -8,6 +8,10 @@ An operation on an array takes its handle, which names it, first, and its flow l
 number without meaning that each operation hands to the next, so that they run in this order. So it
 carries the marks, and the end of a proof, from writes to reads. The states of the elements are in
 `view.arrays`, by the name of the operation that made the array, its maker.
+
+Words of other modules: an index with `is_position_of_each` is the counter of a loop over the
+examples, or `tf.range(n)`; `ROW_OF_EACH_EXAMPLE` is the layout of x [n, …], whose row e is of
+example e.
 """
 
 import typing
@@ -31,6 +35,7 @@ from towers.proof.states import (
     ROW_OF_EACH_EXAMPLE,
     Kind,
     State,
+    first_unknown,
     per_example,
     unknown,
 )
@@ -70,8 +75,8 @@ _READS = ('TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArraySizeV3')
 def _misses_writes(op: tf.Operation, view: View, maker: tf.Operation) -> bool:
     """Whether an operation reads an array without the flow of a branch or a loop that writes it.
 
-    That flow has the marks of the conditions, which decide what was written. A read beside it, such
-    as one that a control edge alone puts after a loop, would not get them.
+    Conditions decide what is written there, and the flow that comes out has their marks. A read
+    that takes an earlier flow, and waits for the loop by a control edge alone, has not.
     """
     writes = view.arrays.writes_in_choices(maker.name)
     if not writes:  # so that there is no need to walk through the graph
@@ -210,7 +215,7 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
     written_before = view.arrays.written(maker.name)
     if written_before is not None:
         element = either(op, [written_before, element], view)
-    # Whether the operation runs may depend on the conditions of branches and loops around it.
+    # In a branch or a loop, conditions decide whether the operation runs: see `_misses_writes`.
     is_in_choice = bool(contexts.conditions_around(op, view))
     view.arrays.write(maker.name, element, in_choice=op.name if is_in_choice else None)
     return INDEPENDENT
@@ -244,11 +249,13 @@ def element_at(op: tf.Operation, element: State, index: State, view: View) -> St
     """
     if element.kind is Kind.UNKNOWN:
         return element
-    is_of_example = element.kind is Kind.ONE_EXAMPLE
     is_at_counter = index.is_position_of_each
-    if is_of_example and is_at_counter:
-        return element
-    if is_of_example or is_at_counter:
+    if element.kind is Kind.ONE_EXAMPLE:
+        if is_at_counter:
+            return element
+        return unknown(op, TAKES_BY_PLACES)
+    # In another shard an example has another number, by which it would get another element.
+    if is_at_counter:
         return unknown(op, TAKES_BY_PLACES)
     choice = not_linear(op, [index], view)  # unknown, if the place is of one example
     if choice.kind is Kind.UNKNOWN:
@@ -266,14 +273,15 @@ def _gather(op: tf.Operation, states: _States, view: View,
     """
     indices = states[1]
     element = view.arrays.element(maker.name)
-    if element is None or element.kind is Kind.UNKNOWN:  # nothing is written yet, or not known what
-        return element
+    if element is None:  # nothing is written yet
+        return None
+    not_known = first_unknown([element, indices])
+    if not_known is not None:
+        return not_known
     if element.kind is Kind.ONE_EXAMPLE:
         if not indices.is_position_of_each:
             return unknown(op, 'takes some of the examples, or changes their order')
         return per_example(0).with_marks_of(element)
-    if indices.kind is Kind.UNKNOWN:
-        return indices
     if indices.kind is not Kind.INDEPENDENT:
         return unknown(op, TAKES_BY_PLACES)
     if element.is_by_example:

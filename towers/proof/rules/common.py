@@ -93,12 +93,28 @@ def is_same_on_towers(state: State) -> bool:
 def fits_examples_as_built(state: State, view: View) -> bool:
     """Whether a value without examples may go beside the examples, an entry to each of them.
 
-    Ones [8, 4] fit a batch of 8 examples alone: of other batches they prove nothing, and the answer
-    is False. The analysis of a program with a static batch of 8 examples is another matter. It
-    looks at the program as it is built, to find out where these 8 examples are (`static_batch`),
-    and proves nothing of other batches. There ones [8, 4] are as good as ones for each of the 8.
+    There are two kinds of analyses. A proof is about batches of any size: ones [8, 4] fit batches
+    of 8 examples alone, and the answer is False. The analysis of a graph as built, with a static
+    batch of 8 examples, only finds out where these 8 are (`static_batch`). There ones [8, 4] are as
+    good as ones for each of the 8.
     """
     return view.is_as_built and state.is_uniform
+
+
+def is_shared_or_at(state: State, layout: Layout) -> bool:
+    """Whether an argument is the same on every tower, or has a number for each example where a
+    layout has it: lengths of sequences, all alike, or [n] with one for each.
+
+    Of a vector in another layout, such as [2 n] with two neighbouring numbers of each example, or
+    rows that a mask leaves, an example would get the number of another one.
+    """
+    return state.kind is Kind.INDEPENDENT or state.layout == layout
+
+
+def vector_along_examples(state: State) -> State:
+    """The state of a vector with an entry for each entry of a value along its dimension of the
+    examples: for x [4, 3 n], a vector [3 n]. The value may also be positions."""
+    return State(Kind.PER_EXAMPLE, axis=0, outer=state.outer, inner=state.inner)
 
 
 # ---- questions about sizes, and about lengths ----------------------------------------------------
@@ -112,6 +128,19 @@ def axes_of_examples(shape: Sizes) -> typing.List[int]:
     """The dimensions of a shape whose lengths have the number of examples in them: of (4, 2 n) the
     dimension 1."""
     return [axis for axis, size in enumerate(shape) if size.per_example]
+
+
+def begins_with_examples(shape: typing.Optional[Sizes], entries_of_each: int = 1) -> bool:
+    """Whether a shape is known to begin with a multiple of the number of examples, and to have that
+    number nowhere else: (3 n, 4), with 3 entries of each example.
+
+    Args:
+      shape: the shape; None where it is not known.
+      entries_of_each: how many entries along the first dimension each example has.
+    """
+    if not shape or shape[0] != Size(constant=0, per_example=entries_of_each):
+        return False
+    return axes_of_examples(shape) == [0]
 
 
 def has_one_entry_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
@@ -132,10 +161,10 @@ def has_examples_last(state: State, rank: int) -> bool:
     return is_of_batch(state) and state.axis == rank - 1
 
 
-# ---- what has to be static -----------------------------------------------------------------------
+# ---- what is known -------------------------------------------------------------------------------
 
-class NotStatic(Exception):
-    """The proof ends at an operation, since what its rule has to know is not static.
+class NotKnown(Exception):
+    """The proof ends at an operation, since something that its rule needs is not known.
 
     `by_table`, which asks the rules, takes the state `unknown` of it for the rule's answer.
     """
@@ -146,28 +175,52 @@ class NotStatic(Exception):
         self.state = unknown(op, why)
 
 
+_Value = typing.TypeVar('_Value')
+
+
+def all_known(values: typing.Iterable[typing.Optional[_Value]]
+              ) -> typing.Optional[typing.List[_Value]]:
+    """The values, where all of them are known; None where one is None."""
+    known = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return known
+
+
+def required(value: typing.Optional[_Value], op: tf.Operation, why: str) -> _Value:
+    """A value that the rule of an operation needs, such as a shape.
+
+    Args:
+      value: the value; None where it is not known.
+      op: the operation, at which the proof ends where it is not known.
+      why: the predicate of a sentence about the operation: 'has a shape that is not static'.
+
+    Raises:
+      NotKnown: the value is not known.
+    """
+    if value is None:
+        raise NotKnown(op, why)
+    return value
+
+
 def static_rank(tensor: tf.Tensor, op: tf.Operation, view: View) -> int:
     """The number of dimensions of an input or a result of an operation.
 
     Raises:
-      NotStatic: it is not static, so that the proof ends at the operation.
+      NotKnown: it is not static, so that the proof ends at the operation.
     """
-    rank = view.rank(tensor)
-    if rank is None:
-        raise NotStatic(op, NO_STATIC_RANK)
-    return rank
+    return required(view.rank(tensor), op, NO_STATIC_RANK)
 
 
 def static_value(tensor: tf.Tensor, op: tf.Operation, view: View) -> np.ndarray:
     """The value of an argument of an operation, such as an axis.
 
     Raises:
-      NotStatic: it is not static, so that the proof ends at the operation.
+      NotKnown: it is not static, so that the proof ends at the operation.
     """
-    value = view.value(tensor)
-    if value is None:
-        raise NotStatic(op, NO_STATIC_ARGUMENT)
-    return value
+    return required(view.value(tensor), op, NO_STATIC_ARGUMENT)
 
 
 def static_entry(tensor: tf.Tensor, place: int, op: tf.Operation, view: View) -> np.ndarray:
@@ -175,12 +228,9 @@ def static_entry(tensor: tf.Tensor, place: int, op: tf.Operation, view: View) ->
     need not be static.
 
     Raises:
-      NotStatic: it is not static, so that the proof ends at the operation.
+      NotKnown: it is not static, so that the proof ends at the operation.
     """
-    entry = view.entry(tensor, place)
-    if entry is None:
-        raise NotStatic(op, NO_STATIC_ARGUMENT)
-    return entry
+    return required(view.entry(tensor, place), op, NO_STATIC_ARGUMENT)
 
 
 # ---- questions about operations ------------------------------------------------------------------

@@ -20,6 +20,7 @@ from towers.proof.rules.common import (
     has_one_entry_along,
     state_of_layout,
     static_rank,
+    vector_along_examples,
 )
 from towers.proof.rules.shapes import arithmetic_of_sizes
 from towers.proof.rules.totals import (
@@ -37,7 +38,6 @@ from towers.proof.states import (
     Kind,
     Layout,
     State,
-    per_example,
     unknown,
 )
 from towers.proof.view import View, is_wide
@@ -151,10 +151,9 @@ def select(op: tf.Operation, states: _States, view: View) -> State:
 
 def _selected_rows(op: tf.Operation, condition: State, values: _States) -> State:
     """`Select(condition [n], x [n, 4], y [n, 4])`: for each example, its row of x or of y."""
-    row_of_each = per_example(0, condition.outer, condition.inner)
-    for state in values:
-        if state.layout != row_of_each.layout:
-            return unknown(op, 'chooses rows that are not known to be of the same examples')
+    row_of_each = vector_along_examples(condition)
+    if any(state.layout != row_of_each.layout for state in values):
+        return unknown(op, 'chooses rows that are not known to be of the same examples')
     return row_of_each.with_marks_of(condition, *values)
 
 
@@ -208,7 +207,7 @@ def _layouts_from_end(op: tf.Operation, states: _States, view: View) -> typing.S
     which is -1: x [n, 4] and y [3, n, 4] have the examples along -2.
 
     Raises:
-      NotStatic: a rank is not static, so that the proof ends at the operation.
+      NotKnown: a rank is not static, so that the proof ends at the operation.
     """
     layouts = set()
     for tensor, state in zip(op.inputs, states):
@@ -221,15 +220,16 @@ def _layouts_from_end(op: tf.Operation, states: _States, view: View) -> typing.S
 def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
     """The layouts of tensors that an operation demands to have equal lengths along the examples.
 
-    x [n L] has L entries of each example, where the length L is not static: a large prime stands in
-    its place as `inner` (`stand_ins`). In x + y [8 n], L can only be 8: then both have 8 as
-    `inner`. In x [n L] + z [n M], where another prime stands for M, the operation demands that L is
-    M: then both get the smaller one of the two primes as `inner`.
+    Let x [n L] have L entries of each example, where the length L is not static. In the layout of x
+    a large prime stands for it (`stand_ins`), as `inner`. The sum of x and y [8 n] demands that L
+    is 8: both layouts get 8 as `inner`. The sum of x and z [n M], with another prime for M, demands
+    that L is M: both get the smaller one of the primes.
 
     Args:
       layouts: of one tensor at least.
     """
-    smallest_inner = min(layout.inner for layout in layouts)  # static, if that of any layout is
+    # A number that is static, if any layout has one: all primes that stand for lengths are larger.
+    smallest_inner = min(layout.inner for layout in layouts)
     equal = set()
     for layout in layouts:
         is_static = layout.inner < LEAST_STAND_IN

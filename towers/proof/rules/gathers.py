@@ -5,6 +5,9 @@ the positions that a mask leaves it is the rows of the mask. By any other indice
 get the row of another one, which may be in another shard.
 
 TensorFlow calls what rows are taken of `params`; it is the first input, and the indices the second.
+
+Words of other modules: positions have the `selection` `EVERY_EXAMPLE` unless a mask left them;
+`ROW_OF_EACH_EXAMPLE` is the layout of x [n, …], whose row e is of example e.
 """
 
 import typing
@@ -24,6 +27,7 @@ from towers.proof.rules.common import (
     static_rank,
     static_value,
     takes_whole_rows,
+    vector_along_examples,
     with_new_dimension,
 )
 from towers.proof.rules.entries import by_example, elementwise
@@ -57,22 +61,42 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
 
     A gather from a shape picks some of its sizes.
     """
-    params, indices = states[:2]
-    axis_argument = states[2:]  # [] where the operation has no such input
-    # The sum of positions and other numbers, `tf.range(n) * 8 + place`, is UNKNOWN, but may be one
-    # row in each block of rows. So are the numbers of the different values of the shard, by which
-    # each is looked up once. Therefore the row of the table `takes_unknown`.
-    if indices.kind is Kind.UNKNOWN:
-        row_of_each = row_of_each_block(op, params, view)
-        if row_of_each is not None:
-            return row_of_each
-        looked_up = once_looked_up(op, view)
-        if looked_up is not None:
-            params, indices = looked_up
-            states = [params, indices, *axis_argument]
+    indices = states[1]
+    if indices.kind is Kind.UNKNOWN:  # for which the row of the table `takes_unknown`
+        return _gathered_at_unknown(op, states, view)
+    return _gathered_at_known(op, states, view)
+
+
+def _gathered_at_unknown(op: tf.Operation, states: _States, view: View) -> State:
+    """The state of rows at indices of which no state tells anything, by their operations.
+
+        tf.range(n) * 8 + place         may be one row of each block of 8 rows
+        which, of `tf.unique(values)`   numbers the different values of the shard; where their rows
+                                        were gathered before, this gives the rows of all values
+
+    Args:
+      op: the operation.
+      states: of its inputs.
+      view: `View`.
+    """
+    params = states[0]
+    row_of_each = row_of_each_block(op, params, view)
+    if row_of_each is not None:
+        return row_of_each
+    looked_up = once_looked_up(op, view)
+    if looked_up is not None:
+        axis_argument = states[2:]
+        states = [*looked_up, *axis_argument]
+    return _gathered_at_known(op, states, view)
+
+
+def _gathered_at_known(op: tf.Operation, states: _States, view: View) -> State:
+    """The state of rows at indices by the states of both, and of the axis, if it is an input."""
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
+    params = states[0]
+    axis_argument = states[2:]  # [] where the operation has no such input
     if params.kind is Kind.SIZES:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
@@ -159,7 +183,7 @@ def _axis_of_gather(op: tf.Operation, view: View) -> int:
     """The dimension along which a gather takes rows.
 
     Raises:
-      NotStatic: it is not static, so that the proof ends at the operation.
+      NotKnown: it is not static, so that the proof ends at the operation.
     """
     if op.type != 'GatherV2':  # `Gather` and `ResourceGather` have no such argument
         return 0
@@ -184,7 +208,7 @@ def rows_at_positions(op: tf.Operation, params: State, positions: State, view: V
     if not are_one_after_the_other or not takes_whole_rows(op, view):
         return unknown(op, _BY_PLACES)
     # A position tells the row of its example only among rows that are as many, in the same order.
-    rows_of_positions = per_example(0, positions.outer, positions.inner)
+    rows_of_positions = vector_along_examples(positions)
     if params.layout != rows_of_positions.layout:
         return unknown(op, _BY_PLACES)
     if positions.selection == EVERY_EXAMPLE:
@@ -265,15 +289,24 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
 def table_lookup(op: tf.Operation, states: _States, view: View) -> State:
     """`table.lookup(x [n, 4])`: each entry's value, by a table that is filled before the first step
     and never after, so that it is the same on every tower."""
-    handed_on = ('Identity', 'Enter', 'Switch')
-    table = graph_walk.source_through(op.inputs[0], handed_on).op
-    original = view.program_op(op)
-    is_from_outside = table.type == 'Placeholder'  # of the model: the program's graph has the table
-    if is_from_outside and original is not None:
-        table = graph_walk.source_through(original.inputs[0], handed_on).op
-    if table.type not in ('HashTable', 'HashTableV2'):
+    if _table_of(op, view).type not in ('HashTable', 'HashTableV2'):
         return unknown(op, 'looks up a table to which a step may write')
     return elementwise(op, states, view)
+
+
+def _table_of(lookup: tf.Operation, view: View) -> tf.Operation:
+    """The operation that made the table of a lookup.
+
+    Where a model takes its table from outside, the scratch graph has a placeholder in its place,
+    and the lookup in the program's graph tells the table. An operation in the body of a function is
+    none of the program's: there it is the placeholder.
+    """
+    handed_on = ('Identity', 'Enter', 'Switch')
+    table = graph_walk.source_through(lookup.inputs[0], handed_on).op
+    original = view.program_op(lookup)
+    if table.type != 'Placeholder' or original is None:
+        return table
+    return graph_walk.source_through(original.inputs[0], handed_on).op
 
 
 def candidate_sampler(op: tf.Operation, states: _States, view: View) -> typing.List[State]:

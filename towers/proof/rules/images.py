@@ -18,7 +18,9 @@ from towers.proof.rules.common import (
     Results,
     any_by_example,
     has_examples_first,
+    is_shared_or_at,
     static_value,
+    vector_along_examples,
 )
 from towers.proof.rules.entries import elementwise
 from towers.proof.rules.reshapes import has_examples_at
@@ -71,11 +73,16 @@ def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> 
         return state.with_marks_of(*weights)
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
-    # This kernel takes the mean over height and width, the dimensions -3 and -2: of [n, 8, 3] that
-    # would be over the examples.
-    if op.type == 'AdjustContrastv2' and view.rank(op.inputs[0]) != 4:
-        return unknown(op, _NO_IMAGES)
     return per_example(0, state.outer, state.inner).with_marks_of(state, *weights)
+
+
+def adjusted_contrast(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.image.adjust_contrast(x [n, 8, 8, 3], 2.)`: each channel of each image by its mean over
+    height and width, the dimensions -3 and -2. Of [n, 8, 3] that would be over the examples."""
+    has_dimension_of_examples = view.rank(op.inputs[0]) == 4
+    if has_examples_first(states[0]) and not has_dimension_of_examples:
+        return unknown(op, _NO_IMAGES)
+    return images(op, states, view)
 
 
 def bias_add(op: tf.Operation, states: _States, view: View) -> State:
@@ -124,13 +131,17 @@ def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
 
 @for_examples
 def batch_to_space(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.batch_to_space_nd`: the blocks [4 n, 4, 4, 3] of each image together again."""
+    """`tf.batch_to_space_nd`: [4 n, 4, 4, 3], 4 blocks of each image, is [n, 8, 8, 3] again.
+
+    It takes the first n entries for the first blocks of all images, and so on, so that the 4 blocks
+    have to be 4 rounds; 8 rounds are then 2 rounds of images.
+    """
     state = states[0]
     blocks = _blocks_of_each_image(op, view)
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
     rounds, rest = divmod(state.outer, blocks)
-    if rest:  # [4 n, …] in 8 blocks
+    if rest:  # 4 rounds, of which it makes images of 8 blocks
         return unknown(op, 'joins blocks of several examples')
     return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
@@ -180,8 +191,8 @@ def _normalized_by_example(op: tf.Operation, state: State, scale_and_offset: _St
     """The results of a batch norm whose channels are the examples: each by its own statistics."""
     if not all(_is_alike_for_examples(parameter, state) for parameter in scale_and_offset):
         return unknown(op, _OWN_PARAMETERS)
-    statistic = per_example(0, state.outer, state.inner).with_marks_of(state)
-    return _with_statistics(op, state, statistic)
+    statistic_of_each_channel = vector_along_examples(state).with_marks_of(state)
+    return _with_statistics(op, state, statistic_of_each_channel)
 
 
 def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _States,
@@ -213,9 +224,10 @@ def _is_alike_for_examples(parameter: State, channels: State) -> bool:
     """Whether a scale or an offset, a vector with a number for each channel, is the same on every
     tower and for each example.
 
-    It may be ones [n], as Keras makes them for a layer norm of n examples. Of channels [3 n] it is
-    a vector of the same layout: where the channels are three rounds of the examples, and the
-    numbers three neighbours for each example, a channel gets the number of another example.
+    It may be ones [n], as Keras makes them for a layer norm of n examples. A vector [3 n] has to
+    have the layout of the channels. Say it is (1, 2, 3, 1, 2, 3, …), the same three numbers for
+    each example. If the channels are three rounds of the examples, example 0 gets the 1 of it for
+    its first channel, but example 1 gets the 2.
 
     Args:
       parameter: the state of the scale or the offset.
@@ -223,7 +235,7 @@ def _is_alike_for_examples(parameter: State, channels: State) -> bool:
     """
     if parameter.kind is Kind.INDEPENDENT:
         return True
-    number_of_each_channel = per_example(0, channels.outer, channels.inner)
+    number_of_each_channel = vector_along_examples(channels)
     return parameter.layout == number_of_each_channel.layout and parameter.is_constant
 
 
@@ -237,14 +249,12 @@ def reverse_sequence(op: tf.Operation, states: _States, view: View) -> State:
     are the sequences, and have to be of the examples.
     """
     state, lengths = states
-    reverses_examples = state.axis == op.get_attr('seq_dim')
-    are_sequences_of_examples = state.axis == op.get_attr('batch_dim')
-    if reverses_examples or not are_sequences_of_examples:
+    # TensorFlow refuses a `seq_dim` that is the `batch_dim`: no sequence goes along the examples
+    # where the sequences are theirs.
+    are_along_batch_dim = state.axis == op.get_attr('batch_dim')
+    if state.kind is not Kind.PER_EXAMPLE or not are_along_batch_dim:
         return unknown(op, GOES_ALONG_EXAMPLES)
-    if state.kind is not Kind.PER_EXAMPLE:
-        return unknown(op, GOES_ALONG_EXAMPLES)
-    length_of_each_sequence = per_example(0, state.outer, state.inner)
-    is_length_of_each = lengths.layout == length_of_each_sequence.layout
-    if lengths.kind is not Kind.INDEPENDENT and not is_length_of_each:
+    length_of_each_sequence = vector_along_examples(state)
+    if not is_shared_or_at(lengths, length_of_each_sequence.layout):
         return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False).with_marks_of(lengths)

@@ -27,7 +27,9 @@ from towers.proof.rules.common import (
     are_shared_arguments,
     fits_examples_as_built,
     is_of_batch,
+    is_shared_or_at,
     layouts_of_examples,
+    state_of_layout,
     static_rank,
     static_value,
     with_new_dimension,
@@ -218,10 +220,8 @@ def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View) ->
     are_columns = op.get_attr('axis') in (1, -1)  # along axis 0, vectors [n] are rows of [2, n]
     if not are_vectors or not are_columns:
         return unknown(op, COMPUTES_WITH_POSITIONS)
-    for column in columns:
-        has_number_of_each = column.layout == ROW_OF_EACH_EXAMPLE
-        if column.kind is not Kind.INDEPENDENT and not has_number_of_each:
-            return unknown(op, COMPUTES_WITH_POSITIONS)
+    if not all(is_shared_or_at(column, ROW_OF_EACH_EXAMPLE) for column in columns):
+        return unknown(op, COMPUTES_WITH_POSITIONS)
     return State(Kind.INDICES).with_marks_of(*parts)
 
 
@@ -234,12 +234,15 @@ def _beside(op: tf.Operation, parts: typing.List[State], view: View) -> State:
     """
     if any(part.is_total for part in parts):
         return unknown(op, 'puts a value of all examples beside those of each')
-    examples = [part for part in parts if part.is_by_example]
-    others = [part for part in parts if not part.is_by_example]
     are_of_one_example = any_of_kind(parts, Kind.ONE_EXAMPLE)
-    for other in others:
-        if not are_of_one_example and not fits_examples_as_built(other, view):
-            return unknown(op, HAS_OWN_SIZE)
-    if len(layouts_of_examples(examples)) > 1:
+    if not are_of_one_example and not _have_place_of_each(parts, view):
+        return unknown(op, HAS_OWN_SIZE)
+    layouts = layouts_of_examples(parts)
+    if len(layouts) > 1:
         return unknown(op, COUPLES_EXAMPLES)
-    return examples[0]._replace(is_constant=False).with_marks_of(*parts)
+    return state_of_layout(layouts.pop()).with_marks_of(*parts)
+
+
+def _have_place_of_each(parts: typing.List[State], view: View) -> bool:
+    """Whether each of the tensors has entries of each example, or may go beside these."""
+    return all(part.is_by_example or fits_examples_as_built(part, view) for part in parts)

@@ -150,14 +150,14 @@ cumulative_product = computes_entries(_along_axes)
 
 def _on_last(op: tf.Operation, state: State, tensor: tf.Tensor, number: int, view: View) -> State:
     """The state of the results of an operation on the last dimensions of a tensor: on the vectors,
-    or the matrices, along these, each by itself.
+    or the matrices, along these, each by itself. The examples have to be along a dimension before.
 
     Args:
       op: the operation.
       state: of its first input, PER_EXAMPLE or ROWS.
-      tensor: the first input; or the result of an operation that makes vectors into matrices: then
-        all dimensions of the result but the last ones are those of the first input.
-      number: how many dimensions are the last ones.
+      tensor: the first input, of vectors or matrices; or the result, if the operation makes a
+        matrix of each vector. Both have the same dimensions before the last ones.
+      number: how many dimensions are the last ones: 1 of vectors, 2 of matrices.
       view: `View`.
     """
     rank = static_rank(tensor, op, view)
@@ -172,7 +172,7 @@ def fourier(op: tf.Operation, state: State, view: View) -> State:
     """`tf.signal.fft(x [n, 4])`, `tf.signal.ifft2d(x [n, 3, 4])`: along the last one, two or three
     dimensions, as the type of the operation says, of each example by itself; all linear.
 
-    The length of the transform, an argument of `tf.signal.rfft`, is one of the same dimensions.
+    `tf.signal.rfft` gets the lengths of the transform, too: those change the last dimensions alone.
     """
     number = _DIMENSIONS_BY_SUFFIX.get(op.type[-2:], 1)
     return _on_last(op, state, op.inputs[0], number, view)
@@ -226,11 +226,12 @@ def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State
 
     Where both are means, each entry of the result is one of the one or of the other, and so a mean.
     """
+    # MatrixSetDiagV2 and V3 have a third input, the number of the diagonal: an argument.
+    matrices, diagonals = states[:2]
     if not any_by_example(states):
-        # With the number of the diagonal, too, an argument. Where it is the same on every tower it
-        # counts as one more constant, so that a sum gets an offset: less is proven than could be.
+        # `sum_of_totals` takes the argument for one more constant, which gives a sum an offset. So
+        # less is proven of sums than could be.
         return sum_of_totals(op, states, view)
-    matrices, diagonals = states[:2]  # MatrixSetDiagV2 and V3 have the diagonal's number behind
     rank = static_rank(op.inputs[0], op, view)
     have_same_examples = matrices.layout == diagonals.layout
     # Examples along one of the last two dimensions, [n, n], are mixed by the diagonal.

@@ -21,13 +21,14 @@ have what differs between these. The state of the loop's condition has the mark 
 of any statistic of the shard; `condition_for` takes it away.
 """
 
+import itertools
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.proof.rules.common import is_same_on_towers
+from towers.proof.rules.common import all_known, is_same_on_towers
 from towers.proof.states import ROW_OF_EACH_EXAMPLE, State
 from towers.proof.view import View
 
@@ -81,18 +82,17 @@ def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
     if limits is None:
         return None
     # One maximum may be a limit several times.
-    maxima = {limit.op.name: limit.op for limit in limits if _is_longest(limit, view)}
+    maxima = {limit.op for limit in limits if _is_longest(limit, view)}
     if len(maxima) != 1:
         return None
-    name, maximum = maxima.popitem()
-    for limit in limits:
-        is_maximum = limit.op is maximum
-        if not is_maximum and not _is_alike(limit, name, view):
-            return None
+    maximum = maxima.pop()
+    other_limits = [limit for limit in limits if limit.op is not maximum]
+    if not all(_is_alike(limit, maximum.name, view) for limit in other_limits):
+        return None
     lengths = _source(maximum.inputs[0], loop)
     if view.is_in_loop(lengths.op):  # where they may be others in each iteration
         return None
-    return Longest(statistic=name, lengths=lengths)
+    return Longest(statistic=maximum.name, lengths=lengths)
 
 
 def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
@@ -117,13 +117,10 @@ def _limits_of_parts(conjunction: tf.Operation,
                      loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
     """The limits in the two tests of a `LogicalAnd`, as `_limits_of` gives them; None where either
     is another test."""
-    limits: typing.List[tf.Tensor] = []
-    for test in conjunction.inputs:
-        limits_of_test = _limits_of(test, loop)
-        if limits_of_test is None:
-            return None
-        limits += limits_of_test
-    return limits
+    limits_of_tests = all_known(_limits_of(test, loop) for test in conjunction.inputs)
+    if limits_of_tests is None:
+        return None
+    return list(itertools.chain.from_iterable(limits_of_tests))
 
 
 def _bounds_in(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:

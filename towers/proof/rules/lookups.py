@@ -10,6 +10,9 @@ TensorFlow 1's `tf.contrib.layers`.
 
 The sum has as many rows as the position of the last example with a value demands. This is certain
 to be n only where each example was given a value (`SparseFillEmptyRows`).
+
+Words of other modules: index vectors and positions have the `selection` `EVERY_EXAMPLE` if nothing
+selected them; `is_alike_on_towers` is what is INDEPENDENT and has no mark.
 """
 
 import typing
@@ -19,7 +22,8 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.proof.rules.common import (
     Results,
-    axes_of_examples,
+    begins_with_examples,
+    required,
     takes_whole_rows,
     tell_of_examples,
 )
@@ -41,7 +45,6 @@ from towers.proof.view import View, same_numbers_behind
 
 _States = typing.Sequence[State]
 
-_EACH_EXAMPLE = Size(constant=0, per_example=1)  # the size n
 _AS_MANY_AS_ARE_LEFT = Size(-1)  # in a new shape
 _GATHERS = ('Gather', 'GatherV2', 'ResourceGather')
 _NOT_OF_EXAMPLES = 'has a shape that is not known to be of the examples'
@@ -63,10 +66,10 @@ def sparse_reshape(op: tf.Operation, states: _States, view: View) -> Results:
         return not_linear(op, states, view)
     # Those of `tf.stack([tf.range(n), y], 1)`, one for each example, are of no sparse tensor.
     is_of_sparse_tensor = indices.selection != EVERY_EXAMPLE
-    before = sizes_in(op.inputs[1], shape_state, view)
-    new_shape = sizes_in(op.inputs[2], new_shape_state, view)
-    if not is_of_sparse_tensor or before is None or new_shape is None:
+    if not is_of_sparse_tensor:
         return unknown(op, _NOT_OF_EXAMPLES)
+    before = required(sizes_in(op.inputs[1], shape_state, view), op, _NOT_OF_EXAMPLES)
+    new_shape = required(sizes_in(op.inputs[2], new_shape_state, view), op, _NOT_OF_EXAMPLES)
     after = _with_rest(before, new_shape)
     if not _is_shape_of_examples(before) or not _is_shape_of_examples(after):
         return unknown(op, _NOT_OF_EXAMPLES)
@@ -96,10 +99,9 @@ def _with_rest(before: Sizes, after: Sizes) -> Sizes:
 
 def _is_shape_of_examples(shape: typing.Optional[Sizes]) -> bool:
     """Whether a shape is (n, 3, …), of lengths that are all known, and n at no other place."""
-    if not shape or shape[0] != _EACH_EXAMPLE:
+    if shape is None or not begins_with_examples(shape):
         return False
-    are_known = all(size.constant >= 0 for size in shape)  # and not the -1 of a new shape
-    return are_known and axes_of_examples(shape) == [0]
+    return all(size.constant >= 0 for size in shape)  # without the -1 of a new shape
 
 
 def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
@@ -114,7 +116,8 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
     indices, values, shape_state, value_of_new_rows = states
     shape = sizes_in(op.inputs[2], shape_state, view)
     is_of_examples = is_sparse(indices, values) and _is_shape_of_examples(shape)
-    if not is_of_examples or not value_of_new_rows.is_alike_on_towers:
+    is_shared_value = value_of_new_rows.is_alike_on_towers
+    if not is_of_examples or not is_shared_value:
         return unknown(op, 'fills rows that are not known to be of the examples')
     new_indices = State(Kind.INDICES, selection=op.name)
     new_values = rows(0, op.name)
@@ -233,14 +236,14 @@ def rows_of_rows(op: tf.Operation, params: State, positions: State, view: View) 
       positions: of the kind ROW_POSITION; its selection is the `Where`.
       view: `View`.
     """
+    if params.kind not in (Kind.INDICES, Kind.ROWS) or params.axis != 0:
+        return unknown(op, _ROWS_BY_PLACES)
+    takes_rows_in_order = view.rank(op.inputs[1]) == 1 and takes_whole_rows(op, view)
     where = view.graph.get_operation_by_name(positions.selection)
     mask = view.state(where.inputs[0])
     # The mask has an entry for each of the rows only if the same selection left both.
-    is_mask_of_rows = params.selection == mask.selection and params.axis == 0
-    are_whole_rows = view.rank(op.inputs[1]) == 1 and takes_whole_rows(op, view)
-    if not is_mask_of_rows or not are_whole_rows:
-        return unknown(op, _ROWS_BY_PLACES)
-    if params.kind not in (Kind.INDICES, Kind.ROWS):
+    is_mask_of_rows = params.selection == mask.selection
+    if not is_mask_of_rows or not takes_rows_in_order:
         return unknown(op, _ROWS_BY_PLACES)
     kept = State(params.kind, selection=positions.selection)
     return kept.with_marks_of(params, positions)

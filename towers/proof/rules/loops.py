@@ -130,12 +130,13 @@ def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typi
 
 def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
                   view: View) -> _States:
-    """The states of the results of branches, as far as they are known, for `either`: uniform where
-    it is certain that the result has the shape of the batch.
+    """The states of the results of branches, as far as they are known, for `either`.
 
-    `either` takes uniform values, such as zeros, for zeros of each example (`State.is_uniform`).
-    Zeros of a static shape [8, 4] need not be such: TensorFlow lets the other branch have the
-    result x [n, 4] of any n. Zeros whose shape is not static, as of `tf.zeros_like(x)`, are.
+    In a graph as built, with a static batch of 8 examples, `either` takes uniform values [8, 4],
+    such as zeros, for zeros of the 8 examples. Of the result of a branch that is not certain:
+    TensorFlow lets the other branch have the result x [n, 4] of any n. So a result of a static
+    shape does not count as uniform here. Zeros whose shape is not static, as of `tf.zeros_like(x)`,
+    have the shape of the batch.
 
     Args:
       tensors: a result of each branch.
@@ -175,12 +176,10 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of the values, at least one.
       view: `View`.
     """
-    lengths_of_lists = {state.sizes for state in states
-                        if state.kind not in (Kind.SIZES, Kind.UNKNOWN)}
-    if len(lengths_of_lists) > 1:
+    if not _have_one_length(states):
         return unknown(op, 'joins lists of different lengths')
     written = [state for state in states if state.kind is not Kind.EMPTY]
-    if not written:
+    if not written:  # all of them are lists in which nothing is written
         return states[0]
     are_all_alike = len(set(written)) == 1
     if are_all_alike:
@@ -199,6 +198,16 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
     return sum_of_totals(op, without_sizes, view)
 
 
+def _have_one_length(states: _States) -> bool:
+    """Whether the values are lists of tensors of one length, or no lists at all.
+
+    `State.sizes` is the length of a list, and () of a value that is none. Only SIZES have other
+    numbers there; of an UNKNOWN value it is not known what it is.
+    """
+    lengths = {state.sizes for state in states if state.kind not in (Kind.SIZES, Kind.UNKNOWN)}
+    return len(lengths) <= 1
+
+
 def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
     """The state of a tensor that has one of several values, where one of them at least has entries
     of single examples: all others have to have the examples in the same place.
@@ -208,8 +217,8 @@ def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of the values.
       view: `View`.
     """
-    # In the analysis of a static batch of 8 examples, zeros [8, 4], with which a recurrent cell
-    # begins, may be zeros of these: they have no say about the place of the examples.
+    # In a graph as built, with a static batch of 8 examples, zeros [8, 4], with which a recurrent
+    # cell begins, go with values that have the examples in any place: all others decide on it.
     deciding = [state for state in states if not fits_examples_as_built(state, view)]
     # In the iteration of an example, the choice is between a value of this example and one that all
     # examples have alike: neither depends on another example.
@@ -309,7 +318,9 @@ def _condition_of_end(leaving: tf.Operation, loop: contexts.Loop, view: View) ->
     """The state of the condition that ends a loop over time, for one of the values that leave it.
 
     `longest.condition_for` takes the mark of the longest example away where the value does not
-    depend on that. This function finds in the graph what it asks for.
+    depend on that. It works on loops of control flow v1 and v2, so that it is told here how to find
+    in a loop of v1 the test, the counter, and the value at the beginning and the end of an
+    iteration (`longest.Loop`, `longest.Carried`).
 
     Args:
       leaving: the `Exit` of the value.

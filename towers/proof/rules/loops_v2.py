@@ -157,9 +157,13 @@ def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
     state = _initial_or_result(carried, initial, view)
     if state.kind is Kind.UNKNOWN:  # which has a reason already
         return state
-    is_first_round = view.state_or_none(carried.result) is None  # what is written comes later
-    has_elements_of_examples = state.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY)
-    if has_elements_of_examples or carried.is_kept or is_first_round:
+    if carried.is_kept:  # no iteration writes
+        return state
+    is_first_round = view.state_or_none(carried.result) is None
+    if is_first_round:  # of the analysis, which comes to the writes of the iteration later
+        return state
+    may_have_elements_of_examples = state.kind in (Kind.ONE_EXAMPLE, Kind.EMPTY)
+    if may_have_elements_of_examples:
         return state
     return unknown(carried.loop, 'carries a value from one example to the next')
 
@@ -228,7 +232,9 @@ def _condition_of_end(carried: Carried, condition: State, view: View) -> State:
     """The state of the condition that ends a loop over time, for one of the values that leave it.
 
     `longest.condition_for` takes the mark of the longest example away where the value does not
-    depend on that. This function finds in the graph what it asks for.
+    depend on that. It works on loops of control flow v1 and v2, so that it is told here how to find
+    in a loop of v2 the test, the counter, and the value at the beginning and the end of an
+    iteration (`longest.Loop`, `longest.Carried`).
 
     Args:
       carried: the value.

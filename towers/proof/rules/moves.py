@@ -14,6 +14,7 @@ from towers.proof.rules.common import (
     COMPUTES_WITH_POSITIONS,
     Results,
     is_of_batch,
+    kinds_of,
 )
 from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import not_linear
@@ -84,32 +85,58 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
       view: `View`.
     """
     state = as_number(op, states[0], view)
-    arguments = list(states[1:])
-    # Of all arguments, only the new shape of values of the batch may have n in it: (n, 4), which
-    # stays SIZES. In any other argument `as_numbers` makes of n a sum over the examples, and the
-    # loop below refuses that.
-    is_shape_of_batch = op.type == 'Reshape' and is_of_batch(state)
-    if not is_shape_of_batch:
-        arguments = as_numbers(op, arguments, view)
-    for argument in arguments:
-        if argument.kind not in (Kind.INDEPENDENT, Kind.SIZES):
-            return unknown(op, 'moves entries to places that are computed from the examples')
-    if is_of_batch(state):
-        results = rule(op, state, view)
-    elif state.is_position:
-        results = _moved_positions(op, state, view)
-    else:  # one example, a mean, a sum, or the same on every tower: that is so of any moved entry
-        is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
-        results = state._replace(is_uniform=is_uniform)
+    arguments = _arguments(op, state, states[1:], view)
+    if not kinds_of(arguments) <= {Kind.INDEPENDENT, Kind.SIZES}:
+        return unknown(op, 'moves entries to places that are computed from the examples')
+    results = _moved_entries(rule, op, state, view)
     if isinstance(results, State):  # one state for all results
         return results.with_marks_of(*arguments)
     return [result.with_marks_of(*arguments) for result in results]
 
 
+def _arguments(op: tf.Operation, state: State, arguments: _States,
+               view: View) -> typing.Sequence[State]:
+    """The states of the arguments of an operation: SIZES only for a shape that may have n in it.
+
+    Such a shape, (n, 4), may be the new one of values of the batch. In any other argument n would
+    put the entries at other places on each tower. There `as_numbers` makes of n a sum over the
+    examples, which no argument may be.
+
+    Args:
+      op: the operation.
+      state: of the entries that it moves.
+      arguments: the states of the arguments.
+      view: `View`.
+    """
+    is_shape_of_batch = op.type == 'Reshape' and is_of_batch(state)
+    if is_shape_of_batch:
+        return arguments
+    return as_numbers(op, arguments, view)
+
+
+def _moved_entries(rule: typing.Callable, op: tf.Operation, state: State, view: View) -> Results:
+    """The states of the results, by the state of the entries; the arguments are good.
+
+    Args:
+      rule: what the operation does to values of the batch; see `moves_entries`.
+      op: the operation.
+      state: of the entries, which are no sizes.
+      view: `View`.
+    """
+    if is_of_batch(state):
+        return rule(op, state, view)
+    if state.is_position:
+        return _moved_positions(op, state, view)
+    # One example, a mean, a sum, or the same on every tower: that is so of any moved entry.
+    is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
+    return state._replace(is_uniform=is_uniform)
+
+
 def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
     """The sizes that an operation moves, such as `shape[1:]`; None where the result is no size.
 
-    Static integers, the same on every tower, are sizes, too: they may become lengths in a shape.
+    Integers that are the same on every tower may become lengths in a shape, too: where they are
+    static, `rearranged_sizes` takes them for sizes.
     """
     state = states[0]
     are_shared_integers = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT

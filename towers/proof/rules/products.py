@@ -14,6 +14,7 @@ from towers.proof.rules.common import (
     any_of_kind,
     has_examples_last,
     has_one_entry_along,
+    required,
     state_of_layout,
     static_rank,
 )
@@ -127,30 +128,31 @@ def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View
     """
     if any(state.is_total_or_share for state in factors):
         return unknown(op, 'multiplies examples with a value of all of them')
-    examples = _examples_of(factors, equation)
-    if examples is None:
-        return unknown(op, 'multiplies examples with each other')
-    letter, layout = examples
-    is_twice_in_one = any(letters.count(letter) > 1
-                          for letters in [*equation.factors, equation.result])
-    if is_twice_in_one:  # a diagonal of examples by examples
+    letter, layout = required(
+        _examples_of(factors, equation), op, 'multiplies examples with each other')
+    if _is_diagonal(letter, equation):
         return unknown(op, COUPLES_EXAMPLES)
     shared = _shared_along(op, factors, equation, letter)
-    for factor in shared:
-        if not has_one_entry_along(factor.axis, factor.tensor, view):
-            return unknown(op, HAS_OWN_SIZE)
+    if not all(has_one_entry_along(factor.axis, factor.tensor, view) for factor in shared):
+        return unknown(op, HAS_OWN_SIZE)
     if letter in equation.result:
         axis = equation.result.index(letter)
         return state_of_layout(layout._replace(axis=axis)).with_marks_of(*factors)
-    if shared:
+    if shared:  # TensorFlow broadcasts no dimension that is summed over
         return unknown(op, 'adds up over the examples')
     return total(Kind.SUM, op).with_marks_of(*factors)
+
+
+def _is_diagonal(letter: str, equation: _Equation) -> bool:
+    """Whether a factor or the result has the letter of the examples twice, as in `bb->b`: a matrix
+    of examples by examples, of which the product takes, or makes, the diagonal."""
+    return any(letters.count(letter) > 1 for letters in [*equation.factors, equation.result])
 
 
 class _Examples(typing.NamedTuple):
     """Where the examples are in all factors that have them."""
     letter: str  # of their dimension
-    layout: Layout  # as if that were dimension 0: it is another one in each factor
+    layout: Layout  # with 0 for the axis, since the letter tells the dimension of each factor
 
 
 def _examples_of(factors: _States, equation: _Equation) -> typing.Optional[_Examples]:
@@ -159,7 +161,8 @@ def _examples_of(factors: _States, equation: _Equation) -> typing.Optional[_Exam
     found = set()
     for state, letters in zip(factors, equation.factors):
         if state.is_by_example:
-            found.add(_Examples(letters[state.axis], state.layout._replace(axis=0)))
+            layout_without_axis = state.layout._replace(axis=0)
+            found.add(_Examples(letters[state.axis], layout_without_axis))
     return found.pop() if len(found) == 1 else None
 
 

@@ -20,6 +20,7 @@ from towers.proof.rules.common import (
     has_one_entry_along,
     is_of_batch,
     layouts_of_examples,
+    required,
     state_of_layout,
     static_rank,
     without_dimensions,
@@ -34,6 +35,7 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _OVER_EXAMPLES = 'is taken over the examples of the shard'
+_NO_STATIC_AXES = 'reduces dimensions that are not static'
 
 
 # ---- over the dimensions that an argument names --------------------------------------------------
@@ -56,8 +58,6 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
     if not value.is_by_example:
         return _reduced_without_examples(op, [value, *axes_states], view)
     axes = _reduced_axes(op, view)
-    if axes is None:
-        return unknown(op, 'reduces dimensions that are not static')
     is_over_examples = value.axis in axes
     if is_over_examples:
         return _over_examples(op, value, view).with_marks_of(*states)
@@ -81,27 +81,30 @@ def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> 
     return not_linear(op, states, view)
 
 
-def _reduced_axes(op: tf.Operation, view: View) -> typing.Optional[typing.List[int]]:
-    """The dimensions that a reduction is over, from 0; None where they are not static."""
-    rank = view.rank(op.inputs[0])
-    axes = view.value(op.inputs[1])
-    if axes is None or rank is None:
-        return None
+def _reduced_axes(op: tf.Operation, view: View) -> typing.List[int]:
+    """The dimensions that a reduction is over, from 0.
+
+    Raises:
+      NotKnown: they are not static, so that the proof ends at the operation.
+    """
+    rank = required(view.rank(op.inputs[0]), op, _NO_STATIC_AXES)
+    axes = required(view.value(op.inputs[1]), op, _NO_STATIC_AXES)
     return [int(axis) % rank for axis in np.ravel(axes)]
 
 
 def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> State:
     """The reduction of values of the batch, [n, 4], over other dimensions than the examples': [n].
 
-    The mean and the sum of what is the same for each example are the same for each.
+    Whether the result is the same for each example, as the sum of ones [n, 4] is, is followed for
+    means and sums alone: of all others `is_constant=False` is sound, too.
 
     Args:
       op: the operation.
       state: of the values, PER_EXAMPLE or ROWS.
       axes: the dimensions that it reduces.
     """
-    is_constant = state.is_constant and op.type in ('Mean', 'Sum')
-    result = state._replace(is_constant=is_constant)
+    is_mean_or_sum = op.type in ('Mean', 'Sum')
+    result = state._replace(is_constant=state.is_constant and is_mean_or_sum)
     # `ArgMax` has no such attribute: it drops its dimension.
     keeps_dimensions = 'keep_dims' in op.node_def.attr and op.get_attr('keep_dims')
     return result if keeps_dimensions else without_dimensions(result, axes)
@@ -170,7 +173,9 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all rows are of the one example
         return by_example(op, states, view)
     rows = _rows_of_inputs(op, states, view)
-    if rows.kind is Kind.UNKNOWN or not _is_over_examples(op, states, view):
+    if rows.kind is Kind.UNKNOWN:
+        return rows
+    if not _is_over_examples(op, states, view):
         return rows
     if op.type not in ('Softmax', 'LogSoftmax'):  # a loss, with one value for several examples
         return unknown(op, _OVER_EXAMPLES)

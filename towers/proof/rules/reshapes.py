@@ -10,15 +10,19 @@ Where a length is not static, in this order:
     1. [n, L, 4] as [-1, 4], each example a block of L x 4 entries    `_reshaped_blocks`
     2. [n, L, 4] as [n, L, 2, 2], behind the examples' dimension      `_reshaped_with_unknown`
     3. [n, L] as [-1, 5], supposing that each example has 5 numbers   `_reshaped_if`
+
+Words of other modules: `view.examples` is the number of examples in the scratch graph, a prime;
+with `view.has_stand_ins`, primes stand for the lengths of inputs that are not static, too. So the
+scratch graph may have a static length L where the program has none.
 """
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.proof.rules.common import axes_of_examples, is_multiple_of_examples
+from towers.proof.rules.common import axes_of_examples, is_multiple_of_examples, required
 from towers.proof.rules.moves import moves_entries
-from towers.proof.sizes import sizes_in, sizes_of_dimensions
+from towers.proof.sizes import Sizes, sizes_in, sizes_of_dimensions
 from towers.proof.states import (
     ROW_OF_EACH_EXAMPLE,
     Kind,
@@ -37,21 +41,25 @@ _NOT_STATIC_SHAPE = 'has a shape that is not static'
 @moves_entries
 def reshape(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reshape`: [n, 3, 4] becomes [3 n, 4], with 3 neighbouring rows of each example."""
-    before = view.shape(op.inputs[0])
-    after = view.shape_by_inference(op.outputs[0])  # not by the state that is to be found here
-    if before is None or after is None:  # a rank is not static
-        return unknown(op, _NOT_STATIC_SHAPE)
-    # Shape inference computes with the primes that stand for lengths as with any numbers, so that a
-    # shape that is not known to be of sizes, as of a difference of two lengths, is another one.
-    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
-    if view.has_stand_ins and shape is None:
-        return unknown(op, _NOT_STATIC_SHAPE)
+    before = required(view.shape(op.inputs[0]), op, _NOT_STATIC_SHAPE)
+    # By inference, and not by the state of the result, which is to be found here.
+    after = required(view.shape_by_inference(op.outputs[0]), op, _NOT_STATIC_SHAPE)
+    # TensorFlow infers `after` from the primes that stand for lengths. Where the shape is not known
+    # as sizes, such as a difference of two lengths, a run has other lengths than these.
+    if view.has_stand_ins:
+        required(_new_shape(op, view), op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
         return _reshaped_rows(op, state, before, after)
     are_all_static = None not in before and None not in after
     if are_all_static:
         return _reshaped_by_stride(op, state, before, after, view)
     return _reshaped_with_unknown(op, state, before, after, view)
+
+
+def _new_shape(op: tf.Operation, view: View) -> typing.Optional[Sizes]:
+    """The sizes that a reshape gets as the new shape, such as (n, -1); None where they are not
+    known as sizes."""
+    return sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
 
 
 # ---- where all lengths are static ----------------------------------------------------------------
@@ -99,6 +107,11 @@ def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int]
     Of [n, L - 1] as [-1, 2] the scratch graph does not tell it: the prime that stands for L is odd,
     and L may be even.
 
+        [n, L] as (n, -1, 2)      the shape says n itself
+        [n, L, 4] as [-1, 2]      a step is 2 entries: the static 4 are 2 steps, L times 4 are 2 L
+        [n, 3, L] as [-1, L]      a step is L entries, the last of the lengths: 3 steps
+        any other                 not known
+
     Args:
       op: the operation.
       state: of the values, PER_EXAMPLE.
@@ -107,25 +120,32 @@ def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int]
       axis: the dimension of the result.
       view: `View`.
     """
-    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
+    shape = _new_shape(op, view)
     is_told_by_shape = shape is not None and shape[axis].per_example > 0  # (n, …), and not (-1, …)
     if is_told_by_shape:
         return True
     entries_of_step = _product(after[axis + 1:])
-    factors = [state.inner, *before[state.axis + 1:]]  # of the number of entries of an example
-    static = min(view.number_of_static_lengths(op.inputs[0]), len(factors) - 1)
-    is_static_part = _product(factors[len(factors) - static:]) % entries_of_step == 0
-    return is_static_part or any(
-        _product(factors[place:]) == entries_of_step for place in range(len(factors)))
+    lengths_of_example = before[state.axis + 1:]
+    count_of_static = min(view.number_of_static_lengths(op.inputs[0]), len(lengths_of_example))
+    static_lengths = lengths_of_example[len(lengths_of_example) - count_of_static:]
+    if _product(static_lengths) % entries_of_step == 0:
+        return True
+    # What some of the last lengths, or all of them and `inner`, are multiplied to.
+    factors = [state.inner, *lengths_of_example]
+    products_of_last = [_product(factors[place:]) for place in range(len(factors))]
+    return entries_of_step in products_of_last
 
 
 def _places_of_stride(stride: int, lengths: typing.List[int],
                       examples: int) -> typing.List[_Place]:
     """The dimensions along which some steps go from one example to the next.
 
-    With the stride 12, in [3 n, 4], a step along dimension 0 goes over 4 entries. So 3 steps go to
-    the next example, and the length 3 n is a multiple of 3 steps for each example. A step along
-    dimension 1 goes over 1 entry, but the length 4 is no multiple of 12 steps for each example.
+    Let the stride be 12 entries in [3 n, 4]:
+
+        dimension 0    a step goes over 4 entries. 3 steps go to the next example; the length 3 n is
+                       3 steps for each of n examples, so that this is a place
+        dimension 1    a step goes over 1 entry. 12 steps would go to the next example; the length 4
+                       is not 12 steps for each of n examples, so that this is none
 
     Args:
       stride: the number of entries from one example to the next.
@@ -138,17 +158,20 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
         if 0 in (stride, entries_of_step, length):  # no entries, by which a place could be told
             continue
         steps, rest = divmod(stride, entries_of_step)
-        has_whole_steps = rest == 0
-        if has_whole_steps and length % (examples * steps) == 0:
+        steps_of_a_round = examples * steps
+        if rest == 0 and length % steps_of_a_round == 0:
             places.append(_Place(axis, inner=steps))
     return places
 
 
 def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
-    """Whether a shape, as far as it is known, has the number of examples in no other dimension than
-    this one, and there a multiple of it; True where nothing is known of the numbers in the shape.
+    """Whether a shape has the number of examples in no other dimension than this one, and there a
+    multiple of it. A shape such as (n, n) of x [n, 4] fits some batches, but not those of another
+    size.
 
-    A shape such as (n, n) of x [n, 4] fits some batches, but not those of another size.
+    The answer is True, too, where the numbers are not known as sizes. Then they do not depend on n;
+    or they do otherwise than sizes, and have a mark (`sizes.as_number`), with which no loss is
+    proven.
 
     Args:
       axis: the dimension.
@@ -209,7 +232,7 @@ def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optio
     """
     are_neighbours = state.axis == 0 and state.outer == 1
     lengths = sizes_of_dimensions(op.inputs[0], state, view)
-    shape = sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
+    shape = _new_shape(op, view)
     if not are_neighbours or lengths is None or not shape:
         return None
     number_of_rows = shape[0]
@@ -261,20 +284,22 @@ def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) ->
       after: the lengths of the dimensions of the result.
       view: `View`.
     """
-    shape = view.value(op.inputs[1])
-    if state.layout != ROW_OF_EACH_EXAMPLE or shape is None:
+    shape = required(view.value(op.inputs[1]), op, _NOT_STATIC_SHAPE)
+    if state.layout != ROW_OF_EACH_EXAMPLE:
         return unknown(op, _NOT_STATIC_SHAPE)
-    takes_all_rows = len(shape) >= 2 and shape[0] == -1
+    is_as_rows = len(shape) >= 2 and shape[0] == -1  # (-1, 5), as many rows as there are
     row = after[1:]
-    if not takes_all_rows or None in row:
+    if not is_as_rows or None in row:
         return unknown(op, _NOT_STATIC_SHAPE)
     view.suppose(op, 'takes %d numbers of each example' % _product(row))
     return state.with_shard_statistics([op.name])
 
 
 def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Lengths) -> State:
-    """The state of rows [rows, 3, 4] as [rows, 12], or [1, rows, 12]: right where each row keeps
-    its number of entries, and the dimensions before the rows have length 1.
+    """The state of rows [rows, 3, 4] as [rows, 12], or [1, rows, 12].
+
+    Each row has to keep its number of entries. These have to be neighbours before and after, so
+    that the dimensions before the rows have length 1: in [2, rows, 4] a row is in two pieces.
 
     Args:
       op: the operation.
@@ -285,7 +310,7 @@ def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Len
     if after.count(None) != 1:
         return unknown(op, _NOT_STATIC_SHAPE)
     axis = after.index(None)
-    lengths_before_rows = before[:state.axis] + after[:axis]  # those of both shapes
+    lengths_before_rows = before[:state.axis] + after[:axis]
     are_all_1 = set(lengths_before_rows) <= {1}
     row_before = before[state.axis + 1:]
     row_after = after[axis + 1:]

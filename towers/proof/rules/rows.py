@@ -15,6 +15,9 @@ position of the example (INDICES); its values [rows] (ROWS); and its shape (n, 2
 Where no input tells anything of single examples, `not_linear` says what the result is: the same on
 every tower, or marked with the means and sums that it is computed from. A rule below `for_examples`
 is asked about all other inputs alone.
+
+Words of other modules: `EVERY_EXAMPLE` is the selection of what nothing has selected;
+`ROW_OF_EACH_EXAMPLE` the layout of x [n, …], whose row e is of example e.
 """
 
 import typing
@@ -26,8 +29,12 @@ from towers.graph import graph_walk
 from towers.proof.rules.common import (
     Results,
     axes_of_examples,
+    begins_with_examples,
     has_examples_first,
     is_of_batch,
+    is_shared_or_at,
+    required,
+    vector_along_examples,
 )
 from towers.proof.rules.totals import for_examples, total
 from towers.proof.sizes import Sizes, sizes_in
@@ -35,7 +42,6 @@ from towers.proof.states import (
     EVERY_EXAMPLE,
     ROW_OF_EACH_EXAMPLE,
     Kind,
-    Size,
     State,
     per_example,
     rows,
@@ -45,8 +51,8 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
-_EACH_EXAMPLE = Size(constant=0, per_example=1)  # the size n
 _BY_PLACES = 'adds up rows by their places'
+_NO_SPARSE_BATCH = 'adds up a sparse tensor that is not known to be of the examples'
 
 
 # ---- masks ---------------------------------------------------------------------------------------
@@ -123,7 +129,7 @@ def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     lengths = view.shape(op.inputs[0])
     are_vectors_of_one = lengths is not None and lengths[-1] == 1  # [rows, 1]: a position alone
     if are_vectors_of_one and _are_put_back(positions, values, shape):
-        return per_example(0, positions.outer, positions.inner).with_marks_of(*states)
+        return vector_along_examples(positions).with_marks_of(*states)
     return unknown(op, _BY_PLACES)
 
 
@@ -133,11 +139,13 @@ def segment_sum(op: tf.Operation, states: _States, view: View) -> State:
     of each example. By the classes [rows] of the rows, 10 different ones, the result [10, 4] is a
     sum over the examples."""
     values, segments, number_state = states
-    number_of_segments = sizes_in(op.inputs[2], number_state, view)  # the shape of a vector
-    if _are_added_up(segments, values, number_of_segments):
+    # The third input is the number of segments, a scalar: its one size is the result's first
+    # length. What the two questions ask of a shape, they ask of this length alone.
+    length_of_result = sizes_in(op.inputs[2], number_state, view)
+    if _are_added_up(segments, values, length_of_result):
         return total(Kind.SUM, op).with_marks_of(*states)
-    if _are_put_back(segments, values, number_of_segments):
-        return per_example(0, segments.outer, segments.inner).with_marks_of(*states)
+    if _are_put_back(segments, values, length_of_result):
+        return vector_along_examples(segments).with_marks_of(*states)
     return unknown(op, 'adds up rows by their numbers')
 
 
@@ -166,18 +174,9 @@ def _are_put_back(positions: State, values: State, shape: typing.Optional[Sizes]
     """
     if positions.kind is not Kind.POSITION:
         return False
-    has_rows_of_mask = values.layout == rows(0, positions.selection).layout
-    # A mask [3 n] has found rows among 3 n.
-    length_of_mask = Size(constant=0, per_example=positions.outer * positions.inner)
-    return has_rows_of_mask and _begins_with_examples(shape, length_of_mask)
-
-
-def _begins_with_examples(shape: typing.Optional[Sizes], length: Size) -> bool:
-    """Whether a shape is known to begin with a length, a multiple of the number of examples, and to
-    have that number nowhere else."""
-    if not shape or shape[0] != length:
-        return False
-    return axes_of_examples(shape) == [0]
+    are_rows_of_mask = values.layout == rows(0, positions.selection).layout
+    entries_of_mask = positions.outer * positions.inner  # for each example: 3 of a mask [3 n]
+    return are_rows_of_mask and begins_with_examples(shape, entries_of_mask)
 
 
 def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -> bool:
@@ -215,7 +214,7 @@ def is_sparse(indices: State, values: State) -> bool:
 
 def _is_sparse_batch(indices: State, values: State, shape: typing.Optional[Sizes]) -> bool:
     """Whether these are the parts of a sparse tensor with a row for each example, (n, 20)."""
-    return is_sparse(indices, values) and _begins_with_examples(shape, _EACH_EXAMPLE)
+    return is_sparse(indices, values) and begins_with_examples(shape)
 
 
 @for_examples
@@ -237,10 +236,10 @@ def sparse_sum(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.reduce_sum(x [n, 20], axis=1)`: [n], the sum of each row of a sparse tensor; over
     dimension 0, [20], a sum over the examples."""
     indices, values, shape_state = states[:3]
-    shape = sizes_in(op.inputs[2], shape_state, view)
-    axes = view.value(op.inputs[3])
-    if axes is None or shape is None or not _is_sparse_batch(indices, values, shape):
-        return unknown(op, 'adds up a sparse tensor that is not known to be of the examples')
+    shape = required(sizes_in(op.inputs[2], shape_state, view), op, _NO_SPARSE_BATCH)
+    axes = required(view.value(op.inputs[3]), op, _NO_SPARSE_BATCH)
+    if not _is_sparse_batch(indices, values, shape):
+        return unknown(op, _NO_SPARSE_BATCH)
     reduced = [int(axis) % len(shape) for axis in np.ravel(axes)]
     is_over_examples = not reduced or 0 in reduced  # without any dimension, TensorFlow takes all
     result = total(Kind.SUM, op) if is_over_examples else per_example(0)
@@ -263,11 +262,8 @@ def ctc_loss(op: tf.Operation, states: _States, view: View) -> Results:
     is_time_major = sequences.layout == per_example(1).layout
     if not is_time_major or not is_sparse(indices, values):
         return unknown(op, 'has sequences or labels that are not known to be of the examples')
-    # In a vector of another layout, such as several rounds, or rows that a mask leaves, an example
-    # would find the length of another one. Positions in the shard, `tf.range(n)`, are other
-    # positions than in the batch.
-    are_of_each_example = lengths.layout == ROW_OF_EACH_EXAMPLE
-    if lengths.kind is not Kind.INDEPENDENT and not are_of_each_example:
+    # Positions, `tf.range(n)`, are no lengths either: in the batch they are others.
+    if not is_shared_or_at(lengths, ROW_OF_EACH_EXAMPLE):
         return unknown(op, 'has lengths that are not known to be of the examples')
     loss = per_example(0).with_marks_of(*states)
     gradient = per_example(1).with_marks_of(*states)

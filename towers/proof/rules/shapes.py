@@ -4,6 +4,7 @@ Of a tensor [n, 4], `tf.shape` gives the sizes n and 4, with which `proof.sizes`
 that is made with a shape (2 n, 4) has entries of the examples along its first dimension.
 """
 
+import itertools
 import typing
 
 import numpy as np
@@ -12,10 +13,13 @@ import tensorflow.compat.v1 as tf
 from towers.proof import sizes
 from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.rules.common import (
+    Results,
+    all_known,
     axes_of_examples,
     has_one_entry_along,
     is_multiple_of_examples,
     is_same_on_towers,
+    required,
     static_rank,
 )
 from towers.proof.sizes import Sizes, sizes_in, sizes_of_dimensions
@@ -54,10 +58,11 @@ def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View)
     """The shape, the number of entries or the number of dimensions of one tensor."""
     if op.type == 'Rank':
         return _rank_of(tensor, view)
+    if state.kind is Kind.ROWS:
+        return unknown(op, _COUNTS_ROWS)
     lengths = sizes_of_dimensions(tensor, state, view)
     if lengths is None:
-        is_of_rows = state.kind is Kind.ROWS
-        return unknown(op, _COUNTS_ROWS if is_of_rows else 'is a size that is not static')
+        return unknown(op, 'is a size that is not static')
     if op.type != 'Size':
         return sizes_state(lengths)
     entries = sizes.product_of_all(lengths)
@@ -96,13 +101,8 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
     if not left or not right:  # not known; or a vector without a number
         return None
     count = max(len(left), len(right))
-    results = []
-    for one, other in zip(_repeated(left, count), _repeated(right, count)):
-        result = function(one, other)
-        if result is None:
-            return None
-        results.append(result)
-    return sizes_state(results)
+    results = all_known(map(function, _repeated(left, count), _repeated(right, count)))
+    return None if results is None else sizes_state(results)
 
 
 def _repeated(numbers: Sizes, count: int) -> Sizes:
@@ -171,12 +171,10 @@ def _joined_sizes(tensors: typing.List[tf.Tensor], states: _States,
     """The sizes of scalars or vectors, one after the other; None where one of them is unknown."""
     if not _are_vectors(tensors, view):
         return None
-    joined: Sizes = ()
-    for numbers in _sizes_in_each(tensors, states, view):
-        if numbers is None:
-            return None
-        joined += numbers
-    return sizes_state(joined)
+    numbers_of_each = all_known(_sizes_in_each(tensors, states, view))
+    if numbers_of_each is None:
+        return None
+    return sizes_state(itertools.chain.from_iterable(numbers_of_each))
 
 
 def _sizes_in_each(tensors: typing.Iterable[tf.Tensor], states: _States,
@@ -203,8 +201,8 @@ def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[
     picks_numbers = op.type in _PICKS and view.rank(op.inputs[0]) == 1  # of a matrix, it picks rows
     if not picks_numbers:
         return None
-    arguments: typing.List[typing.Any] = [view.value(tensor) for tensor in list(op.inputs)[1:]]
-    if any(value is None for value in arguments):
+    arguments = all_known(map(view.value, list(op.inputs)[1:]))
+    if arguments is None:
         return None
     return _PICKS[op.type](places, op, arguments)
 
@@ -266,7 +264,7 @@ _PICKS: typing.Dict[str, typing.Callable] = {
 
 # ---- dimensions that broadcasting repeats --------------------------------------------------------
 
-def broadcast_gradient_args(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+def broadcast_gradient_args(op: tf.Operation, states: _States, view: View) -> Results:
     """The dimensions over which the gradient of a product is added up, for each of its factors: of
     x [n, 4] * w [4] none for x, and dimension 0 for w, which broadcasting repeats along it.
 
@@ -275,25 +273,20 @@ def broadcast_gradient_args(op: tf.Operation, states: _States, view: View) -> ty
     another operation takes it, nothing is proven.
 
     Returns:
-      The states of the two vectors of dimensions.
+      The states of the two vectors of dimensions; or one state of both.
     """
-    one, other = [sizes_in(tensor, state, view) for tensor, state in zip(op.inputs, states)]
-    if one is None or other is None:
-        return [unknown(op, 'compares shapes that are not known')] * 2
-    if not all(_is_reshaped_sum(taker) for axes in op.outputs for taker in axes.consumers()):
-        return [unknown(op, 'tells dimensions to another operation than the sum of a gradient')] * 2
+    one, other = [required(shape, op, 'compares shapes that are not known')
+                  for shape in _sizes_in_each(op.inputs, states, view)]
+    if not all(map(_goes_to_reshaped_sums, op.outputs)):
+        return unknown(op, 'tells dimensions to another operation than the sum of a gradient')
+    if one == other:  # then TensorFlow names no dimension, not even one of length 1
+        return [sizes_state([]), sizes_state([])]
     rank = max(len(one), len(other))
-    axes_of_one: typing.List[Size] = []
-    axes_of_other: typing.List[Size] = []
-    if one != other:  # of equal shapes TensorFlow names no dimension, not even one of length 1
-        for axis, lengths in enumerate(zip(_with_rank(one, rank), _with_rank(other, rank))):
-            if _ONE not in lengths and lengths[0] != lengths[1]:
-                return [unknown(op, 'compares lengths that are not known to be equal')] * 2
-            if lengths[0] == _ONE:
-                axes_of_one.append(Size(axis))
-            if lengths[1] == _ONE:
-                axes_of_other.append(Size(axis))
-    return [sizes_state(axes_of_one), sizes_state(axes_of_other)]
+    one = _with_rank(one, rank)
+    other = _with_rank(other, rank)
+    if not all(map(_go_together, one, other)):
+        return unknown(op, 'compares lengths that are not known to be equal')
+    return [_axes_of_one_entry(one), _axes_of_one_entry(other)]
 
 
 _ONE = Size(1)
@@ -302,6 +295,21 @@ _ONE = Size(1)
 def _with_rank(shape: Sizes, rank: int) -> Sizes:
     """A shape with as many dimensions of length 1 in front as it lacks."""
     return (_ONE,) * (rank - len(shape)) + shape
+
+
+def _go_together(length: Size, other_length: Size) -> bool:
+    """Whether two lengths of one dimension are known to be equal, or one is 1, which broadcasts."""
+    return length == other_length or _ONE in (length, other_length)
+
+
+def _axes_of_one_entry(shape: Sizes) -> State:
+    """The dimensions of a factor that have one entry, as sizes: broadcasting repeats it."""
+    return sizes_state(Size(axis) for axis, length in enumerate(shape) if length == _ONE)
+
+
+def _goes_to_reshaped_sums(axes: tf.Tensor) -> bool:
+    """Whether sums that `_is_reshaped_sum` describes alone take dimensions."""
+    return all(map(_is_reshaped_sum, axes.consumers()))
 
 
 def _is_reshaped_sum(op: tf.Operation) -> bool:
@@ -356,13 +364,16 @@ def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
         like x [rows, 4]    of as many rows of each example
         like one example    of its shape, which may be another one than that of the next
         like a mean, …      the same on every tower, all entries equal
+
+    The result has the marks of the tensor, since a statistic of the shard may have decided its
+    shape.
     """
     state = states[0]
     if state.kind is Kind.PER_EXAMPLE:
-        return per_example(state.axis, state.outer, state.inner, is_constant=True)
+        return state._replace(is_constant=True)
     if state.kind in (Kind.ROWS, Kind.ONE_EXAMPLE):
         return state
-    return _UNIFORM.with_marks_of(*states)  # a statistic of the shard may have decided the shape
+    return _UNIFORM.with_marks_of(state)
 
 
 def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
@@ -410,10 +421,10 @@ def _static_range(limits: _Limits) -> typing.Optional[State]:
     Args:
       limits: as they are in `range_of`, without the number of examples in them.
     """
-    known = [limit for limit in limits if limit is not None]
-    if len(known) < len(limits):
+    known_limits = all_known(limits)
+    if known_limits is None:
         return None
-    begin, end, step = [limit[0].constant for limit in known]
+    begin, end, step = [limit[0].constant for limit in known_limits]
     counted = range(begin, end, step)
     if len(counted) > _MOST_NUMBERS:
         return None
@@ -429,9 +440,7 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     example. A value [n, 4] of the examples may get new dimensions, as [2, n, 4].
     """
     value, shape_state = states
-    shape = sizes_in(op.inputs[1], shape_state, view)
-    if shape is None:
-        return unknown(op, _NO_SHAPE_OF_EXAMPLES)
+    shape = required(sizes_in(op.inputs[1], shape_state, view), op, _NO_SHAPE_OF_EXAMPLES)
     rank = static_rank(op.inputs[0], op, view)
     new_dimensions = len(shape) - rank  # which broadcasting puts first
     if value.kind is Kind.PER_EXAMPLE:
@@ -441,22 +450,25 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     result = tensor_of_shape(op, shape, shape_state).with_marks_of(*states)
     if result.kind is Kind.PER_EXAMPLE:
         axis_of_value = result.axis - new_dimensions
-        if _has_own_length(op.inputs[0], axis_of_value, view):  # it fits batches of one size only
+        if not _is_repeated_along(axis_of_value, op.inputs[0], view):
             return unknown(op, 'has another size of its own along the examples')
+        return result
+    # `tensor_of_shape` takes all entries for equal. Those of a vector (1, 2) are not.
     has_equal_entries = rank == 0 or value.is_uniform
     return result._replace(is_uniform=result.is_uniform and has_equal_entries)
 
 
-def _has_own_length(tensor: tf.Tensor, axis: int, view: View) -> bool:
-    """Whether a tensor may have another length than 1 along a dimension.
+def _is_repeated_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
+    """Whether broadcasting certainly repeats what a tensor has, one entry, along a dimension. With
+    more entries the tensor fits batches of one size only.
 
     Args:
-      tensor: the tensor.
       axis: the dimension; negative for one that the tensor lacks, and gets by broadcasting.
+      tensor: the tensor.
       view: `View`.
     """
-    lacks_dimension = axis < 0
-    return not lacks_dimension and not has_one_entry_along(axis, tensor, view)
+    is_new_dimension = axis < 0
+    return is_new_dimension or has_one_entry_along(axis, tensor, view)
 
 
 def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, new_dimensions: int) -> State:

@@ -18,6 +18,7 @@ from towers.proof.rules.common import (
     Results,
     axes_of_examples,
     is_same_on_towers,
+    required,
     static_entry,
     static_rank,
 )
@@ -200,10 +201,8 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
       limits: the arguments begin, end and strides.
       view: `View`.
     """
-    items = _items(op, limits, view)
-    if items is None:
-        return unknown(op, NO_STATIC_ARGUMENT)
-    items = _for_each_dimension(items, rank)
+    items_in_brackets = required(_items(op, limits, view), op, NO_STATIC_ARGUMENT)
+    items = _for_each_dimension(items_in_brackets, rank)
     place = _place_of_dimension(items, state.axis)
     item_of_examples = items[place]
     if not item_of_examples.is_from_first_to_last:
@@ -287,8 +286,8 @@ def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
 
     `indices[:, 0]` is the position of the example of each row; `indices[:, 1]` a number of it.
     """
-    items = _items(op, list(op.inputs)[1:], view)
-    if items is None or len(items) != 2:  # not `[:, column]`
+    items = required(_items(op, list(op.inputs)[1:], view), op, COMPUTES_WITH_POSITIONS)
+    if len(items) != 2:  # not `[:, column]`
         return unknown(op, COMPUTES_WITH_POSITIONS)
     rows, column = items
     is_column = rows == _WHOLE and column.form is _Form.INDEX
@@ -308,18 +307,16 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     """
     shape_state, *limit_states, gradient_state = states
     gradient = as_number(op, gradient_state, view)
-    shape = sizes_in(op.inputs[0], shape_state, view)
-    if shape is None or not all(is_same_on_towers(state) for state in limit_states):
+    shape = required(sizes_in(op.inputs[0], shape_state, view), op, NO_STATIC_ARGUMENT)
+    if not all(map(is_same_on_towers, limit_states)):
         return unknown(op, NO_STATIC_ARGUMENT)
     axes = axes_of_examples(shape)
+    has_one_axis = len(axes) == 1  # in (n, n) nothing would tell of which examples the zeros are
+    if has_one_axis and gradient.kind is Kind.PER_EXAMPLE:
+        return _gradient_of_examples(op, gradient, shape, axes[0], view)
     if not axes and not gradient.is_by_example:
         return _gradient_without_examples(op, gradient)
-    # A gradient of the examples in a shape without them would fit one batch only; in two dimensions
-    # of the shape, as in (n, n), nothing tells whose are the zeros.
-    has_one_axis = len(axes) == 1
-    if not has_one_axis or gradient.kind is not Kind.PER_EXAMPLE:
-        return unknown(op, _TAKES_SOME)
-    return _gradient_of_examples(op, gradient, shape, axes[0], view)
+    return unknown(op, _TAKES_SOME)
 
 
 def _gradient_without_examples(op: tf.Operation, gradient: State) -> State:

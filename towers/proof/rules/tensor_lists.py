@@ -3,6 +3,9 @@ elements, and `State.sizes` is its length.
 
 As in `arrays`, a list with an element for each of n examples has elements of the state ONE_EXAMPLE.
 In the graph a list is a scalar of the type `tf.variant`.
+
+Words of other modules: an index with `is_position_of_each` is the counter of a loop over the
+examples; a list with `depends_on_length` may have another length in another shard.
 """
 
 import typing
@@ -17,6 +20,7 @@ from towers.proof.rules.common import (
     TAKES_APART,
     TAKES_BY_PLACES,
     is_of_batch,
+    required,
 )
 from towers.proof.sizes import Sizes, as_number, as_numbers, sizes_in
 from towers.proof.states import (
@@ -57,9 +61,7 @@ def _element_of(list_: State) -> State:
 
 def empty_list(op: tf.Operation, states: _States, view: View) -> State:
     """`TensorListReserve`: nothing is written yet, in a list of a number of places."""
-    length = sizes_in(op.inputs[1], states[1], view)
-    if length is None:
-        return unknown(op, _NO_STATIC_LENGTH)
+    length = required(sizes_in(op.inputs[1], states[1], view), op, _NO_STATIC_LENGTH)
     return State(Kind.EMPTY, sizes=length)
 
 
@@ -82,13 +84,12 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
         return _list_of(ONE_EXAMPLE, NUMBER_OF_EXAMPLES).with_marks_of(value)
     if value.kind is Kind.ONE_EXAMPLE:
         return unknown(op, 'takes the values of one example apart')
-    shape = view.shape(op.inputs[0])
-    if shape is None or shape[0] is None:
-        return unknown(op, _NO_STATIC_LENGTH)
+    shape = required(view.shape(op.inputs[0]), op, _NO_STATIC_LENGTH)
+    length = required(shape[0], op, _NO_STATIC_LENGTH)
     element = value
     if is_of_batch(value):  # its examples are along a later dimension
         element = value._replace(axis=value.axis - 1)
-    return _list_of(element, (Size(shape[0]),))
+    return _list_of(element, (Size(length),))
 
 
 # ---- elements ------------------------------------------------------------------------------------
@@ -121,7 +122,8 @@ def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
         'resize_if_index_out_of_bounds')  # with `dynamic_size=True`
     if may_grow:
         return unknown(op, _NO_STATIC_LENGTH)
-    # Sizes become plain numbers: `sizes` of a list is its length and nothing of its elements.
+    # The state of a list is that of its elements, with its length as `State.sizes`. So an element
+    # has no `sizes` of its own: it is taken as numbers.
     index, value = as_numbers(op, states[1:], view)
     new_element = _element_written(op, list_, index, value)
     if new_element.kind is Kind.UNKNOWN:  # its place or its value is not known
@@ -147,11 +149,13 @@ def _element_written(op: tf.Operation, list_: State, index: State, value: State)
         if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
             return unknown(op, 'writes a value of all examples for each')
         return ONE_EXAMPLE.with_marks_of(value, index)
-    # A place that is the same on every tower is that of no example.
-    has_values_of_examples = Kind.ONE_EXAMPLE in (list_.kind, value.kind)
     if value.is_position:  # elements may come together again in another order, and several times
         return unknown(op, COMPUTES_WITH_POSITIONS)
-    if index.kind is not Kind.INDEPENDENT or has_values_of_examples:
+    if index.kind is not Kind.INDEPENDENT:
+        return unknown(op, 'writes elements at places that are not known')
+    # A place that is the same on every tower is that of no example: no value of one may be written
+    # there, nor any value into a list that has an element for each.
+    if Kind.ONE_EXAMPLE in (list_.kind, value.kind):
         return unknown(op, 'writes elements at places that are not known')
     return value.with_marks_of(index)
 
@@ -172,7 +176,8 @@ def list_stack(op: tf.Operation, states: _States, view: View) -> State:
         if list_.sizes != NUMBER_OF_EXAMPLES:
             return unknown(op, _NO_PLACE_OF_EACH)
         return per_example(0).with_marks_of(list_)
-    if list_.depends_on_length:
+    has_constant_length = not list_.depends_on_length
+    if not has_constant_length:
         return unknown(op, _NO_PLACE_OF_EACH)
     if list_.kind is Kind.EMPTY:  # TensorFlow gives zeros
         return INDEPENDENT

@@ -10,6 +10,10 @@ names the statistic (`State.shard_statistics`), and no loss with such a mark is 
 
 The inputs of the rules in this module have no entries of single examples: each is a mean, a sum, a
 share, or the same on every tower (INDEPENDENT).
+
+Words of other modules: a state with `is_count` is a multiple of the number of examples, such as
+2 n; a SUM with `is_constant` is one to which each example adds the same, which is a count, unless
+it `has_offset`.
 """
 
 import functools
