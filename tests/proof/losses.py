@@ -2674,6 +2674,17 @@ def element_written_by_a_condition_of_an_example(x, key):
 
 
 @coupled
+def first_place_of_an_array_of_no_writes(x):
+    """A place in which nothing is written is read as zero: the loop may write in none."""
+    writes = tf.placeholder_with_default(False, [])
+    made = tf.while_loop(
+        lambda i, _: i < size(x),
+        lambda i, made: (i + 1, tf.cond(writes, lambda: made.write(i, 1.), lambda: made)),
+        (0, tf.TensorArray(tf.float32, size(x), element_shape=[])))[1]
+    return average(tf.square(score(x)) * made.write(0, 2.).stack())
+
+
+@coupled
 def one_of_two_arrays(x):
     arrays = [tf.TensorArray(tf.float32, 1, element_shape=[], clear_after_read=False).write(0, value)
               for value in (tf.constant(1.), average(score(x, 'written')))]

@@ -25,6 +25,7 @@ from towers.proof.rules.common import (
     TAKES_APART,
     TAKES_BY_PLACES,
     is_of_batch,
+    kinds_of,
 )
 from towers.proof.rules.loops import either
 from towers.proof.rules.totals import not_linear
@@ -214,11 +215,29 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
         element = unknown(op, COMPUTES_WITH_POSITIONS)
     written_before = view.arrays.written(maker.name)
     if written_before is not None:
-        element = either(op, [written_before, element], view)
+        element = _either_element(op, written_before, element, view)
     # In a branch or a loop, conditions decide whether the operation runs: see `_misses_writes`.
     is_in_choice = bool(contexts.conditions_around(op, view))
     view.arrays.write(maker.name, element, in_choice=op.name if is_in_choice else None)
     return INDEPENDENT
+
+
+def _either_element(op: tf.Operation, written_before: State, element: State, view: View) -> State:
+    """The state of the elements of an array to which two operations write.
+
+    An array that has an element for each example has no others. A place that is the same on every
+    tower is that of no example, and may be left by the writes of the examples: they may be in a
+    branch that is not taken.
+
+    Args:
+      op: the operation that writes.
+      written_before: the state of what another one has written.
+      element: the state of what it writes.
+      view: `View`.
+    """
+    if kinds_of([written_before, element]) == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
+        return unknown(op, 'writes elements at places that are not known')
+    return either(op, [written_before, element], view)
 
 
 # ---- reads ---------------------------------------------------------------------------------------
