@@ -100,15 +100,16 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
       OutOfMemoryError: not one example a tower, or a micro-batch, fits.
       InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
-    # The examples of a batch in which the smallest shard, or micro-batch, has one. The batches that
-    # are tried are multiples of it.
+    # The examples of the smallest batch in which each tower, or micro-batch, has one. The batches
+    # that are tried are multiples of it.
     unit = sum(built.plan.shares)
     # `micro_batch` is the index of a micro-batch in its tower.
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     place = 'tower' if micro_batches == 1 else 'micro-batch'
     if most is not None and most < unit:
+        num_places = len(built.towers)  # it has an entry for each micro-batch of each tower
         raise InvalidArgumentError('most=%d examples leave some of %d %ss without one.' % (
-            most, unit, place))
+            most, num_places, place))
     account = memory_account(built, unit)
     if account.peak > limit:
         raise OutOfMemoryError(
@@ -119,12 +120,16 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
     if most is not None:
         most_units = min(most_units, most // unit)
     found = _search(built, unit, account, limit, most_units)
-    largest_share = max(built.plan.shares)  # 1 for equal shards
+    # The share of a tower, or of each of its micro-batches: with shares 3 and 1, one unit has 3
+    # examples for each micro-batch of the first tower.
+    largest_share = max(built.plan.shares)
+    # Neither the limit nor `most` has stopped the search, but its own bound.
+    stopped_by_bound = found.all_fit and most_units == MOST_PER_TOWER
     return FittedBatch(
         batch_size=found.units * unit,
-        per_tower=found.units * micro_batches * largest_share, limit=limit,
+        per_tower=found.units * largest_share * micro_batches, limit=limit,
         account=found.account, measured=None, micro_batches=micro_batches,
-        ends_search=found.all_fit and most_units == MOST_PER_TOWER)
+        ends_search=stopped_by_bound)
 
 
 class _Found(typing.NamedTuple):
@@ -198,29 +203,48 @@ def fit_batch_size(build: typing.Callable, first: int,
         built, _ = called_build(build, first)
         if limit is None:
             limit = device_limit(built.devices)
-        unit = sum(built.plan.shares)
-        # The bytes that the account of a batch may say. They are the limit at first, and less after
-        # a step that has taken more than its account says.
-        accounted_limit = limit
-        for _ in range(_TRIES):
-            fitted = _largest_batch(built, accounted_limit, most)._replace(limit=limit)
-            trial = _run(build, fitted.batch_size, config)
-            fitted = fitted._replace(measured=trial.measured)
-            if trial.ran_out_of_memory:
-                say('batch %d ran out of memory: trying less' % fitted.batch_size)
-                # By how much is not known: next a batch of a tenth less, by the account.
-                accounted_limit = int(fitted.account.peak * 0.9)
-            elif trial.measured is not None and trial.measured.peak > limit:
-                say('%s: trying less' % (fitted,))
-                # Less by the factor of the error, and by 5 % at least, so that few tries do.
-                factor = min(0.95, limit / float(trial.measured.peak))
-                accounted_limit = int(accounted_limit * factor)
-            else:
-                say(str(fitted))
-                return fitted
-            # A smaller batch than this one. Only the smallest, of one unit, may be tried again, as
-            # long as it is within `accounted_limit`.
-            most = max(unit, fitted.batch_size - unit)
+        return _confirmed_batch(built, limit, most, say,
+                                run=lambda batch_size: _run(build, batch_size, config))
+
+
+def _confirmed_batch(built: BuiltTowers, limit: int, most: typing.Optional[int],
+                     say: typing.Callable,
+                     run: typing.Callable[[int], '_Trial']) -> FittedBatch:
+    """Runs a step of the largest batch that fits by the account; where that step takes more than
+    the limit, runs one of a smaller batch, and so on.
+
+    Args:
+      built: the towers.
+      limit: bytes that a step may take.
+      most: the largest batch to consider; or None.
+      say: called with a line about each step.
+      run: function that runs a step of a batch size.
+
+    Raises `OutOfMemoryError` if none of `_TRIES` steps fits.
+    """
+    unit = sum(built.plan.shares)
+    # The bytes that the account of a batch may say. They are the limit at first, and less after a
+    # step that has taken more than its account says.
+    accounted_limit = limit
+    for _ in range(_TRIES):
+        fitted = _largest_batch(built, accounted_limit, most)
+        trial = run(fitted.batch_size)
+        fitted = fitted._replace(limit=limit, measured=trial.measured)
+        if trial.ran_out_of_memory:
+            say('batch %d ran out of memory: trying less' % fitted.batch_size)
+            # By how much is not known: next a batch of a tenth less, by the account.
+            accounted_limit = int(fitted.account.peak * 0.9)
+        elif trial.measured is not None and trial.measured.peak > limit:
+            say('%s: trying less' % (fitted,))
+            # Less by the factor of the error, and by 5 % at least, so that few tries do.
+            factor = min(0.95, limit / float(trial.measured.peak))
+            accounted_limit = int(accounted_limit * factor)
+        else:
+            say(str(fitted))
+            return fitted
+        # A smaller batch than this one. Only the smallest, of one unit, may be tried again, as long
+        # as it is within `accounted_limit`.
+        most = max(unit, fitted.batch_size - unit)
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
