@@ -193,7 +193,7 @@ BREAKAGES = [
      'memory/test_simulation.py'),
     ('towers/memory/step_graph.py', 'awaited_by_folded[node] = awaited', 'pass',
      'memory/test_simulation.py'),
-    ('towers/memory/kernels.py', '* images * places * patch', '* places * patch',
+    ('towers/memory/kernels.py', '* images * convolution.places', '* convolution.places',
      'memory/test_kernels.py'),
     ('towers/fronts/keras_towers.py', 'weighted_sum(terms, weights)', 'terms[0]',
      'fronts/test_keras_model.py'),

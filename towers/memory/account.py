@@ -185,7 +185,7 @@ class _Reader:
           device: the name of the device; None for all devices together.
           constants: the constants of all devices, which are in memory all the time.
         """
-        peak = run.peaks.get(device, NO_PEAK)  # none where nothing but constants is
+        peak = run.peaks.get(device, NO_PEAK)  # `NO_PEAK` where nothing but constants is
         tensors = [constant for constant in constants if device in (None, constant.device)]
         for buffer in run.alive(peak.event, device):
             output = buffer.held_output(peak.event)
@@ -252,7 +252,11 @@ def _bytes_of_kinds(tensors: typing.Iterable[HeldTensor],
 
 
 def _has_best_fit_allocator(device: typing.Optional[str]) -> bool:
-    """Whether TensorFlow's best-fit allocator serves a device; None for all devices together."""
-    if is_gpu(device or ''):
+    """Whether TensorFlow's best-fit allocator serves a device: a GPU, and CPUs in a process whose
+    environment asks for it.
+
+    None stands for all devices together, which are told of where all of them are CPUs.
+    """
+    if device is not None and is_gpu(device):
         return True
     return os.environ.get('TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')

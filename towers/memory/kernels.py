@@ -47,7 +47,7 @@ REUSES.update({
 
 _FLOAT_BYTES = 4
 _INT64_BYTES = 8
-# The floats on which a convolution's gradient works at a time.
+# The floats, of three matrices, on which a convolution's gradient works at a time.
 _CACHE_FLOATS = (30 << 20) // _FLOAT_BYTES
 # With so many floats a core or more, the gradient of the images works on one image at a time.
 _FLOATS_A_CORE = (256 << 10) // _FLOAT_BYTES
@@ -106,56 +106,84 @@ def scratch(node: Node) -> int:
 
 
 def _places_of_maxima(node: Node) -> int:
-    """Bytes of the positions of all maxima, which the gradient of a max pooling finds once more.
+    """Bytes of the positions of all maxima, in the gradient of a max pooling (`MaxPoolGrad`).
 
-    The maxima themselves are written where the output was (`maxpooling_op.cc`).
+    Its kernel does the pooling once more, in order to know where each maximum is. It writes the
+    positions into memory of its own, and the maxima over its input 1, the result of the pooling
+    (`maxpooling_op.cc`).
     """
     pooled = node.inputs[1]
-    num_maxima = pooled.size // _FLOAT_BYTES
+    num_maxima = pooled.size // _FLOAT_BYTES  # taken for float32
     return _INT64_BYTES * num_maxima
 
 
 def _patches(node: Node) -> int:
-    """Bytes of the patches of images that a convolution's gradient lays out as a matrix (im2col).
-
-    It lays out some images at a time, as many as fill 30 MB together with the other factors of the
-    product, which are the output's gradient and the weights:
+    """Bytes of the patches of images that a convolution's gradient lays out as a matrix (im2col):
+    at each place of the output one row, with the part of the image that the kernel covers there.
 
         bytes = 4 * images * (height * width) * (kernel height * kernel width * channels)
 
     Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`. 0 where a shape is not known.
     """
-    is_gradient_of_weights = node.type == 'Conv2DBackpropFilter'
-    if is_gradient_of_weights:
+    convolution = _convolution_of(node)
+    # A convolution of an empty tensor multiplies no floats.
+    if convolution is None or not convolution.floats_an_image:
+        return 0
+    images = _images_at_a_time(node, convolution)
+    return _FLOAT_BYTES * images * convolution.places * convolution.patch
+
+
+class _Convolution(typing.NamedTuple):
+    """The sizes of a convolution, whose gradient a kernel computes by products of matrices.
+
+    Attributes:
+      batch: the number of images.
+      places: the places of the output in an image: height times width.
+      patch: the floats of the part of an image that the kernel covers at one place.
+      filters: the channels of the output.
+    """
+    batch: int
+    places: int
+    patch: int
+    filters: int
+
+    @property
+    def floats_an_image(self) -> int:
+        """The floats of the three matrices of the product for one image: the gradient of the
+        output, the weights, and the patches."""
+        output = self.places * self.filters
+        weights = self.patch * self.filters
+        patches = self.places * self.patch
+        return output + weights + patches
+
+
+def _convolution_of(node: Node) -> typing.Optional[_Convolution]:
+    """The `_Convolution` whose gradient a node computes; None where a shape is not known, and for
+    NCHW, for which only oneDNN has a kernel on CPUs."""
+    if node.type == 'Conv2DBackpropFilter':
         weights_shape = node.shapes[0]  # the result has the shape of the weights
     else:
         weights_shape = node.inputs[1].shape
     gradient_shape = node.inputs[2].shape  # of the convolution's output, in both operations
     if gradient_shape is None or weights_shape is None:
-        return 0
+        return None
     if node.op.get_attr('data_format') != b'NHWC':
-        return 0  # NCHW, for which only oneDNN has a kernel on CPUs
+        return None
     batch, height, width, _ = gradient_shape
     kernel_height, kernel_width, channels, filters = weights_shape
-    places = height * width
-    patch = kernel_height * kernel_width * channels
-    floats_an_image = places * filters + patch * filters + places * patch
-    if not floats_an_image:
-        return 0  # an empty tensor
-    # Rounded up; and also if the batch has fewer images, the kernel allocates for so many.
-    images = -(-_CACHE_FLOATS // floats_an_image)
-    if not is_gradient_of_weights and _works_image_by_image(batch, floats_an_image):
-        images = 1
-    return _FLOAT_BYTES * images * places * patch
+    return _Convolution(batch, places=height * width,
+                        patch=kernel_height * kernel_width * channels, filters=filters)
 
 
-def _works_image_by_image(batch: int, floats_an_image: int) -> bool:
-    """Whether the gradient of the images (`Conv2DBackpropInput`) lays out one image at a time: if
-    there is only one, or if an image is enough work for all cores (`conv_grad_input_ops.h`).
+def _images_at_a_time(node: Node, convolution: _Convolution) -> int:
+    """For how many images a kernel has memory for patches: for as many as fill 30 MB with the
+    three matrices, rounded up, also where the batch has fewer images.
 
-    Args:
-      batch: the number of images.
-      floats_an_image: the floats of an image's output gradient, of the weights, and of the patches.
+    The gradient of the images has memory for one alone, if the batch has one, or if an image is
+    enough work for all cores (`conv_grad_input_ops.h`).
     """
-    floats_a_core = floats_an_image // (os.cpu_count() or 1)
-    return batch == 1 or floats_a_core >= _FLOATS_A_CORE
+    if node.type == 'Conv2DBackpropInput':
+        floats_a_core = convolution.floats_an_image // (os.cpu_count() or 1)
+        if convolution.batch == 1 or floats_a_core >= _FLOATS_A_CORE:
+            return 1
+    return -(-_CACHE_FLOATS // convolution.floats_an_image)

@@ -51,13 +51,8 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
         sentences = [_failure(error, built)]
         is_size_known = batch_size is not None or built.plan.batch_size is not None
         if is_size_known:  # else there is no account
-            if limit is None:
-                limit = device_limit(built.devices)
             sentences += _advice(built, batch_size, limit)
-        checkpoint = tf.train.latest_checkpoint(directory) if directory else None
-        if checkpoint:
-            sentences.append(
-                'Nothing of this step was saved; the run goes on from %s.' % checkpoint)
+        sentences += _where_the_run_goes_on(directory)
         raise OutOfMemoryError(' '.join(sentences)) from error
 
 
@@ -92,15 +87,26 @@ def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
     return found.group('new') or found.group('old')
 
 
-def _advice(built: BuiltTowers, batch_size: typing.Optional[int], limit: float
-            ) -> typing.List[str]:
+def _where_the_run_goes_on(directory: typing.Optional[str]) -> typing.List[str]:
+    """List of the sentence that names the latest checkpoint; [] if there is none, or no directory
+    for it."""
+    checkpoint = tf.train.latest_checkpoint(directory) if directory else None
+    if checkpoint is None:
+        return []
+    return ['Nothing of this step was saved; the run goes on from %s.' % checkpoint]
+
+
+def _advice(built: BuiltTowers, batch_size: typing.Optional[int],
+            limit: typing.Optional[int]) -> typing.List[str]:
     """List of sentences: what a step takes, the largest batch that should fit, and what to do.
 
     Args:
       built: the towers.
       batch_size: examples of the step; None for the static size, which the batch has then.
-      limit: bytes of memory that a step may take.
+      limit: bytes of memory that a step may take; None for all that the devices have.
     """
+    if limit is None:
+        limit = device_limit(built.devices)
     try:
         account = memory_account(built, batch_size)
     except InvalidArgumentError as error:  # of a sparse batch, which has no account, say

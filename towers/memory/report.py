@@ -16,6 +16,16 @@ _SHARES_OF_BATCH = (0.25, 0.5, 1, 2)
 _GB_FROM = 2e9  # bytes, from which on the picture counts in GB
 
 
+class _Unit(typing.NamedTuple):
+    """A unit of memory, for the vertical axis of the picture."""
+    bytes: float
+    name: str
+
+
+_MB = _Unit(1e6, 'MB')
+_GB = _Unit(1e9, 'GB')
+
+
 class _Point(typing.NamedTuple):
     """A step at one batch size.
 
@@ -65,7 +75,7 @@ def memory_report(build: typing.Callable, batch_size: int,
             limit = device_limit(built.devices, config_of(built, config))
         say(str(memory_account(built, batch_size)))
     points = []
-    unit = sum(built.plan.shares)  # examples of the smallest batch with equal shards
+    unit = sum(built.plan.shares)  # examples of the smallest batch in which each tower has one
     for size in _batch_sizes(batch_size, unit):
         point = _point(build, size, limit, config)
         say(point.text)
@@ -134,55 +144,58 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
     peaks = [point.account.peak for point in points]
     peaks += [point.measured for point in points if point.measured is not None]
     highest = float(max(peaks))
-    unit = 1e6
-    unit_name = 'MB'
-    if highest >= _GB_FROM:
-        unit = 1e9
-        unit_name = 'GB'
-    _draw_points(axes, points, unit)
-    axes.axhline(limit / unit, color='#cc0000', linestyle='--',
-                 label='limit, %.6g %s' % (limit / unit, unit_name))
+    unit = _GB if highest >= _GB_FROM else _MB
+    batch_sizes = [point.account.batch_size for point in points]
+    axes.set_xlim(batch_sizes[0], batch_sizes[-1])
+    axes.set_xticks(batch_sizes)
+    _draw_predicted(axes, points, unit)
+    _draw_measured(axes, points, unit)
+    axes.axhline(limit / unit.bytes, color='#cc0000', linestyle='--',
+                 label='limit, %.6g %s' % (limit / unit.bytes, unit.name))
     top = highest
     if limit < 3 * highest:  # a limit far above all the rest would press that down
         top = max(highest, limit)
-    axes.set_ylim(0, top / unit * 1.08)
+    axes.set_ylim(0, top / unit.bytes * 1.08)  # with some room above
     axes.set_xlabel('batch size, examples of a step over all towers')
-    axes.set_ylabel('memory at the worst moment, %s' % unit_name)
+    axes.set_ylabel('memory at the worst moment, %s' % unit.name)
     axes.set_title(title, fontsize=11, loc='left')
     axes.legend(loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
     with written_whole(path, 'wb') as picture:
         figure.savefig(picture, bbox_inches='tight', format='png')
 
 
-def _draw_points(axes: typing.Any, points: typing.List[_Point], unit: float) -> None:
-    """Draws what was predicted and measured over the batch sizes.
+def _draw_predicted(axes: typing.Any, points: typing.List[_Point], unit: _Unit) -> None:
+    """Draws the accounts over the batch sizes: the kinds of memory on top of each other, and their
+    sum, the predicted peak, as a line.
 
     Args:
       axes: matplotlib's axes.
       points: the steps, in the order of their batch sizes.
-      unit: bytes of one unit of the vertical axis.
+      unit: the unit of the vertical axis.
     """
     batch_sizes = [point.account.batch_size for point in points]
     # Of each step the fullest memory, whose peak is the account's.
     accounts = [point.account.fullest() for point in points]
     heights = {}  # {kind: its height at each batch size}, of kinds that take memory at any
     for kind in KINDS:
-        heights_of_kind = [account.kinds.get(kind, 0) / unit for account in accounts]
+        heights_of_kind = [account.kinds.get(kind, 0) / unit.bytes for account in accounts]
         if any(heights_of_kind):
             heights[kind] = heights_of_kind
     axes.stackplot(batch_sizes, list(heights.values()), labels=list(heights),
                    colors=[KINDS[kind] for kind in heights], linewidth=0)
-    predicted = [account.peak / unit for account in accounts]
-    axes.plot(batch_sizes, predicted, color='#333333', label='predicted')
-    measured = {}  # {batch size: height}
+    peaks = [account.peak / unit.bytes for account in accounts]
+    axes.plot(batch_sizes, peaks, color='#333333', label='predicted')
+
+
+def _draw_measured(axes: typing.Any, points: typing.List[_Point], unit: _Unit) -> None:
+    """Draws a dot for each step that was measured; the arguments are those of `_draw_predicted`."""
+    heights = {}  # {batch size: height}
     for point in points:
         if point.measured is not None:
-            measured[point.account.batch_size] = point.measured / unit
-    if measured:
-        axes.plot(list(measured), list(measured.values()), 'o', color='white',
+            heights[point.account.batch_size] = point.measured / unit.bytes
+    if heights:  # else the legend would name dots that are not there
+        axes.plot(list(heights), list(heights.values()), 'o', color='white',
                   markeredgecolor='black', clip_on=False, zorder=5, label='measured')
-    axes.set_xlim(batch_sizes[0], batch_sizes[-1])
-    axes.set_xticks(batch_sizes)
 
 
 def figure_class() -> type:

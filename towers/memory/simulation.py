@@ -163,7 +163,7 @@ class Run:
             variable = _variable_of(node)
             return [self._variables.get(variable.number)]  # a read copies nothing
         inputs = [self._buffer_on(output, node.device) for output in node.inputs]
-        if inputs and passes_on(node):
+        if passes_on(node):
             return _passed_on(node, inputs)
         return self._written_outputs(node, inputs)
 
@@ -217,7 +217,8 @@ class Run:
                 takers_elsewhere[device] += 1
         for device, num_takers in takers_elsewhere.items():
             copied = self._memory.allocate(output.size, device, node, output.value_index, TRANSFER)
-            if copied is not None:  # as that of a variable of unknown size, counted as 0 bytes
+            # None for an output of no bytes: a variable of unknown size counts as one.
+            if copied is not None:
                 copied.references = num_takers
                 self._copies[output, device] = copied
 

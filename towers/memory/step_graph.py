@@ -11,11 +11,8 @@ from towers.graph import graph_walk
 from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, SIZES
 from towers.memory.node import Node, Output
 
-# Operations that need only the shapes of their inputs; `BroadcastGradientArgs` takes two shapes,
-# which are constants if the tensors' shapes are static.
-_SHAPE_ONLY = SIZES | {'BroadcastGradientArgs'}
-# Operations that a step runs also if their inputs are constants: they choose a branch, or give what
-# is fed (`PlaceholderWithDefault`).
+# Types of operations that a step runs also if their inputs are constants: they choose a branch, or
+# give what is fed (`PlaceholderWithDefault`).
 _NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS
 _STRING_BYTES = 16  # of the object; its text is elsewhere
 _RESERVE_SPACE_3 = 5  # index of the last output of a `FusedBatchNormV3`
@@ -157,7 +154,8 @@ def _bytes_of_largest_input(node: Node) -> int:
     """Bytes of the largest input of a node, among those that have been measured."""
     largest = 0
     for output in node.inputs:
-        is_measured = output.value_index < len(output.node.sizes)  # else it closes a loop
+        # An input from the end of a loop's body is measured after the node.
+        is_measured = output.value_index < len(output.node.sizes)
         if is_measured:
             largest = max(largest, output.size)
     return largest
@@ -171,14 +169,18 @@ def _is_folded(node: Node) -> bool:
         return True
     if not node.inputs:
         return False  # a variable, a placeholder, an operation that only waits
-    if node.type in _SHAPE_ONLY:
+    if node.type in SIZES:
         return all(output.shape is not None for output in node.inputs)
-    if node.type in _NEVER_FOLDED:
-        return False
-    is_run_for_effect = node.op.op_def.is_stateful or not node.op.outputs
-    if is_run_for_effect:
+    if _runs_in_each_step(node):
         return False
     return all(output.node.folded for output in node.inputs)
+
+
+def _runs_in_each_step(node: Node) -> bool:
+    """Whether a step runs a node also if its inputs are constants: for its effect, such as a write
+    or new random numbers; or because of its type."""
+    has_effect = node.op.op_def.is_stateful or not node.op.outputs
+    return has_effect or node.type in _NEVER_FOLDED
 
 
 def _keep_order_of_folded(nodes: typing.List[Node]) -> None:

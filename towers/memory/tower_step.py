@@ -95,11 +95,12 @@ def _rebuilt(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
             'values. Use measure_memory, or inputs of a static batch size.')
     graph = _with_batch_size(fetches[0].graph, built, batch_size)
     shards = graph_walk.operations_named(graph, graph_walk.names_of(shard_operations(built)))
-    cut_elements = _elements_before_shards(shards)
+    elements_before_shards = _elements_before_shards(shards)
 
     def elements_of(tensor: tf.Tensor) -> typing.Optional[int]:
         """The number of elements of a tensor of the copy; None where it is not known."""
-        return cut_elements.get(tensor.name, tensor.shape.num_elements())
+        return elements_before_shards.get(tensor.name, tensor.shape.num_elements())
+
     imported = [graph.get_operation_by_name(fetch.name) for fetch in fetches]
     return StepGraph(imported, elements_of)
 
@@ -108,8 +109,9 @@ def _elements_before_shards(shards: typing.Iterable[tf.Operation]
                             ) -> typing.Dict[str, typing.Optional[int]]:
     """`{name of a tensor that the batch was cut into: its number of elements}`.
 
-    The sizes of these tensors are computed in the step, so shape inference does not know them. A
-    shard is a `placeholder_with_default` of such a tensor, and has a static size.
+    The batch is cut into pieces whose sizes are computed in the step, so that shape inference does
+    not know them. Each shard is a `placeholder_with_default` of a piece, and has a static size,
+    which is that of the piece.
 
     Args:
       shards: the operations whose outputs are the shards, with static shapes.
@@ -188,12 +190,14 @@ def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
         if elements is None or not grows_with_batch:
             return elements
         return elements * batch_size // static_size
+
     return StepGraph(fetches, elements_of)
 
 
 def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]:
     """Set of the names of the operations whose results are taken to grow with the batch: the batch,
-    its shards, what is computed from them, and constants that are as long as a shard.
+    its shards, what is computed from them, and what is as long as a shard and is computed before
+    the step.
 
     Args:
       step: a step at the static batch size.
@@ -202,8 +206,8 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]
     shards = shard_operations(built)
     names = graph_walk.reachable_from(shards, step.operations)
     names |= graph_walk.names_of(graph_walk.step_operations(shards))  # the batch itself
-    # Where the shape of the shard is static, TensorFlow computes `tf.zeros_like(shard)` and the
-    # like before the step; they are not computed from the shard then.
+    # Where the shape of the shard is static, `tf.ones_like(shard)` fills a tensor of this shape, and
+    # takes nothing from the shard. A `Const` may be the model's own, and as long by chance.
     shard_sizes_in_graph = {tower.size for tower in built.towers}
     for node in step.nodes:
         is_computed_before_step = node.folded and node.type != 'Const'
