@@ -129,7 +129,7 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
     variables = graph_walk.operation_names(tf.global_variables())
     trained = graph_walk.operation_names(tf.trainable_variables())
     candidates = (variables - trained) & upstream
-    if not candidates:
+    if not candidates:  # so that most programs need no search for writes
         return []
     writes = Writes(tf.get_default_graph())
     # `tf.gradients` makes its operations in a name scope `gradients`.
@@ -137,9 +137,13 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
     found = []
     for op in model:
         for variable in candidates.intersection(writes.written_by(op)):
-            # The inputs of a write are the variable itself, and the value that is written to it.
-            values = [tensor for tensor in op.inputs if tensor.op.name != variable]
-            is_from_gradients = bool(gradient_operations & graph_walk.ancestors(values))
-            if is_from_gradients:
+            if not gradient_operations.isdisjoint(_upstream_of_value(op, variable)):
                 found.append(variable)
     return found
+
+
+def _upstream_of_value(write: tf.Operation, variable: str) -> typing.Set[str]:
+    """Names of the operations from which the value is computed that an operation writes to a
+    variable. The inputs of a write are the variable itself, and the value."""
+    values = [tensor for tensor in write.inputs if tensor.op.name != variable]
+    return graph_walk.ancestors(values)

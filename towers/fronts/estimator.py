@@ -191,7 +191,7 @@ class _ModelFunction:
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
                                      'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
-        if spec.mode != mode:
+        if spec.mode != mode:  # else its class has checked that it has what the mode needs
             _check_fields(spec, mode)
         return spec
 
@@ -339,7 +339,7 @@ class TowerOptimizer(OptimizerAround):
         if callable(self._optimizer):
             self._optimizer = self._optimizer()
             check_optimizer(self._optimizer, 'optimizer_or_optimizer_fn() of TowerOptimizer',
-                            or_else='')
+                            or_else='')  # the error names no other value, such as None
         if isinstance(self._optimizer, TowerOptimizer):
             return self._optimizer.wrapped()
         return self._optimizer

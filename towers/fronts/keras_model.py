@@ -208,7 +208,8 @@ def _layer_class(layer: typing.Any) -> type:
             """Makes the layer; `keywords` are arguments of Keras' `Layer`."""
             # Past `__setattr__`, with which Keras would track what the object holds.
             self.__dict__['model_towers'] = model_towers
-            super().__init__(autocast=False, **keywords)  # inputs and outputs are the model's own
+            # Without `autocast`: Keras would cast float64 inputs, say, to the type of this layer.
+            super().__init__(autocast=False, **keywords)
             self.supports_masking = True
             # Losses of weights, which do not depend on the inputs of the towers.
             for _, loss in compat.keras_weight_losses(model_towers.model):

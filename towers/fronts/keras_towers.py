@@ -83,7 +83,8 @@ class KerasTowers:
                 'masks': list(map(compat.keras_mask, outputs))})}
 
         # With 'reuse' the model is called for each tower, and not copied: Keras takes the gradients
-        # later, through all towers, and TensorFlow has none for the copy of a loop.
+        # later, through all towers, and TensorFlow has none for the copy of a loop. The name scope
+        # tells the towers' operations from others: `parallel_model_towers/copies/tower_1/…`.
         with tf.name_scope('copies'):
             built = build_towers(call_model, (inputs, masks), optimizer=None, devices=self.devices,
                                  reduction='mean', remainder='weight', copies='reuse')
@@ -93,7 +94,8 @@ class KerasTowers:
         updates_of_layers = records[0].updates_of_layers()  # the state of layers is tower 0's
         self.builds.append(built)
         self.updates.extend(updates_of_layers)
-        updates = _each_once([op for _, op in updates_of_layers], built.towers[0].updates)
+        operations_of_layers = [op for _, op in updates_of_layers]
+        updates = _each_once(operations_of_layers, built.towers[0].updates)
         return Called(outputs, built.predictions.rows['masks'], losses, updates)
 
 

@@ -144,12 +144,13 @@ class OptimizerCalls(GradientsOfModel):
         check_no_gathering(model_operations, self._gradient_tensors())
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
-        """A tower's loss times its weight: the sum over the towers is the loss of the batch."""
+        """A tower's loss times its weight: the sum over the towers is the loss of the batch. The
+        loss itself without training, and where the losses are added up as they are."""
         if not self._trains or self._weight is None:
             return loss
         loss = tf.convert_to_tensor(loss)
         weight = self._weight_as(loss.dtype)
-        self._weight_operations.append(weight.op)
+        self._weight_operations.append(weight.op)  # for `_weighted_pairs`
         return loss * weight
 
     def applied(self, optimizer: tf.train.Optimizer, pairs: Pairs,
@@ -168,11 +169,7 @@ class OptimizerCalls(GradientsOfModel):
         waits_for = tf.no_op('before_update')
         if not self._trains:
             return waits_for
-        is_in_function = waits_for.graph is not self._graph  # a branch or a loop (v2) is one
-        if is_in_function or compat.in_control_flow(waits_for):
-            raise GradientError(
-                'a TowerOptimizer applies gradients in a branch or a loop (cond, while_loop), '
-                'which no other tower can join: call it outside, and decide by the gradients.')
+        self._check_is_outside_of_loops(waits_for)
         pairs = self._weighted_pairs(pairs)
         variables = [variable for _, variable in pairs]
         # Neither slots nor the operations of the update count as the tower's. Slots are put beside
@@ -181,6 +178,7 @@ class OptimizerCalls(GradientsOfModel):
         with variables_of_optimizer(self._graph), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, rows_at_rate(optimizer), \
                 graph_walk.Recording(self._graph) as made:
+            # With those that are None: the optimizer gets the pairs of the model function.
             stand_ins = [(stand_in_of(gradient, variable), variable)
                          for gradient, variable in pairs]
             update = optimizer.apply_gradients(stand_ins, **arguments)
@@ -192,6 +190,15 @@ class OptimizerCalls(GradientsOfModel):
             update=operation_of(update),
             operations=graph_walk.names_of(made.operations)))
         return update
+
+    def _check_is_outside_of_loops(self, op: tf.Operation) -> None:
+        """Raises `GradientError` for an update in a branch or a loop; `op` is made where the update
+        would be. The branches and loops of v2 are functions, with graphs of their own."""
+        is_in_function = op.graph is not self._graph
+        if is_in_function or compat.in_control_flow(op):
+            raise GradientError(
+                'a TowerOptimizer applies gradients in a branch or a loop (cond, while_loop), '
+                'which no other tower can join: call it outside, and decide by the gradients.')
 
     def check_spec(self, spec: typing.Any) -> None:
         """Checks the `EstimatorSpec` that the model function returns, and notes which calls its
@@ -329,6 +336,9 @@ class OptimizerCalls(GradientsOfModel):
                             ) -> typing.Dict[str, typing.Any]:
         """The gradients of one call, combined over all towers; without those that are None.
 
+        `build_towers` has combined the gradients of each variable's first call. Those of later
+        calls that train the same variable are combined here.
+
         Args:
           index: the index of the call.
           first_gradients: {name of a variable: the combined gradient of the first call that
@@ -344,7 +354,8 @@ class OptimizerCalls(GradientsOfModel):
         for gradient, variable in self._calls[index].pairs:
             if gradient is None:
                 continue
-            if self._first_calls[variable.op.name] == index:
+            is_of_first_call = self._first_calls[variable.op.name] == index
+            if is_of_first_call:
                 combined[variable.op.name] = first_gradients[variable.op.name]
             else:
                 later_pairs.append((gradient, variable))

@@ -13,7 +13,7 @@ from towers.arguments import check_instance
 from towers.errors import AuditError, counted
 from towers.gradients.tower import Tower
 from towers.graph.edit import colocated_operations
-from towers.graph.graph_walk import leaves_of, operation_names, step_operations
+from towers.graph.graph_walk import leaves_of, operation_names, reached, step_operations
 from towers.graph.order import find_cycle
 from towers.inspect.audit_step import findings_of_step
 from towers.inspect.findings import (
@@ -137,12 +137,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if run_metadata is not None:
         check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
-    train_ops = [built.train_op] + list(built.train_ops.values())
-    outputs = flat(built.loss) + leaves_of(built.predictions)
-    # A build without an optimizer has no train op.
-    fetches = [fetch for fetch in train_ops + outputs if fetch is not None]
-    operations = step_operations(fetches)
-
+    operations = _operations_of_step(built)
     findings = list(_findings_of_order(operations))
     findings += findings_of_variables(built, lambda variable: without_localhost(variable.device))
     findings += _findings_of_operations(built, operations)
@@ -155,6 +150,16 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
         broken=[finding.line for finding in findings if finding.is_broken],
         notes=[finding.line for finding in findings if not finding.is_broken],
         transfers=_transfers(operations))
+
+
+def _operations_of_step(built: BuiltTowers) -> typing.List[tf.Operation]:
+    """List of the operations of a step: of the updates by all losses, and by each; of the losses
+    and the predictions."""
+    train_ops = [built.train_op] + list(built.train_ops.values())
+    outputs = flat(built.loss) + leaves_of(built.predictions)
+    # A build without an optimizer has no train op.
+    fetches = [fetch for fetch in train_ops + outputs if fetch is not None]
+    return step_operations(fetches)
 
 
 def _findings_of_order(operations: typing.List[tf.Operation]) -> Findings:
@@ -260,25 +265,29 @@ def _is_off_device(op: tf.Operation, tower: Tower) -> bool:
     return not _follows_input(op, tower)
 
 
-def _touches_variable(op: tf.Operation, variables: typing.Set[str], depth: int = 3) -> bool:
+def _touches_variable(op: tf.Operation, variables: typing.Set[str]) -> bool:
     """Whether an operation takes a variable, and not only its value; or is colocated with a
     variable, or with an operation that takes one. Such an operation runs where the variable is.
 
     Args:
       op: the operation.
       variables: names of all variables.
-      depth: how many colocations in a row are followed. There is an end to them, since two
-        operations may be colocated with each other.
     """
+    if _takes_variable(op, variables):
+        return True
+    # What it is colocated with may be colocated with another operation, and so on.
+    kept_with_it = reached(colocated_operations(op), colocated_operations)
+    for name, other in kept_with_it.items():
+        if name in variables or _takes_variable(other, variables):
+            return True
+    return False
+
+
+def _takes_variable(op: tf.Operation, variables: typing.Set[str]) -> bool:
+    """Whether an operation has a variable itself among its inputs: a handle (of a table and the
+    like, too), or a reference variable. `variables` are the names of all variables."""
     for tensor in op.inputs:
-        is_handle = tensor.dtype == tf.resource  # of a variable, or of a table and the like
-        is_reference_variable = tensor.op.name in variables
-        if is_handle or is_reference_variable:
-            return True
-    for other in colocated_operations(op):
-        if other.name in variables:
-            return True
-        if depth > 0 and _touches_variable(other, variables, depth - 1):
+        if tensor.dtype == tf.resource or tensor.op.name in variables:
             return True
     return False
 

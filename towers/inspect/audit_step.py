@@ -36,7 +36,8 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
             'tf.RunOptions(output_partition_graphs=True).')
-    # The step has placed the variables and slots that it uses: only these are looked at.
+    # The step has placed the variables and slots that it uses: only these are looked at. Of
+    # replicas none is left out; see `device_of_variable`.
     used = built._replace(
         variables=[variable for variable in built.variables if variable.op.name in device_of],
         slots=[slot for slot in built.slots if slot.op.name in device_of])

@@ -126,11 +126,11 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     if same_shards:
         _check_equal(checked)
         inputs = _first_shard_repeated(inputs, num_parts)
-    elif checked.machines is None:  # the batches of workers are cut by `_sizes_of_workers`
+    sizes_of_workers: typing.List[int] = []  # none without a cluster
+    if checked.machines is None:
         _check_divides(inputs, checked.shares, options)
-    sizes: typing.List[int] = []  # of the workers' batches
-    if checked.machines is not None:
-        sizes = _sizes_of_workers(inputs, checked.shares)
+    else:
+        sizes_of_workers = _sizes_of_workers(inputs, checked.shares)
 
     program = Program(model_fn, inputs, make_optimizer, steps, reduction, options)
     factor = 1
@@ -140,7 +140,7 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     if checked.machines is None:
         trained = run_towers(program, checked.devices, one.initial, same_shards)
     else:
-        trained = run_machines(program, checked.machines, sizes, one.initial)
+        trained = run_machines(program, checked.machines, sizes_of_workers, one.initial)
     ran = CheckedRuns(
         towers=checked.num_towers, workers=checked.num_workers, steps=steps, reduction=reduction,
         parts=num_parts, same_shards=same_shards)

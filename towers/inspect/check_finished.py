@@ -105,8 +105,8 @@ class FinishedProgram:
         self._import({})
         graph = tf.get_default_graph()
         entries = [graph.get_tensor_by_name(name) for name in self._names]
-        # Not the constants, whose static shape is that of the sample batch: the plan has to prove
-        # equality for the static shapes of the program's own placeholders.
+        # The plan has to prove equality for batches of any size, if the program's placeholders take
+        # any. So the batch has their static shapes, and not the shapes of the constants.
         fed = map(tf.placeholder_with_default, constants, [entry.shape for entry in entries])
         return MadeProgram(self._output_in_default_graph(), dict(zip(entries, fed)))
 

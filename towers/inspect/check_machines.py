@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.api.build import build_towers
+from towers.api.built import BuiltTowers
 from towers.cluster.addresses import free_ports
 from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
@@ -19,6 +20,7 @@ from towers.cluster.member import join
 from towers.cluster.servers import start_server
 from towers.errors import ClusterError, failing_on
 from towers.inspect.check_runs import (
+    Assignments,
     InitialValues,
     Program,
     TrainedTowers,
@@ -199,27 +201,13 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
             program.model_fn, constants(program.inputs), optimizer, num_towers, program.reduction,
             remainder='weight', global_step=tf.train.get_global_step(), cluster=cluster,
             **program.options)
+        # Dense ones: `train` would make them dense in a graph that the session has finalized.
         pairs = [(tf.convert_to_tensor(gradient), variable)
                  for gradient, variable in built.gradients]
         sum_of_losses = sum_of_tower_losses(built)
         # Each variable has the same name on one device.
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
-        assignments, fed = assignments_of(initial, names)
-        refresh = []  # gives the replicas of the other towers the values that were assigned
-        if built.replicas is not None:
-            refresh.append(built.replicas.refresh())
-
-        def begin(step_context: typing.Any) -> None:
-            """Gives the variables their initial values, before the first step."""
-            chief_sets_them = cluster.is_served and not cluster.is_chief  # those on the servers
-            if chief_sets_them:
-                begun.wait(_PATIENCE)
-                return
-            # `step_context.session` is the session without hooks: this is no step.
-            step_context.session.run(assignments, fed)
-            step_context.session.run(refresh)
-            begun.set()
-
+        begin = _beginning(cluster, built, assignments_of(initial, names), begun)
         # The workers are threads of this process: without `on_lost`, the loss of one would end it.
         with failing_on('on worker %d' % cluster.rank), join(
                 cluster, built, session_config(built.devices),
@@ -228,3 +216,31 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
             numbers = train(session, built.loss, pairs, built.train_op, program.steps, names,
                             sum_of_losses)
             return TrainedTowers(numbers, built.plan.line('one device'))
+
+
+def _beginning(cluster: Cluster, built: BuiltTowers, assignments: Assignments,
+               begun: threading.Event) -> typing.Callable:
+    """A function for `run_step_fn` that gives the variables their initial values, before the first
+    step.
+
+    Args:
+      cluster, begun: the arguments of `_train`.
+      built: the towers of this worker.
+      assignments: the assignments of the initial values.
+    """
+    refresh = []  # gives the replicas of the other towers the values that were assigned
+    if built.replicas is not None:
+        refresh.append(built.replicas.refresh())
+    variables_are_the_chiefs = cluster.is_served and not cluster.is_chief
+
+    def begin(step_context: typing.Any) -> None:
+        """Sets the variables of this worker; waits for the chief where it sets them."""
+        if variables_are_the_chiefs:
+            begun.wait(_PATIENCE)
+            return
+        # `step_context.session` is the session without hooks: this is no step.
+        step_context.session.run(assignments.operations, assignments.fed)
+        step_context.session.run(refresh)
+        begun.set()
+
+    return begin

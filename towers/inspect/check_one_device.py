@@ -59,8 +59,8 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
         tf.set_random_seed(seed)
         model_fn, batch = _model_and_batch(program)
         objectives = _objectives(program)
-        # That of a finished program, which is imported with it. One that a model function makes is
-        # not there yet, and the towers of `check_runs` have none for it, either.
+        # There is one now only if a finished program, imported above, or `make_optimizer` has made
+        # it. A model function is called later: one that it makes is its own, as with the towers.
         global_step = tf.train.get_global_step()
         loss, updates = _loss_on_one_device(model_fn, batch, objectives, program.options)
         pairs_of_losses = []
@@ -155,8 +155,8 @@ def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
       keras: what `record_keras_calls` has recorded, with the losses of Keras' layers.
     """
     registered = tf.losses.get_regularization_losses()
-    # Keras makes the loss of a weight anew at each call. Another tensor of the same value may be in
-    # the loss, or registered, already.
+    # Keras makes the loss of a weight anew at each call, so that a loss may have another tensor of
+    # it. `is_computed_from` takes a tensor of equal operations for the same.
     weight_losses = [term for term in keras.weight_losses()
                      if not is_computed_from(registered + [loss], term)]
     upstream_of_loss = graph_walk.ancestors([loss])
@@ -171,12 +171,11 @@ def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
 def _registering_tensors(getter: typing.Callable, *args: typing.Any, **kwargs: typing.Any
                          ) -> tf.Variable:
     """A custom getter for `tf.variable_scope`, with which TF 2 registers the loss of a regularizer
-    as a tensor, as TF 1 does.
+    as a tensor, as TF 1 does. The variable is that of `getter(*args, **kwargs)`.
 
-    TF 2 registers a function, which makes new operations whenever it is used. Then a loss to which
-    the model has added it would not be computed from the operations of the next use, and
-    `_with_registered_losses` would add it once more. The variable is that of
-    `getter(*args, **kwargs)`.
+    TF 2 registers a function, and each call of it makes new operations. A model may add the loss of
+    a call to its own loss. `_with_registered_losses` looks for a registered loss among the
+    operations of the model's loss: it would not find those of another call, and add the loss twice.
     """
     variable = getter(*args, **kwargs)
     registered_losses()  # puts a tensor in the place of each registered function
@@ -232,7 +231,8 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
     any_has_own_minimize = any(has_own_minimize(objective.optimizer) for objective in objectives)
     if has_several_losses or any_has_own_minimize:
         # With several losses, every gradient is taken at the weights before the step. An optimizer
-        # with its own `minimize` takes gradients itself; the compared ones are taken before it.
+        # with its own `minimize` does not wait for the gradients that are compared, since it takes
+        # its own: without this wait, these could be of the weights after the step.
         predecessors = predecessors + tensors_of(all_pairs(pairs))
     for objective in objectives:
         counter = None

@@ -273,7 +273,7 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
     proof = proof or ''
     if proof.startswith(_NOT_PROVEN):
         return 'what the plan does not prove: %s.' % proof[len(_NOT_PROVEN):]
-    if 'batch norm' in proof:  # in the condition of a proof
+    if 'batch norm' in proof:  # as in 'proven, but for 1 batch norm of each tower's shard'
         return ('batch norm: each tower normalizes with the statistics of its own shard. Pass '
                 "batch_norm='sync', which takes those of the batch; or check the rest of the model "
                 'with same_shards=True, where the statistics agree.')

@@ -79,20 +79,31 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
                 tf.Session(config=session_config(devices)) as session:
             initialize(session)
             names = _names_on_one_device(tf.global_variables(), initial)
-            assignments, fed = assignments_of(dict(initial), names)
-            session.run(assignments, fed)
+            assignments = assignments_of(dict(initial), names)
+            session.run(assignments.operations, assignments.fed)
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
                             names, sum_of_losses)
-        # A variable whose initial value is computed from the batch begins with one of tower 0's
-        # shard, and on one device with another, unless all shards are the same. Here it was set to
-        # the value of one device. So it is noted by its name: the comparison lists a value that one
-        # device lacks as a difference.
-        if not same_shards:
-            from_shard = [names[name] for name in built.plan.initial_of_first]
-            numbers = numbers._replace(initial_values=dict.fromkeys(from_shard))
+        if not same_shards:  # else the value of a shard is that of the batch
+            numbers = numbers._replace(initial_values=_initial_values_of_shard(built, names))
         return TrainedTowers(numbers, built.plan.line('one device'))
+
+
+def _initial_values_of_shard(built: BuiltTowers,
+                             names: typing.Dict[str, str]) -> typing.Dict[str, None]:
+    """{name of a variable on one device: None}, of the variables whose initial value is computed
+    from the batch: in a program with towers from tower 0's shard.
+
+    `run_towers` has set them to the values of one device, as all variables, so that the numbers
+    show nothing. They are noted here, and not in the numbers of one device: the comparison reports
+    what one side lacks as a difference.
+
+    Args:
+      built: the towers.
+      names: {name of a variable of the towers: its name on one device}.
+    """
+    return dict.fromkeys(names[name] for name in built.plan.initial_of_first)
 
 
 def sum_of_tower_losses(built: BuiltTowers) -> tf.Tensor:
@@ -103,16 +114,25 @@ def sum_of_tower_losses(built: BuiltTowers) -> tf.Tensor:
     return tf.add_n(losses)
 
 
-def assignments_of(values: typing.Dict[str, typing.Any], names: typing.Dict[str, str]
-                   ) -> typing.Tuple[list, dict]:
+class Assignments(typing.NamedTuple):
+    """Operations that set the variables of a graph.
+
+    Attributes:
+      operations: an assignment for each variable.
+      fed: the values, by the placeholders that the operations take them from.
+    """
+
+    operations: typing.List[tf.Operation]
+    fed: typing.Dict[tf.Tensor, typing.Any]
+
+
+def assignments_of(values: typing.Dict[str, typing.Any],
+                   names: typing.Dict[str, str]) -> Assignments:
     """Makes operations that set the variables of the graph.
 
     Args:
       values: the values by the variables' names on one device.
       names: {name of a variable: its name on one device}.
-
-    Returns:
-      `(operations, what to feed to them)`.
     """
     operations = []
     fed = {}
@@ -123,7 +143,7 @@ def assignments_of(values: typing.Dict[str, typing.Any], names: typing.Dict[str,
             # A variable without a static shape may get a value of another shape than it has now.
             operations.append(tf.assign(variable, value, validate_shape=False).op)
             fed[value] = values[name]
-    return operations, fed
+    return Assignments(operations, fed)
 
 
 def _names_on_one_device(variables: typing.Iterable[tf.Variable], initial: InitialValues

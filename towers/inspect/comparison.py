@@ -103,20 +103,27 @@ def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
       noise: the largest gradient that may come from rounding only.
       same_shards: whether the batch repeats one shard.
     """
-    reason_of = {}
-    # The noise is 0 where all gradients are 0, as at a minimum: that is no rounding.
-    if noise > 0:
-        for name in one.gradients.keys() & many.gradients.keys():
-            largest_gradient = max(largest_value(one.gradients[name]),
-                                   largest_value(many.gradients[name]))
-            if largest_gradient <= noise:
-                reason_of[name] = NO_GRADIENT
+    reason_of = dict.fromkeys(_names_without_gradient(one, many, noise), NO_GRADIENT)
     # Fused batch norm estimates a variance by the number of examples, which is smaller in a shard.
     if same_shards:
         for name in one.variables.keys() | many.variables.keys():
             if name.endswith('moving_variance'):
                 reason_of[name] = SHARD_VARIANCE
     return [LeftOut(name, reason) for name, reason in sorted(reason_of.items())]
+
+
+def _names_without_gradient(one: Numbers, many: Numbers, noise: float) -> typing.List[str]:
+    """List of the names of the variables whose gradient is noise in both runs; the arguments are
+    those of `not_compared`."""
+    if noise == 0:
+        return []  # all gradients are 0, as at a minimum: that is no rounding
+    names = []
+    for name in one.gradients.keys() & many.gradients.keys():
+        largest_gradient = max(largest_value(one.gradients[name]),
+                               largest_value(many.gradients[name]))
+        if largest_gradient <= noise:
+            names.append(name)
+    return names
 
 
 def compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence[str]

@@ -255,7 +255,7 @@ def _has_best_fit_allocator(device: typing.Optional[str]) -> bool:
     """Whether TensorFlow's best-fit allocator serves a device: a GPU, and CPUs in a process whose
     environment asks for it.
 
-    None stands for all devices together, which are told of where all of them are CPUs.
+    None stands for all devices together. Their sum matters where all of them are CPUs.
     """
     if device is not None and is_gpu(device):
         return True

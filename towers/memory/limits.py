@@ -59,12 +59,19 @@ def device_limit(devices: typing.Sequence[str],
     if has_cpus:
         limits.append(_limit_of_cpus())
     if gpus:
-        with tf.Session(graph=tf.Graph(), config=config or session_config(gpus)) as session:
-            for device in session.list_devices():
-                # Its name is '/job:localhost/replica:0/task:0/device:GPU:0'.
-                if device.name.endswith(tuple(gpus)):
-                    limits.append(device.memory_limit_bytes)
+        limits += _limits_of_gpus(gpus, config or session_config(gpus))
     return min(limits)
+
+
+def _limits_of_gpus(gpus: typing.Sequence[str], config: tf.ConfigProto) -> typing.List[int]:
+    """Bytes that TensorFlow may use on each of some GPUs, which a session with this config tells."""
+    limits = []
+    with tf.Session(graph=tf.Graph(), config=config) as session:
+        for device in session.list_devices():
+            # Its name is '/job:localhost/replica:0/task:0/device:GPU:0'.
+            if device.name.endswith(tuple(gpus)):
+                limits.append(device.memory_limit_bytes)
+    return limits
 
 
 def _limit_of_cpus() -> int:

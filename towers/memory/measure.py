@@ -92,9 +92,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
         _check_session(session)
         running: typing.ContextManager = contextlib.nullcontext(session)  # it stays open
     else:
-        if config is None:
-            config = use_precision(session_config(built.devices), built.precision, built.devices)
-        running = _initialized_session(built.loss.graph, config, first_operations)
+        running = _initialized_session(built, config, first_operations)
     step = built.train_op
     if step is None:  # without an optimizer
         step = built.loss
@@ -150,16 +148,19 @@ def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak) -> None
 
 
 @contextlib.contextmanager
-def _initialized_session(graph: tf.Graph, config: tf.ConfigProto,
+def _initialized_session(built: BuiltTowers, config: typing.Optional[tf.ConfigProto],
                          first_operations: typing.List[tf.Operation]
                          ) -> typing.Iterator[tf.Session]:
     """The context of a session that has run its initializers, and whose queues are being filled.
 
     Args:
-      graph: the graph of the session.
-      config: the config of the session.
+      built: the towers, whose graph it runs.
+      config: the config of the session; None for `session_config`'s, with the towers' precision.
       first_operations: operations that it runs after the initializers.
     """
+    graph = built.loss.graph
+    if config is None:
+        config = use_precision(session_config(built.devices), built.precision, built.devices)
     with tf.Session(graph=graph, config=config) as session:
         with graph.as_default():
             initializers = [tf.global_variables_initializer(), tf.local_variables_initializer(),

@@ -274,15 +274,26 @@ def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Opt
     """
     reusable_inputs = REUSES.get(node.type, {}).get(index, ())  # their indices
     for input_index, buffer in enumerate(inputs):
-        if buffer is None or input_index not in reusable_inputs:
-            continue
-        if buffer in outputs:
-            continue  # another output of the operation is written into it
-        # The one reference is the operation's own.
-        is_needed_by_no_other = buffer.references == 1 and buffer.what != VARIABLE
-        if is_needed_by_no_other and buffer.size == node.sizes[index]:
+        is_reusable = buffer is not None and input_index in reusable_inputs
+        if is_reusable and _may_be_written_over(buffer, node.sizes[index], outputs):
             return buffer
     return None
+
+
+def _may_be_written_over(buffer: Buffer, size: int,
+                         outputs: typing.List[typing.Optional[Buffer]]) -> bool:
+    """Whether an operation may write an output into the memory of one of its inputs.
+
+    Args:
+      buffer: the memory of the input.
+      size: bytes of the output.
+      outputs: the memory of the operation's outputs before.
+    """
+    if buffer in outputs:
+        return False  # another output is written into it
+    # The one reference is the operation's own.
+    is_needed_by_no_other = buffer.references == 1 and buffer.what != VARIABLE
+    return is_needed_by_no_other and buffer.size == size
 
 
 def _variable_bytes(node: Node) -> int:

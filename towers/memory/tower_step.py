@@ -206,8 +206,8 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]
     shards = shard_operations(built)
     names = graph_walk.reachable_from(shards, step.operations)
     names |= graph_walk.names_of(graph_walk.step_operations(shards))  # the batch itself
-    # Where the shape of the shard is static, `tf.ones_like(shard)` fills a tensor of this shape, and
-    # takes nothing from the shard. A `Const` may be the model's own, and as long by chance.
+    # Where the shape of the shard is static, `tf.ones_like(shard)` fills a tensor of this shape
+    # and takes nothing from the shard. A `Const` may be the model's own, and as long by chance.
     shard_sizes_in_graph = {tower.size for tower in built.towers}
     for node in step.nodes:
         is_computed_before_step = node.folded and node.type != 'Const'

@@ -90,11 +90,12 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
 
 
 def _keep_stack_with_loop(stack: tf.Operation) -> None:
-    """Ends the colocation of one stack, its size and what hands it into the loop with a variable:
-    they go to the device of the operations that push and pop."""
+    """Puts one stack, the constant of its size, and the operations that hand it into the loop on
+    the device of the operations that push and pop. Where TensorFlow has colocated one of them with
+    a variable, that colocation ends; any other stays where it is."""
     takers = _takers_of(stack.outputs[0])
     device = _common_device(of_types(takers, _PUSHES_AND_POPS))
-    if not device:  # they ask for several devices, or for none: so where they run is not known
+    if not device:  # None if they ask for several devices, '' if they ask for none
         return
     sizes = of_types(producers_of(stack), ('Const',))
     for op in [stack] + sizes + of_types(takers, HAND_ON):

@@ -162,8 +162,9 @@ def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
     clusters: collections.Counter = collections.Counter()
     for node in _nodes_of_step(run_metadata):
         if node.op == '_XlaRun':  # one such operation runs one cluster
-            job_and_device = node.device.partition('/device:')
-            clusters['/device:' + job_and_device[-1]] += 1
+            # Without '/job:localhost/replica:0/task:0', which the runtime puts before it.
+            _, _, type_and_number = node.device.partition('/device:')
+            clusters['/device:' + type_and_number] += 1
     return clusters
 
 

@@ -113,15 +113,22 @@ def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional
     Returns:
       The config; None where the operations ask for `/cpu:0` only, or for no device.
     """
-    operations = (graph or tf.get_default_graph()).get_operations()
+    if graph is None:
+        graph = tf.get_default_graph()
+    names = _devices_asked_for(graph.get_operations())
+    if names <= {_FIRST_CPU}:
+        return None
+    return session_config(sorted(names))
+
+
+def _devices_asked_for(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
+    """The canonical names, without jobs, of the devices that operations ask for."""
     names = set()
     for device in {op.device for op in operations}:
         device_type, index = type_and_index(device)
         if device_type is not None and index is not None:  # not '', nor a job alone
             names.add('/device:%s:%d' % (device_type, index))
-    if names <= {_FIRST_CPU}:
-        return None
-    return session_config(sorted(names))
+    return names
 
 
 def needs_config(devices: typing.Sequence[str]) -> bool:

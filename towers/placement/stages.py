@@ -197,16 +197,25 @@ def check_stages(operations: typing.Sequence[tf.Operation], device: str) -> None
     stage_numbers = {op.name: stages.index(op.device) for op in operations if op.device in stages}
     for op in operations:
         # Where TensorFlow keeps an operation with another one, its own device says nothing.
-        if op.name not in stage_numbers or _is_kept_with_another(op):
-            continue
-        number = stage_numbers[op.name]
-        for tensor in op.inputs:
-            source_number = stage_numbers.get(tensor.op.name, 0)
-            if source_number > number and not _is_before_all_stages(tensor):
-                raise ModelFunctionError(
-                    'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
-                    'each other in a circle: with micro_batches= data goes from a stage to later '
-                    'ones only.' % (op.name, number, tensor.name, source_number))
+        if op.name in stage_numbers and not _is_kept_with_another(op):
+            _check_takes_earlier(op, stage_numbers)
+
+
+def _check_takes_earlier(op: tf.Operation, stage_numbers: typing.Dict[str, int]) -> None:
+    """Raises `ModelFunctionError` for an operation that takes a tensor of a later stage.
+
+    Args:
+      op: the operation.
+      stage_numbers: {name of an operation on a stage: the number of the stage}.
+    """
+    number = stage_numbers[op.name]
+    for tensor in op.inputs:
+        source_number = stage_numbers.get(tensor.op.name, 0)  # 0: it is there before every stage
+        if source_number > number and not _is_before_all_stages(tensor):
+            raise ModelFunctionError(
+                'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
+                'each other in a circle: with micro_batches= data goes from a stage to later '
+                'ones only.' % (op.name, number, tensor.name, source_number))
 
 
 def _is_kept_with_another(op: tf.Operation) -> bool:
@@ -285,9 +294,10 @@ class _BackwardPlacement:
         """Colocates a group with the first operation that it waits for, and returns that
         operation's device.
 
-        So the copy of the group for another tower is colocated with the copy of that operation, on
-        a device of its own tower. Otherwise it would be on this tower's: `tf.group` names the
-        device of what it groups, in a scope of its own, as a program would.
+        So the copy of the group for another tower is colocated with the copy of that operation, and
+        is on a device of the other tower. Without the colocation it would stay on a device of this
+        one: `tf.group` makes a group under a `tf.device` of its own, with the device of what it
+        groups, and a copy keeps a device that the program has named so.
 
         Args:
           group: an operation that `tf.group` has made.
@@ -306,7 +316,10 @@ class _BackwardPlacement:
             loop = compat.control_flow_context(op)
             if loop in self._devices_of_loops:
                 return self._devices_of_loops[loop]
-        return self._first_stage_of_inputs(op) or self._loss.op.device
+        first_stage = self._first_stage_of_inputs(op)
+        if first_stage is not None:
+            return first_stage
+        return self._loss.op.device
 
     def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
         """The device of the first stage that an operation takes a tensor from; None if it takes

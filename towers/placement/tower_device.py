@@ -134,31 +134,28 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
 
     TensorFlow colocates some gradients, such as those of a gather, with a variable on another
     device, and at the same time with operations of the tower: the session would say "Cannot
-    colocate nodes". Then only colocations with operations of the tower stay, and of these only such
-    as are on one device.
+    colocate nodes". Then only colocations with operations of the tower stay; and since the stages
+    of a tower are on several devices, too, only those with operations on one device.
 
     Args:
       operations: the gradient operations of a tower.
       tower_names: the names of the operations that the tower has made itself.
       device: the tower's device.
     """
+    first_stage = stages_of(device)[0]
     for op in operations:
         leaders = colocated_operations(op)
         leaders_in_tower = [leader for leader in leaders if leader.name in tower_names]
         if not leaders_in_tower:
             continue  # colocated with nothing, or with a variable alone: no conflict
         kept_leaders = _leaders_to_keep(op, leaders_in_tower, tower_names)
-        if len(kept_leaders) == len(leaders):
-            continue  # no colocation has to end
-        if kept_leaders:
-            group = kept_leaders
-            new_device = kept_leaders[0].device
-        else:
-            group = [op]  # colocated with itself alone: then its own device decides
-            new_device = leaders_in_tower[0].device
-        colocate(op, [leader.name for leader in group])
-        first_stage = stages_of(device)[0]
-        compat.set_device(op, new_device or first_stage)  # '' of a leader that asks for no device
+        if len(kept_leaders) < len(leaders):
+            # Without a leader it is colocated with itself alone: then its own device decides.
+            group = kept_leaders or [op]
+            colocate(op, [leader.name for leader in group])
+            # A leader that asks for no device has the device ''.
+            model_of_device = kept_leaders or leaders_in_tower
+            compat.set_device(op, model_of_device[0].device or first_stage)
 
 
 def _leaders_to_keep(op: tf.Operation, leaders_in_tower: typing.List[tf.Operation],
@@ -236,12 +233,12 @@ def device_in_other_tower(device: str, source: str, target: str) -> str:
     fields = {}
     for field in ('job', 'replica', 'task', 'device_type', 'device_index'):
         value = getattr(device_spec, field)
+        is_value_of_source = value == getattr(source_spec, field)
         value_in_target = getattr(target_spec, field)
-        differs_from_source = value != getattr(source_spec, field)
-        if differs_from_source or value_in_target is None:  # None: not part of the target's name
-            fields[field] = value
-        else:
-            fields[field] = value_in_target
+        is_in_target = value_in_target is not None  # the name of the target has this field
+        if is_value_of_source and is_in_target:
+            value = value_in_target
+        fields[field] = value
     return tf.DeviceSpec(**fields).to_string()
 
 
@@ -318,13 +315,11 @@ def operation_device(op: tf.Operation) -> str:
 
 def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
     """List of the operations that the runtime puts on the same device as an operation: the
-    resources that it takes, what it is colocated with, and what takes its own resource; beside a
-    constant, too, what takes it."""
+    resources that it takes, what it is colocated with, and what takes its own resource. A constant
+    that asks for no device is put beside an operation that takes it."""
     together = resources_taken(op) + colocated_operations(op)
     for tensor in op.outputs:
-        is_resource = tensor.dtype == tf.resource
-        is_constant = op.type == 'Const'
-        if is_resource or is_constant:
+        if tensor.dtype == tf.resource or op.type == 'Const':
             together.extend(tensor.consumers())
     return together
 

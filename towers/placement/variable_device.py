@@ -59,10 +59,10 @@ class _Replicated(_Layout):
         return short_name(self._devices[0])
 
     def device_of_new(self, trainable: bool) -> str:
-        return str(self._devices[0]) if trainable else self._main
+        return self._devices[0] if trainable else self._main
 
     def variable_devices(self) -> typing.Tuple[str, ...]:
-        return tuple(sorted({self._main, str(self._devices[0])}))
+        return tuple(sorted({self._main, self._devices[0]}))
 
 
 class _ByStage(_Layout):
@@ -75,8 +75,8 @@ class _ByStage(_Layout):
         # The stage that makes the variable has its scope open now.
         stage_device = current_tower_device(tf.get_default_graph())
         if stage_device is None:  # it is made outside of towers, by the optimizer, say
-            return str(self._main)
-        return str(stage_device)
+            return self._main
+        return stage_device
 
     def variable_devices(self) -> typing.Tuple[str, ...]:
         return tuple(dict.fromkeys((self._main,) + stages_of(self._devices[0])))
@@ -151,11 +151,11 @@ class Placement:
         layout_type = _layout_type(device, devices)
         self._layout = layout_type(self.main, devices)
         self.by_stage = layout_type is _ByStage
-        is_replicated = layout_type is _Replicated
         self.of_weights = self.main
-        if is_replicated:
-            self.of_weights = str(devices[0])  # of tower 0, whose variables the replicas follow
-        self.has_replicas = is_replicated and trains and len(devices) > 1
+        self.has_replicas = False
+        if layout_type is _Replicated:
+            self.of_weights = devices[0]  # of tower 0, whose variables the replicas follow
+            self.has_replicas = trains and len(devices) > 1
         # With `VariablePlacement('/job:ps/…')` the caller wants variables on a server.
         is_server_wanted = any('/job:ps' in name for name in self.devices())
         self.leaves_servers = alone and not is_server_wanted
@@ -237,10 +237,11 @@ def default_variable_device(devices: typing.Sequence[str]) -> str:
     """The device of variables where the caller names none.
 
     That is the CPU of the first tower's process, which all GPUs can reach. With one tower it is the
-    tower's own device, so that no variable has to be sent to it.
+    tower's own device, so that no variable has to be sent to it; with stages, the first of its
+    devices.
     """
     if len(devices) == 1:
-        return str(devices[0])
+        return stages_of(devices[0])[0]
     spec = tf.DeviceSpec.from_string(devices[0])
     return tf.DeviceSpec(job=spec.job, replica=spec.replica, task=spec.task,
                          device_type='CPU', device_index=0).to_string()
