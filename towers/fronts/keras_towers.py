@@ -1,5 +1,10 @@
 """A Keras model in towers: inputs cut, the model called on each device, outputs merged.
 
+Words of other modules used here: `record_keras_calls` notes what layers do in a block: the losses
+that they add for their inputs (`activity_losses`), and the updates of their state;
+`built.predictions.rows` is the structure that the function of a tower has returned, with the
+tensors of the whole batch in it.
+
 Its test is `tests/fronts/test_keras_model.py`.
 """
 

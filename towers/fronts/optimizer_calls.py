@@ -13,6 +13,10 @@ train op. So the model function makes the update itself, as on one device, with 
 
 The calls of `apply_gradients` in the model function have indices, from 0.
 
+Words of other modules used here: `pairs` are gradients with their variables; a `Recording` notes
+the operations that a block makes; slots are variables that an optimizer makes for a variable;
+`combine` adds the towers' gradients up, variable by variable.
+
 Its test is `tests/fronts/test_optimizer_calls.py`.
 """
 

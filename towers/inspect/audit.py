@@ -1,5 +1,9 @@
 """The audit: do the graph of a build, and a step that was run, keep the plan's promises?
 
+Words of other modules used here: `operation_device` is where an operation will be, by its own
+device or by what it is colocated with; `stages_of` gives the devices of a tower, more than one with
+stages; `tower.has` says whether a name is that of an operation of the tower.
+
 Its test is tests/inspect/test_audit.py.
 """
 

@@ -1,5 +1,8 @@
 """The run of `check_towers` on several workers, of a ring, parameter servers or Horovod.
 
+Words of `cluster/` used here: a cluster `is_served` where its variables are on parameter servers,
+one of each for all workers; the chief is worker 0; `rank` is the number of a worker.
+
 Its test is tests/inspect/test_check_machines.py.
 """
 

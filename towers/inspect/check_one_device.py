@@ -1,5 +1,10 @@
 """The run of `check_towers` on one device: a plain TF1 program, without this package's towers.
 
+Words of other modules used here: an `Objective` is the optimizer of one loss, with what it trains;
+`Objectives.names` is None for one loss without a name; what is *shaped* is then one value, else a
+dict by name, of which `entry_of` takes one. An optimizer with a `minimize` of its own
+(`has_own_minimize`) takes gradients in it, and not by `compute_gradients`.
+
 Its test is tests/inspect/test_check.py.
 """
 

@@ -2,6 +2,9 @@
 
 A type of operation that is not named here allocates its outputs and nothing else. The functions
 take a `Node` of a `StepGraph`.
+
+Words of `graph/op_types.py` used here: `HAND_ON` are operations that give their input on unchanged,
+such as `Identity` and `Enter`; `RESHAPES` give its value in another shape.
 """
 
 import os

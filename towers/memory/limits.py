@@ -64,7 +64,7 @@ def device_limit(devices: typing.Sequence[str],
 
 
 def _limits_of_gpus(gpus: typing.Sequence[str], config: tf.ConfigProto) -> typing.List[int]:
-    """Bytes that TensorFlow may use on each of some GPUs, which a session with this config tells."""
+    """Bytes that TensorFlow may use on each of some GPUs, as a session with this config says."""
     limits = []
     with tf.Session(graph=tf.Graph(), config=config) as session:
         for device in session.list_devices():

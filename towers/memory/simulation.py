@@ -274,8 +274,9 @@ def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Opt
     """
     reusable_inputs = REUSES.get(node.type, {}).get(index, ())  # their indices
     for input_index, buffer in enumerate(inputs):
-        is_reusable = buffer is not None and input_index in reusable_inputs
-        if is_reusable and _may_be_written_over(buffer, node.sizes[index], outputs):
+        if buffer is None or input_index not in reusable_inputs:
+            continue
+        if _may_be_written_over(buffer, node.sizes[index], outputs):
             return buffer
     return None
 

@@ -1,6 +1,10 @@
 """A step's graph as plain data: which operations run, and how many bytes their outputs have.
 
 `tower_step` makes it for the towers of a build, at any batch size.
+
+Words of `graph/op_types.py` used here: `SIZES` are operations that need only the shape of their
+input, such as `Shape`; `CONTROL_FLOW` and `CONTROL_FLOW_V2` are those of loops and branches;
+`PLACEHOLDERS` give what is fed.
 """
 
 import typing

@@ -4,6 +4,11 @@ If the towers were built with a batch of unknown size, their graph is copied, wi
 into the operations that give the batch, and TensorFlow infers the shapes of the copy anew. If they
 were built with another size, the sizes of what is computed from the batch are scaled.
 
+Words of other modules used here: `built.towers` and `plan.shares` have an entry for each tower, or
+for each micro-batch of each tower; `plan.remainder` is `'error'` where a batch has to divide by
+these shares; `plan.batch_size` is the static size of the batch, or None; `tower.size` the number of
+examples of a shard, an int or a tensor.
+
 Its test is `tests/memory/test_step_graph.py`.
 """
 
@@ -29,7 +34,6 @@ def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
     Raises:
       InvalidArgumentError: the batch does not divide among the towers.
     """
-    # `built.towers` and `plan.shares` have an entry for each micro-batch of each tower.
     num_parts = len(built.towers)
     has_micro_batches = num_parts > len(built.devices)
     parts = '%d %s' % (num_parts, 'micro-batches' if has_micro_batches else 'towers')

@@ -149,13 +149,15 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
         if not leaders_in_tower:
             continue  # colocated with nothing, or with a variable alone: no conflict
         kept_leaders = _leaders_to_keep(op, leaders_in_tower, tower_names)
-        if len(kept_leaders) < len(leaders):
-            # Without a leader it is colocated with itself alone: then its own device decides.
-            group = kept_leaders or [op]
-            colocate(op, [leader.name for leader in group])
-            # A leader that asks for no device has the device ''.
-            model_of_device = kept_leaders or leaders_in_tower
-            compat.set_device(op, model_of_device[0].device or first_stage)
+        if len(kept_leaders) == len(leaders):
+            continue  # no colocation has to end
+        if kept_leaders:
+            colocate(op, [leader.name for leader in kept_leaders])
+            new_device = kept_leaders[0].device
+        else:
+            colocate(op, [op.name])  # with itself alone: then its own device decides
+            new_device = leaders_in_tower[0].device
+        compat.set_device(op, new_device or first_stage)  # '' of a leader that asks for no device
 
 
 def _leaders_to_keep(op: tf.Operation, leaders_in_tower: typing.List[tf.Operation],
