@@ -288,7 +288,7 @@ def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
     sizes = [size for size in _numbers_of_examples(inputs) if size is not None]
     if not sizes:
         return  # sparse inputs alone: the build checks these
-    some_batch = np.empty(sizes[0])  # of that many examples
+    some_batch = np.empty(sizes[0])  # one array: whether all have one number, the build checks
     # `checked_size` refuses eager execution, in which `check_towers` itself may be called.
     with tf.Graph().as_default():
         checked_size(some_batch, shares, options.get('remainder', 'error'), 'towers')
