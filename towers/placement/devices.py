@@ -201,19 +201,27 @@ def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
       devices: what the caller gave, for the message.
       allow_repeated: whether two towers may share a device. Two stages of one tower may not.
     """
-    if allow_repeated and all(map(_has_different_stages, names)):
-        return  # a device that is named twice is one of several towers
-    counts = collections.Counter(stages_of_all(names))
-    for name, count in sorted(counts.items()):
+    for tower_device in names:
+        _check_each_once(stages_of(tower_device), devices, 'give each stage a device of its own.')
+    if not allow_repeated:
+        _check_each_once(
+            stages_of_all(names), devices,
+            'give each tower a device of its own, or pass resolve_devices(…, allow_repeated=True) '
+            'to put several on one.')
+
+
+def _check_each_once(names: typing.Iterable[str], devices: typing.Any, what_to_do: str) -> None:
+    """Raises `DeviceError` for a device that is there twice.
+
+    Args:
+      names: the canonical names of devices.
+      devices: what the caller gave, for the message.
+      what_to_do: the end of the message.
+    """
+    for name, count in sorted(collections.Counter(names).items()):
         if count > 1:
-            raise DeviceError('%s is named %d times in devices=%.80r: give each tower a device of '
-                              'its own, or pass resolve_devices(…, allow_repeated=True) to put '
-                              'several on one.' % (short_name(name), count, devices))
-
-
-def _has_different_stages(device: str) -> bool:
-    """Whether all stages of a tower are on different devices."""
-    return len(set(stages_of(device))) == len(stages_of(device))
+            raise DeviceError('%s is named %d times in devices=%.80r: %s' % (
+                short_name(name), count, devices, what_to_do))
 
 
 def _check_exists(name: str, gpus: typing.Sequence[str]) -> None:
