@@ -304,11 +304,14 @@ def _follows_input(op: tf.Operation, tower: Tower) -> bool:
     """
     if op.type in _SWITCHES:
         return _is_with_value_from_outside(op, tower)
-    if op.type == 'Const':
-        is_size_of_array = any(
-            taker.type == 'TensorArrayV3' for taker in op.outputs[0].consumers())
-        return is_size_of_array
-    return op.type == 'TensorArrayV3'
+    return op.type == 'TensorArrayV3' or _is_size_of_array(op)
+
+
+def _is_size_of_array(op: tf.Operation) -> bool:
+    """Whether an operation is the constant of the size of a TensorArray (v1)."""
+    if op.type != 'Const':
+        return False
+    return any(taker.type == 'TensorArrayV3' for taker in op.outputs[0].consumers())
 
 
 _SWITCHES = ('Switch', 'RefSwitch')
