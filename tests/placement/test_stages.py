@@ -48,7 +48,7 @@ def test_names_of_devices_of_towers():
     ([['/cpu:0', '/cpu:1'], ['/cpu:2']], 'as many devices for each tower'),
     ([['/cpu:0', '/cpu:0']], '/cpu:0 is named 2 times'),
     # It is no way out to allow several towers on one device.
-    ([['/cpu:0', '/cpu:0'], ['/cpu:1', '/cpu:2']], "give each stage a device of its own."),
+    ([['/cpu:0', '/cpu:0'], ['/cpu:1', '/cpu:2']], 'give each stage a device of its own.'),
     ([[]], '[] is not the name of one device'),
     ([['/cpu:0', '/cpu:1'], ['/cpu:1', '/cpu:2']], '/cpu:1 is named 2 times'),
     ('/cpu:0+', "'' is not the name of one device"),
