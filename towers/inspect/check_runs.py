@@ -138,11 +138,12 @@ def assignments_of(values: typing.Dict[str, typing.Any],
     fed = {}
     for variable in tf.global_variables():
         name = names[variable.op.name]
-        if name in values:
-            value = tf.placeholder(variable.dtype.base_dtype)
-            # A variable without a static shape may get a value of another shape than it has now.
-            operations.append(tf.assign(variable, value, validate_shape=False).op)
-            fed[value] = values[name]
+        if name not in values:
+            continue  # one device has no such variable: the comparison reports it
+        value = tf.placeholder(variable.dtype.base_dtype)
+        # A variable without a static shape may get a value of another shape than it has now.
+        operations.append(tf.assign(variable, value, validate_shape=False).op)
+        fed[value] = values[name]
     return Assignments(operations, fed)
 
 
