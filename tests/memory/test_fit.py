@@ -35,6 +35,9 @@ def test_no_more_than_the_examples_that_there_are():
     assert towers.largest_batch(built, 10 ** 9, 2).batch_size == 2
     with pytest.raises(InvalidArgumentError, match='most=1 examples leave some of 2 towers'):
         towers.largest_batch(built, 10 ** 9, 1)
+
+
+def test_no_less_than_the_sum_of_the_shares():
     built, _ = build(8, shares=(3, 1))
     with pytest.raises(InvalidArgumentError, match='most=3 examples leave some of 2 towers'):
         towers.largest_batch(built, 10 ** 9, 3)
