@@ -145,7 +145,8 @@ def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
       used: names of the writes whose new value is used.
       operations: all operations of this forward pass.
     """
-    # A write in a function cannot be taken out of it, and a value in a loop cannot be shared.
+    # Only copies call functions without their writes, so that tower 0 would write in a function.
+    # Within a loop or a branch of tower 0 no other tower can take a value.
     _check_can_be_left(writes, used, Writes(tf.get_default_graph()))
     unused = _unused(writes, used)
     _unhook(operations, unused)
@@ -167,9 +168,11 @@ def _written_by_first(writes: typing.Sequence[Write], used: typing.Set[str],
     updates: typing.List[tf.Operation] = []
     if request.split.accumulate > 1:
         updates = _turned_into_updates(unused, operations)
-    # A copy calls a function itself, for its own value, so that it shares none of tower 0's.
-    return InlineUpdates(left_out=names_of(unused), shared=used - in_functions.keys(),
-                         in_functions=in_functions, updates=updates)
+    # A copy shares no result of a call that writes in a function: it calls the function, too, and
+    # takes what its own call returns.
+    shared = used - in_functions.keys()
+    return InlineUpdates(left_out=names_of(unused), shared=shared, in_functions=in_functions,
+                         updates=updates)
 
 
 def _written_by_chief(writes: typing.Sequence[Write], used: typing.Set[str],
@@ -191,7 +194,7 @@ def _written_by_chief(writes: typing.Sequence[Write], used: typing.Set[str],
     updates: typing.List[tf.Operation] = []
     is_chief = request.served_rank == 0
     if not is_chief:
-        _unhook(operations, unused)
+        _unhook(operations, unused)  # this worker does not write
     elif request.split.accumulate > 1:
         updates = _turned_into_updates(unused, operations)
     return InlineUpdates(left_out=names_of(unused), shared=used, updates=updates)
@@ -379,10 +382,11 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
         used_by_op = values.used_by(op)
         used |= used_by_op
         used_writes = [values.write_ops[name] for name in used_by_op]
-        # The walk does not visit a write that is only waited for, but what that write waits for.
+        # A write that is only waited for will be left out, and what waits for it will wait for what
+        # the write waits for: so the walk goes on there, and not at the write.
         unused = values.write_ops.keys() - used
-        awaited = awaited_instead(op.control_inputs, unused)
-        to_visit += producers_of(op) + used_writes + awaited
+        awaited_without_unused = awaited_instead(op.control_inputs, unused)
+        to_visit += producers_of(op) + used_writes + awaited_without_unused
     return used
 
 
@@ -420,8 +424,9 @@ def _writes_by_reader(
         for name in write.variables:
             variable = graph.get_operation_by_name(name)
             takers = finder.takers(variable)
-            # What takes the memory of a reference variable from an `Identity` reads it, too; but
-            # not in a branch that does not run where the write does.
+            # What takes the memory of a reference variable from an `Identity` reads it, too. If the
+            # write is in one branch of a `tf.cond`, an operation in the other branch never runs in
+            # a step of the write, and does not count.
             readers_of_memory = finder.readers(variable, write=write.op)
             for reader in takers + readers_of_memory:
                 found[reader.name].add(write.op.name)

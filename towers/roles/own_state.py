@@ -35,9 +35,9 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
       counted: names of the operations that the update_ops of metrics run.
     """
     candidates = _candidates(recorded)
-    # A write that depends on the shard and that no step runs counts, too: the program would run it
-    # by itself, in tower 0 alone, and so `make_own_state` refuses it. Not so one that an update_op
-    # of a metric runs, since all towers share counters.
+    # A write of values of the shard that no step runs is found, too, for `make_own_state` to refuse
+    # it: the program would run it beside the step, in tower 0 alone. What the update_op of a metric
+    # writes is a counter, which all towers share, and no state of theirs.
     run_by_program = recorded.from_shard - counted
     state_writes: StateWrites = collections.OrderedDict()
     for write in writes_by(writes, step | run_by_program):
@@ -134,5 +134,6 @@ def _earlier_or_new(first: tf.Variable, index: int,
     earlier = local.get(name)
     if earlier is not None and earlier.shape == first.shape and earlier.dtype == first.dtype:
         return earlier
+    # The new variable has the shape of its `initial_value`; its initializer assigns the `value`.
     return local_variable(first, name, initial_value=first.initial_value,
                           value=first.initial_value, device=first.device or None, trainable=False)

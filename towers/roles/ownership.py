@@ -249,7 +249,8 @@ def ownership(recorded: Recorded, request: Request,
     runs = _find_runs(recorded, fetches, is_trained=bool(request.training.objectives))
     found = _find_roles(recorded, request, runs)
     # From here on variables are made, and the forward pass is changed.
-    own_state = make_own_state(recorded, found.state_writes, runs.step, request.parts_a_call)
+    own_state = make_own_state(recorded, found.state_writes, runs.step,
+                               num_towers=request.parts_a_call)
     replicas = None
     replicated: typing.FrozenSet[str] = frozenset()
     if make_replicas is not None:
@@ -271,17 +272,26 @@ def _unwritten(found: '_FoundRoles', updates: InlineUpdates,
       updates: what became of the writes of the forward pass.
       request: `Request` of the build.
     """
-    runs_no_inline_update = request.training.update_ops == 'none'
-    runs_updates = bool(request.training.objectives) and not runs_no_inline_update
-    if runs_updates:
+    trains = bool(request.training.objectives)
+    if request.training.update_ops == 'none':
+        # No step runs updates, nor the writes of the forward pass that `left_out` names.
+        writes_in_step = _without_operations(found.first_writes, updates.left_out)
+    elif not trains:
+        # No step runs updates. The forward pass of tower 0 has all of its writes: `left_out` names
+        # those that the copies leave out.
+        writes_in_step = found.first_writes
+    else:
         return frozenset()
     unwritten = found.first_names
-    for op, variables in found.first_writes:
-        # With another word than 'none', `left_out` is what the copies alone leave out.
-        is_left_out = runs_no_inline_update and op.name in updates.left_out
-        if not is_left_out:
-            unwritten.difference_update(variables)
+    for write in writes_in_step:
+        unwritten.difference_update(write.variables)
     return frozenset(unwritten)
+
+
+def _without_operations(writes: typing.Iterable[Write],
+                        names: typing.Container[str]) -> typing.List[Write]:
+    """List of the writes by other operations than those of these names."""
+    return [write for write in writes if write.op.name not in names]
 
 
 def _reasons_without_updates(found: '_FoundRoles', unwritten: typing.AbstractSet[str],
@@ -343,15 +353,19 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
     run_for_metrics_alone = runs.counted - runs.step
     counters = _counters(writes_by(writes, run_for_metrics_alone))
     shared_writes = _without(writes, state_writes.keys() | counters)
+    # Without an optimizer no step runs an update, and nothing has to be proven of it.
     proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
     if request.call.copies == 'reuse':
         _check_not_written(writes_to(writes, proven.every_tower), 'an update by the examples')
-    role_of = _roles_of_written(
-        writes_by(writes, runs.step | runs.counted),
-        [(EVERY, proven.every_tower), (METRIC, counters),
-         (OWN, _state_of_copies(state_writes, request))])
+    # All written variables get a role, also those that only an update or a metric writes.
+    writes_by_any_run = writes_by(writes, runs.step | runs.counted)
+    role_of = _roles_of_written(writes_by_any_run, [
+        (EVERY, proven.every_tower),
+        (METRIC, counters),
+        (OWN, _state_of_copies(state_writes, request))])
     reason_of = _reasons(role_of, proven.reasons, request)
-    first_writes = writes_by(_without(shared_writes, proven.every_tower), runs.forward)
+    writes_of_tower_0 = _without(shared_writes, proven.every_tower)
+    first_writes = writes_by(writes_of_tower_0, runs.forward)
     return _FoundRoles(role_of, reason_of, state_writes, first_writes)
 
 
@@ -454,23 +468,25 @@ def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, st
 
     Args:
       role_of: {name of a variable: its role}.
-      proven_reasons: {name of a variable: what is proven of its new value}; without the variables
-        of which nothing had to be proven.
+      proven_reasons: {name of a variable: what is proven of its new value}. A variable is missing if
+        nothing was asked of the proof, as with one tower.
       request: `Request` of the build.
     """
-    unproven_reason = _unproven_reason(request)
+    reason_without_proof = _reason_without_proof(request)
     reason_of = {}
     for name, role in role_of.items():
-        reason_by_values = proven_reasons.get(name, unproven_reason)
-        reason_of[name] = _REASON_OF_ROLE.get(role, reason_by_values)
+        if role in _REASON_OF_ROLE:
+            reason_of[name] = _REASON_OF_ROLE[role]
+        else:
+            reason_of[name] = proven_reasons.get(name, reason_without_proof)
     return reason_of
 
 
-def _unproven_reason(request: Request) -> str:
+def _reason_without_proof(request: Request) -> str:
     """The reason for the role of a variable of which nothing is proven, in words."""
     if request.training.update_ops != 'first':
         return 'update_ops=%r says so' % request.training.update_ops
-    if is_divided(request):  # and so all that a step writes is proven
+    if is_divided(request):  # the proof was asked of all that a step writes
         return 'no operation of a step writes it'
     return 'one tower does all of the batch'
 

@@ -43,7 +43,7 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
 
     A write waits
 
-    - for all gradients, unless it comes after the gradients that read its variable already;
+    - for all gradients, unless it is certain to come after those that read its variable;
     - for all that a step fetches, if its variable is a reference variable, whose memory may be read
       late;
     - for the `conditions` of a cluster;
@@ -51,8 +51,9 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
 
     Args:
       train_op: the operation that updates the variables.
-      gradients: list of `(gradient, variable)`, the sums over all towers and machines; the gradient
-        is None where no loss depends on the variable, the variable is None for replicas.
+      gradients: list of `(gradient, variable)`, the sums over all towers and machines. The gradient
+        is None where no loss depends on the variable; the variable is None of a sum that a tower
+        has for its replica.
       fetched: list of tensors: losses, and the gradients for the optimizer.
       awaited: the losses and update ops that the optimizer waits for. Writes of update ops are not
         looked at: `hold_back` has made them wait.
@@ -78,7 +79,7 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     _hold_for_gradients(writes, reads, sums, holder)
     _hold_for_fetched(writes, reads, fetched, holder)
     if conditions:
-        holder.make_wait(writes, conditions, _CONDITION)
+        holder.make_wait(writes, conditions, _REASON_OF_CONDITIONS)
     _hold_for_predictions(writes, _reads_beside_step(fetchable, train_op), holder)
     return holder.waits
 
@@ -132,7 +133,8 @@ def _hold_for_predictions(writes: typing.Iterable[Write],
                          'predictions read variable %s before this write')
 
 
-_CONDITION = 'the other workers of the cluster are done with variable %s before this write'
+_REASON_OF_CONDITIONS = (
+    'the other workers of the cluster are done with variable %s before this write')
 
 
 def _group(awaited: typing.Sequence, name: str) -> tf.Operation:
@@ -175,14 +177,15 @@ class _GradientReads:
         name."""
         if self._is_memory_read(variable):
             return False  # its memory may be read at any time
-        if variable in self._gradient_of:  # which is computed from all reads of the variable
+        is_trained = variable in self._gradient_of
+        if is_trained:  # its own gradient is computed from all reads of it
             return self._order.waits_for(op, self._gradient_of[variable])
         waits_for_gradients = [self._order.waits_for(op, each) for each in self._gradients]
         is_read_by_gradients = variable in self._operations
-        if is_read_by_gradients:  # by which of them is not known
+        if is_read_by_gradients:  # which of the gradients read it is not known
             return all(waits_for_gradients)
-        # No gradient reads it, as none reads a slot: it is enough that the write comes after one of
-        # the gradients, by which the optimizer computes the new value.
+        # No gradient reads it, such as a slot. A write that waits for any gradient is a part of the
+        # update by this gradient, and in order.
         return any(waits_for_gradients)
 
     def _is_memory_read(self, variable: str) -> bool:
@@ -216,7 +219,7 @@ def _reads_beside_step(fetchable: typing.Sequence,
         variable = variable_op(op.inputs[0])
         if variable is None:  # a handle that a function or a loop gives
             continue
-        are_inputs_in_step = names_of(inputs_of(op)) <= step | {variable.name}
+        are_inputs_in_step = names_of(inputs_of(op)) <= step
         if are_inputs_in_step:
             reads_by_variable[variable.name].append(op)
     return reads_by_variable
@@ -266,19 +269,19 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     holder = _Holder(operations, fetchable)
     writes = _updates_and_writes(updates, operations)
     if active is None:  # update ops are never skipped
-        holder.make_wait(writes, conditions, _CONDITION)
+        holder.make_wait(writes, conditions, _REASON_OF_CONDITIONS)
         return HeldBack(updates, redirect=None, waits=holder.waits)
     branches = _branches_after(conditions, active)
-    held = holder.make_wait(writes, [branches.taken.op], _CONDITION)
+    held = holder.make_wait(writes, [branches.taken.op], _REASON_OF_CONDITIONS)
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
             done = tf.identity(branches.taken)
         merged = tf.raw_ops.Merge(inputs=[done, branches.skipped]).output
     # By control edges, too: TensorFlow also skips what only waits for a skipped operation.
-    skippable = reachable_from(held, operations, control=True)
-    redirect = functools.partial(
-        _redirect_waits, skippable=skippable, update_names=names_of(operations) | {done.op.name},
-        merged=merged.op)
+    names_of_skippable = reachable_from(held, operations, control=True)
+    names_before_merge = names_of(operations) | {done.op.name}
+    redirect = functools.partial(_redirect_waits, skippable=names_of_skippable,
+                                 before_merge=names_before_merge, merged=merged.op)
     return HeldBack([merged], redirect, holder.waits)
 
 
@@ -291,10 +294,10 @@ class _Branches(typing.NamedTuple):
 def _branches_after(conditions: typing.Sequence, active: tf.Tensor) -> _Branches:
     """Makes the `Switch` of `hold_back`, which waits for its `conditions`."""
     with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(list(conditions)):
-        has_batch = tf.identity(active >= .5)
+        has_batch = tf.identity(active >= .5)  # `active` is 0. or 1.
         outputs = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
-        # An operation is to wait for one output of the `Switch`. A control edge from the `Switch`
-        # itself waits for neither; so there is an identity of each, to wait for.
+        # An operation is to wait for one output of the `Switch`. The `Switch` itself always runs;
+        # an identity of an output runs only if the output has a value.
         skipped = tf.identity(outputs.output_false)
         taken = tf.identity(outputs.output_true)
     return _Branches(taken, skipped)
@@ -321,7 +324,7 @@ def _updates_and_writes(updates: list,
     return found
 
 
-def _redirect_waits(skippable: typing.Container[str], update_names: typing.Container[str],
+def _redirect_waits(skippable: typing.Container[str], before_merge: typing.Container[str],
                     merged: tf.Operation) -> None:
     """Makes operations that wait for skippable ones wait for `merged`, which always runs.
 
@@ -330,11 +333,11 @@ def _redirect_waits(skippable: typing.Container[str], update_names: typing.Conta
 
     Args:
       skippable: names of the operations that are skipped with the update ops.
-      update_names: names of the operations of the update ops themselves, which keep their waits, to
+      before_merge: names of the operations of the update ops themselves, which keep their waits, to
         be skipped together.
       merged: the operation that runs after the update ops, or without them.
     """
-    for op in without_names(merged.graph.get_operations(), update_names):
+    for op in without_names(merged.graph.get_operations(), before_merge):
         kept = without_names(op.control_inputs, skippable)
         if len(kept) < len(op.control_inputs):
             compat.set_control_inputs(op, kept + [merged])
@@ -399,8 +402,8 @@ class _Holder:
         for write in writes:
             if write.op.name in run_without_step:
                 continue
-            # The write itself; of a write in a loop, what leads its variables into the loop. This
-            # may be run without a step, too: by a loop that only reads.
+            # The write itself; of a write in a loop, the `Enter`s that lead its variables into the
+            # loop. A prediction may need such an `Enter`, though it needs no write in the loop.
             for op in operations_to_hold(write.op, write.variables, frames):
                 if op.name not in run_without_step:
                     reasons.setdefault(op.name, reason % ', '.join(write.variables))

@@ -68,25 +68,33 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
     """
     finder = Writes(tf.get_default_graph())
     variables = variables_named(roles.names(FIRST))
-    towers = sorted(towers, key=lambda tower: (tower.micro_batch, tower.index))
-    forward = by_name(step_operations(fetches_without_updates(towers)))
-    waits = _take_turns_in_forward_pass(towers, variables, forward, finder)
-    # A write by an update waits for what the forward passes read, and for the same update of the
-    # tower before.
-    updates_of_towers = [_operations_by_update(tower, towers, forward) for tower in towers]
+    in_order_of_turns = sorted(towers, key=lambda tower: (tower.micro_batch, tower.index))
+    forward = by_name(step_operations(fetches_without_updates(in_order_of_turns)))
+    waits = _take_turns_in_forward_pass(in_order_of_turns, variables, forward, finder)
+    return waits + _take_turns_in_updates(in_order_of_turns, variables, forward, finder)
+
+
+def _take_turns_in_updates(towers: typing.Sequence[Tower], variables: Variables,
+                           forward: Operations, finder: Writes) -> typing.List[Wait]:
+    """Makes the writes by an update wait for what the forward passes read, and for the same update
+    of the tower before; returns what waits for what.
+
+    Args:
+      towers: the towers, in the order of their turns.
+      variables: the variables that towers write, in their forward passes or by updates.
+      forward: the operations of the forward passes.
+      finder: finds the writes of the graph.
+    """
     writes: typing.List[TowerWrite] = []
-    for index, updates in enumerate(updates_of_towers):
-        for operations in updates:
-            writes += _checked_writes(operations, variables, forward, towers[index], index, finder)
     turns_of_towers = []
-    for tower, updates in zip(towers, updates_of_towers):
+    for index, tower in enumerate(towers):
         turns: typing.List[Turn] = []
-        for operations in updates:
+        for operations in _operations_by_update(tower, towers, forward):
+            writes += _checked_writes(operations, variables, forward, tower, index, finder)
             turns += _turns(tower, operations, variables, finder)
         turns_of_towers.append(turns)
-    waits += _make_wait_for_forward_passes(towers, writes, forward, finder)
-    waits += take_turns(turns_of_towers, finder)
-    return waits
+    waits = _make_wait_for_forward_passes(towers, writes, forward, finder)
+    return waits + take_turns(turns_of_towers, finder)
 
 
 def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Variables,
@@ -129,9 +137,9 @@ def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variab
         if not written:
             continue
         _check_reads_anew(op, written, tower, forward)
-        # Every tower writes these variables, too; but what `write_order` does for `is_every`, the
-        # order of the towers, `take_turns` does here.
-        writes += [TowerWrite(index, op, name, is_every=False) for name in written]
+        # With `update_ops='all'` the variables have the role `FIRST`, though every tower writes
+        # them. `take_turns` orders these writes; `write_order` orders those of the role `EVERY`.
+        writes += [TowerWrite(index, op, name, has_role_every=False) for name in written]
     return writes
 
 

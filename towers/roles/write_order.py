@@ -48,7 +48,7 @@ class TowerWrite(typing.NamedTuple):
     tower: int  # index of the tower
     op: tf.Operation
     variable: str  # name of the variable
-    is_every: bool  # whether every tower writes the variable
+    has_role_every: bool  # whether the variable has the role `EVERY`
 
 
 class Hold(typing.NamedTuple):
@@ -60,45 +60,57 @@ class Hold(typing.NamedTuple):
       reader: the operation that reads.
       ends: operations each of which comes after the read; to wait for one of them is enough.
       write: the write.
-      is_certain: whether `reader` certainly reads the variable. An operation that hands on the
-        memory of a reference variable may leave the read to what takes its result.
+      certainly_reads: whether `reader` certainly reads the variable itself. An operation that hands
+        on the memory of a reference variable may leave the read to what takes its result.
     """
     held: tf.Operation
     reader: tf.Operation
     ends: typing.List[tf.Operation]
     write: TowerWrite
-    is_certain: bool
+    certainly_reads: bool
 
 
 def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[Wait]:
-    """Makes each write of the first tower, or of every tower, wait for all towers' reads; returns
-    what waits for what.
+    """Makes tower 0's writes, and every tower's writes of variables with the role `EVERY`, wait for
+    all towers' reads of these variables; returns what waits for what.
 
     The model may want to read the new value: then a read waits for a write by the model's own
-    control dependencies. Where tower 0 writes for all, such a read is left as it is. Where every
-    tower writes, it is refused: it would see the writes of some towers, and not of the others.
-
-    No wait closes a circle: `Waits` leaves out one that would. This is so for a read in all towers
-    or in none, since copies have the order of tower 0's operations.
+    control dependencies. Where tower 0 writes for all, such a read is left as it is: `Waits` adds
+    no wait of the write for it, which would close a circle. A copy waits for tower 0's write where
+    tower 0 does, so that all towers read the new value, or none does. Where every tower writes,
+    such a read is refused: it would see the writes of some towers, and not of the others.
     """
     finder = Writes(tf.get_default_graph())
-    # The roles are those of the variables that a step writes before the update. `metric_counters`
-    # orders the writes of metrics.
+    # `role_of` has the variables that a step writes before the update. `metric_counters` orders the
+    # writes of metrics.
     names = [name for name, role in roles.role_of.items() if role != METRIC]
     if not names:
         return []
     takers = takers_of(names, finder)
     reads = _forward_reads(towers)
+    writing_towers = towers[:1]
     reads_of_updates: Operations = {}
-    writing_towers = towers[:1]  # tower 0 writes all variables
-    if roles.names(EVERY):  # but for these
+    does_every_tower_write = bool(roles.names(EVERY))
+    if does_every_tower_write:
         writing_towers = towers
         reads_of_updates = by_name(step_operations(_updates_of(towers)))
     step = _operations_of_step(writing_towers, reads)
     writes = _find_writes(towers, takers, roles, step, finder)
     frames = Frames(list(step.values()))
     holds = find_holds(towers, reads, writes, takers, frames, reads_of_updates)
-    writes_of_every_tower = [write for write in writes if write.is_every]
+    return _make_wait(holds, [write for write in writes if write.has_role_every], finder)
+
+
+def _make_wait(holds: typing.List[Hold], writes_of_every_tower: typing.List[TowerWrite],
+               finder: Writes) -> typing.List[Wait]:
+    """Puts waits into the graph, and returns what waits for what: of writes for the reads that they
+    are held for, and of each tower's writes for those of the tower before.
+
+    Args:
+      holds: the writes, and the reads that they have to come after.
+      writes_of_every_tower: the writes of the variables that every tower writes.
+      finder: finds the writes of the graph.
+    """
     waits = Waits(held_by(holds) + [write.op for write in writes_of_every_tower])
     _write_in_order_of_towers(writes_of_every_tower, waits)
     add_waits(holds, waits)
@@ -117,11 +129,11 @@ def takers_of(names: typing.Iterable[str], finder: Writes) -> Takers:
 
 
 def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
-    """The operations among which reads have to come before the writes: of the losses, the gradients
-    and the predictions; of tower 0 not those that only predictions need.
+    """The operations whose reads have to come before the writes: those that losses and gradients
+    need, and in the towers after the first also those that predictions alone need.
 
-    On one device nothing says whether a prediction reads before or after the write, and tower 0 is
-    as on one device. In the other towers it reads what was there before.
+    On one device nothing says whether a prediction reads before or after a write. Tower 0 leaves
+    that open, as the program does; in the other towers a prediction reads the value before.
     """
     tower_0 = towers[0]._replace(predictions=None)
     return by_name(step_operations(fetches_without_updates([tower_0, *towers[1:]])))
@@ -153,16 +165,18 @@ def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
     """Refuses a loop (v1) of a tower that takes a reference variable of another device: TensorFlow
     never ends it, in a hand-written tower loop either (measured on 1.15.5 and 2.21)."""
     device_of_tower_0 = stages_of(towers[0].device)[0]
-    # These lead the memory of a reference variable into a loop.
+    # A `RefEnter` leads the memory of a reference variable into a loop: from the variable, or from
+    # a write of it, whose result is the same memory.
     entering = [op for op in tf.get_default_graph().get_operations() if op.type == 'RefEnter']
     for tower in towers:
         for op in tower.own(entering):
             variable = _reference_variable(op)
-            # TensorFlow puts a variable without a device where tower 0 is, and what takes the
-            # variable, if it has no device, beside the variable.
-            right_devices = {'', variable.device or device_of_tower_0}
+            # TensorFlow puts a variable without a device on tower 0's, and a taker without a device
+            # ('') on the variable's.
+            devices_beside_variable = {'', variable.device or device_of_tower_0}
             taker_devices = {taker.device for taker in op.outputs[0].consumers()}
-            if not taker_devices <= right_devices:
+            is_taken_elsewhere = not taker_devices <= devices_beside_variable
+            if is_taken_elsewhere:
                 raise SharedVariableError(
                     'a loop of tower %d (operation %s) takes the reference variable %s, which is '
                     'on another device, or waits for a write of it, and would never end: make it '
@@ -201,13 +215,15 @@ def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, s
     """
     writes = []
     for variable, operations in takers.items():
-        is_every = roles.role_of[variable] == EVERY
-        writing_towers = towers if is_every else towers[:1]
+        has_role_every = roles.role_of[variable] == EVERY
+        writing_towers = towers if has_role_every else towers[:1]
         for op in operations:
             is_write = op.name in step and variable in finder.written_by(op)
-            if is_write:
-                writes += [TowerWrite(index, op, variable, is_every)
-                           for index, tower in enumerate(writing_towers) if tower.has(op.name)]
+            if not is_write:
+                continue
+            for index, tower in enumerate(writing_towers):
+                if tower.has(op.name):
+                    writes.append(TowerWrite(index, op, variable, has_role_every))
     return writes
 
 
@@ -239,13 +255,14 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
         """Whether the read of a hold waits for some write already."""
         return all(map(waits.follows_any, hold.ends))
 
-    # These holds come last (False is before True). A wait for such a read makes a write wait for
-    # another write, too, and for all that this one waits for: made first, it would have more of the
-    # other waits close a circle.
+    # Say that a read of v waits for a write of w. If the write of v waits for this read, it waits
+    # for the write of w, too, and then w can wait for nothing that comes after the write of v. So
+    # these holds come last (False is before True): added first, they would make other waits close a
+    # circle, which are then left out.
     for hold in sorted(holds, key=comes_after_a_write):
         is_added = _add_wait(hold, waits)
-        is_read_of_new_value = hold.is_certain and not is_added
-        if is_read_of_new_value and hold.write.is_every:
+        is_read_of_new_value = hold.certainly_reads and not is_added
+        if is_read_of_new_value and hold.write.has_role_every:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
@@ -288,13 +305,13 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
         all_held = operations_to_hold(write.op, [write.variable], frames)
         if not all_held:  # nothing outside of the loop around the write can be made to wait
             continue
-        certain_readers = reads_before.certain_readers(write)
+        names_of_certain_readers = reads_before.certain_readers(write)
         for reader in reads_before.of(write):
             ends = read_ends.of(reader)
             if not ends:  # nothing that always runs comes after the read
                 continue
-            is_certain = reader.name in certain_readers
-            holds += [Hold(held, reader, ends, write, is_certain) for held in all_held]
+            certainly_reads = reader.name in names_of_certain_readers
+            holds += [Hold(held, reader, ends, write, certainly_reads) for held in all_held]
     return holds
 
 
@@ -330,11 +347,11 @@ class _ReadsBefore:
         forward and backward passes; before a write of every tower, also of the updates."""
         if taker.name in self._reads:
             return True
-        return write.is_every and taker.name in self._reads_of_updates
+        return write.has_role_every and taker.name in self._reads_of_updates
 
     def certain_readers(self, write: TowerWrite) -> typing.Set[str]:
         """Set of the names of the operations that certainly read the variable of a write for a
-        loss, a gradient or a prediction. See `Hold.is_certain`."""
+        loss, a gradient or a prediction. See `Hold.certainly_reads`."""
         variable = write.op.graph.get_operation_by_name(write.variable)
         return names_of(self._finder.readers(variable)) & self._reads.keys()
 
@@ -346,7 +363,7 @@ class _ReadsBefore:
             return False
         if taker is write.op:  # the write takes its variable itself
             return True
-        if other.is_every and write.is_every:  # `_write_in_order_of_towers` orders these
+        if other.has_role_every and write.has_role_every:  # ordered by `_write_in_order_of_towers`
             return True
         # Each loss of several has a step of its own. A step that runs the write, but not the other
         # one, would have to run the other one, too, if the write waited for it.
@@ -444,7 +461,7 @@ def updates_that_write(towers: typing.Sequence[Tower],
         for op in tower.own(operations):
             if finder.writes_any(op, variables):
                 # A step cannot fetch an operation in a loop or a branch, but what comes after it.
-                # If nothing does, the update itself is in there, and runs as the first tower's
-                # does.
+                # If nothing comes after the write, the update op itself is in the loop or branch,
+                # and runs as that of the first tower does.
                 found.update(by_name(frames.ends(op) or [op]))
     return in_order_of_names(found)
