@@ -65,15 +65,15 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
     """
     finder = Writes(tf.get_default_graph())
     counters = set(roles.names(METRIC))
-    # A metric that counts calls is a quotient of two counters. N towers of equal weight make both N
-    # times as large, and so need no weights.
+    # A metric that counts calls is a quotient: what the calls have added, over their number. N
+    # towers of equal weight make both N times as large, and the quotient stays.
     if not _are_certainly_equal(weights):
         _weigh_metrics([tower.metrics or {} for tower in towers], weights, counters, finder)
     all_counts = counters.union(roles.names(EVERY))
     # A shard without examples holds a copy of one, which must not count.
     if all_counts and not _are_certainly_positive(weights):
         _leave_out_padding(towers, weights, all_counts, finder)
-    counting_towers = _towers_that_count(towers, weights)
+    counting_towers = _towers_with_examples(towers, weights)
     if not counters or len(counting_towers) < 2:  # no tower has to wait for another one
         return []
     return _count_in_turn(counting_towers, counters, finder)
@@ -94,9 +94,9 @@ def _are_static(weights: typing.Sequence[Weight]) -> bool:
     return all(isinstance(weight, float) for weight in weights)
 
 
-def _towers_that_count(towers: typing.Sequence[Tower],
-                       weights: typing.Sequence[Weight]) -> typing.List[Tower]:
-    """List of the towers whose metrics are run: all but those that never have an example."""
+def _towers_with_examples(towers: typing.Sequence[Tower],
+                          weights: typing.Sequence[Weight]) -> typing.List[Tower]:
+    """List of all towers but those that never have an example, whose metrics nothing runs."""
     return [tower for tower, weight in zip(towers, weights) if not is_always_empty(weight)]
 
 
@@ -257,7 +257,7 @@ def _add_one_constant(additions_of_towers: typing.Sequence[typing.List[_Addition
     """
     constants = []
     for additions in additions_of_towers:
-        if len(additions) != 1:  # no count of calls adds to its counter twice, or not at all
+        if len(additions) != 1:  # a metric that counts its calls adds to that counter once a call
             return False
         constant = tf.get_static_value(additions[0].value)
         if constant is None:
@@ -274,8 +274,10 @@ def _make_fail_without_example(writes: _CounterWrites, weight: Weight) -> None:
       writes: the writes of the update.
       weight: the tower's weight.
     """
-    if not isinstance(weight, tf.Tensor):
-        # Such a shard has examples in each step; or none in any, and its metrics are not run.
+    is_same_in_each_step = not isinstance(weight, tf.Tensor)
+    if is_same_in_each_step:
+        # The tower always has an example; or it never has one (0.), and then nothing runs its
+        # metrics, see `_towers_with_examples`.
         return
     for op in writes.others:
         _assert_has_example(writes.update, op, weight)
@@ -323,14 +325,14 @@ def _turns(tower: Tower, counters: Variables, finder: Writes) -> typing.List[Tur
     fetches = _counting_fetches(tower, counters, finder)
     operations = step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)
-    # What comes after no take, not even by a control edge, neither takes nor writes a counter. The
+    # Most of the forward pass neither takes a counter nor comes after an operation that does. The
     # searches below end there, so that they need not go through the whole forward pass each time.
-    after_takes = reachable_from([take.op for take in takes], operations, control=True)
-    beside_counters = names_of(operations) - after_takes
+    names_after_takes = reachable_from([take.op for take in takes], operations, control=True)
+    names_beside_counters = names_of(operations) - names_after_takes
     frames = Frames(operations)
     turns = []
     for fetch in fetches:
-        counting = by_name(step_operations([fetch], ends=beside_counters))
+        counting = by_name(step_operations([fetch], ends=names_beside_counters))
         takes_of_fetch = [take for take in takes if take.op.name in counting]
         ends = _ends_of_writes(tower.own(counting.values()), counters, frames, finder)
         turns.append(Turn(tower.name_scope, takes_of_fetch, ends))
@@ -357,12 +359,15 @@ def _ends_of_writes(operations: typing.Iterable[tf.Operation], counters: Variabl
 
 def _counting_fetches(tower: Tower, counters: Variables, finder: Writes) -> list:
     """List of what a tower computes that may update counters: the update_ops of its metrics, its
-    losses, and its updates of counters. It is as long for each tower, in the same order, since
-    `take_turns` goes by the position in it."""
+    losses, and its updates of counters. All towers have lists of the same length, in the same
+    order, since `take_turns` puts the n-th turn of a tower after the n-th turn of the tower before.
+    """
     fetches = metric_updates(tower.metrics)
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
-    for update in tower.updates:  # those that write no counter may be the first tower's alone
+    # Other updates than those of counters are left out: the first tower may be the only one that
+    # has them, and its list would be longer.
+    for update in tower.updates:
         if any(finder.writes_any(op, counters) for op in step_operations([update])):
             fetches.append(update)
     return fetches

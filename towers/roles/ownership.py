@@ -468,8 +468,8 @@ def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, st
 
     Args:
       role_of: {name of a variable: its role}.
-      proven_reasons: {name of a variable: what is proven of its new value}. A variable is missing if
-        nothing was asked of the proof, as with one tower.
+      proven_reasons: {name of a variable: what is proven of its new value}; without variables of
+        which nothing was asked, as with one tower.
       request: `Request` of the build.
     """
     reason_without_proof = _reason_without_proof(request)

@@ -11,6 +11,11 @@ A moving average is linear in the earlier value of the variable. Any other value
 tower can write it, since a part of the batch gives another value than the whole batch.
 
 Each value that the program writes gets a verdict: who writes it, and why.
+
+Words of `proof/` used here, of a value: it `is_shared` if it is the same on every tower; it
+`is_count` if it is a multiple of the number of examples; it `is_by_example` if its entries belong
+to single examples. Its `shard_statistics` are statistics of the shard on which it depends besides,
+and its `reason`, if it has one, says why nothing is proven of it.
 """
 
 import collections
@@ -170,13 +175,13 @@ class _Judge:
           op: the operation of the program that writes it.
         """
         if not self._is_from_shard(op):
-            # It may count the examples all the same: in a batch of static size their number is a
-            # constant, which is computed from nothing. A constant of that number is refused; one
-            # that the proof has taken for a multiple of it goes on to the verdicts below.
+            # Nothing of the shard is upstream of it. It may be the number of examples all the same:
+            # of a shard of 32 examples `tf.shape(x)[0]` may be the constant 32 in the graph.
             refused = self._refused_count(written, op)
             if refused is not None:
                 return refused
-            if not written.value.is_count:
+            is_size_constant = written.value.is_count  # the proof takes the constant for a size
+            if not is_size_constant:
                 return _SAME_ON_TOWERS
         if written.indices is not None:
             return self._verdict_on_rows(written, written.indices, op)
@@ -193,7 +198,7 @@ class _Judge:
         if value.reason is not None:  # nothing is proven of the value
             return _refused(written, op, _in_words(value.reason))
         if is_shared(value):
-            # A constant that is computed from the shard may still be its static size.
+            # A constant may be the number of examples: see `_refused_count`.
             return self._refused_count(written, op) or _SAME_ON_TOWERS
         if _is_moving_average(written):
             return _AVERAGE
@@ -222,12 +227,11 @@ class _Judge:
         has_same_values = is_shared(value)
         if has_same_values and is_shared(indices):
             return _SAME_ON_TOWERS
-        if self._static_size is not None and _is_constant_for_each(written, indices):
-            # As many constant rows as a shard has examples are in the graph.
+        if self._static_size is not None and _has_constant_rows(written, indices):
             return _Verdict(_Writer.NONE, _holds_size(written.variable, op, self._static_size))
-        # The same value for all examples is one for each of them, too: `scatter_add(v, ids, 1)`.
-        has_values_of_examples = value.is_by_example or has_same_values
-        if has_values_of_examples and indices.is_by_example:
+        # `scatter_add(v, ids, 1)` writes the same value for each example.
+        has_value_for_each = value.is_by_example or has_same_values
+        if has_value_for_each and indices.is_by_example:
             return _ROWS
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
@@ -247,8 +251,8 @@ class _Judge:
         op = write.op
         if not self._is_from_shard(op):  # each tower would write the same: tower 0 may
             return
-        # Of a static size, the proof imports the graph for another number of examples. Operations
-        # at which that fails have the size of the shard in the constants before them.
+        # The proof imports a graph of static size once more, for another number of examples. Where
+        # the import of an operation fails, a constant before it has the size of the shard.
         is_imported = op.name in self.analysis.analysed
         if self._static_size is not None and not is_imported:
             raise SharedVariableError(_holds_size(write.variables[0], op, self._static_size))
@@ -315,16 +319,18 @@ def _is_added_sum(written: Written) -> bool:
     return is_sum_alone or written.value.is_count
 
 
-def _is_constant_for_each(written: Written, indices: State) -> bool:
-    """Whether rows are constants, one for each of the indices, which are of the examples.
+def _has_constant_rows(written: Written, indices: State) -> bool:
+    """Whether rows are constants of the graph, as many as a shard has examples: in
+    `scatter_add(v, ids, [1., 1., 1., 1.])`, with ids of 4 examples, but not in
+    `scatter_add(v, ids, 1.)`.
 
     Args:
       written: the rows that are written.
       indices: what is proven of their indices.
     """
-    is_single_number = written.is_scalar
-    has_index_of_each = indices.kind is Kind.PER_EXAMPLE
-    return is_shared(written.value) and has_index_of_each and not is_single_number
+    is_one_index_an_example = indices.kind is Kind.PER_EXAMPLE
+    is_one_row_for_all = written.is_scalar
+    return is_shared(written.value) and is_one_index_an_example and not is_one_row_for_all
 
 
 def _is_mean_alone(written: Written) -> bool:
@@ -390,15 +396,17 @@ def _check_writes_together(variable: str, writes: typing.Sequence[_JudgedWrite])
 
     Each tower does all writes of a variable in its turn, if it has to do one of them. Let one write
     halve v, and another one add the examples' sum a + b: two towers give (v / 2 + a) / 2 + b, and
-    one device v / 2 + a + b. Additions alone come in any order. One that is tower 0's, as of the
-    constant 1, would be done by every tower.
+    one device v / 2 + a + b. Additions alone come in any order. But `v += 1` beside `v += total` is
+    refused, too: tower 0 alone is to add the 1, and every tower would.
 
     Args:
       variable: name of the variable.
       writes: its writes.
     """
+    if len(writes) == 1:
+        return
     writers = {write.verdict.writer for write in writes}
-    if len(writes) == 1 or _Writer.EVERY_TOWER not in writers:
+    if _Writer.EVERY_TOWER not in writers:
         return  # tower 0 does them all as one device does
     are_all_additions = all(write.adds for write in writes)
     if writers == {_Writer.EVERY_TOWER} and are_all_additions:
@@ -420,13 +428,14 @@ def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None
       written: what it writes.
       request: `Request` of the build.
     """
-    # On parameter servers no machine waits for the turns of another one. In a ring and with Horovod
-    # each worker has a copy of the variable: it may have a count of its own examples, but rows have
-    # to be in all copies.
-    is_on_parameter_servers = request.served_rank is not None
-    is_of_rows_on_copies = request.has_copies and written.indices is not None
-    is_in_function = op.name != written.operation  # the operation calls it
-    if is_on_parameter_servers or is_of_rows_on_copies:
+    are_on_parameter_servers = request.served_rank is not None
+    has_rows = written.indices is not None
+    is_in_function = op.name != written.operation  # `op` calls a function, which writes
+    if are_on_parameter_servers:
+        reason = 'no machine waits for the turns of another one: train on one machine'
+    elif request.has_copies and has_rows:
+        # In a ring and with Horovod each worker has a copy of the variable. A count may be that of
+        # the worker's own examples; rows have to be in all copies.
         reason = 'other machines would not get the rows: train on one machine'
     elif is_in_function or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
