@@ -151,8 +151,8 @@ def _value(x: typing.Any, kind: str) -> tf.Tensor:
     mark = Mark(next(call.numbers), kind, is_gradient=False)
     if kind != 'concat':
         return _marked(x, mark, x.shape)
-    # The placeholder takes any number of rows: the tower's own, and then those of the batch. What
-    # reads it sees the batch's number.
+    # The placeholder takes any number of rows as its input: those of the tower for now, and those
+    # of the batch from `exchange`. The model function sees as many rows as the batch has.
     marked = _marked(x, mark, _with_num_rows(x.shape, None))
     marked.set_shape(_with_num_rows(x.shape, _num_rows_of_batch(x, call)))
     return marked
@@ -371,8 +371,10 @@ def _is_made_for(kind: str, state: State) -> bool:
     """Whether a kind of exchange is made for a tensor in a state. A tensor of which nothing is
     proven passes: its author may know."""
     has_examples_along_axis = state.kind in _OF_EXAMPLES
-    if kind != 'concat':  # it would add up different examples, one of each tower
+    if kind != 'concat':
+        # A sum or a mean of values of single examples would add up different examples, one of each
+        # tower.
         return not has_examples_along_axis
     if has_examples_along_axis:
-        return state.axis == 0  # what is joined are rows, along the first dimension
+        return state.axis == 0  # rows are joined along the first dimension
     return state.kind not in _WITHOUT_ROWS

@@ -109,8 +109,10 @@ def _put_value(operations_by_tower: OperationsByTower,
 
 def _put_gradients(operations_by_tower: OperationsByTower, exchange_of_value: '_Exchange',
                    batch: _Batch) -> typing.List[tf.Tensor]:
-    """Makes the operations of a mark of a gradient hand on each tower's gradient of its own value.
-    So far each hands on its tower's gradient of the value over all towers.
+    """Makes the operations of a mark of a gradient hand on the gradient of each tower's own value.
+
+    What they take so far is each tower's gradient of the value over all towers: g_j on tower j,
+    where `batch_sum` has given S = x_0 + x_1. In its place every tower gets dx_k = g_0 + g_1.
 
     Args:
       operations_by_tower: the operations.
@@ -236,8 +238,9 @@ class _Concat(_Exchange):
             if batch.workers is not None:
                 own = _own_rows(rows, batch.workers)
                 self._own_rows = own
+                rows_handed_in = rows[:own.size]  # all, or none by a worker without a batch
                 rows = batch.workers.concat(
-                    rows[:own.size], num_before=own.begin, num_rows=own.total)
+                    rows_handed_in, num_before=own.begin, num_rows=own.total)
             self.value = _of_any_size(rows)  # it replaces inputs with the rows of one tower
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
@@ -250,8 +253,8 @@ class _Concat(_Exchange):
         """Of the gradients of all workers' rows those of the rows that this worker's towers have
         computed."""
         gradients = total[own.begin:own.begin + own.size]
-        # Without a batch the towers have computed rows as well, of which none was handed in
-        # (`own.size` is 0): their gradients are zeros.
+        # The towers of a worker without a batch have computed rows, too, say 8, but `own.size` is 0
+        # and none was handed in: the gradients of the 8 rows are zeros.
         num_not_handed_in = tf.reduce_sum(self._num_rows) - own.size
         other_axes = [[0, 0]] * (gradients.shape.ndims - 1)
         return tf.pad(gradients, [[0, num_not_handed_in]] + other_axes)
@@ -261,8 +264,7 @@ def _own_rows(rows: tf.Tensor, workers: Workers) -> _OwnRows:
     """Which of all workers' rows a worker's rows are; takes a message where their numbers are not
     static, or differ from worker to worker."""
     static_size = rows.shape.as_list()[0]
-    have_equal_batches = isinstance(workers.fraction, float)  # it is 1 / W in every step
-    if static_size is not None and have_equal_batches:
+    if static_size is not None and workers.have_equal_batches:
         return _OwnRows(begin=static_size * workers.rank, size=static_size,
                         total=static_size * workers.num_workers)
     size = tf.shape(rows)[0]
@@ -278,7 +280,8 @@ class _Moments(_Exchange):
     """`batch_moments`: one vector of the means, variances and number of a batch norm."""
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
-        # Zeros of a tower without examples have a count of 0, and so no weight.
+        # A tower without examples has zeros in the place of its vector, and so a count of 0, which
+        # is its weight in `joined`.
         vectors = tf.stack(list(map(zero_if_empty, values, batch.machine_weights)))
         self._moments_of_towers = _ChannelMoments.of(vectors)
         joined = self._moments_of_towers.joined()

@@ -140,15 +140,17 @@ def _reads_of_sum(op: tf.Operation, analysis: Analysis, consumers: _Consumers
       analysis: the analysis of the forward pass.
       consumers: what is computed for the write.
     """
-    counts = []  # inputs that are numbers of examples, computed from shapes
-    for tensor in op.inputs:
-        state = analysis.state(tensor)
-        if state.kind is Kind.SIZES and state.is_count:
-            counts.append(tensor)
+    counts = [tensor for tensor in op.inputs if _is_count_by_shape(tensor, analysis)]
     if counts:
         return [_Read(count, op) for count in counts]
     total = op.outputs[0]
     return [_Read(total, reader) for reader in consumers.for_write(total)]
+
+
+def _is_count_by_shape(tensor: tf.Tensor, analysis: Analysis) -> bool:
+    """Whether a tensor is the number of examples, or a multiple, computed from a shape."""
+    state = analysis.state(tensor)
+    return state.kind is Kind.SIZES and state.is_count
 
 
 def _averages_of_sums(analysis: Analysis) -> typing.List[_Average]:
@@ -169,10 +171,12 @@ def _needs_batch(write: Written) -> bool:
     value = write.value
     if value.kind is not Kind.SUM:
         return False
+    # Two kinds of writes are none of a moving average, and left to `roles/`, which decides who
+    # makes them, or refuses them: of a value that depends on statistics of the shard besides, and
+    # of rows of a table.
+    depends_on_statistics = bool(value.shard_statistics)
     is_for_rows = write.indices is not None
-    # Neither is a plain sum in an average: a value that depends on the shard in another way, and
-    # rows of a table. `roles/` decides who makes such a write, or refuses it.
-    if value.shard_statistics or is_for_rows:
+    if depends_on_statistics or is_for_rows:
         return False
     if write.sets:
         return True

@@ -134,22 +134,34 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
 
 
 def _are_of_one_round(rows: tf.Tensor, analysis: typing.Any) -> bool:
-    """Whether rows were selected from one round of all examples.
+    """Whether rows were selected from one round of all examples (a state's `outer` is the number of
+    rounds).
 
-    Of `concat([x, z])` a mask leaves the rows of x and then those of z: joined shards would have
-    the rows of z of one shard before the rows of x of the next.
+    `concat([x, z])`, of two tensors of the examples, has two rounds. A mask leaves rows of x and
+    then rows of z of it: joined shards would have the rows of z of one shard before the rows of x
+    of the next.
+
+    The selection of rows is the name of the `Where` that has made places of a mask; or that of a
+    tensor ('x/values:0'), of a sparse input of the batch. A second mask may leave some of the rows
+    that a first one has left. Then the first one tells the rounds.
     """
     selection = analysis.state(rows).selection
-    while ':' not in selection:  # else it is the name of a sparse input of the batch
+    while not _is_of_sparse_input(selection):
         try:
-            op = rows.graph.get_operation_by_name(selection)
+            where = rows.graph.get_operation_by_name(selection)
         except KeyError:  # it is in the body of a function, whose states are not asked for here
             return False
-        state = analysis.state(op.outputs[0])
-        if state.kind is not Kind.ROW_POSITION:
-            return state.outer == 1
-        selection = analysis.state(op.inputs[0]).selection  # of the mask of rows of rows
+        places = analysis.state(where.outputs[0])
+        is_second_mask = places.kind is Kind.ROW_POSITION
+        if not is_second_mask:
+            return places.outer == 1
+        selection = analysis.state(where.inputs[0]).selection
     return True
+
+
+def _is_of_sparse_input(selection: str) -> bool:
+    """Whether rows are those of a sparse input: their selection is a tensor, not an operation."""
+    return ':' in selection
 
 
 def _statistics_beside_batch_norms(state: State, proven: typing.Any) -> typing.Set[str]:
@@ -159,20 +171,19 @@ def _statistics_beside_batch_norms(state: State, proven: typing.Any) -> typing.S
 
 
 def why_not_merged(first: tf.Tensor, proven: typing.Any) -> str:
-    """Why `merged_tensor` returns None for tensors of which `first` is the first tower's, in
-    words."""
+    """Why `merged_tensor` returns None, in words; `first` is the first tower's tensor."""
     state = proven.analysis.state(first)
-    statistics = proven.analysis.in_order(_statistics_beside_batch_norms(state, proven))
     reason = state.reason  # where the proof of this tensor ended; None where it did not
+    statistics = proven.analysis.in_order(_statistics_beside_batch_norms(state, proven))
     if reason is None and statistics:
-        first_statistic = statistics[0]
-        reason = proven.analysis.reasons[first_statistic]
+        reason = proven.analysis.reasons[statistics[0]]
     if reason is not None:
         return "'%s' (%s) %s" % (reason.operation, reason.type, reason.why)
-    text = 'it is %s' % state.kind.value  # the text about the kind
-    if state.outer > 1:
+    # Its kind is proven, and none that can be merged.
+    text = 'it is %s' % state.kind.value
+    if state.outer > 1:  # the examples, in more rounds than one
         text += ', %d times after each other' % state.outer
-    elif state.kind is Kind.ROWS:  # else they would have been merged
+    elif state.kind is Kind.ROWS:  # of which `_are_of_one_round` is False
         text += ', which are not known to be chosen from all examples once'
     return text
 
@@ -181,22 +192,37 @@ def _merged_by_proof(tensors: typing.List[tf.Tensor], state: State,
                      batch: CutBatch) -> typing.Optional[tf.Tensor]:
     """The batch's value of the towers' tensors, by the state of the first one: a row of the table
     at the top of this module; None where no row fits."""
-    # Sizes are computed from shapes: the number of features is the same on every tower.
-    is_size_of_no_batch = state.kind is Kind.SIZES and not state.depends_on_size
-    if state.kind is Kind.INDEPENDENT or is_size_of_no_batch:
+    if _is_same_on_towers(state):
         return tf.identity(tensors[0])
-    # With `outer` > 1 the shard's examples are there several times, one set after the other: joined
-    # shards would not have the order of the batch.
-    has_examples_once = state.kind is Kind.PER_EXAMPLE and state.outer == 1
-    if state.kind is Kind.ROWS or has_examples_once:
+    if _can_be_joined(state):
         return _joined(tensors, state.axis, batch)
     if state.kind is Kind.MEAN:
         return weighted_sum(tensors, batch.weights)
-    # An offset, which every tower has added, would be in the sum several times.
-    is_plain_sum = state.kind is Kind.SUM and not state.has_offset
-    if is_plain_sum or state.is_count:  # a count of the examples, such as `tf.shape(x)[0]`
+    if _adds_up(state):
         return tf.add_n(list(map(zero_if_empty, tensors, batch.weights)))
     return None
+
+
+def _is_same_on_towers(state: State) -> bool:
+    """Whether a value does not depend on the examples; or is a number computed from shapes without
+    the number of examples in it, such as the number of features."""
+    is_size_without_examples = state.kind is Kind.SIZES and not state.depends_on_size
+    return state.kind is Kind.INDEPENDENT or is_size_without_examples
+
+
+def _can_be_joined(state: State) -> bool:
+    """Whether the values of examples that a tensor has are those of the batch, once the shards are
+    joined. If the shard's examples are there in two rounds, one after the other (`outer` is 2),
+    joined shards do not have the order of the batch."""
+    has_examples_once = state.kind is Kind.PER_EXAMPLE and state.outer == 1
+    return state.kind is Kind.ROWS or has_examples_once
+
+
+def _adds_up(state: State) -> bool:
+    """Whether the towers' values add up to the batch's: a count of examples does, and a sum over
+    them without an offset, which every tower has added."""
+    is_plain_sum = state.kind is Kind.SUM and not state.has_offset
+    return is_plain_sum or state.is_count
 
 
 def _as_tensors(by_tower: list) -> typing.List[tf.Tensor]:
@@ -244,18 +270,22 @@ def _joined_sparse(by_tower: typing.List[tf.SparseTensor], batch: CutBatch, prov
     """The rows of the sparse tensors of all towers; the arguments are those of `_merged`."""
     if len(by_tower) == 1:
         return by_tower[0]
-    # They are proven to be rows of the examples where each index begins with the position of the
-    # example that its value belongs to, and the same examples were selected for both.
-    indices = proven.analysis.state(by_tower[0].indices)
-    values = proven.analysis.state(by_tower[0].values)
-    are_rows_at_places = indices.kind is Kind.INDICES and values.kind is Kind.ROWS
-    is_proven = are_rows_at_places and indices.selection == values.selection
-    if not is_proven and not are_rows:
+    if not are_rows and not _has_rows_of_examples(by_tower[0], proven.analysis):
         raise _refusal(by_tower[0].values, why_not_merged(by_tower[0].values, proven))
     if batch.pads:
         by_tower = list(map(_without_padding, by_tower, batch.sizes))
     # Shards may differ in the other dimensions, as the texts of a decoder do in length.
     return tf.sparse.concat(0, by_tower, expand_nonconcat_dim=True)
+
+
+def _has_rows_of_examples(tensor: tf.SparseTensor, analysis: typing.Any) -> bool:
+    """Whether the rows of a sparse tensor are proven to be those of the examples: each index vector
+    begins with the position of an example (`Kind.INDICES`), and the value there is of this example,
+    since one selection has made the indices and the values."""
+    indices = analysis.state(tensor.indices)
+    values = analysis.state(tensor.values)
+    are_rows_at_places = indices.kind is Kind.INDICES and values.kind is Kind.ROWS
+    return are_rows_at_places and indices.selection == values.selection
 
 
 def _without_padding(rows: tf.SparseTensor, size: Size) -> tf.SparseTensor:

@@ -26,8 +26,8 @@ class _Factor(typing.NamedTuple):
 
 def check_products_with_inputs(operations: typing.Iterable[tf.Operation], analysis: Analysis,
                                shard: typing.Container[str]) -> None:
-    """Raises `ModelFunctionError` for a product of an input, with a column for each example of the
-    batch, with values of the examples of one shard.
+    """Raises `ModelFunctionError` for a product A_k h_k of the module's docstring: A_k has a column
+    for each example of the batch, and h_k a row for each example of one shard.
 
     Args:
       operations: those of the forward pass.
@@ -53,7 +53,8 @@ def _factors(op: tf.Operation) -> typing.List[_Factor]:
         is_second_transposed = op.get_attr('transpose_b')
         rank_of_first = first.shape.ndims
     elif op.type == 'SparseTensorDenseMatMul':
-        _unused_indices, _unused_values, first, second = op.inputs  # first: the `dense_shape`
+        # A sparse matrix is three inputs; its `dense_shape` stands for it, see `_Factor`.
+        _unused_indices, _unused_values, first, second = op.inputs
         is_first_transposed = op.get_attr('adjoint_a')
         is_second_transposed = op.get_attr('adjoint_b')
         rank_of_first = 2
@@ -70,12 +71,14 @@ def _is_whole(factor: _Factor, shard: typing.Container[str]) -> bool:
     """Whether a factor is what the program feeds, and is whole along the dimension that the product
     adds up over."""
     op = factor.tensor.op
-    if op.name not in shard:
-        return op.type in PLACEHOLDERS  # one that is no input is fed to every tower whole
-    if factor.rank is None:
+    is_in_inputs = op.name in shard
+    if not is_in_inputs:
+        return op.type in PLACEHOLDERS  # what is fed beside the inputs, every tower gets whole
+    # An input is cut along its first dimension, and whole along the others.
+    if factor.rank is None:  # which dimension is the first one is not known
         return False
     first_axis = -factor.rank  # counted from the last one, as `summed_axis` is
-    return factor.summed_axis != first_axis  # an input is cut along its first dimension
+    return factor.summed_axis != first_axis
 
 
 def _is_over_examples(factor: _Factor, analysis: Analysis) -> bool:

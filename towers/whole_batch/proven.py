@@ -66,7 +66,8 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     has_several_parts = request.parts_of_batch > 1
     # One tower that has the whole batch is the program as it was written: nothing is to be proven.
     # One tower of a machine among several is not: the batch of the step is all machines'.
-    if not has_several_parts and request.has_whole_batch:
+    is_program_itself = not has_several_parts and request.has_whole_batch
+    if is_program_itself:
         return Proven(output=output, proof=NO_ANALYSIS, analysis=NO_ANALYSIS,
                       batch_norms=NO_BATCH_NORMS, static_size=None, in_sync=0)
     other_fetches = updates + registered  # what the analysis has to reach beside the output
@@ -79,8 +80,9 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
         check_products_with_inputs(operations, analysis, shard_names)
         exchanged = _exchange_statistics(operations, analysis, output, registered, request)
         output = exchanged.output
-        in_sync = exchanged.batch_norms
-        if exchanged.has_changed_graph:  # the forward pass has new operations, to be analysed, too
+        in_sync = exchanged.num_batch_norms
+        if exchanged.has_changed_graph:
+            # The forward pass has new operations: it is analysed once more, with these.
             operations = _operations_since(operations[0])
             proof = analyse(operations, inputs, fetches_of(output) + other_fetches)
             analysis = _of_this_graph(proof)
@@ -101,7 +103,7 @@ def _of_this_graph(proof: Analysis) -> Analysis:
 class _Exchanged(typing.NamedTuple):
     """A forward pass with statistics of the whole batch."""
     output: ModelOutput  # with these statistics
-    batch_norms: int  # how many take them
+    num_batch_norms: int  # how many take them
     has_changed_graph: bool  # whether there was a statistic to exchange
 
 
@@ -114,11 +116,11 @@ def _exchange_statistics(operations: list, analysis: Analysis, output: ModelOutp
       analysis: the analysis of this graph.
       output, registered, request: see `prove`.
     """
-    batch_norms = 0
+    num_batch_norms = 0
     has_changed_graph = False
     if request.training.batch_norm == 'sync':
         synchronized = synchronize(operations, analysis, tf.get_default_graph())
-        batch_norms = synchronized.number
+        num_batch_norms = synchronized.number
         if synchronized.substitutes:
             has_changed_graph = True
             output = _with_substitutes(output, synchronized.substitutes)
@@ -126,9 +128,10 @@ def _exchange_statistics(operations: list, analysis: Analysis, output: ModelOutp
     # With 'all' each tower writes an average with its own sum, and with 'none' no tower does.
     if request.training.update_ops == 'first':
         outputs = fetches_of(output) + registered
-        if exchange_sums(operations, analysis, outputs, request.no_batch_values):
+        why_no_exchange = request.no_batch_values  # None where the towers can exchange values
+        if exchange_sums(operations, analysis, outputs, why_no_exchange):
             has_changed_graph = True
-    return _Exchanged(output, batch_norms, has_changed_graph)
+    return _Exchanged(output, num_batch_norms, has_changed_graph)
 
 
 def _with_substitutes(output: ModelOutput,

@@ -112,8 +112,8 @@ def _check_loops_v2(operations: typing.Iterable[tf.Operation], analysis: Analysi
                     library: Library) -> None:
     """Raises `ModelFunctionError` for a batch norm over the examples in a loop of control flow v2.
     One that normalizes each example alone, as in a `tf.map_fn`, may stay."""
-    # Means over the examples that no operation of the graph itself takes. The analysis names one in
-    # a loop by the loop and the node of its body: 'while/body/moments/variance'.
+    # `analysis.means` names the operations that take means over the examples. Of one that is in a
+    # function the name is that of the call and of the node: 'while/body/moments/variance'.
     means_in_functions = analysis.means - names_of(operations)
     if not means_in_functions:
         return

@@ -26,6 +26,12 @@ class Workers(typing.NamedTuple):
     """`f(tensor)`: the sum of the tensors of all workers, which are of one shape; one message. Any
     other message is made of a sum, as that of `concat`."""
 
+    @property
+    def have_equal_batches(self) -> bool:
+        """Whether all workers have the same number of examples in every step, and so the `fraction`
+        1 / W."""
+        return isinstance(self.fraction, float)
+
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of the tensors of all workers that have a batch; one message. The tensors are of
         one shape."""
