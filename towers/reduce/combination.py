@@ -277,11 +277,11 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
     values, taken for clipping, would differ from one device's.
     """
     lookups_of_towers = list(map(lookups_of, gradients))
-    are_unique_by_tower = set(map(_are_unique, lookups_of_towers))
     # In towers that are copies of one program, the n-th lookup of each is the same lookup. If the
     # lookups differ, the caller's gradients are not of such towers.
-    are_alike = len(are_unique_by_tower) == 1
-    has_unique_lookup = any(map(any, are_unique_by_tower))
+    kinds_of_lookups = set(map(_are_unique, lookups_of_towers))
+    are_alike = len(kinds_of_lookups) == 1
+    has_unique_lookup = any(_are_unique(lookups_of_towers[0]))
     if not are_alike or not has_unique_lookup:
         return _concatenated(gradients)
     rows_of_lookups = []

@@ -86,9 +86,31 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
     # For each stage the order of its passes.
     orders = [stage_order(schedule, stage, len(stages), len(micro_batches))
               for stage in range(len(stages))]
-    # Gradients are added up as they are there: in the order of the backward passes, which is the
-    # same in all stages.
-    backward_order = [each.micro_batch for each in orders[0] if each.direction == BACKWARD]
+    order_of_first_stage = orders[0]  # backward passes are in the same order in all stages
+    backward_order = [each.micro_batch for each in order_of_first_stage
+                      if each.direction == BACKWARD]
+    total = _add_up_gradients(micro_batches, backward_order, operations, stages,
+                              names_of_initialization)
+    _run_stages(operations, orders, stages, frames)
+    return total
+
+
+def _add_up_gradients(micro_batches: typing.Sequence[Tower], backward_order: typing.Sequence[int],
+                      operations: typing.Sequence[OperationsOfPasses],
+                      stages: typing.Sequence[str],
+                      names_of_initialization: typing.Set[str]) -> Pairs:
+    """Adds up the gradients of one tower's micro-batches as they are there: in the order of the
+    backward passes. Returns the sums, with their variables.
+
+    Args:
+      micro_batches: the tower's micro-batches.
+      backward_order: the indices of the micro-batches in the order of their backward passes.
+      operations: for each micro-batch the operations of its passes; those that add up gradients
+        are put into the backward passes.
+      stages: the device of each stage.
+      names_of_initialization: the names of the operations that a session runs before the first
+        step.
+    """
     first = backward_order[0]
     total = micro_batches[first].gradients
     for index in backward_order[1:]:
@@ -96,7 +118,6 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
             total = _sum_of_two(total, micro_batches[index].gradients, stages)
         sums = [op for op in made.operations if _may_wait(op, names_of_initialization)]
         _add_to_backward_passes(operations[index], sums, stages)
-    _run_stages(operations, orders, stages, frames)
     return total
 
 
@@ -129,7 +150,7 @@ def _add_to_backward_passes(operations: OperationsOfPasses, sums: typing.Iterabl
     """
     for op in sums:
         stage = _stage_of(op, stages)
-        if stage is not None:
+        if stage is not None:  # else it is on the device of a variable, where no pass runs
             operations[BACKWARD, stage].append(op)
 
 
@@ -197,8 +218,8 @@ def _operations_of_passes(micro_batch: Tower, stages: typing.Sequence[str],
     varying = _names_not_folded(step)
     for op in step:
         stage_of_op = _stage_of(op, stages)
-        if stage_of_op is None:
-            continue  # on a variable's device, say
+        if stage_of_op is None:  # it is on the device of a variable, where no pass runs
+            continue
         is_of_some_pass = micro_batch.has(op.name) and op.name in varying
         if not is_of_some_pass:
             continue  # made once for all micro-batches, such as the cut of the batch; or folded

@@ -260,7 +260,7 @@ def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence
     Args:
       replicas: the replicas, or None.
       updates: the update ops of the step.
-      after: the losses and gradients of the step, which read replicas, and read the old values.
+      after: the losses and gradients of the step: they read replicas before these get new values.
     """
     if replicas is None or not updates:
         return []
@@ -289,7 +289,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
     local_variables = variables_by_name(tf.local_variables())
     of_variable = {}
     for variable in variables:
-        is_local = variable.op.name in local_variables  # and so one tower's own
+        is_local = variable.op.name in local_variables  # state, of which each tower has its own
         if variable.trainable and not is_local:
             replicas = _replicas_on(variable, devices[1:], local_variables)
             of_variable[variable.op.name] = (variable, replicas)
@@ -356,14 +356,15 @@ def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
     Raises:
       NameScopeError: another operation of the graph has one of the names.
     """
-    value = _value_or_initial_value(variable)
+    first_value = _value_or_initial_value(variable)
     collection = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
     replicas = []
     for name, device in zip(names, devices):
         # A replica is trainable for code that asks the variable itself, such as custom gradients.
         # The program must not find it in `tf.trainable_variables()`, where TensorFlow puts it.
-        replica = local_variable(variable, name, _any_value(variable), value, device,
-                                 trainable=True, constraint=variable.constraint)
+        replica = local_variable(variable, name, initial_value=_any_value(variable),
+                                 value=first_value, device=device, trainable=True,
+                                 constraint=variable.constraint)
         collection[:] = [listed for listed in collection if listed is not replica]
         if replica.op.name != name:  # TensorFlow has numbered it, as it was taken
             raise NameScopeError('the graph has another operation %r, which is to be the name of a '

@@ -74,8 +74,8 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         scopes.enter_context(only_device(placement.main))
         scopes.enter_context(_scope_without_reuse())
         if optimizer_updates_replicas:
-            # Around `new_slots`: the outer one of two creator scopes is asked last, and so has the
-            # last word on a slot.
+            # TensorFlow asks the inner one of two creator scopes first, `new_slots`. What it says
+            # of the slot of a replica, this scope changes.
             slots_of_replicas = scopes.enter_context(replicas.new_slots(known_variables))
         all_slots = scopes.enter_context(new_slots(placement, known_variables))
         scopes.enter_context(rows_at_rate(optimizer))
@@ -88,6 +88,7 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         if replicas is not None and not optimizer_updates_replicas:
             written = _names_written(recording.operations, pairs)
             applied = tf.group(applied, *replicas.follow(written, after=[applied]))
+        # What the optimizer does not add to the global step itself.
         steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
         if global_step is not None and steps.number is not None:
             applied = _add_steps_after(applied, global_step, steps.number)
@@ -318,22 +319,34 @@ def call_transform(transform: typing.Optional[typing.Callable], gradients: Pairs
         if device:
             scopes.enter_context(only_device(device))
         returned = transform(gradients)
-    called = 'transform_gradients'  # the name of the argument, for the messages
+    name_of_function = 'transform_gradients'
     if name_of_loss is not None:
-        called += ' for %r' % name_of_loss
-    transformed = listed_pairs(returned)
-    if not transformed or not _are_given_variables(transformed, gradients):
+        name_of_function += ' for %r' % name_of_loss
+    return _checked_pairs(returned, gradients, name_of_function)
+
+
+def _checked_pairs(returned: typing.Any, given: Pairs, name_of_function: str) -> Pairs:
+    """List of the pairs that the user's function has returned; `InvalidArgumentError` for anything
+    but gradients of given variables.
+
+    Args:
+      returned: what it has returned.
+      given: the pairs that it was given.
+      name_of_function: for the messages.
+    """
+    pairs = listed_pairs(returned)
+    if not pairs or not _are_given_variables(pairs, given):
         raise InvalidArgumentError(
             '%s returned %.200r: expected a list of (gradient, variable) pairs of given '
-            'variables, each once.' % (called, returned))
-    if all(gradient is None for gradient, _ in transformed):
+            'variables, each once.' % (name_of_function, returned))
+    if all(gradient is None for gradient, _ in pairs):
         raise InvalidArgumentError('%s returned %.80r: expected a gradient of at least one '
-                                   'variable.' % (called, returned))
-    for gradient, variable in transformed:
+                                   'variable.' % (name_of_function, returned))
+    for gradient, variable in pairs:
         if not may_be_gradient_of(gradient, variable):
             raise InvalidArgumentError('%s returned %.80r as the gradient of %r: %s.' % (
-                called, gradient, variable.op.name, expected_gradient(variable)))
-    return transformed
+                name_of_function, gradient, variable.op.name, expected_gradient(variable)))
+    return pairs
 
 
 def _are_given_variables(pairs: Pairs, given: Pairs) -> bool:
