@@ -33,8 +33,8 @@ def joined_product(gradients: typing.List[typing.Any],
       variable: the variable.
 
     Returns:
-      The sum; or None where one gradient is no product of thin static matrices, another operation
-      reads it, XLA compiles it, the weights are small, or the devices are not CPUs of one process.
+      The sum; or None where it cannot be one product, or that would not pay: see `_factors`. None
+      also where the devices are not CPUs of one process.
     """
     if len(gradients) < 2:
         return None
@@ -89,6 +89,11 @@ class _Factors(typing.NamedTuple):
             return 1
         return 0
 
+    @property
+    def row_counts(self) -> typing.List[int]:
+        """r_k of each tower."""
+        return [x.shape.as_list()[self.axis_of_rows_of_x] for x in self.inputs]
+
 
 class _Source(typing.NamedTuple):
     """Where a tensor comes from."""
@@ -125,14 +130,10 @@ def _factors(products: typing.List[tf.Operation],
     if len(transpositions) > 1:
         return None  # the towers' products are not alike
     [(transpose_x, transpose_y)] = transpositions
-    factors = _Factors([], [], transpose_x, transpose_y)
-    row_counts = []  # r_k of each tower
-    for op in products:
-        x, y = op.inputs
-        factors.inputs.append(x)
-        factors.output_gradients.append(y)
-        row_counts.append(x.shape.as_list()[factors.axis_of_rows_of_x])
-    if max(row_counts) > _MOST_ROWS or sum(row_counts) > _MOST_JOINT_ROWS:
+    inputs = [op.inputs[0] for op in products]
+    output_gradients = [op.inputs[1] for op in products]
+    factors = _Factors(inputs, output_gradients, transpose_x, transpose_y)
+    if max(factors.row_counts) > _MOST_ROWS or sum(factors.row_counts) > _MOST_JOINT_ROWS:
         return None
     return factors
 
@@ -158,13 +159,15 @@ def _is_thin_product(op: tf.Operation, elements: int) -> bool:
 
 
 def _can_be_left_out(product: tf.Operation) -> bool:
-    """Whether a step need not compute a tower's own product, if it computes the joined one: else
-    the joined one would only be more work."""
-    is_compiled_by_xla = '_XlaCompile' in product.node_def.attr  # with the rest of its tower
+    """Whether a step may do without a tower's own product, if it computes the joined one: XLA does
+    not compile it with the rest of its tower, no operation reads it, and nothing goes by the time
+    at which it is computed."""
+    is_compiled_by_xla = '_XlaCompile' in product.node_def.attr
     if is_compiled_by_xla or _is_read(product.outputs[0]):
         return False
-    # The update of a reference variable waits for all towers' own gradients, so that these read the
-    # variable before it.
+    # The product may read the memory of a reference variable V upstream. `tf.gradients` makes the
+    # gradients of a product's factors wait for each other, so that the gradient of V, and with it
+    # the update of V, comes after the tower's own product. It would not wait for the joined one.
     upstream = operations_named(product.graph, ancestors(product.inputs))
     types_upstream = {op.type for op in upstream}
     return types_upstream.isdisjoint(REFERENCE_VARIABLES)
