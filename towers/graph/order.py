@@ -78,9 +78,9 @@ class Frames:
     def _note(self, op: tf.Operation) -> None:
         """Notes which loops and branches are around an operation, and around its results.
 
-        An operation is where the results are that it takes, or waits for. Of results in loops and
-        branches of different depths the deepest decides: an operation in a loop may take constants
-        from outside. What gives the results has to be noted before.
+        An operation is in the same loops and branches as the results that it takes, or waits for.
+        If these are in loops and branches of different depths, it is in the deepest: an operation
+        in a loop may take constants from outside. What gives the results has been noted before.
         """
         # In the order of names, which is the same in every process: `max` takes the first of the
         # deepest. The order of a set is not.

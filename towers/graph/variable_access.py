@@ -86,8 +86,9 @@ def variables_read(
     Args:
       operations: the operations.
       owned: names of those among `operations` that a variable is made of: its initial value, its
-        initializer, its read. That the initial value takes another variable, say, does not count.
-        What takes the result of such a read, does.
+        initializer, its read. What these take does not count: an initial value may be computed from
+        another variable, which a step does not read for it. What takes the result of such a read
+        counts, since it takes the variable's value.
       others: variables to look for besides those of the graph's collections.
 
     Returns:
@@ -97,8 +98,9 @@ def variables_read(
     names_not_owned = names_of(not_owned)
     names_read = set()  # of the variables' operations
     for tensor in tensors_taken(not_owned):
+        # A tensor that one of these operations has computed needs no look: what that operation
+        # takes is looked at itself.
         is_made_outside = tensor.op.name not in names_not_owned
-        # The result of another one of these operations needs no look: that one's inputs count.
         if is_made_outside or tensor.op.type in VARIABLE_OPS:
             names_read |= names_of(read_from(tensor))
     return [variable for variable in _variables_of_graph(others) if variable.op.name in names_read]
@@ -175,20 +177,29 @@ class Writes:
         """List of the operations that may write a `tf.Variable`, its initializer among them."""
         return [op for op in self.takers(variable.op) if variable.op.name in self.written_by(op)]
 
-    def takers(self, variable: tf.Operation, memory: bool = False) -> list:
-        """Finds the operations that take a variable itself, to read or write it.
+    def takers(self, variable: tf.Operation) -> list:
+        """List of the operations that take a variable itself, to read or write it, without those
+        that hand it on into loops and branches."""
+        return self._find_takers(variable, follows_results=False)
+
+    def takers_of_memory(self, variable: tf.Operation) -> list:
+        """List of the operations that take a variable itself, and of those that may read the memory
+        of a reference variable late.
+
+        Many kernels hand on the memory that they take as their result (`Identity`, `Reshape`). What
+        takes the result then reads the variable, later than the program says. So all that is
+        computed from a reference variable counts. What takes the result of a write of the variable,
+        such as an `AssignAdd`, does not: it is meant to read what has been written.
+        """
+        return self._find_takers(variable, follows_results=variable.type in REFERENCE_VARIABLES)
+
+    def _find_takers(self, variable: tf.Operation, follows_results: bool) -> list:
+        """List of the operations that take a variable.
 
         Args:
           variable: the operation of the variable.
-          memory: whether, of a reference variable, all that is computed from it counts, too, but
-            for what comes after a write of it. Many kernels hand on the variable's memory as their
-            result (`Identity`, `Reshape`). What takes the result then reads the variable, later
-            than the program says.
-
-        Returns:
-          List of the operations, without those that hand the variable on into loops and branches.
+          follows_results: whether what takes their results counts, too, as `takers_of_memory` says.
         """
-        follows_results = memory and variable.type in REFERENCE_VARIABLES
         tensors = list(variable.outputs)  # whose takers are still to be found
         seen = set()
         takers = []
@@ -233,8 +244,8 @@ class Writes:
                 return []
             takers: typing.List[tf.Operation] = []
             for output in op.outputs:
-                # An output of a `Switch` leads into a branch; other outputs are of none (None).
-                if branch_of(output) not in not_running:
+                leads_into_other_branch = branch_of(output) in not_running  # as of a `Switch`
+                if not leads_into_other_branch:
                     takers += output.consumers()
             return takers
 

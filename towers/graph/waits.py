@@ -137,8 +137,8 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
 
     Returns:
       `[op]`; or, since an operation in a loop cannot wait for one outside, the `Enter`s that lead
-      the variables into the outermost loop around `op`. A variable that the loop takes without an
-      `Enter` has no operation that could wait: it is there before any step.
+      the variables into the outermost loop around `op`. For a variable that the loop takes without
+      an `Enter`, nothing: the variable itself runs outside of steps, too, and cannot wait.
     """
     if frames.is_outside_of_loops(op):
         return [op]
@@ -148,7 +148,8 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
         if variable is None or variable.name not in variables:
             continue
         leads_in = _last_outside_of_loops(tensor, frames)
-        if leads_in.type not in VARIABLE_OPS:
+        is_variable_itself = leads_in.type in VARIABLE_OPS
+        if not is_variable_itself:
             held.append(leads_in)
     return held
 

@@ -125,7 +125,7 @@ def takers_of(names: typing.Iterable[str], finder: Writes) -> Takers:
     may read this memory late, after an `Identity` has handed it on.
     """
     graph = tf.get_default_graph()
-    return {name: finder.takers(graph.get_operation_by_name(name), memory=True) for name in names}
+    return {name: finder.takers_of_memory(graph.get_operation_by_name(name)) for name in names}
 
 
 def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
