@@ -33,8 +33,8 @@ def joined_product(gradients: typing.List[typing.Any],
       variable: the variable.
 
     Returns:
-      The sum; or None where it cannot be one product, or that would not pay: see `_factors`. None
-      also where the devices are not CPUs of one process.
+      The sum; or None where it cannot be one product, or that would not pay, see
+      `_can_be_replaced`; or where the devices are not CPUs of one process.
     """
     if len(gradients) < 2:
         return None
@@ -48,8 +48,10 @@ def joined_product(gradients: typing.List[typing.Any],
         products.append(source.op)
         devices.append(source.op.device)
         awaited += source.control_inputs
-    factors = _factors(products, variable)
-    if factors is None or not _are_cpus_of_one_process(devices):
+    if not _are_cpus_of_one_process(devices) or not _can_be_replaced(products, variable):
+        return None
+    factors = _factors(products)
+    if factors is None or not factors.have_few_rows:
         return None
     with tf.control_dependencies(awaited):  # for what each tower's product has waited for
         # The rows of all towers, one below the other: [sum of r_k, m] and [sum of r_k, n], or their
@@ -90,9 +92,10 @@ class _Factors(typing.NamedTuple):
         return 0
 
     @property
-    def row_counts(self) -> typing.List[int]:
-        """r_k of each tower."""
-        return [x.shape.as_list()[self.axis_of_rows_of_x] for x in self.inputs]
+    def have_few_rows(self) -> bool:
+        """Whether the towers have so few examples that one product of all of them is faster."""
+        row_counts = [x.shape.as_list()[self.axis_of_rows_of_x] for x in self.inputs]  # r_k
+        return max(row_counts) <= _MOST_ROWS and sum(row_counts) <= _MOST_JOINT_ROWS
 
 
 class _Source(typing.NamedTuple):
@@ -115,27 +118,25 @@ def _source_of(tensor: tf.Tensor) -> _Source:
     return _Source(op, control_inputs)
 
 
-def _factors(products: typing.List[tf.Operation],
-             variable: tf.Variable) -> typing.Optional[_Factors]:
-    """The factors of the towers' products; None where they cannot be joined to one gradient of the
-    variable, or joining them does not pay."""
+def _can_be_replaced(products: typing.List[tf.Operation], variable: tf.Variable) -> bool:
+    """Whether the operations that compute the towers' gradients of a variable are products of thin
+    matrices, of a large variable, that a step can do without."""
     elements = variable.get_shape().num_elements() or 0  # None for a shape that is not static
     if elements < _LEAST_ELEMENTS:
-        return None
-    transpositions = set()  # of x and y in each product
-    for op in products:
-        if not _is_thin_product(op, elements) or not _can_be_left_out(op):
-            return None
-        transpositions.add((op.get_attr('transpose_a'), op.get_attr('transpose_b')))
+        return False
+    return all(_is_thin_product(op, elements) and _can_be_left_out(op) for op in products)
+
+
+def _factors(products: typing.List[tf.Operation]) -> typing.Optional[_Factors]:
+    """The factors of the towers' products; None where the products do not transpose theirs alike.
+    """
+    transpositions = {(op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products}
     if len(transpositions) > 1:
-        return None  # the towers' products are not alike
+        return None
     [(transpose_x, transpose_y)] = transpositions
     inputs = [op.inputs[0] for op in products]
     output_gradients = [op.inputs[1] for op in products]
-    factors = _Factors(inputs, output_gradients, transpose_x, transpose_y)
-    if max(factors.row_counts) > _MOST_ROWS or sum(factors.row_counts) > _MOST_JOINT_ROWS:
-        return None
-    return factors
+    return _Factors(inputs, output_gradients, transpose_x, transpose_y)
 
 
 def _is_thin_product(op: tf.Operation, elements: int) -> bool:

@@ -124,15 +124,20 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     update_ops = request.training.update_ops
     if update_ops == 'none':
         used = _used_writes(writes, fetches)
-        _check_replicated(writes_by(writes, used), replicated)  # nothing runs the others
+        _check_replicated(writes_by(writes, used), replicated)  # nothing runs the other writes
         return _written_by_none(writes, used, operations)
     _check_replicated(writes, replicated)
     if update_ops == 'all':
         return InlineUpdates()  # every tower has its writes: there is nothing to leave out
     used = _used_writes(writes, fetches)
-    if request.served_rank is None:
-        return _written_by_first(writes, used, operations, request)
-    return _written_by_chief(writes, used, operations, fetches, request)
+    if _do_workers_share_variables(request):
+        return _written_by_chief(writes, used, operations, fetches, request)
+    return _written_by_first(writes, used, operations, request)
+
+
+def _do_workers_share_variables(request: Request) -> bool:
+    """Whether several workers make one step on parameter servers, in the build of a `Request`."""
+    return request.served_rank is not None
 
 
 def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
@@ -207,10 +212,11 @@ def _unused(writes: typing.Iterable[Write],
 
 
 def _writes_stay(request: Request) -> bool:
-    """Whether the forward pass may write as it does, in the build of a `Request`: with one tower
-    and no other machines, unless nobody is to write."""
-    is_one_tower = request.parts_a_call == 1 and request.served_rank is None
-    return is_one_tower and request.training.update_ops != 'none'
+    """Whether the forward pass may write as it does, in the build of a `Request`: where no other
+    tower is made from it, and no other worker writes the variables, unless nobody is to write."""
+    has_no_copies = request.parts_a_call == 1
+    writes_alone = has_no_copies and not _do_workers_share_variables(request)
+    return writes_alone and request.training.update_ops != 'none'
 
 
 def _turned_into_updates(unused: typing.Sequence[tf.Operation],

@@ -4,6 +4,11 @@ Examples are a cluster's size in a vector quantizer and a sum of rewards: v := d
 S the sum over the batch. Each tower has the sum of its shard alone, so that no tower could write
 the average of the batch. So S is exchanged (`batch_sum`) where it is computed, and tower 0 writes.
 
+Words of `proof/` used here, of a value: its `kind` is `SUM` if it is computed from a sum over the
+examples, linearly, and `SIZES` if it is computed from shapes; its `reductions` are the operations
+that have taken the sums; it `is_count` if it is a multiple of the number of examples; it
+`has_offset` if a value that does not depend on the examples is added to its sum.
+
 Its test is `tests/roles/test_written_values.py`.
 """
 

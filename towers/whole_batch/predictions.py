@@ -6,6 +6,11 @@
     the same on every tower                   tower 0's
 
 Everything else is none of the batch's, whatever is done to the towers' values, and is refused.
+
+Words of `proof/` used here, of the state of a tensor: its `kind` says how it depends on the
+examples, as the rows of the table do; its `axis` is the dimension along which the examples are; in
+`outer` rounds all examples follow each other along it; a `selection` is what has chosen rows of
+some examples; `shard_statistics` are statistics of the shard on which it depends besides.
 """
 
 import typing
