@@ -184,8 +184,8 @@ class _GradientReads:
         is_read_by_gradients = variable in self._operations
         if is_read_by_gradients:  # which of the gradients read it is not known
             return all(waits_for_gradients)
-        # No gradient reads it: it is a slot, say. A write of it that waits for any gradient is a part
-        # of the update by this gradient, and late enough.
+        # No gradient reads it: it is a slot, say. If a write of it waits for any gradient, it belongs
+        # to the update by this gradient, and is late enough.
         return any(waits_for_gradients)
 
     def _is_memory_read(self, variable: str) -> bool:
