@@ -184,7 +184,7 @@ class _GradientReads:
         is_read_by_gradients = variable in self._operations
         if is_read_by_gradients:  # which of the gradients read it is not known
             return all(waits_for_gradients)
-        # No gradient reads it: it is a slot, say. If a write of it waits for any gradient, it belongs
+        # No gradient reads it: it is a slot, say. A write of it that waits for any gradient belongs
         # to the update by this gradient, and is late enough.
         return any(waits_for_gradients)
 

@@ -256,9 +256,9 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
         return all(map(waits.follows_any, hold.ends))
 
     # Say that a read of v waits for a write of w. If the write of v waits for this read, it waits
-    # for the write of w, too, and then w can wait for nothing that comes after the write of v. So
-    # these holds come last (False is before True): added first, they would make other waits close a
-    # circle, which are then left out.
+    # for the write of w, too, and the write of w can wait for nothing that comes after the write of
+    # v. So these holds come last (False is before True): added first, they would make other waits
+    # close a circle, and these would be left out.
     for hold in sorted(holds, key=comes_after_a_write):
         is_added = _add_wait(hold, waits)
         is_read_of_new_value = hold.certainly_reads and not is_added
