@@ -82,14 +82,16 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(tf.get_default_graph()) as recording:
             applied = _apply(optimizer, pairs, global_step, scaled_losses)
+        made = recording.operations
         # Slots are made under the control dependencies, too; their initial values must not wait
         # for a batch.
-        free_initial_values(all_slots, recording.operations, after)
-        if replicas is not None and not optimizer_updates_replicas:
-            written = _names_written(recording.operations, pairs)
+        free_initial_values(all_slots, made, after)
+        do_replicas_follow = replicas is not None and not optimizer_updates_replicas
+        if do_replicas_follow:
+            written = _names_written(made, pairs)
             applied = tf.group(applied, *replicas.follow(written, after=[applied]))
-        # What the optimizer does not add to the global step itself.
-        steps = _steps_to_add(applied, recording.operations, global_step, scaled_losses)
+        # What the optimizer has not added to the global step itself is added after the update.
+        steps = _steps_to_add(applied, made, global_step, scaled_losses)
         if global_step is not None and steps.number is not None:
             applied = _add_steps_after(applied, global_step, steps.number)
     slots = _without(slots_of_replicas, all_slots)
