@@ -43,9 +43,7 @@ def check_that_all_begin(table, names, beginning):
 
 
 def test_what_couples_examples_is_not_proven():
-    names = list(losses.COUPLED)
-    place = names.index('top_k_by_count')  # from here on: what rules could overlook
-    check_that_all_begin(losses.COUPLED, names[:place:3] + names[place:], 'not proven: ')
+    check_that_all_begin(losses.COUPLED, list(losses.COUPLED)[::4], 'not proven: ')
 
 
 @pytest.mark.slow
@@ -54,7 +52,7 @@ def test_all_that_couples_examples_is_not_proven():
 
 
 def test_what_does_not_couple_examples_is_proven():
-    check_that_all_begin(losses.INDEPENDENT, list(losses.INDEPENDENT)[::2], 'proven: ')
+    check_that_all_begin(losses.INDEPENDENT, list(losses.INDEPENDENT)[::3], 'proven: ')
 
 
 @pytest.mark.slow
