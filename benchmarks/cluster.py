@@ -120,10 +120,12 @@ def worker(options):
     batch *= 2 if options.worker == 'towers' else 1
 
     def arrays():
-        # As from an input pipeline: of constants, TensorFlow would compute what they alone decide
-        # a single time, such as the indices that Horovod gathers.
-        return tuple(tf.placeholder_with_default(array, array.shape)
-                     for array in workload.arrays(batch))
+        # As from an input pipeline: of constants, and of placeholders that have one as default and
+        # are not fed, TensorFlow would compute what they alone decide a single time, such as the
+        # indices that Horovod gathers. A random number below 1 is 0, which TensorFlow does not
+        # know.
+        zero = tf.random_uniform([], maxval=1, dtype=tf.int32)
+        return tuple(array + tf.cast(zero, array.dtype) for array in workload.arrays(batch))
     if options.worker in ('mirrored', 'horovod'):
         peer = getattr(cluster_peers, options.worker)(model_fn, arrays, _CHUNK)
         return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)
