@@ -2646,6 +2646,38 @@ def fixed_point_until_converged(x):
 
 # ---- coupled: arrays, lists and loops that carry what they should not -----------------------------
 
+class WordCell(Cell):
+    """A recurrent cell that looks up its words itself."""
+
+    def __init__(self, units, inputs, lookup):
+        super(WordCell, self).__init__(units, inputs)
+        self._lookup = lookup
+
+    def __call__(self, inputs, state, scope=None):
+        return super(WordCell, self).__call__(self._lookup(inputs), state, scope)
+
+
+def state_of_words(lookup, ids, lengths):
+    """The last state of a loop that ends with the longest example."""
+    return tf.nn.dynamic_rnn(WordCell(4, 4, lookup), ids[..., tf.newaxis],
+                             sequence_length=lengths, dtype=tf.float32)[1]
+
+
+@coupled
+def words_looked_up_in_a_loop_that_ends_with_the_longest(ids, lengths):
+    # On one device the gradient has rows, of zeros, for words behind the ends, too.
+    table = variable('table', [10, 4])
+    return average(state_of_words(
+        lambda words: tf.nn.embedding_lookup(table, words[:, 0]), ids, lengths))
+
+
+@independent
+def words_by_a_product_in_a_loop_that_ends_with_the_longest(ids, lengths):
+    table = variable('table', [10, 4])
+    return average(state_of_words(
+        lambda words: tf.matmul(tf.one_hot(words[:, 0], 10), table), ids, lengths))
+
+
 def with_flow_v2(make):
     """What `make` makes with control flow v2, as TensorFlow 2 has it."""
     was_v2 = tf.control_flow_v2_enabled()

@@ -16,6 +16,10 @@ A maximum in the limit, as in `max(least, max(lengths))`, is as good. Minima and
 that are the same for both, in any order, keep max(lengths) between a lower and an upper bound. If K
 is below the number of the batch, it is below the upper bound, and so again at least max(lengths).
 
+A lookup in the loop, as of word vectors, is excluded: its gradient has a row for each iteration, of
+zeros for what changes nothing. An optimizer with momentum changes such a row of the table all the
+same, and the shard's gradient lacks it.
+
 The functions here look at the operations of a loop, of control flow v1 or v2; `Loop` and `Carried`
 have what differs between these. The state of the loop's condition has the mark of the maximum, as
 of any statistic of the shard; `condition_for` takes it away.
@@ -33,6 +37,8 @@ from towers.proof.states import ROW_OF_EACH_EXAMPLE, State
 from towers.proof.view import View
 
 _SAME = ('Identity', 'StopGradient')  # types of operations that give the same numbers
+_LOOKUPS = ('Gather', 'GatherV2', 'ResourceGather', 'GatherNd', 'ResourceGatherNd')
+"""Types of the operations whose gradient has rows for what was looked up alone."""
 
 
 class Loop(typing.NamedTuple):
@@ -67,6 +73,8 @@ def condition_for(value: Carried, loop: Loop, condition: State, view: View) -> S
     """
     longest = _longest_of(loop, view)
     if longest is None or not _is_kept(value, longest, loop):
+        return condition
+    if _looks_up_rows(value, view):
         return condition
     return condition._replace(shard_statistics=condition.shard_statistics - {longest.statistic})
 
@@ -187,6 +195,26 @@ def _is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
         return _writes_zeros(write, carried, longest, loop)
     value = _value_after_end(carried.after, longest, loop)
     return value is not None and carried.is_before(value)
+
+
+def _looks_up_rows(carried: Carried, view: View) -> bool:
+    """Whether an iteration looks up rows of what all towers have alike, such as a variable.
+
+    Args:
+      carried: the value that the iteration computes.
+      view: `View`.
+    """
+    def inputs_in_loop(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
+        """The inputs of a tensor's operation that are computed in a loop."""
+        return [source for source in tensor.op.inputs if view.is_in_loop(source.op)]
+
+    for tensor in graph_walk.reached([carried.after], inputs_in_loop).values():
+        if tensor.op.type in _LOOKUPS:
+            table = view.state_or_none(tensor.op.inputs[0])
+            # In the first round, a tensor of the loop has no state yet.
+            if table is None or is_same_on_towers(table):
+                return True
+    return False
 
 
 class _Write(typing.NamedTuple):
