@@ -3,6 +3,7 @@
 A forward pass of a static batch is analysed up to three times: `static_batch` says why.
 """
 
+import collections
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -113,10 +114,11 @@ def _analysed_of_static_batch(forward_pass: '_ForwardPass', batch_size: int) -> 
     constant as it is, and beside it those for the size of that batch and with size constants.
 
     The search for size constants has to know where the examples are in the graph as it was built.
-    The first analysis tells that, too, where no operation holds the size.
+    Where no operation holds the size of the batch, they are in the same places for another batch:
+    then the analysis for a prime, the first one, tells it.
     """
     whole_scratch = make_whole_scratch(forward_pass.needed)
-    if whole_scratch is None:
+    if whole_scratch is None:  # shape inference refuses a batch of another size
         return _analysed_of_only_size(forward_pass, batch_size)
     analysis = forward_pass.analysed_in(whole_scratch)
     of_built_graph = analysis
@@ -130,8 +132,9 @@ def _analysed_of_static_batch(forward_pass: '_ForwardPass', batch_size: int) -> 
 def _analysed_of_only_size(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
     """The analysis of a forward pass whose shape inference refuses a batch of another size.
 
-    An analysis with each constant as it is can only end at what is refused. The one with size
-    constants takes its place, where there is one.
+    With each constant as it is, a proof can only end at the operation that refuses another batch.
+    So the analysis with size constants takes the place of the one with each constant as it is. Only
+    where no constant may be taken for the size, the latter is made: it says where the proof ends.
     """
     as_built = _analysed_as_built(forward_pass, batch_size)
     analysis = _analysed_with_size_constants(forward_pass, as_built, batch_size)
@@ -160,6 +163,7 @@ def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: 
         return None
     found = find_size_constants(
         forward_pass.needed.operations, of_built_graph.states, batch_size)
+    # Divisors that are not taken for the size are for the verdict, which names them.
     if not found.size_constants and not found.other_divisors:
         return None
     scratch = make_scratch(forward_pass.needed, size_constants=found.size_constants)
@@ -183,6 +187,7 @@ class _ForwardPass(typing.NamedTuple):
         # The scratch graph has the bodies of functions, too, whose operations the pass lacks.
         names_in_pass = names_of(self.needed.operations)
         names = [op.name for op in settled.operations if op.name in names_in_pass]
+        # Those in functions draw numbers, too.
         random = [op.name for op in settled.operations if graph_walk.is_random(op)]
         batch_size = static_size(self.needed.inputs)
         of_size = {} if batch_size is None else loops_of_size(view, batch_size)
@@ -232,36 +237,32 @@ def _conditions(op: tf.Operation) -> typing.List[tf.Operation]:
 def _holds_size(analysis: Analysis) -> bool:
     """Whether an operation holds the size of the program's batch: it takes no batch of another one,
     or makes a result of that size, as a transposed convolution does by its output's shape."""
-    for state in analysis.states.values():
-        reason = state.reason
-        if reason is not None and reason.why in (
-                TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE):
-            return True
-    return False
+    reasons = [state.reason for state in analysis.states.values() if state.reason is not None]
+    ends = {reason.why for reason in reasons}
+    return not ends.isdisjoint([TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE])
 
 
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
-    """{name of an operation of the program: what it writes, itself or in functions it calls}."""
+    """{name of an operation of the program: what it writes, itself or in functions it calls}.
+
+    `roles.written_values` judges an operation by what is told here, and looks itself at one of
+    which nothing is told. So it is left to it to look at an operation of the program that writes
+    otherwise than by an assign, an add or a scatter. In a function such a write is told here: else
+    the call of the function would be judged by its other writes alone. A call in a function writes
+    nothing but what the operations of its own body write.
+    """
     view = settled.view
     bodies = view.bodies
     finder = Writes(view.graph)
-    found: typing.Dict[str, typing.List[Written]] = {}
+    found: typing.Dict[str, typing.List[Written]] = collections.defaultdict(list)
     for op in settled.operations:
         name_in_program = bodies.outermost_call(op.name)
         written = written_by(op, view)
         if written is not None:
-            found.setdefault(name_in_program, []).append(written)
-            continue
-        # An operation of the program that writes in a way without a rule has no entry here, by
-        # which `roles.written_values` knows it. An operation in a body is judged with its call,
-        # which may have entries of the body's other writes: so a write without a rule needs one of
-        # its own there. A call in a body needs none: the operations of its own body write for it.
-        needs_own_entry = bodies.is_in_body(op.name) and not bodies.has_body_of(op.name)
-        if needs_own_entry:
-            others = written_otherwise(op, view, finder)
-            if others:
-                found.setdefault(name_in_program, []).extend(others)
-    return found
+            found[name_in_program].append(written)
+        elif bodies.is_in_body(op.name) and not bodies.has_body_of(op.name):
+            found[name_in_program] += written_otherwise(op, view, finder)
+    return {name: writes for name, writes in found.items() if writes}
 
 
 def _means(view: View) -> typing.FrozenSet[str]:

@@ -4,8 +4,13 @@ the examples.
 In single operations, a batch norm takes a mean over the examples and the mean of the squared
 distances from it, which goes into a root; the fused kernel is one operation. A normalization by a
 statistic of one example alone (a layer norm) is none, whatever its dimensions are called.
+
+Words of other modules used here: `SAME_NUMBERS`: the types of the operations that give the numbers
+of their first input, in another shape or type perhaps; `Analysis.is_mean`: whether an operation is
+a mean over the examples; of a state, `is_by_example`: its entries belong to single examples.
 """
 
+import functools
 import typing
 
 import numpy as np
@@ -105,9 +110,11 @@ def _add_moments(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> Non
     moments = _moments_of(op)
     if moments is None:
         return
+    are_over_examples = (
+        analysis.is_mean(moments.mean.op) and analysis.is_mean(moments.variance.op))
     if _is_unknown(moments.mean, analysis) or _is_unknown(moments.variance, analysis):
         found.unproven.append(op)
-    elif analysis.is_mean(moments.mean.op) and analysis.is_mean(moments.variance.op):
+    elif are_over_examples:  # else they are of one example alone, as those of a layer norm
         found.moments.append(moments)
 
 
@@ -140,11 +147,10 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
 def _kernel_only_normalizes(op: tf.Operation, ways: '_Ways', analysis: Analysis) -> bool:
     """Whether a batch norm in one kernel goes into the losses by its first result, the normalized
     values, and not by the statistics that it returns beside them."""
-    for statistic in op.outputs[1:]:
-        # The kernel has taken the root of the variance itself.
-        if not _only_normalizes(statistic, ways, analysis, needs_root=False):
-            return False
-    return True
+    # The kernel has taken the root of the variance itself.
+    only_normalizes = functools.partial(
+        _only_normalizes, ways=ways, analysis=analysis, needs_root=False)
+    return all(map(only_normalizes, op.outputs[1:]))
 
 
 class _Ways(typing.NamedTuple):
@@ -158,12 +164,6 @@ def _ways_into(losses: typing.List[tf.Tensor]) -> _Ways:
     return _Ways(graph_walk.names_of(losses), graph_walk.ancestors(losses))
 
 
-class _Step(typing.NamedTuple):
-    """A tensor on the way of a statistic into the losses."""
-    tensor: tf.Tensor
-    is_behind_root: bool  # whether the root was taken before it, if the statistic needs one
-
-
 def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
                      needs_root: bool) -> bool:
     """Whether every way of a statistic into the losses leads through values of the examples, as it
@@ -175,24 +175,36 @@ def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
       analysis: `Analysis` of the forward pass.
       needs_root: whether a root has to be taken on the way, as of a variance.
     """
-    stack = [_Step(statistic, is_behind_root=not needs_root)]
-    seen: typing.Set[typing.Tuple[str, bool]] = set()
-    while stack:
-        tensor, is_behind_root = stack.pop()
-        if (tensor.name, is_behind_root) in seen:
-            continue
-        seen.add((tensor.name, is_behind_root))
-        if tensor.name in ways.losses:  # on a way without values of the examples
-            return False
-        if analysis.state(tensor).is_by_example:  # where a way ends
-            if not is_behind_root:
-                return False
-            continue
-        for op in tensor.consumers():
-            if op.name in ways.operations:
-                has_root = is_behind_root or op.type in _ROOTS
-                stack += [_Step(output, has_root) for output in op.outputs]
-    return True
+    to_values = functools.partial(_results_before_values, ways, analysis)
+    on_ways = graph_walk.reached([statistic], to_values)
+    reaches_a_loss = not ways.losses.isdisjoint(on_ways)  # on a way without values of the examples
+    if reaches_a_loss:
+        return False
+    if not needs_root:
+        return True
+    to_values_or_roots = functools.partial(_results_before_values, ways, analysis, ends=_ROOTS)
+    before_root = graph_walk.reached([statistic], to_values_or_roots).values()
+    return not any(analysis.state(tensor).is_by_example for tensor in before_root)
+
+
+def _results_before_values(ways: _Ways, analysis: Analysis, tensor: tf.Tensor,
+                           ends: typing.Container[str] = ()) -> typing.List[tf.Tensor]:
+    """The tensors that are computed from another one on its ways into the losses; [] of a value of
+    the examples, where a way ends.
+
+    Args:
+      ways: `_Ways` into the losses.
+      analysis: `Analysis` of the forward pass.
+      tensor: the tensor.
+      ends: types of operations whose results do not count.
+    """
+    if analysis.state(tensor).is_by_example:
+        return []
+    results: typing.List[tf.Tensor] = []
+    for op in graph_walk.with_names(tensor.consumers(), ways.operations):
+        if op.type not in ends:
+            results += op.outputs
+    return results
 
 
 def _is_unknown(tensor: tf.Tensor, analysis: Analysis) -> bool:
@@ -215,6 +227,8 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
     mean = source_through(difference.inputs[1], SAME_NUMBERS)
     if mean.op.type != 'Mean' or not _goes_into_a_root(variance):
         return None
+    # The mean may come in another shape, as a vector. Of values in another shape, the axes of the
+    # two means would be other dimensions.
     values = source_through(difference.inputs[0], _SAME_ENTRIES)
     values_of_mean = source_through(mean.op.inputs[0], _SAME_ENTRIES)
     if values.name != values_of_mean.name:
@@ -243,22 +257,27 @@ def _difference_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:
 
 def _goes_into_a_root(variance: tf.Tensor) -> bool:
     """Whether a tensor goes into a root, in a few steps of arithmetic."""
-    stack = [(variance, 0)]  # pairs of a tensor and its distance from the variance
-    seen: typing.Set[str] = set()
-    while stack:
-        tensor, steps = stack.pop()
-        for op in tensor.consumers():
-            if op.type in _ROOTS:
-                return True
-            if op.type in _TO_ROOT and op.name not in seen and steps < _STEPS_TO_ROOT:
-                seen.add(op.name)
-                stack += [(output, steps + 1) for output in op.outputs]
-    return False
+    takers = graph_walk.by_name(variance.consumers())
+    for _ in range(_STEPS_TO_ROOT):
+        if graph_walk.of_types(takers.values(), _ROOTS):
+            return True
+        takers = graph_walk.by_name(_takers_of(graph_walk.of_types(takers.values(), _TO_ROOT)))
+    return bool(graph_walk.of_types(takers.values(), _ROOTS))
+
+
+def _takers_of(operations: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
+    """The operations that take results of others."""
+    takers: typing.List[tf.Operation] = []
+    for op in operations:
+        for output in op.outputs:
+            takers += output.consumers()
+    return takers
 
 
 def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]:
     """The results of all operations that compute the same mean, the one itself among them: two
-    calls of `tf.nn.moments` make two.
+    calls of `tf.nn.moments` make two. Their shapes may differ, by `keepdims`: the caller puts the
+    batch's mean in the place of each.
 
     Args:
       statistic: the mean.
@@ -269,13 +288,12 @@ def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]
     values, axes = statistic.op.inputs
     static_axes = tf.get_static_value(axes)
     found = []
-    for op in operations:
-        if op.type != 'Mean' or op.inputs[0].name != values.name:
-            continue
+    for op in graph_walk.of_types(operations, ['Mean']):
         other_axes = op.inputs[1]
         has_equal_axes = static_axes is not None and np.array_equal(
             tf.get_static_value(other_axes), static_axes)
-        if has_equal_axes or other_axes.name == axes.name:
+        has_same_axes = has_equal_axes or other_axes.name == axes.name
+        if op.inputs[0].name == values.name and has_same_axes:
             found.append(op.outputs[0])
     return found
 

@@ -3,6 +3,11 @@
 A rule answers for the operation itself. What all rules have in common is done here, as the flags of
 the row say: inputs for which the rule has no answer; sizes that are taken as numbers; marks of the
 inputs, and of means and sums that the result depends on otherwise than linearly.
+
+Words of other modules used here: the fields of `Row`, which `table` explains; of a state,
+`is_total_or_share`: a mean, a sum or a share, and `is_position`: positions of examples;
+`as_numbers`: the states where sizes are taken as numbers, n as a sum over the examples;
+`NotKnown`, which a rule raises where it needs a rank or an argument that is not static.
 """
 
 import itertools
@@ -31,6 +36,7 @@ from towers.proof.states import (
     Kind,
     State,
     first_unknown,
+    if_complete,
     unknown,
 )
 from towers.proof.table import RULES, Row
@@ -70,12 +76,14 @@ def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Result
     if op.type.startswith('LookupTable') and view.fills_tables:
         return unknown(op, 'looks up a table to which a step may write')
     row = RULES.get(op.type)
+    if row is not None and _can_begin(op, states):
+        return states_by_row(row, op, states, view)
     known = if_complete(states)
-    if row is None:
-        return None if known is None else _state_without_row(op, known, view)
-    if known is None and not _can_begin(op, states):
+    if known is None:  # an input has no state yet
         return None
-    return states_by_row(row, op, states, view)
+    if row is None:
+        return _state_without_row(op, known, view)
+    return states_by_row(row, op, known, view)
 
 
 _ON_LISTS = frozenset(
@@ -91,17 +99,15 @@ def _is_on_list(op: tf.Operation) -> bool:
     return any(tensor.dtype.base_dtype == tf.variant for tensor in tensors)
 
 
-def if_complete(states: InputStates) -> typing.Optional[typing.List[State]]:
-    """The states, where each of them is there; else None."""
-    known = [state for state in states if state is not None]
-    return known if len(known) == len(states) else None
-
-
 def _can_begin(op: tf.Operation, states: InputStates) -> bool:
     """Whether an operation has results as soon as one input has a state: a `Merge`, to whose loop
     the other value comes back later."""
-    has_any = any(state is not None for state in states)
-    return op.type in ('Merge', 'RefMerge') and has_any
+    return op.type in ('Merge', 'RefMerge') and bool(_known(states))
+
+
+def _known(states: InputStates) -> typing.List[State]:
+    """The states that are there."""
+    return [state for state in states if state is not None]
 
 
 # ---- by a row ------------------------------------------------------------------------------------
@@ -112,25 +118,18 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     Args:
       row: the row of the operation, or of one that does the same.
       op: the operation.
-      states: of its inputs.
+      states: of its inputs; one that comes back to a `Merge` from an iteration may lack a state.
       view: `View`.
     """
-    without_answer = _state_without_answer(row, op, states)
+    inputs = _known(states)
+    without_answer = _state_without_answer(row, op, inputs)
     if without_answer is not None:
         return without_answer
-    # What the rule is asked about, and what `_completed` marks the results with.
-    inputs = [state for state in states if state is not None]
     if not row.takes_sizes:
         inputs = as_numbers(op, inputs, view)
-    try:
-        if row.takes_unknown:
-            # Such a rule gets all states as they are: None for one that is not there yet, for which
-            # it has an answer, too; and sizes as sizes, also without `takes_sizes`.
-            answer = row.rule(op, states, view)
-        else:
-            answer = row.rule(op, inputs, view)
-    except NotKnown as end_of_proof:
-        answer = end_of_proof.state
+    # A rule that takes unknown states gets all of them as they are: None for one that is not there
+    # yet, and sizes as sizes, even without `takes_sizes`.
+    answer = _answer(row, op, states if row.takes_unknown else inputs, view)
     if answer is None:  # the rule, too, needs a state that is not there yet
         return None
     if not row.keeps_marks:  # the rule of control flow has marked its answer itself
@@ -140,21 +139,35 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     return [_completed(row, op, inputs, state, view) for state in answer]
 
 
+def _answer(row: Row, op: tf.Operation, states: InputStates, view: View) -> Results:
+    """What the rule of a row says of the results; that they are unknown, where the rule needs
+    something static that is not.
+
+    Args:
+      row: the row.
+      op: the operation.
+      states: of its inputs, as the rule takes them.
+      view: `View`.
+    """
+    try:
+        return row.rule(op, states, view)
+    except NotKnown as end_of_proof:
+        return end_of_proof.state
+
+
 def _state_without_answer(row: Row, op: tf.Operation,
-                          states: InputStates) -> typing.Optional[State]:
+                          states: typing.List[State]) -> typing.Optional[State]:
     """The state of the results where an input is in a state for which the rule has no answer.
 
     Args:
       row: the row with the rule.
       op: the operation.
-      states: of its inputs.
+      states: of its inputs, as far as they are there.
 
     Returns:
       The state; None where the rule is to be asked.
     """
     for state in states:
-        if state is None:  # of what comes back to a `Merge` later: the other input's state decides
-            continue
         if state.kind is Kind.UNKNOWN and not row.takes_unknown:
             return state
         if state.is_position and not row.takes_positions:
@@ -195,10 +208,10 @@ def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State], view:
     """
     if view.is_stateful(op) or op.type in CONTROL_FLOW:
         return False
-    for tensor in list(op.inputs) + op.outputs:
-        is_handle_or_list = tensor.dtype in (tf.resource, tf.variant)
-        if is_handle_or_list:
-            return False
+    types = {tensor.dtype for tensor in itertools.chain(op.inputs, op.outputs)}
+    takes_handle_or_list = not types.isdisjoint([tf.resource, tf.variant])
+    if takes_handle_or_list:
+        return False
     kinds = {_kind_in_iteration(state) for state in inputs}
     return Kind.ONE_EXAMPLE in kinds and kinds <= {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}
 
@@ -232,9 +245,9 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     """Marks a result with each mean, sum and share that it depends on otherwise than linearly.
 
     The inputs in `row.linear_in` are values, such as the means in `tf.stack([mean, other_mean])`;
-    all others are arguments, such as an axis. A result that is a mean, a sum or a share itself is
-    linear in the values: only its arguments mark it, since one that is computed from the examples
-    chooses what is taken. Any other result is marked by values and arguments.
+    all others are arguments, such as an axis, or the number of the mean that `tf.gather` takes. A
+    result that is a mean, a sum or a share itself is linear in the values, so that its arguments
+    alone mark it. Any other result is marked by values and arguments.
 
     Args:
       row: the row of the operation.
@@ -245,12 +258,12 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     """
     if result.kind is Kind.UNKNOWN:
         return result
-    places_of_values = range(len(inputs))[row.linear_in]
-    values = [inputs[place] for place in places_of_values]
-    arguments = [state for place, state in enumerate(inputs) if place not in places_of_values]
-    # The number of examples n counts as a sum over them, and marks a result that has one value for
-    # all examples. It marks no result that has a value of each example, which is right for n of
-    # them alone: x [n * 4] in the shape [n, 4].
+    values = inputs[row.linear_in]
+    arguments = list(inputs)
+    del arguments[row.linear_in]
+    # An argument with the number of examples n in it counts as a sum over them, where the result
+    # has one value for all examples. It does not where the result has a value of each example: that
+    # x [n * 4] gets the shape [n, 4] is right with a shard's n, too.
     if result.is_total_or_share or result.kind is Kind.INDEPENDENT:
         arguments = as_numbers(op, arguments, view)
     marking = arguments if result.is_total_or_share else values + arguments
@@ -274,31 +287,51 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
-    if op.type.startswith(_GIVES_OTHER_VALUES):
-        return unknown(op, 'gives another value to each tower')
-    if op.type.startswith(_PYTHON):
-        return unknown(op, IS_PYTHON)
-    is_random = graph_walk.is_random(op)
-    keeps_values = view.is_stateful(op)  # TensorFlow says so of random numbers, too
-    if keeps_values and op.type not in _KEEPS_KNOWN_VALUES and not is_random:
-        return unknown(op, 'keeps values from run to run, of which nothing is known')
+    why_unknown = _why_unknown(op, view)
+    if why_unknown is not None:
+        return unknown(op, why_unknown)
     numbers = as_numbers(op, states, view)
     kinds = {state.kind for state in numbers}
     if kinds <= {Kind.INDEPENDENT}:  # a constant, too, which has no inputs
-        result = INDEPENDENT.with_marks_of(*numbers)
-        # The graph as it was built alone asks whether a value is uniform (`State.is_uniform`).
-        is_uniform = view.is_as_built and _is_uniform_constant(op)
-        return result._replace(
-            is_random=result.is_random or is_random, is_uniform=is_uniform)
+        return _independent_result(op, numbers, view)
     # Values that are kept may be those of other examples, from earlier iterations.
-    if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not keeps_values:
+    if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not view.is_stateful(op):
         return ONE_EXAMPLE.with_marks_of(*numbers)
     return unknown(op, HAS_NO_RULE)
 
 
+def _why_unknown(op: tf.Operation, view: View) -> typing.Optional[str]:
+    """Why nothing is known of the results of an operation in no row, whatever its inputs are; None
+    where the inputs tell."""
+    if op.type.startswith(_GIVES_OTHER_VALUES):
+        return 'gives another value to each tower'
+    if op.type.startswith(_PYTHON):
+        return IS_PYTHON
+    # What draws random numbers is stateful, too: it keeps no more than its generator.
+    keeps_values = view.is_stateful(op) and not graph_walk.is_random(op)
+    if keeps_values and op.type not in _KEEPS_KNOWN_VALUES:
+        return 'keeps values from run to run, of which nothing is known'
+    return None
+
+
+def _independent_result(op: tf.Operation, states: typing.List[State], view: View) -> State:
+    """The state of the results of an operation whose inputs are the same on every tower.
+
+    Args:
+      op: the operation.
+      states: of its inputs, all of the kind INDEPENDENT.
+      view: `View`.
+    """
+    result = INDEPENDENT.with_marks_of(*states)
+    is_random = result.is_random or graph_walk.is_random(op)
+    # The graph as it was built alone asks whether a value is uniform (`State.is_uniform`).
+    is_uniform = view.is_as_built and _is_uniform_constant(op)
+    return result._replace(is_random=is_random, is_uniform=is_uniform)
+
+
 def _is_uniform_constant(op: tf.Operation) -> bool:
     """Whether an operation is a constant of several entries, all of which are equal."""
-    if op.type != 'Const' or op.outputs[0].shape.num_elements() == 1:
+    if op.type != 'Const':
         return False
     value = tf.get_static_value(op.outputs[0])
-    return value is not None and value.size > 1 and bool((value == value.flat[0]).all())
+    return value.size > 1 and bool((value == value.flat[0]).all())

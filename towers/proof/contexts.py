@@ -27,6 +27,8 @@ from towers.proof.view import View
 HAND_ON_IN_LOOP = frozenset(['Identity', 'Enter', 'RefEnter', 'Exit', 'Switch', 'NextIteration'])
 """The types of the operations of a loop that hand a value on as it is."""
 
+_SWITCHES = ('Switch', 'RefSwitch')
+
 NUMBER_OF_EXAMPLES = (Size(constant=0, per_example=1),)
 """The sizes of the scalar n, the number of examples."""
 
@@ -56,15 +58,23 @@ def _condition_of_loop(op: tf.Operation, view: View) -> tf.Tensor:
     if op.type == 'Exit':
         switch = op.inputs[0].op
     else:
-        # The scratch graph has what the outputs need: no `Switch` of a value that the condition
-        # alone reads, as a residual in `while residual > tolerance`. Other values of the loop have
-        # theirs, by the same condition.
-        enter = op.inputs[0].op
-        merges = view.merges_of_frame(enter.get_attr('frame_name'))
-        takers = itertools.chain.from_iterable(merge.outputs[0].consumers() for merge in merges)
-        switch = next(taker for taker in takers if taker.type in ('Switch', 'RefSwitch'))
+        switch = _switch_of_loop(op, view)
     loop_cond = switch.inputs[1].op
     return loop_cond.inputs[0]
+
+
+def _switch_of_loop(merge: tf.Operation, view: View) -> tf.Operation:
+    """A `Switch` of the loop that a `Merge` belongs to, of any value that the loop carries: all of
+    them have the loop's condition.
+
+    The `Merge` may have none of its own. The scratch graph has what the outputs need: of a value
+    that the condition alone reads, as the residual in `while residual > tolerance`, it has the
+    `Merge`, and not the `Switch` behind it.
+    """
+    enter = merge.inputs[0].op
+    merges = view.merges_of_frame(enter.get_attr('frame_name'))
+    takers = itertools.chain.from_iterable(each.outputs[0].consumers() for each in merges)
+    return graph_walk.of_types(takers, _SWITCHES)[0]
 
 
 def _counts_examples(condition: tf.Tensor, view: View) -> bool:
@@ -119,10 +129,8 @@ def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
     if value is None or value.shape:
         return None
     is_real = np.issubdtype(value.dtype, np.number) and np.isrealobj(value)
-    if not is_real or not np.isfinite(value):
-        return None
-    number = int(value)
-    return number if number == value else None
+    is_whole = is_real and float(value).is_integer()  # not of infinity
+    return int(value) if is_whole else None
 
 
 def frame_is_over_examples(enter: tf.Operation, view: View) -> bool:
@@ -150,9 +158,12 @@ def sources_of_carried(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
     """The tensors that a tensor may be, through branches and iterations that hand them on."""
     def handed_on(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
         """What a tensor is handed on from: of a `Merge`, either of its inputs."""
+        inputs = list(tensor.op.inputs)
         if tensor.op.type == 'Merge':
-            return list(tensor.op.inputs)
-        return list(tensor.op.inputs)[:1] if tensor.op.type in HAND_ON_IN_LOOP else []
+            return inputs
+        if tensor.op.type in HAND_ON_IN_LOOP:
+            return inputs[:1]
+        return []
 
     found = graph_walk.reached([tensor], handed_on).values()
     return [source for source in found if not handed_on(source)]
@@ -166,18 +177,14 @@ def conditions_of(merge: tf.Operation, view: View) -> typing.List[typing.Optiona
     Returns:
       List of states, with a None for one that is not there yet; [] where no condition is known.
     """
-    names = []
-    for tensor in merge.inputs:
-        name = _condition_of_branch(tensor.op, view)
-        if name is not None:
-            names.append(name)
-    return [view.states.get(name) for name in dict.fromkeys(names)]
+    names = dict.fromkeys(_condition_of_branch(tensor.op, view) for tensor in merge.inputs)
+    return [view.states.get(name) for name in names if name is not None]
 
 
 def _condition_of_branch(op: tf.Operation, view: View) -> typing.Optional[str]:
     """The name of the condition of the branch that an operation gives the result of; None for an
     operation in no branch, or one whose condition is from outside of the forward pass."""
-    if op.type in ('Switch', 'RefSwitch'):  # a branch that hands its input on
+    if op.type in _SWITCHES:  # a branch that hands its input on
         return op.inputs[1].name
     original = view.program_op(op)  # an import loses the contexts of branches
     if original is None:
@@ -222,11 +229,11 @@ def _is_behind_choice(op: tf.Operation, view: View) -> bool:
     an operation of the body runs: such a body, as it is imported, has no contexts."""
     def inputs_in_bodies(inner: tf.Operation) -> typing.List[tf.Operation]:
         """What an operation of a body waits for in it."""
-        return [source for source in graph_walk.inputs_of(inner)
-                if view.bodies.is_in_body(source.name)]
+        names_in_bodies = view.bodies.outermost_calls
+        return graph_walk.with_names(graph_walk.inputs_of(inner), names_in_bodies)
 
     before = graph_walk.reached([op], inputs_in_bodies).values()
-    return any(source.type in CONTROL_FLOW for source in before)
+    return bool(graph_walk.of_types(before, CONTROL_FLOW))
 
 
 class _CallByCondition(typing.NamedTuple):

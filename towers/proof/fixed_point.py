@@ -5,6 +5,8 @@ more: the state of what it carries is known at first from before the loop alone,
 what comes back from an iteration.
 """
 
+import collections
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -13,6 +15,7 @@ from towers.graph import graph_walk
 from towers.graph.op_types import CONTROL_FLOW
 from towers.proof.functions import Bodies, import_bodies
 from towers.proof.scratch import Scratch
+from towers.proof.stand_ins import known_lengths
 from towers.proof.states import OTHER_DIMENSIONS, Kind, State, unknown
 from towers.proof.transfer import Transfer
 from towers.proof.view import View
@@ -74,19 +77,24 @@ class _Rounds:
         """Goes around until nothing changes: no state of a tensor, and none of the elements of an
         array, which the view keeps beside them. If that never comes, all is unknown."""
         for _ in range(_MOST_ROUNDS):
-            visits_before = self._visits
-            self._view.arrays.begin_round()
-            for op in operations:
-                if self._may_change(op):
-                    self._visit(op)
-            has_changed = any(visit > visits_before for visit in self._last_change.values())
-            if not has_changed and self._view.arrays.are_settled:
+            has_changed = self._go_around_once(operations)
+            if not has_changed:
                 return
         # A change may not have reached all that it goes to: nothing that was found holds.
         for op in operations:
             if not self._has_initial_state(op):
                 self._set(op, _unknown_results(
                     op, 'is in a graph with a loop whose end was not found'))
+
+    def _go_around_once(self, operations: typing.List[tf.Operation]) -> bool:
+        """Visits the operations whose results may change. Returns whether anything has changed."""
+        visits_before = self._visits
+        self._view.arrays.begin_round()
+        for op in operations:
+            if self._may_change(op):
+                self._visit(op)
+        has_state_changed = max(self._last_change.values(), default=0) > visits_before
+        return has_state_changed or not self._view.arrays.are_settled
 
     def mark_without_state(self, operations: typing.List[tf.Operation]) -> None:
         """Marks as unknown what has no state, since no input of the pass reaches it."""
@@ -98,10 +106,9 @@ class _Rounds:
         """Whether an operation may give other states than at its last visit."""
         if op.name not in self._last_visit:
             return True
-        # Results of these depend on more than their inputs: on conditions, on elements of arrays.
-        if self._transfer.looks_further(op) or op.type in CONTROL_FLOW:
-            return True
-        if op.type.startswith('TensorArray'):
+        depends_on_condition = op.type in CONTROL_FLOW
+        depends_on_elements = op.type.startswith('TensorArray')  # of the array, in `View.arrays`
+        if depends_on_condition or depends_on_elements or self._transfer.looks_further(op):
             return True
         last_visit = self._last_visit[op.name]
         return any(self._last_change.get(tensor.name, 0) > last_visit for tensor in op.inputs)
@@ -161,26 +168,25 @@ class _LengthsOfExamples:
         A contradiction comes from a rule that is wrong, under which this is a net, or from a graph
         that makes a result of the size of the program's own batch (`analysis._holds_size`).
 
-        A PER_EXAMPLE state with the examples along dimension 0 contradicts the shapes [3, n] and
-        [3, 4], but not [n, 4] and [?, 4]. Any other state contradicts [n, 4].
+        PER_EXAMPLE with the examples along dimension 0 contradicts the shapes [3, n] and [3, 4],
+        but neither [n, 4] nor [?, 4]. INDEPENDENT, or a mean, contradicts [n, 4].
         """
-        is_list = tensor.dtype == tf.variant  # of whose elements the shape says nothing
-        # Of what is unknown nothing is said; a state of positions does not say where they are.
-        if is_list or state.kind is Kind.UNKNOWN or state.is_position:
+        is_list = tensor.dtype == tf.variant  # it has the state of its elements, not their shape
+        says_no_dimension = state.kind is Kind.UNKNOWN or state.is_position
+        if is_list or says_no_dimension:
             return True
         lengths = self._lengths_of(tensor)
         if state.kind is not Kind.PER_EXAMPLE:
             return not lengths
-        if lengths:
-            return lengths == {state.axis: state.outer * state.inner * self._examples}
-        return _may_be_not_static(tensor, state.axis)
+        if not lengths:
+            return _may_be_not_static(tensor, state.axis)
+        return lengths == {state.axis: state.entries_of_each * self._examples}
 
     def _lengths_of(self, tensor: tf.Tensor) -> typing.Dict[int, int]:
         """{dimension: its length} of the dimensions that have the examples."""
         if tensor.name not in self._known_lengths:
-            shape = tensor.shape.as_list() if tensor.shape.ndims else []
             lengths = {}
-            for axis, length in enumerate(shape):
+            for axis, length in enumerate(known_lengths(tensor)):
                 if length and length % self._examples == 0:  # neither unknown nor empty
                     lengths[axis] = length
             self._known_lengths[tensor.name] = lengths
@@ -193,8 +199,8 @@ def _may_be_not_static(tensor: tf.Tensor, axis: int) -> bool:
         return True
     if tensor.shape.ndims == 0:  # the flow of an array, with the state of the array's elements
         return True
-    shape = tensor.shape.as_list()
-    return axis < len(shape) and shape[axis] is None
+    lengths = known_lengths(tensor)
+    return axis < len(lengths) and lengths[axis] is None
 
 
 def _unknown_results(op: tf.Operation, why: str) -> typing.List[State]:
@@ -213,7 +219,8 @@ def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore
 
         a call              the results of the functions' bodies
         a loop (v2)         the results of its body, and its condition
-        a body's argument   the initial value that the loop gives it
+        what a loop (v2)    the value before the loop
+        carries
         a read              the values that were written before it
 
     Args:
@@ -221,21 +228,17 @@ def _needed_first(graph: tf.Graph, bodies: Bodies, written_before: WrittenBefore
       bodies: `Bodies` of the functions that it calls.
       written_before: its reads behind writes, and takers of memory behind writes.
     """
-    found: _NeededFirst = {}
+    found: _NeededFirst = collections.defaultdict(list)
     for name, branches in bodies.branch_results.items():
-        found[name] = []
-        for results in branches:
-            found[name] += results
+        found[name] += itertools.chain.from_iterable(branches)
     for name, loop in bodies.loops.items():
-        found[name] = loop.results + [loop.condition]
-        initial_values = graph.get_operation_by_name(name).inputs
-        for argument, initial in zip(loop.arguments, initial_values):
-            if argument is not initial:  # no handle, which the body takes as it is
-                found[argument.op.name] = [initial]
-    for writes_before in (written_before.reads, written_before.takers_of_memory):
-        for name, writes in writes_before.items():
-            for write in writes:
-                found.setdefault(name, []).extend(values_written(write, graph) or [])
+        found[name] += loop.results + [loop.condition]
+    for name, initial_value in bodies.initial_values.items():
+        found[name].append(initial_value)
+    for name, writes in itertools.chain(
+            written_before.reads.items(), written_before.takers_of_memory.items()):
+        for write in writes:
+            found[name] += values_written(write, graph) or []
     return found
 
 

@@ -12,11 +12,16 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.edit import Library
 from towers.graph.graph_walk import Recording, source_through
-from towers.graph.op_types import BRANCHES_V2
+from towers.graph.op_types import BRANCHES_V2, LOOPS_V2
 from towers.proof.scratch import REFUSALS, leave_out_shapes
 
-_CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
-_LOOPS = ('While', 'StatelessWhile')
+_ATTRIBUTES_WITH_FUNCTION = {
+    'If': ('then_branch', 'else_branch'), 'StatelessIf': ('then_branch', 'else_branch'),
+    'While': ('cond', 'body'), 'StatelessWhile': ('cond', 'body'),
+    'PartitionedCall': ('f',), 'StatefulPartitionedCall': ('f',)}
+"""{type of an operation that calls functions: the attributes that have their names, in order}
+
+A `Case` is not among them: one attribute of it has the names of all branches."""
 
 
 class LoopBody(typing.NamedTuple):
@@ -35,6 +40,8 @@ class Bodies(typing.NamedTuple):
     branch_results: typing.Dict[str, typing.List[typing.List[tf.Tensor]]]
     # {name of a loop: its body}
     loops: typing.Dict[str, LoopBody]
+    # {name of the placeholder that an iteration of a loop begins with: the value before the loop}
+    initial_values: typing.Dict[str, tf.Tensor]
     # {name of an operation in a body: the call of the program that runs it, perhaps by others}
     outermost_calls: typing.Dict[str, str]
     # {name of an operation in a body: the call that runs it, which may be in a body itself}
@@ -54,16 +61,6 @@ class Bodies(typing.NamedTuple):
         """Whether the operation of a name is in the body of a function."""
         return name in self.outermost_calls
 
-    def initial_values(self, argument: tf.Tensor, graph: tf.Graph) -> typing.List[tf.Tensor]:
-        """The values that loops give an argument of their bodies before the first iteration; [] of
-        any other tensor of the scratch graph."""
-        found = []
-        for name, loop in self.loops.items():
-            initial = graph.get_operation_by_name(name).inputs
-            found += [before for before, other in zip(initial, loop.arguments)
-                      if other.name == argument.name and before is not other]
-        return found
-
     def has_body_of(self, name: str) -> bool:
         """Whether the operation of a name is a call whose bodies are in the scratch graph."""
         return name in self.branch_results or name in self.loops
@@ -80,8 +77,8 @@ def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
         of Python, which no import keeps.
     """
     library = Library(graph)
-    bodies = Bodies(branch_results={}, loops={}, outermost_calls={}, innermost_calls={},
-                    left_out=set(), with_own_gradient=set())
+    bodies = Bodies(branch_results={}, loops={}, initial_values={}, outermost_calls={},
+                    innermost_calls={}, left_out=set(), with_own_gradient=set())
     operations = list(graph.get_operations())
     while operations:
         op = operations.pop()
@@ -111,9 +108,14 @@ def _import(op: tf.Operation, functions: list, bodies: Bodies) -> None:
       functions: list of `FunctionDef`s: of a loop, its test and its body; else the branches.
       bodies: `Bodies` that were imported before.
     """
-    if op.type in _LOOPS:
+    if op.type in LOOPS_V2:
         condition, body = functions
-        bodies.loops[op.name] = _loop_body(op, condition, body)
+        loop = _loop_body(op, condition, body)
+        bodies.loops[op.name] = loop
+        for argument, initial in zip(loop.arguments, op.inputs):
+            is_handle = argument.dtype == tf.resource  # which the body takes itself: `_argument`
+            if not is_handle:
+                bodies.initial_values[argument.op.name] = initial
         return
     arguments = list(op.inputs)
     if op.type in BRANCHES_V2:
@@ -216,16 +218,10 @@ def _names_called(op: tf.Operation) -> typing.List[str]:
     # The call of a `Defun` has the function's name as its type, which is none of TensorFlow's own.
     if not hasattr(tf.raw_ops, op.type):
         return [op.type]
-    if op.type not in _LOOPS and op.type not in _CALLS and op.type not in BRANCHES_V2:
-        return []
-    attributes = op.node_def.attr
-    if op.type in ('If', 'StatelessIf'):
-        return [attributes['then_branch'].func.name, attributes['else_branch'].func.name]
-    if op.type in BRANCHES_V2:  # a `Case`
-        return [branch.name for branch in attributes['branches'].list.func]
-    if op.type in _LOOPS:
-        return [attributes['cond'].func.name, attributes['body'].func.name]
-    return [attributes['f'].func.name]
+    if op.type in ('Case', 'StatelessCase'):
+        return [branch.name for branch in op.node_def.attr['branches'].list.func]
+    attributes = _ATTRIBUTES_WITH_FUNCTION.get(op.type, ())
+    return [op.node_def.attr[attribute].func.name for attribute in attributes]
 
 
 def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],

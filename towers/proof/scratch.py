@@ -13,6 +13,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph import graph_walk
 from towers.graph.edit import Library
 from towers.graph.graph_walk import leaves_of, names_of
 from towers.graph.op_types import CONTROL_FLOW_V2, VARIABLE_OPS
@@ -51,7 +52,7 @@ class Scratch(typing.NamedTuple):
     initial_states: typing.Dict[str, State]
     # the operations of the program that `graph` lacks
     left_out: _LeftOut
-    # {name of a tensor from outside: names of the variables it is the value of}
+    # {name of a placeholder for a tensor from outside: names of the variables it is the value of}
     variables_read: typing.Dict[str, typing.List[str]]
     # whether the program's inputs have a static number of examples
     has_static_batch: bool
@@ -110,14 +111,17 @@ def _imported_whole(batch: '_Batch') -> typing.Optional[Scratch]:
 def _attempts(forward_pass: 'ForwardPass') -> typing.List[_Attempt]:
     """The attempts to import a forward pass, in the order in which they take less for granted.
 
-    All but the last one take placeholders of no known shape for scalars, such as a learning rate.
+    Placeholders of no known shape are taken for scalars, such as a learning rate. The last attempt
+    takes nothing for granted: neither this, nor primes for lengths that are not static.
     """
     assumed_scalars = []
-    for op in forward_pass.operations:
-        if op.type == 'Placeholder' and op.outputs[0].shape.ndims is None:
+    for op in graph_walk.of_types(forward_pass.operations, ['Placeholder']):
+        if op.outputs[0].shape.ndims is None:
             assumed_scalars.append(op.name)
-    kinds = KINDS_OF_LENGTHS if have_unknown_lengths(forward_pass.inputs) else ('none',)
-    attempts = [_Attempt(kind, assumed_scalars) for kind in kinds]
+    if have_unknown_lengths(forward_pass.inputs):
+        attempts = [_Attempt(kind, assumed_scalars) for kind in KINDS_OF_LENGTHS]
+    else:
+        attempts = [_Attempt('none', assumed_scalars)]  # there is no length to stand for
     if assumed_scalars:
         attempts.append(_Attempt('none', assumed_scalars=[]))
     return attempts
@@ -147,7 +151,7 @@ def _refused(error: str, operations: typing.List[tf.Operation],
     name = _named_in(error, names_of(operations))
     if name is None or name in left_out or len(left_out) >= _MOST_LEFT_OUT:
         return operations
-    return [op for op in operations if op.name == name]
+    return graph_walk.with_names(operations, [name])
 
 
 def _leave_out(operations: typing.List[tf.Operation], left_out: _LeftOut) -> None:
@@ -204,7 +208,7 @@ class ForwardPass:
 
     def _make_extract(self, left_out: _LeftOut) -> '_Extract':
         """Makes what `extract` returns."""
-        imported = [op for op in self.operations if op.name not in left_out]
+        imported = graph_walk.without_names(self.operations, left_out)
         extract = _Extract(self.input_names, names_of(imported))
         for op in imported:
             extract.add(op)
@@ -258,7 +262,9 @@ class _Batch:
                 placeholder = tf.placeholder(tensor.dtype.base_dtype, stand_in.shape, name=key)
                 input_map[key + ':0'] = placeholder
                 initial_states[placeholder.name] = stand_in.state
-                variables_read[placeholder.name] = [source.name for source in read_from(tensor)]
+                # The forward pass may take the value of a variable that was read before it.
+                variables = read_from(tensor)
+                variables_read[placeholder.name] = [variable.name for variable in variables]
             tf.import_graph_def(graph_def, input_map=input_map, name='')
         return Scratch(
             graph=graph, examples=self._examples, is_prime=self._is_prime,

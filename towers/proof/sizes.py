@@ -3,6 +3,14 @@
 A size is `constant + per_example * n`. What is not of this form (a square of n, a rounded quotient,
 a comparison with a number) is none, and a value that depends on it is marked: on a shard it is
 another number than on the batch.
+
+A length that is not static is the same on every tower, and yet not known. A large prime stands in
+for it, and is a number of a size like any other one. No prime tells what becomes of the length it
+stands for where a quotient is rounded, or where two numbers are compared.
+
+Words of other modules used here: `LEAST_FROM_STAND_IN`, the least number that may be such a prime,
+or be made of one; of a state of the kind SIZES, `depends_on_size`: n is in one of its sizes, and
+`is_count`: all are multiples of n.
 """
 
 import typing
@@ -24,9 +32,8 @@ _PerhapsSize = typing.Optional[Size]
 
 def plus(one: Size, other: Size) -> _PerhapsSize:
     """The sum of two sizes; None where it may be a difference of two lengths: see `minus`."""
-    is_negative = one.constant < 0 or other.constant < 0 or (
-        one.per_example < 0 or other.per_example < 0)
-    if is_negative and _may_stand_in(one) and _may_stand_in(other):
+    may_be_difference = min(*one, *other) < 0
+    if may_be_difference and _both_stand_in(one, other):
         return None
     return Size(one.constant + other.constant, one.per_example + other.per_example)
 
@@ -34,7 +41,7 @@ def plus(one: Size, other: Size) -> _PerhapsSize:
 def minus(one: Size, other: Size) -> _PerhapsSize:
     """The difference of two sizes; None of two lengths that are not static, since one prime may
     stand in for both, and two primes differ by another number than the lengths."""
-    if _may_stand_in(one) and _may_stand_in(other):
+    if _both_stand_in(one, other):
         return None
     return Size(one.constant - other.constant, one.per_example - other.per_example)
 
@@ -54,22 +61,29 @@ def quotient(one: Size, other: Size) -> _PerhapsSize:
         (4 + 6n) / 2 = 2 + 3n        6n / 2n = 3        n / 2 is rounded for an odd n
     """
     # One prime may stand in for two lengths: their quotient is 1 here, and another one in a run.
-    if _may_stand_in(one) and _may_stand_in(other):
+    if _both_stand_in(one, other):
         return None
-    # The prime in the place of L is odd, so that (L + 1) / 2 has no remainder; L may be even.
-    is_divided = other not in (Size(1), Size(0, 1))
-    if is_divided and _may_stand_in(one):
+    # L / 1 and L n / n are L, whatever the length L is. Of any other quotient the prime tells
+    # nothing: it is odd, so that (L + 1) / 2 has no remainder here, and has one for an even L.
+    leaves_lengths = other in (Size(1), Size(0, 1))
+    if _may_stand_in(one) and not leaves_lengths:
         return None
     if other.per_example:
-        return _ratio(one, other)
-    divisor = other.constant
+        return _quotient_of_multiples(one, other)
+    return _quotient_by_constant(one, other.constant)
+
+
+def _quotient_by_constant(size: Size, divisor: int) -> _PerhapsSize:
+    """The quotient by a positive constant that leaves no remainder, such as (4 + 6n) / 2; else
+    None."""
     if divisor <= 0:
         return None
-    is_exact = one.constant % divisor == 0 and one.per_example % divisor == 0
-    return Size(one.constant // divisor, one.per_example // divisor) if is_exact else None
+    rounded = Size(size.constant // divisor, size.per_example // divisor)
+    is_exact = product(rounded, Size(divisor)) == size
+    return rounded if is_exact else None
 
 
-def _ratio(one: Size, other: Size) -> _PerhapsSize:
+def _quotient_of_multiples(one: Size, other: Size) -> _PerhapsSize:
     """The quotient of two multiples of n that leaves no remainder, such as 6n / 2n; else None."""
     are_multiples = not one.constant and not other.constant
     if are_multiples and one.per_example % other.per_example == 0:
@@ -79,16 +93,27 @@ def _ratio(one: Size, other: Size) -> _PerhapsSize:
 
 def remainder(one: Size, other: Size) -> _PerhapsSize:
     """The remainder of two constants, the second one positive; else None."""
-    is_constant = not one.per_example and not other.per_example and other.constant > 0
-    if not is_constant or _may_stand_in(one) or _may_stand_in(other):
+    are_constants = not one.per_example and not other.per_example
+    if not are_constants or other.constant <= 0:
+        return None
+    if _either_stands_in(one, other):
         return None
     return Size(one.constant % other.constant)
 
 
 def _may_stand_in(size: Size) -> bool:
-    """Whether a size may have a length in it that is not static, for which a prime stands in: the
-    prime tells nothing of a remainder, or of which number is larger."""
-    return max(abs(size.constant), abs(size.per_example)) >= LEAST_FROM_STAND_IN
+    """Whether a size may have the prime in it that stands in for a length which is not static."""
+    return max(map(abs, size)) >= LEAST_FROM_STAND_IN
+
+
+def _either_stands_in(*sizes: Size) -> bool:
+    """Whether any of the sizes may have a prime in it that stands in for a length."""
+    return any(map(_may_stand_in, sizes))
+
+
+def _both_stand_in(*sizes: Size) -> bool:
+    """Whether all of the sizes may have a prime in them that stands in for a length."""
+    return all(map(_may_stand_in, sizes))
 
 
 def larger(one: Size, other: Size) -> _PerhapsSize:
@@ -98,7 +123,7 @@ def larger(one: Size, other: Size) -> _PerhapsSize:
     not change to the other one as n grows. `2 + n` is always larger than 2; of `2n` and 5 it
     depends on n.
     """
-    if _may_stand_in(one) or _may_stand_in(other):
+    if _either_stands_in(one, other):
         return None
     difference = Size(one.constant - other.constant, one.per_example - other.per_example)
     difference_at_1 = difference.per_example + difference.constant
@@ -141,9 +166,7 @@ def sizes_in(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Siz
 
 
 def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Sizes]:
-    """The shape of a tensor as sizes; None where a dimension is not known.
-
-    A length that is not static, but is the same on every tower, has a large prime in its place.
+    """The shape of a tensor as sizes; None where the length of a dimension is not known.
 
     Args:
       tensor: the tensor.
@@ -153,21 +176,35 @@ def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.O
     shape = view.shape(tensor)
     if shape is None or state.kind in (Kind.UNKNOWN, Kind.ROWS):  # any number of rows
         return None
-    # Of other kinds it is not certain that a length which is not static is the same on every tower.
-    are_lengths_alike = state.kind in (Kind.INDEPENDENT, Kind.PER_EXAMPLE)
-    if None in shape and not are_lengths_alike:
-        return None
     sizes = []
     for axis, length in enumerate(shape):
-        if state.kind is Kind.PER_EXAMPLE and axis == state.axis:
-            sizes.append(Size(constant=0, per_example=state.outer * state.inner))
-            continue
-        if length is None:
-            length = view.stand_in(tensor, axis)
-        if length is None:  # in a loop, where it may be another one in each iteration
+        size = _size_of_dimension(tensor, axis, length, state, view)
+        if size is None:
             return None
-        sizes.append(Size(length))
+        sizes.append(size)
     return tuple(sizes)
+
+
+def _size_of_dimension(tensor: tf.Tensor, axis: int, length: typing.Optional[int], state: State,
+                       view: View) -> _PerhapsSize:
+    """The length of a dimension as a size; where it is not static, the prime that stands in for it.
+    None where it is not certain that such a length is the same on every tower.
+
+    Args:
+      tensor: the tensor.
+      axis: the dimension.
+      length: its length in the scratch graph; None where that is not static.
+      state: the state of the tensor.
+      view: `View`.
+    """
+    if state.kind is Kind.PER_EXAMPLE and axis == state.axis:
+        return Size(constant=0, per_example=state.entries_of_each)
+    if length is not None:
+        return Size(length)
+    if state.kind not in (Kind.INDEPENDENT, Kind.PER_EXAMPLE):
+        return None
+    prime = view.stand_in(tensor, axis)  # None in a loop: each iteration may have another length
+    return None if prime is None else Size(prime)
 
 
 def as_number(op: tf.Operation, state: State, view: View) -> State:
@@ -186,7 +223,7 @@ def as_number(op: tf.Operation, state: State, view: View) -> State:
         return state
     if not state.depends_on_size:
         return INDEPENDENT.with_marks_of(state)
-    if state.is_count:
+    if state.is_count:  # 3n is the sum of a 3 for each example
         count = State(Kind.SUM, is_constant=True, reductions=frozenset([op.name]))
         return count.with_marks_of(state)
     view.note(op.name, op, 'uses the number of examples')

@@ -43,15 +43,27 @@ _MOST_DIMENSIONS = 16
 _MOST_NUMBERS = 64  # a larger constant is no shape
 
 KINDS_OF_LENGTHS = ('each', 'dimension', 'all', 'none')
-"""What stands for the lengths of inputs that are not static, beside the number of examples: another
-prime for each; the same one for the same dimension of several inputs, or for all, since they may
-have to be equal; or none."""
+"""What stands for the lengths of inputs that are not static, beside the number of examples.
+
+    each         another prime for each length
+    dimension    the same prime for the same dimension of all inputs
+    all          one prime for all lengths
+    none         none: they stay not static
+
+Two lengths that the model takes for equal need the same prime. `scratch` tries the kinds in this
+order, until shape inference has no objection."""
 
 
 class StandIn(typing.NamedTuple):
     """What stands for an input in the scratch graph."""
     shape: tf.TensorShape
     state: State
+
+
+def known_lengths(tensor: tf.Tensor) -> typing.List[typing.Optional[int]]:
+    """The lengths of a tensor's dimensions, None where one is not static; [] of a scalar, and where
+    the rank is not static."""
+    return tensor.shape.as_list() if tensor.shape.ndims else []
 
 
 # ---- primes --------------------------------------------------------------------------------------
@@ -83,8 +95,7 @@ def _numbers_in(operations: typing.List[tf.Operation]) -> typing.Set[int]:
     numbers: typing.Set[int] = set()
     for op in operations:
         for tensor in op.outputs:
-            if tensor.shape.ndims:
-                numbers.update(tensor.shape.as_list())
+            numbers.update(known_lengths(tensor))
         if op.type == 'Const' and op.outputs[0].dtype.is_integer:
             numbers.update(_numbers_of_constant(op))
     return numbers - {None}  # of lengths that are not static
@@ -117,7 +128,7 @@ def lengths_of(kind: str, examples: int) -> Lengths:
     first_primes = list(itertools.islice(primes, _MOST_DIMENSIONS))
     if kind == 'dimension':
         return lambda dimension: first_primes[dimension]
-    return lambda dimension: first_primes[0]
+    return lambda dimension: first_primes[0]  # 'all'
 
 
 # ---- constants of a static batch -----------------------------------------------------------------
@@ -199,19 +210,17 @@ def have_one_size(inputs: typing.Any) -> bool:
 def have_unknown_lengths(inputs: typing.Any) -> bool:
     """Whether a tensor of a nest has a length, beside its number of examples, that is not
     static."""
-    return any(None in leaf.shape.as_list()[1:] for leaf in leaves_of(inputs) if leaf.shape.ndims)
+    return any(None in known_lengths(leaf)[1:] for leaf in leaves_of(inputs))
 
 
 def _static_sizes(inputs: typing.Any) -> typing.List[int]:
     """The numbers of examples that the tensors of a nest say, each by its first dimension."""
     sizes = []
     for leaf in tf.nest.flatten(inputs):
-        if leaf is None or not leaf.shape.ndims:  # an absent input, a scalar, a rank not static
+        if leaf is None:  # an absent input
             continue
-        examples = leaf.shape.as_list()[0]
-        if examples is not None:
-            sizes.append(examples)
-    return sizes
+        sizes += known_lengths(leaf)[:1]
+    return [size for size in sizes if size is not None]
 
 
 def stand_in_of(tensor: tf.Tensor, inputs: typing.Any, examples: int,

@@ -132,6 +132,11 @@ class State(typing.NamedTuple):
         return Layout(self.kind, self.axis, self.outer, self.inner, self.selection)
 
     @property
+    def entries_of_each(self) -> int:
+        """How many entries of each example are along `axis`: 16 in [2 * n * 8]."""
+        return self.outer * self.inner
+
+    @property
     def is_total(self) -> bool:
         """Whether it is a mean or a sum over all examples."""
         return self.kind in (Kind.MEAN, Kind.SUM)
@@ -242,6 +247,13 @@ def unknown(op: tf.Operation, why: str) -> State:
       why: the predicate of a sentence whose subject is the operation.
     """
     return State(Kind.UNKNOWN, reason=Reason(op.name, op.type, why))
+
+
+def if_complete(
+        states: typing.Sequence[typing.Optional[State]]) -> typing.Optional[typing.List[State]]:
+    """The states, where none of them is None, since its tensor has no state yet; else None."""
+    known = [state for state in states if state is not None]
+    return known if len(known) == len(states) else None
 
 
 def first_unknown(states: typing.Iterable[State]) -> typing.Optional[State]:

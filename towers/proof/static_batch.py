@@ -31,6 +31,11 @@ condition that no constant was computed from the size may be false there.
 
 In all of this module `times` says how many times the number of examples a number, or a length, has
 to be.
+
+Words of other modules used here: `SAME_NUMBERS`: the types of the operations that give the numbers
+of their first input, in another shape or type perhaps; `QUOTIENTS`: those that divide their first
+input by the second; of a `SizeConstant`, `numbers` and `lengths`: which of its numbers, or
+dimensions, are multiples of the number of examples; `bodies`: the bodies of functions and loops v2.
 """
 
 import functools
@@ -41,9 +46,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.graph_walk import names_of
-from towers.graph.op_types import QUOTIENTS, SAME_NUMBERS
+from towers.graph.op_types import LOOPS_V2, QUOTIENTS, SAME_NUMBERS
 from towers.proof.rules import entries, joining, reductions
-from towers.proof.stand_ins import SizeConstant, SizeConstants
+from towers.proof.stand_ins import SizeConstant, SizeConstants, known_lengths
 from towers.proof.states import INDEPENDENT, RUNS_AS_OFTEN, Kind, Reason, State
 from towers.proof.table import RULES
 from towers.proof.view import View
@@ -79,7 +84,6 @@ _BY_ENTRY = _types_with_rule(entries.elementwise, entries.add, entries.multiply,
                              entries.select, entries.linear)
 _BESIDE_EACH_OTHER = _types_with_rule(joining.concat, reductions.along_last)
 _ALL_INPUTS_WITH_EXAMPLES = _BY_ENTRY | _BESIDE_EACH_OTHER | {'Merge', 'ReverseSequence'}
-_LOOPS = ('While', 'StatelessWhile')
 
 
 class _Result(typing.NamedTuple):
@@ -91,15 +95,13 @@ class _Result(typing.NamedTuple):
 def _results_with_inputs(op: tf.Operation) -> typing.List[_Result]:
     """Some results of an operation, each with the inputs that have to have as many examples as it
     has; [] for an operation of which that is not known."""
-    if op.type in _LOOPS:
+    if op.type in LOOPS_V2:
         return [_Result(result, [initial]) for result, initial in zip(op.outputs, op.inputs)]
     if op.type in _ALL_INPUTS_WITH_EXAMPLES:
         return [_Result(op.outputs[0], list(op.inputs))]
     if op.type == 'CTCLoss':
         sequence_lengths = op.inputs[3]  # one of each example
         return [_Result(op.outputs[0], [sequence_lengths])]
-    if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:  # of which the shape alone is followed
-        return [_Result(op.outputs[0], inputs=[])]
     return []
 
 
@@ -174,18 +176,25 @@ class _Search:
         first length of the noise has to be their number. An input that has examples itself, as x,
         has its length from the batch, and is not followed.
         """
+        if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
+            self._follow_shape_of_result(op)
         for result in _results_with_inputs(op):
             state = self._state(result.tensor)
             if state.kind is not Kind.PER_EXAMPLE:
                 continue
-            times = state.outer * state.inner  # entries of each example along its dimension
-            if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
-                shape = op.inputs[_SHAPES_OF_RESULTS_WITH_EXAMPLES[op.type]]
-                self._follow_number(_Number(shape, place=state.axis, times=times))
             for tensor in result.inputs:
                 if self._state(tensor).kind is Kind.INDEPENDENT:
                     axis = _aligned(state.axis, result.tensor, tensor)
-                    self._follow_length(tensor, axis, times)
+                    self._follow_length(tensor, axis, times=state.entries_of_each)
+
+    def _follow_shape_of_result(self, op: tf.Operation) -> None:
+        """Follows the number of examples in the input that is the shape of an operation's result:
+        in `tf.reshape(x, [50, 12])` the first number of the shape."""
+        state = self._state(op.outputs[0])
+        if state.kind is Kind.PER_EXAMPLE:
+            shape = op.inputs[_SHAPES_OF_RESULTS_WITH_EXAMPLES[op.type]]
+            self._follow_number(
+                _Number(shape, place=state.axis, times=state.entries_of_each))
 
     def follow_divisors(self, operations: typing.List[tf.Operation]) -> typing.List[str]:
         """Follows the divisors of sums over the examples, but not those that divide the same sum
@@ -243,10 +252,11 @@ class _Search:
     def _times_of_length(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples the first length of a tensor is; 0 where it is no
         multiple, and for a tensor with the examples, which has their number in any batch."""
-        if not tensor.shape.ndims or self._state(tensor).kind is not Kind.INDEPENDENT:
+        lengths = known_lengths(tensor)
+        if not lengths or self._state(tensor).kind is not Kind.INDEPENDENT:
             return 0
-        length = tensor.shape.as_list()[0]
-        if not length or length % self._batch_size:
+        length = lengths[0]
+        if length is None or length % self._batch_size:
             return 0
         return length // self._batch_size
 
@@ -265,9 +275,8 @@ class _Search:
         if key in self._seen:
             return
         self._seen.add(key)
-        shape = tensor.shape.as_list() if tensor.shape.ndims else []
-        has_axis = 0 <= axis < len(shape)
-        if not has_axis or shape[axis] != times * self._batch_size:  # as a weight [4] lacks it
+        if not _has_length(tensor, axis, times * self._batch_size):
+            # It is the same for all examples: beside x [50, 4], a tensor [4] or [1, 4] is broadcast.
             return
         op = tensor.op
         if op.type == 'Const':
@@ -293,27 +302,24 @@ class _Search:
         if place is None:
             return
         new_axis = int(np.ravel(place)[0]) % op.outputs[0].shape.ndims
-        if new_axis < axis:
-            self._follow_length(op.inputs[0], axis - 1, times)
-        elif new_axis > axis:
-            self._follow_length(op.inputs[0], axis, times)
+        # The new dimension has the length 1, and so is not the one that is followed.
+        axis_of_input = axis if axis < new_axis else axis - 1
+        self._follow_length(op.inputs[0], axis_of_input, times)
 
     def _follow_number(self, number: '_Number') -> None:
         """Follows a number that is the same on every tower back to the constant that has it; it is
         no size constant if that constant has another number there."""
-        while number.tensor.op.type != 'Const':
-            step = _STEPS_BACK.get(number.tensor.op.type)
-            source = None if step is None else step(number, self._batch_size)
-            if source is None:
-                return
-            number = source
-        value = tf.get_static_value(number.tensor)
+        in_constant = _followed_to_constant(number, self._batch_size)
+        if in_constant is None:
+            return
+        value = tf.get_static_value(in_constant.tensor)
         is_shape = value.dtype.kind in 'iu' and value.size <= _LARGEST_SHAPE
         is_single = value.size == 1  # of any type: a divisor, 50.
-        if number.place >= value.size or not (is_shape or is_single):
+        place = in_constant.place
+        if place >= value.size or not (is_shape or is_single):
             return
-        if value.flat[number.place] == number.times * self._batch_size:
-            self._add_constant(number.tensor.op, numbers={number.place: number.times}, lengths={})
+        if value.flat[place] == in_constant.times * self._batch_size:
+            self._add_constant(in_constant.tensor.op, {place: in_constant.times}, lengths={})
 
     def _add_constant(self, op: tf.Operation, numbers: typing.Dict[int, int],
                       lengths: typing.Dict[int, int]) -> None:
@@ -332,12 +338,25 @@ class _Search:
         before = self.size_constants.get(op.name, SizeConstant(value, {}, {}))
         found = SizeConstant(
             value, {**before.numbers, **numbers}, {**before.lengths, **lengths})
-        if found.lengths:
-            has_equal_entries = value.size > 0 and (value == value.flat[0]).all()
-            has_only_one_length = len(found.lengths) == 1 and not found.numbers
-            if not has_equal_entries or not has_only_one_length:
-                return
-        self.size_constants[op.name] = found
+        if _can_be_made_anew(found):
+            self.size_constants[op.name] = found
+
+
+def _can_be_made_anew(constant: SizeConstant) -> bool:
+    """Whether it is known what a constant becomes for a batch of another size: some of its numbers
+    are others; or one of its lengths is, and all its entries are equal."""
+    if not constant.lengths:
+        return True
+    value = constant.value
+    has_equal_entries = value.size > 0 and (value == value.flat[0]).all()
+    has_only_one_length = len(constant.lengths) == 1 and not constant.numbers
+    return has_equal_entries and has_only_one_length
+
+
+def _has_length(tensor: tf.Tensor, axis: int, length: int) -> bool:
+    """Whether a tensor has a static length along a dimension; not where it lacks the dimension."""
+    lengths = known_lengths(tensor)
+    return 0 <= axis < len(lengths) and lengths[axis] == length
 
 
 def _in_chain_with_another(quotients: typing.List[tf.Operation]) -> typing.Set[str]:
@@ -362,6 +381,18 @@ class _Number(typing.NamedTuple):
     times: int  # how many times the number of examples it has to be
 
 
+def _followed_to_constant(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The number in the constant from which another one comes; None where an operation on the way
+    computes it in a way that is not known."""
+    while number.tensor.op.type != 'Const':
+        step = _STEPS_BACK.get(number.tensor.op.type)
+        source = None if step is None else step(number, batch_size)
+        if source is None:
+            return None
+        number = source
+    return number
+
+
 def _before_same_numbers(number: _Number, batch_size: int) -> typing.Optional[_Number]:
     """The number in the input of an operation whose result has the numbers of its first input."""
     return number._replace(tensor=number.tensor.op.inputs[0])
@@ -370,12 +401,21 @@ def _before_same_numbers(number: _Number, batch_size: int) -> typing.Optional[_N
 def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
     """The number in the vector from which an index takes it: in `shape`, of `shape[1]`."""
     op = number.tensor.op
+    index = _index_into_vector(op)
+    if index is None:
+        return None
+    return number._replace(tensor=op.inputs[0], place=index)
+
+
+def _index_into_vector(op: tf.Operation) -> typing.Optional[int]:
+    """The static index by which a `StridedSlice` takes one number of a vector: 1, of `shape[1]`;
+    None of any other slice."""
     begin = tf.get_static_value(op.inputs[1])
     # `shrink_axis_mask` 1: the first dimension, the only one of a vector, has an index.
     is_index = op.get_attr('shrink_axis_mask') == 1 and op.inputs[0].shape.ndims == 1
     if begin is None or not is_index:
         return None
-    return number._replace(tensor=op.inputs[0], place=int(begin[0]))
+    return int(begin[0])
 
 
 def _static_scalar(tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
@@ -391,11 +431,11 @@ def _static_scalar(tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
         return _static_scalar(op.inputs[0])
     if op.type != 'StridedSlice':
         return None
-    number = _before_index(_Number(tensor, place=0, times=1), batch_size=0)
-    if number is None:
+    index = _index_into_vector(op)
+    vector = tf.get_static_value(op.inputs[0])
+    if index is None or vector is None:
         return None
-    vector = tf.get_static_value(number.tensor)
-    return None if vector is None else vector[number.place]
+    return vector[index]
 
 
 def _before_slice(number: _Number, batch_size: int) -> typing.Optional[_Number]:
@@ -414,16 +454,32 @@ def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number
 
     Of 150 = 50 * 3, three times a batch of 50, the first factor is once the number of examples.
     """
-    factors = list(number.tensor.op.inputs)
-    values = [_static_scalar(factor) for factor in factors]
-    if any(value is None or value < 1 for value in values):
+    first, second = number.tensor.op.inputs
+    from_first = _before_product_with(second, first, number, batch_size)
+    from_second = _before_product_with(first, second, number, batch_size)
+    if from_first is not None and from_second is not None:
         return None
-    found = []
-    for factor, value, other_value in zip(factors, values, reversed(values)):
-        times = number.times // int(other_value)  # that this factor would have to be
-        if number.times % other_value == 0 and value == times * batch_size:
-            found.append(number._replace(tensor=factor, times=times))
-    return found[0] if len(found) == 1 else None
+    return from_first or from_second
+
+
+def _before_product_with(constant: tf.Tensor, factor: tf.Tensor, number: _Number,
+                         batch_size: int) -> typing.Optional[_Number]:
+    """A factor of a product, as the number that comes from the number of examples; None where it
+    would have to be another one to make the product.
+
+    Args:
+      constant: the other factor, a number that the examples have nothing to do with.
+      factor: the factor.
+      number: the product.
+      batch_size: the static number of examples.
+    """
+    times_of_constant = _static_scalar(constant)
+    value = _static_scalar(factor)
+    if times_of_constant is None or times_of_constant < 1 or value is None:
+        return None
+    times = number.times // int(times_of_constant)
+    is_exact = number.times % times_of_constant == 0 and value == times * batch_size
+    return number._replace(tensor=factor, times=times) if is_exact else None
 
 
 def _before_stack(number: _Number, batch_size: int) -> typing.Optional[_Number]:
@@ -470,14 +526,13 @@ def loops_of_size(view: View, batch_size: int) -> typing.Dict[str, Reason]:
       {name of an operation of the program: the constant, as the end of a proof}. The operation is
       the test of a loop of control flow v1, and the loop itself in v2.
     """
-    if batch_size < 2:  # of which every counter is a multiple
+    if batch_size < 2:  # every counter has the constants 0 and 1
         return {}
     found = {}
     decided_by = functools.partial(_decided_by, view)
     for name, condition in _tests_of_loops(view).items():
         for tensor in graph_walk.reached([condition], decided_by).values():
-            is_size = tensor.op.type == 'Const' and _is_scalar_of(tensor, batch_size)
-            if is_size:
+            if tensor.op.type == 'Const' and _is_scalar_of(tensor, batch_size):
                 found[name] = Reason(tensor.op.name, tensor.op.type, RUNS_AS_OFTEN)
     return found
 
@@ -498,7 +553,9 @@ def _tests_of_loops(view: View) -> typing.Dict[str, tf.Tensor]:
 def _decided_by(view: View, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
     """The whole numbers and truth values, the same on every tower, that a tensor is computed from;
     of an argument of a loop's body (v2) its value before the loop."""
-    sources = list(tensor.op.inputs) + view.bodies.initial_values(tensor, view.graph)
+    sources = list(tensor.op.inputs)
+    if tensor.op.name in view.bodies.initial_values:
+        sources.append(view.bodies.initial_values[tensor.op.name])
     return [source for source in sources
             if _is_whole_number(source) and _is_alike(view.state_or_none(source))]
 

@@ -4,6 +4,12 @@ For most operations the table of rules tells (`by_table`). For the others more t
 needed: a value of all towers (`towers.batch_sum` and its like), what takes a variable that the
 forward pass has written before, and a call of a function or a loop of control flow v2, whose body
 tells.
+
+Words of other modules used here: of `WrittenBefore`, `reads`: operations that read a variable after
+the forward pass has written it, and `takers_of_memory`: others that take the memory of such a
+variable; of `Bodies`, `branch_results`: the results of the functions that a call may run, `loops`:
+the bodies of loops v2, and `left_out`: calls whose bodies take no batch of another size;
+`batch_value_kind`: the kind of a value of all towers, such as 'sum'.
 """
 
 import typing
@@ -11,16 +17,17 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph.op_types import BRANCHES_V2, batch_value_kind
-from towers.proof.by_table import (
-    InputStates,
-    Results,
-    if_complete,
-    states_by_row,
-    states_by_table,
-)
+from towers.proof.by_table import InputStates, Results, states_by_row, states_by_table
 from towers.proof.rules import loops, loops_v2
 from towers.proof.rules.totals import marks_of_totals
-from towers.proof.states import INDEPENDENT, TAKES_NO_OTHER_BATCH, Kind, State, unknown
+from towers.proof.states import (
+    INDEPENDENT,
+    TAKES_NO_OTHER_BATCH,
+    Kind,
+    State,
+    if_complete,
+    unknown,
+)
 from towers.proof.table import RULES
 from towers.proof.view import View
 from towers.proof.written_before import WrittenBefore, state_after_writes
@@ -45,18 +52,19 @@ class Transfer:
         for name, body in view.bodies.loops.items():
             loop = view.graph.get_operation_by_name(name)
             for number, argument in enumerate(body.arguments):
-                is_handle = argument is loop.inputs[number]  # which the body takes as it is
-                if not is_handle:
+                if argument.op.name in view.bodies.initial_values:  # it is no handle
                     self._carried[argument.op.name] = loops_v2.Carried(loop, body, number)
 
     def looks_further(self, op: tf.Operation) -> bool:
         """Whether the results depend on states of other tensors than the operation's inputs: then
-        they may change in a round of `fixed_point` in which those of the inputs do not."""
-        # What was written has a state of its own, which is none of an input.
+        they may change in a round of `fixed_point` in which those of the inputs do not.
+
+        What takes a variable that was written depends on the written values; a call or a loop, and
+        what the loop carries, on the results of the body. A rule with an answer for unknown inputs
+        finds it by tensors further upstream, since the state of an unknown input tells nothing.
+        """
         takes_written = op.name in self._written_before.reads or (
             op.name in self._written_before.takers_of_memory)
-        # The state of an unknown input tells a rule nothing. A rule that has an answer nevertheless
-        # finds it by the states of tensors further upstream, from which the input is computed.
         row = RULES.get(op.type)
         looks_upstream = row is not None and row.takes_unknown
         return takes_written or looks_upstream or self._has_body(op)
@@ -92,15 +100,12 @@ class Transfer:
         if op.name in self._written_before.reads:
             return self._read_of_written(op, states)
         if op.name in self._written_before.takers_of_memory:
-            # The states of its inputs are those of the memory before the writes.
-            writes = self._written_before.takers_of_memory[op.name]
-            memory_after_writes = state_after_writes(op, writes, self._view)
-            if memory_after_writes is None:
-                return None
-            if not memory_after_writes.is_alike_on_towers:
-                return unknown(op, 'takes the memory of a variable that was written before')
-            # Before and after the writes, the memory is the same on every tower: the states of the
-            # inputs hold, and the operation is treated below as any other.
+            return self._taker_of_written_memory(op, states)
+        return self._by_body_or_table(op, states)
+
+    def _by_body_or_table(self, op: tf.Operation, states: InputStates) -> Results:
+        """The results of an operation, by the body of the function that it calls, or by its row of
+        the table."""
         if self._has_body(op):
             return self._by_body(op, states)
         return states_by_table(op, states, self._view)
@@ -139,12 +144,13 @@ class Transfer:
     def _has_own_gradient(self, op: tf.Operation) -> bool:
         """Whether the program gave an operation a gradient of its own: `tf.custom_gradient`, or
         `gradient_override_map`."""
-        if op.name in self._view.bodies.with_own_gradient:
+        calls_function_with_own_gradient = op.name in self._view.bodies.with_own_gradient
+        if calls_function_with_own_gradient:
             return True
         original = self._view.program_op(op)
         if original is None:
-            # The operation is in the body of a function. If it has a gradient of its own, the call
-            # of the function is in `with_own_gradient`, and the results of the call get the mark.
+            # The operation is in the body of a function. The call of that function counts as having
+            # the gradients of its own that operations of the body have.
             return False
         if batch_value_kind(original) is not None:
             # Not the program, but this package gave it a gradient, which is linear: the sum over
@@ -171,11 +177,8 @@ class Transfer:
         """
         if state is None or state.kind is Kind.UNKNOWN:
             return state
-        # `sync_batch_norm` alone takes these, from the moments of each shard: the result is that of
-        # the whole batch. It has the marks of the values, and no others, such as of their mean.
         if kind == 'moments':
-            values = self._values_of_moments(op)
-            return INDEPENDENT._replace(is_random=state.is_random).with_marks_of(*values)
+            return self._moments_over_towers(op, is_random=state.is_random)
         is_of_whole_batch = _IS_OF_WHOLE_BATCH[kind]
         are_rows_in_order = state.kind is not Kind.ROWS or self._is_of_one_round(state.selection)
         if is_of_whole_batch(state) and are_rows_in_order:
@@ -185,20 +188,36 @@ class Transfer:
         return INDEPENDENT.with_shard_statistics(state.shard_statistics | {op.name})
 
     def _is_of_one_round(self, selection: str) -> bool:
-        """Whether a selection chose its rows of one round of all examples, and not of two, of which
-        the rows of one shard would come twice before those of the next.
+        """Whether a selection chose its rows of one round of all examples. Rows of two rounds, as
+        of `tf.concat([x, x], 0)`, are in another order on towers: first both rounds of shard 0,
+        then both of shard 1.
 
         Args:
           selection: `State.selection` of the rows.
         """
         while self._view.has_operation(selection):  # else it is an input of the batch
             op = self._view.graph.get_operation_by_name(selection)
-            state = self._view.state(op.outputs[0])
-            if state.kind is not Kind.ROW_POSITION:
-                return state.outer == 1
-            mask = self._view.state(op.inputs[0])  # of the rows that another selection left
+            positions = self._view.state(op.outputs[0])
+            if positions.kind is not Kind.ROW_POSITION:
+                return positions.outer == 1
+            # It chose among the rows of an earlier selection, by a mask with an entry for each.
+            mask = self._view.state(op.inputs[0])
             selection = mask.selection
         return True
+
+    def _moments_over_towers(self, op: tf.Operation, is_random: bool) -> State:
+        """The state of the moments of all towers' values, which `sync_batch_norm` alone takes, from
+        the moments of each shard: they are those of the whole batch.
+
+        They have the marks of the values. The shard's variance has one more, of the shard's mean,
+        on which the variance of the batch does not depend.
+
+        Args:
+          op: the operation that marks the moments.
+          is_random: whether random numbers take part in them.
+        """
+        values = self._values_of_moments(op)
+        return INDEPENDENT._replace(is_random=is_random).with_marks_of(*values)
 
     def _values_of_moments(self, op: tf.Operation) -> typing.List[State]:
         """The states of the values whose moments are taken over the towers, of
@@ -216,7 +235,7 @@ class Transfer:
         """A read of a variable after the forward pass has written it gives the written value, or
         some of its rows (`ResourceGather`)."""
         known = if_complete(states)
-        if known is None:
+        if known is None:  # an input has no state yet
             return None
         value = state_after_writes(op, self._written_before.reads[op.name], self._view)
         if value is None or value.kind is Kind.UNKNOWN:
@@ -226,13 +245,27 @@ class Transfer:
             return value
         return states_by_row(RULES[op.type], op, [value] + states_of_indices, self._view)
 
+    def _taker_of_written_memory(self, op: tf.Operation, states: InputStates) -> Results:
+        """The results of an operation that takes the memory of a variable after the forward pass
+        has written to it.
+
+        The states of its inputs are those of the memory before the writes. They hold if what was
+        written is the same on every tower, too.
+        """
+        writes = self._written_before.takers_of_memory[op.name]
+        memory_after_writes = state_after_writes(op, writes, self._view)
+        if memory_after_writes is None:  # a written value has no state yet
+            return None
+        if not memory_after_writes.is_alike_on_towers:
+            return unknown(op, 'takes the memory of a variable that was written before')
+        return self._by_body_or_table(op, states)
+
     # ---- by the body of a function
 
     def _has_body(self, op: tf.Operation) -> bool:
         """Whether an operation calls a function, or is a value that a loop v2 carries."""
         bodies = self._view.bodies
-        is_call = op.name in bodies.branch_results or op.name in bodies.loops or (
-            op.name in bodies.left_out)
+        is_call = bodies.has_body_of(op.name) or op.name in bodies.left_out
         return is_call or op.name in self._carried
 
     def _by_body(self, op: tf.Operation, states: InputStates) -> Results:
@@ -259,7 +292,7 @@ class Transfer:
         results_of_branches = self._view.bodies.branch_results[op.name]
         # In each turn: one result of the call, as each of the branches gives it.
         for alternatives in zip(*results_of_branches):
-            known = if_complete([self._view.state_or_none(tensor) for tensor in alternatives])
+            known = if_complete(list(map(self._view.state_or_none, alternatives)))
             if known is None:
                 return None
             alternative_states = loops.branch_states(alternatives, known, self._view)

@@ -1,4 +1,11 @@
-"""The verdict of a proof: whether the loss of N towers is that of one device, in a line."""
+"""The verdict of a proof: whether the loss of N towers is that of one device, in a line.
+
+Words of other modules used here: of a state, `shard_statistics`: the names of the statistics of the
+shard on which it depends, but not linearly, and `reductions`: of the operations that took it over
+the examples; of an `Analysis`, `reasons`: why a proof ends at a statistic, `suppositions`: what a
+proof supposes of an operation, and `loops_of_size`: loops that a constant ends which may be the
+size of the batch; `is_shared`: whether a value is the same on every tower, however many examples.
+"""
 
 import itertools
 import typing
@@ -51,6 +58,18 @@ class Question(typing.NamedTuple):
     writers_for_update: Writers = NO_WRITERS
     # Names of reference variables that a gradient reads before an update op writes them, or after.
     read_in_any_order: typing.Sequence[str] = ()
+
+    @property
+    def writers_for_loss(self) -> typing.List[tf.Operation]:
+        """The operations that write the variables which the loss reads."""
+        operations: typing.List[tf.Operation] = []
+        for writers in (self.writers_by_tower_0, self.writers_in_turn, self.writers_by_each_tower):
+            operations += itertools.chain.from_iterable(writers.values())
+        return operations
+
+
+_NEITHER_MEAN_NOR_SUM = State(Kind.SUM, has_offset=True)
+"""The state of a sum of losses of different kinds: no question is answered by it with a proof."""
 
 
 def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
@@ -110,8 +129,7 @@ def _not_proven(text: str) -> Verdict:
 def _sum_of(states: typing.List[State]) -> State:
     """The state of the sum of losses, each of which is a scalar.
 
-    A mean plus what is the same on every tower is a mean. Means plus sums are neither: they get the
-    state of a sum with an offset, of which nothing is proven.
+    A mean plus what is the same on every tower is a mean; a mean plus a sum is neither.
     """
     not_known = first_unknown(states)
     if not_known is not None:
@@ -125,7 +143,7 @@ def _sum_of(states: typing.List[State]) -> State:
         elif kinds == {Kind.MEAN, Kind.INDEPENDENT}:
             next_total = State(Kind.MEAN)
         else:
-            next_total = State(Kind.SUM, has_offset=True)
+            next_total = _NEITHER_MEAN_NOR_SUM
         total = next_total.with_marks_of(total, state)
     return total
 
@@ -168,11 +186,10 @@ def _loops_of_size(losses: typing.List[tf.Tensor], analysis: Analysis,
     if not analysis.loops_of_size:
         return []
     needed = graph_walk.ancestors(losses)
-    for writers in (question.writers_by_tower_0, question.writers_in_turn,
-                    question.writers_by_each_tower):
-        for op in itertools.chain.from_iterable(writers.values()):
-            needed |= graph_walk.ancestors(op.inputs) | {op.name}
-            needed |= {name.split(':')[0] for name in compat.conditions_around(op)}
+    for op in question.writers_for_loss:
+        conditions = map(op.graph.get_tensor_by_name, compat.conditions_around(op))
+        needed |= graph_walk.ancestors(op.inputs) | graph_walk.operation_names(conditions)
+        needed.add(op.name)
     constants = [reason for name, reason in analysis.loops_of_size.items() if name in needed]
     return list(dict.fromkeys(constants))
 
@@ -287,9 +304,8 @@ def _own_writes(writers: Writers, state: State, analysis: Analysis,
     """The names of the variables to which a tower writes what is its own: it depends on the tower's
     examples, or on random numbers that the tower draws for itself.
 
-    Where all that a variable has of the examples are statistics on which the loss depends, too, the
-    variable is left out: they are those of batch norms, which the verdict names, and the variable
-    is their moving average.
+    The moving averages of a batch norm are left out, where the loss goes through that batch norm:
+    it depends on the same statistics as they do, and the verdict names the batch norm already.
 
     Args:
       writers: the operations that write each variable.
@@ -334,12 +350,10 @@ def _values_written(operations: typing.Iterable[tf.Operation], variable: str,
     for op in operations:
         writes = [write for write in analysis.writes.get(op.name, [])
                   if write.variable == variable]
+        for write in writes:
+            values += write.states
         if not writes:
             values += map(analysis.state, op.inputs)
-        for write in writes:
-            values.append(write.value)
-            if write.indices is not None:
-                values.append(write.indices)
     return values
 
 
@@ -391,7 +405,7 @@ def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
         numbers = '%d' % size
         condition = 'is the static size of a shard'
     elif number == 1:
-        # 32 is twice 16 anyway: what counts is whether it is so in a batch of any size.
+        # That 32 is twice 16 is no condition: that it was computed so is one.
         numbers = '%d' % (times * size)
         condition = 'was computed as %d times the static size of a shard, %d' % (times, size)
     else:

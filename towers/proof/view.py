@@ -7,6 +7,7 @@ A shape that is not static in the scratch graph may be so in the program's own: 
 `set_shape` has told TensorFlow shapes that an import does not keep.
 """
 
+import itertools
 import typing
 
 import numpy as np
@@ -109,9 +110,9 @@ class View:
     def shape_by_inference(self, tensor: tf.Tensor) -> typing.Optional[list]:
         """The shape that TensorFlow infers, without what the tensor's own state tells.
 
-        A rule that computes the state of a result from the result's shape asks this, as that of
-        `Reshape` does: the result may have a state already, the rule's own answer from the round
-        before, by which it must not go. Of all other tensors `shape` tells more.
+        The rule of `Reshape` asks this of its result, to compute the state of it. From the second
+        round on the result has a state: the rule's own answer, which would prove itself if it were
+        part of the shape. Of all other tensors `shape` tells more.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -153,8 +154,8 @@ class View:
         if state.kind in _SAME_SHAPE_IN_PROGRAM:
             lengths = self._with_lengths_of_program(tensor, lengths)
         if state.kind is Kind.PER_EXAMPLE:
-            # The program's length here is that of its own batch; the scratch graph has another one.
-            lengths[state.axis] = state.outer * state.inner * self.examples
+            # Of a static batch the program has the length of its own batch here: it is replaced.
+            lengths[state.axis] = state.entries_of_each * self.examples
         return lengths
 
     def number_of_static_lengths(self, tensor: tf.Tensor) -> int:
@@ -163,11 +164,9 @@ class View:
         original = self._original(tensor)
         if original is None or original.shape.ndims is None:
             return 0
-        lengths = original.shape.as_list()
-        number = 0
-        while number < len(lengths) and lengths[-1 - number] is not None:
-            number += 1
-        return number
+        lengths_from_last = reversed(original.shape.as_list())
+        static_lengths = itertools.takewhile(_is_static, lengths_from_last)
+        return len(list(static_lengths))
 
     def stand_in(self, tensor: tf.Tensor, axis: int) -> typing.Optional[int]:
         """A prime in the place of a length that is not static, the same one for the same length.
@@ -183,9 +182,7 @@ class View:
         source = graph_walk.source_through(tensor, _KEEPS_SHAPE)
         if self.bodies.is_in_body(source.op.name):  # perhaps the body of a loop
             return None
-        original = self.program_op(source.op)
-        is_in_loop_v1 = original is not None and not compat.in_branches_alone(original)
-        if is_in_loop_v1:
+        if self._is_in_loop_v1(source.op.name):
             return None
         key = source.name, axis
         if key not in self._stand_ins:
@@ -234,8 +231,10 @@ class View:
         if rank is None or rank > 1:
             return None
         numbers = [size.constant for size in state.sizes]
+        # The primes of `stand_in` are larger than any length. Those of lengths of inputs are not:
+        # with these, a large number that is known counts as unknown, too.
         least_unknown = LEAST_FROM_STAND_IN if self.has_stand_ins else _LARGEST_LENGTH
-        if any(abs(number) >= least_unknown for number in numbers):  # no value is known of these
+        if max(map(abs, numbers), default=0) >= least_unknown:
             return None
         vector = np.array(numbers, np.int64)
         return vector if rank == 1 else vector[0]
@@ -254,8 +253,13 @@ class View:
         # The body of a loop v2 has the name scope of the loop.
         if any(op.name.startswith(name + '/') for name in self.bodies.loops):
             return True
-        # The program's operations alone have contexts of loops v1: this one, or its body's call.
-        original = self._program.get(self.bodies.outermost_call(op.name))
+        # A loop v1 around a call runs the operations of the call's body.
+        return self._is_in_loop_v1(self.bodies.outermost_call(op.name))
+
+    def _is_in_loop_v1(self, name: str) -> bool:
+        """Whether the operation of a name is in a loop of control flow v1 of the program: its
+        original there tells, since an import keeps no contexts."""
+        original = self._program.get(name)
         return original is not None and not compat.in_branches_alone(original)
 
     def is_stateful(self, op: tf.Operation) -> bool:
@@ -325,6 +329,11 @@ class View:
         return self._results[key]
 
 
+def _is_static(length: typing.Optional[int]) -> bool:
+    """Whether a length of a shape is known."""
+    return length is not None
+
+
 _WIDE_INTEGERS = (tf.int32, tf.int64)  # which hold the number of any row, and of all examples
 
 
@@ -335,11 +344,13 @@ def is_wide(tensor: tf.Tensor) -> bool:
 
 
 def same_numbers_behind(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor of whole numbers that a tensor hands on, in another wide type perhaps."""
+    """The tensor of whole numbers that a tensor hands on: as it is, or cast from one type to
+    another that both hold all of them (`is_wide`)."""
     while True:
         op = tensor.op
-        is_cast = op.type == 'Cast' and is_wide(tensor) and is_wide(op.inputs[0])
-        if op.type != 'Identity' and not is_cast:
+        is_exact_cast = op.type == 'Cast' and is_wide(tensor) and is_wide(op.inputs[0])
+        hands_on = op.type == 'Identity' or is_exact_cast
+        if not hands_on:
             return tensor
         tensor = op.inputs[0]
 

@@ -1,4 +1,13 @@
-"""The values that a forward pass and its updates write to variables, and how they came about."""
+"""The values that a forward pass and its updates write to variables, and how they came about.
+
+Who has to write a variable is decided by this (`roles.written_values`): a moving average, say, is
+linear in the value that the variable had before.
+
+Words of other modules used here: `SETS`, `ADDS`, `ADDS_ROWS`: the types of the operations that set
+a variable, add to it, or to rows of it; `QUOTIENTS`: those that divide their first input by the
+second; `Writes.written_by`: the variables that any operation may write; `bodies.branch_results`:
+the results of the functions that a call may run.
+"""
 
 import enum
 import typing
@@ -41,6 +50,13 @@ class Written(typing.NamedTuple):
     constant: typing.Optional[float]
 
     @property
+    def states(self) -> typing.List[State]:
+        """The states of all that decides what is written: the value, and the indices of rows."""
+        if self.indices is None:
+            return [self.value]
+        return [self.value, self.indices]
+
+    @property
     def sets(self) -> bool:
         """Whether the variable is set, not added to."""
         return self.type in SETS
@@ -68,7 +84,7 @@ def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     if is_of_rows:
         indices = view.state(op.inputs[1])
         value = op.inputs[2]
-        dependence = Dependence.NONE  # who has to write rows does not depend on it
+        dependence = Dependence.NONE  # who has to write rows does not go by it
     else:
         value = op.inputs[1]
         dependence = _dependence(value, variable.name, view)
@@ -97,15 +113,21 @@ def written_otherwise(op: tf.Operation, view: View, finder: Writes) -> typing.Li
       view: `View`.
       finder: finds the writes of the scratch graph.
     """
+    variables = finder.written_by(op)
+    if not variables:
+        return []
     taken = [view.state(tensor) for tensor in op.inputs if not is_variable(tensor)]
     if all(map(is_shared, taken)):
         value = INDEPENDENT
     else:
         value = unknown(op, 'writes it in another way than by an assign, an add or a scatter')
-    return [Written(operation=op.name, type=op.type, variable=variable,
-                    value=_in_its_branch(op, value, view), indices=None,
-                    dependence=Dependence.NONE, is_scalar=False, constant=None)
-            for variable in finder.written_by(op)]
+    value = _in_its_branch(op, value, view)
+    writes = []
+    for variable in variables:
+        writes.append(Written(
+            operation=op.name, type=op.type, variable=variable, value=value, indices=None,
+            dependence=Dependence.NONE, is_scalar=False, constant=None))
+    return writes
 
 
 def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:
@@ -137,7 +159,8 @@ def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
 
     `v * 0.9 + mean * 0.1` is linear in v, `v + total` is a running sum, `v * v` is neither. A value
     of single examples counts as one that does not depend on v: of `reduce_mean(x * v)` what is
-    written is a statistic of the examples, and no average of v with one.
+    written is a statistic of the examples, and no average of v with one. So does an unknown value,
+    which no role is given to, whatever it depends on.
 
     Args:
       tensor: the value.
@@ -167,21 +190,33 @@ def _combined(op: tf.Operation, dependences: typing.List[Dependence], view: View
       dependences: how each of its inputs depends on the variable.
       view: `View`.
     """
-    on_variable = [dependence for dependence in dependences if dependence is not Dependence.NONE]
-    if not on_variable:
+    kinds = set(dependences)
+    if kinds <= {Dependence.NONE}:
         return Dependence.NONE
-    if Dependence.OTHER in on_variable:
+    if Dependence.OTHER in kinds:
         return Dependence.OTHER
-    # A call gives the result of a branch; a batch norm in one kernel the average that it takes.
-    hands_on_or_adds = op.type in _HAND_ON_OR_ADD or op.name in view.bodies.branch_results or (
-        is_fused_batch_norm(op.type))
-    if hands_on_or_adds:
-        is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
-        is_running_sum = on_variable == [Dependence.RUNNING_SUM] and not is_subtracted
+    if _hands_on_or_adds(op, view):
+        is_running_sum = _keeps_running_sum(op, dependences)
         return Dependence.RUNNING_SUM if is_running_sum else Dependence.LINEAR
     if _is_linear(op, dependences, view):
         return Dependence.LINEAR
     return Dependence.OTHER
+
+
+def _hands_on_or_adds(op: tf.Operation, view: View) -> bool:
+    """Whether the results of an operation are sums of its `_sources`, or one of these: a call gives
+    the result of a branch; a batch norm in one kernel hands on the average that it takes."""
+    is_call = op.name in view.bodies.branch_results
+    return op.type in _HAND_ON_OR_ADD or is_call or is_fused_batch_norm(op.type)
+
+
+def _keeps_running_sum(op: tf.Operation, dependences: typing.List[Dependence]) -> bool:
+    """Whether an operation that hands on or adds keeps a running sum: one input is such a sum, and
+    is not subtracted, and no other one depends on the variable."""
+    is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
+    number_of_others = dependences.count(Dependence.NONE)
+    is_in_one_input = number_of_others == len(dependences) - 1
+    return Dependence.RUNNING_SUM in dependences and is_in_one_input and not is_subtracted
 
 
 def _is_linear(op: tf.Operation, dependences: typing.List[Dependence], view: View) -> bool:
@@ -217,16 +252,26 @@ def is_shared(value: State) -> bool:
 
 
 def _sources(tensor: tf.Tensor, view: View) -> typing.List[tf.Tensor]:
-    """The tensors that a value is computed from: of a call, the results of its branches; of a batch
-    norm in one kernel, the moving average that it hands on outside of training, if it does."""
+    """The tensors by which a value depends on a variable: the inputs of its operation; of a call,
+    the results of its branches; of a batch norm in one kernel, the average that it hands on."""
     op = tensor.op
     branches = view.bodies.branch_results.get(op.name)
     if branches is not None:
         return [results[tensor.value_index] for results in branches]
-    if not is_fused_batch_norm(op.type):
-        return list(op.inputs)
-    # Results 1 and 2 are the mean and the variance; inputs 3 and 4 are their averages.
-    hands_on_average = not op.get_attr('is_training') and tensor.value_index in (1, 2)
-    if not hands_on_average:
+    if is_fused_batch_norm(op.type):
+        return _average_handed_on(tensor)
+    return list(op.inputs)
+
+
+def _average_handed_on(result: tf.Tensor) -> typing.List[tf.Tensor]:
+    """The moving average that a batch norm in one kernel hands on as a result, as it does outside
+    of training; [] of all other results.
+
+    In training, results 1 and 2 are the mean and the variance of the examples.
+    """
+    op = result.op
+    hands_on = not op.get_attr('is_training') and result.value_index in (1, 2)
+    if not hands_on:
         return []
-    return [op.inputs[tensor.value_index + 2]]
+    average = op.inputs[result.value_index + 2]  # inputs 3 and 4 are the averages
+    return [average]

@@ -8,9 +8,15 @@ every read, since the read may be in the next iteration.
 
 The value of a reference variable is its memory. A snapshot of it (`Identity`) may share that
 memory, so that an operation which takes a snapshot from before the write gets what was written.
+
+Words of other modules used here: `READS`, `SETS`, `ADDS`, `ADDS_ROWS`: the types of the operations
+that take a variable to read it, to set it, to add to it, or to rows of it; `HAND_ON_MEMORY`: those
+whose result may be the memory of their input; `branches_not_running`: the branches of a `tf.cond`
+that do not run in the steps in which an operation does.
 """
 
 import collections
+import functools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -19,6 +25,7 @@ from towers.graph import graph_walk
 from towers.graph.op_types import ADDS, ADDS_ROWS, HAND_ON_MEMORY, READS, SETS, VARIABLE_OPS
 from towers.graph.variable_access import (
     REFERENCE_VARIABLES,
+    Branch,
     Writes,
     branch_of,
     branches_not_running,
@@ -28,8 +35,11 @@ from towers.graph.variable_access import (
 from towers.proof.contexts import conditions_around
 from towers.proof.functions import Bodies
 from towers.proof.sizes import as_numbers
-from towers.proof.states import INDEPENDENT, State, first_unknown, unknown
+from towers.proof.states import INDEPENDENT, State, first_unknown, if_complete, unknown
 from towers.proof.view import View
+
+_MAY_READ = READS | {'Identity'}
+"""The types of operations that may read a variable; an `Identity` reads a reference variable."""
 
 _Names = typing.Dict[str, typing.List[str]]
 _Writes = typing.Dict[str, typing.List[tf.Operation]]
@@ -60,15 +70,22 @@ def find_written_before(program: typing.List[tf.Operation], graph: tf.Graph,
     order = _Order(operations, bodies)
     reads = _reads_behind_writes(operations, writes, order)
     takers_of_memory: _Names = {}
-    for name in sorted(writes):
-        variable = graph_walk.operation_named(program[0].graph, name)
-        # A resource variable has no memory that others could take.
-        if variable is None or variable.type not in REFERENCE_VARIABLES:
-            continue
-        for taker, names in _takers_of_memory(variable, writes[name], order).items():
-            if taker not in reads:  # as an `Identity`, which is a read and takes the memory
+    # A resource variable has no memory that others could take.
+    for variable in _reference_variables(sorted(writes), program[0].graph):
+        for taker, names in _takers_of_memory(variable, writes[variable.name], order).items():
+            is_read = taker in reads  # as an `Identity`, which also takes the memory
+            if not is_read:
                 takers_of_memory[taker] = names
     return WrittenBefore(reads, takers_of_memory)
+
+
+def _reference_variables(names: typing.Iterable[str],
+                         program: tf.Graph) -> typing.List[tf.Operation]:
+    """The reference variables of a program that have these names. The body of a function may have
+    variables of its own, of which the program has no operation."""
+    variables = [graph_walk.operation_named(program, name) for name in names]
+    return [variable for variable in variables
+            if variable is not None and variable.type in REFERENCE_VARIABLES]
 
 
 def _reads_behind_writes(operations: typing.List[tf.Operation], writes: _Writes,
@@ -81,10 +98,7 @@ def _reads_behind_writes(operations: typing.List[tf.Operation], writes: _Writes,
       order: `_Order` of the operations.
     """
     found: _Names = {}
-    for op in operations:
-        may_read = op.type in READS or op.type == 'Identity'  # as of a reference variable
-        if not may_read:
-            continue
+    for op in graph_walk.of_types(operations, _MAY_READ):
         for variable in sorted(graph_walk.names_of(read_from(op.inputs[0])) & writes.keys()):
             for write in writes[variable]:
                 if order.is_before(write.name, op.name):
@@ -118,6 +132,7 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
     value = INDEPENDENT._replace(is_random=is_random)
     if all(state.is_alike_on_towers for state in numbers):
         return value
+    # The mark of this operation ends the proof by itself, whatever the written values depend on.
     view.note(op.name, op, 'reads what was computed from the examples of the shard')
     return value.with_shard_statistics([op.name])
 
@@ -132,12 +147,11 @@ def _decisive_states(names: typing.List[str], view: View) -> typing.Optional[typ
     """
     decisive: typing.List[State] = []
     for name in names:
-        for tensor in values_written(name, view.graph) or []:
-            state = view.state_or_none(tensor)
-            if state is None:
-                return None
-            decisive.append(state)
         write = view.graph.get_operation_by_name(name)
+        values = if_complete(list(map(view.state_or_none, _behind_variable(write))))
+        if values is None:
+            return None
+        decisive += values
         decisive += conditions_around(write, view)
     return decisive
 
@@ -148,7 +162,12 @@ def values_written(name: str, graph: tf.Graph) -> typing.Optional[typing.List[tf
     op = graph_walk.operation_named(graph, name)
     if op is None or op.type not in SETS | ADDS | ADDS_ROWS:
         return None
-    return list(op.inputs)[1:]
+    return _behind_variable(op)
+
+
+def _behind_variable(write: tf.Operation) -> typing.List[tf.Tensor]:
+    """The inputs of an assign, an add or a scatter that come after the variable."""
+    return list(write.inputs)[1:]
 
 
 # ---- writes --------------------------------------------------------------------------------------
@@ -156,8 +175,8 @@ def values_written(name: str, graph: tf.Graph) -> typing.Optional[typing.List[tf
 def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -> _Writes:
     """`{name of a variable: list of the operations that write it}`.
 
-    A call that writes a variable is in the list only if no operation of its body is known to write
-    it: these are in the list otherwise.
+    Where a function writes a variable, so does its call. The list has the operation of the body,
+    which tells what it writes. It has the call where no operation of the body is known to write.
 
     Args:
       operations: list of the operations of the forward pass, and behind them of bodies.
@@ -174,8 +193,7 @@ def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -
         variables = set(finder.written_by(op))
         for variable in variables - written_in_body.get(op.name, set()):
             found.setdefault(variable, []).append(op)
-            calls_around = _calls_and_itself(op.name, bodies)[:-1]
-            for call in calls_around:
+            for call in _calls_around(op.name, bodies):
                 written_in_body.setdefault(call, set()).add(variable)
     return found
 
@@ -203,8 +221,8 @@ def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
     found: _Names = {}
     for write in writes:
         for taker in _takers_after(variable, write, order):
-            depends_on_memory = taker.type not in SETS
-            if depends_on_memory:
+            overwrites_memory = taker.type in SETS  # whatever was written before
+            if not overwrites_memory:
                 found.setdefault(taker.name, []).append(write.name)
     return found
 
@@ -221,39 +239,46 @@ def _takers_after(variable: tf.Operation, write: tf.Operation,
     """
     # The branches (v1) that do not run if the write does, as the other one of its `tf.cond`.
     not_running = branches_not_running(write)
-
-    def takers_of_same_memory(op: tf.Operation) -> typing.List[tf.Operation]:
-        """The operations that take an output of `op` which may be the variable's memory."""
-        hands_memory_on = op is variable or op.type in HAND_ON_MEMORY
-        takers: typing.List[tf.Operation] = []
-        for output in op.outputs:
-            is_reference = is_variable(output)  # such as the result of an assignment
-            may_be_memory = hands_memory_on or is_reference
-            if may_be_memory and branch_of(output) not in not_running:
-                takers += output.consumers()
-        return takers
-
+    takers_of = functools.partial(_takers_of_memory_from, variable, not_running)
     found = []
-    for source in graph_walk.reached([variable], takers_of_same_memory).values():
-        has_written_value = order.is_before(write.name, source.name)
-        if has_written_value:  # then the states of the takers' inputs tell it already
+    for source in graph_walk.reached([variable], takers_of).values():
+        # A source behind the write has the state of the written value, and its takers go by that.
+        if order.is_before(write.name, source.name):
             continue
-        for taker in takers_of_same_memory(source):
+        for taker in takers_of(source):
             if taker is not write and order.is_before(write.name, taker.name):
                 found.append(taker)
     return found
 
 
+def _takers_of_memory_from(variable: tf.Operation, not_running: typing.Container[Branch],
+                           source: tf.Operation) -> typing.List[tf.Operation]:
+    """The operations that take an output of another one which may be a variable's memory.
+
+    Args:
+      variable: the reference variable.
+      not_running: the branches of which no output counts.
+      source: the variable, or an operation that takes its memory.
+    """
+    hands_memory_on = source is variable or source.type in HAND_ON_MEMORY
+    takers: typing.List[tf.Operation] = []
+    for output in source.outputs:
+        is_reference = is_variable(output)  # such as the result of an assignment
+        may_be_memory = hands_memory_on or is_reference
+        if may_be_memory and branch_of(output) not in not_running:
+            takers += output.consumers()
+    return takers
+
+
 # ---- order ---------------------------------------------------------------------------------------
 
-def _calls_and_itself(name: str, bodies: Bodies) -> typing.List[str]:
-    """The names of the calls that run an operation, the outermost one first, and its own name at
-    the end."""
-    names = [name]
+def _calls_around(name: str, bodies: Bodies) -> typing.List[str]:
+    """The names of the calls that run the operation of a name, the outermost one first."""
+    calls: typing.List[str] = []
     while name in bodies.innermost_calls:
         name = bodies.innermost_calls[name]
-        names.append(name)
-    return names[::-1]
+        calls.insert(0, name)
+    return calls
 
 
 class _Order:
@@ -276,19 +301,19 @@ class _Order:
                 self._followers[source.name].append(op)
 
     def is_before(self, name: str, other_name: str) -> bool:
-        """Whether an operation runs before another one, or may in a loop that both are in.
+        """Whether an operation runs before another one, or may do so in a loop around both.
 
         An operation in the body of a function runs when its call does. So, from the outermost call
         on, the first two calls that differ are compared; the operation itself is the last of them.
         """
-        calls = _calls_and_itself(name, self._bodies)
-        other_calls = _calls_and_itself(other_name, self._bodies)
+        calls = _calls_around(name, self._bodies) + [name]
+        other_calls = _calls_around(other_name, self._bodies) + [other_name]
         for call, other_call in zip(calls, other_calls):
             if call != other_call:
                 return other_call in self._names_waiting_for(call)
             if call in self._bodies.loops:  # the other one may be in the next iteration
                 return True
-        return True  # one of them is the call that runs the other
+        return True  # one of the two is a call, which runs the other one at some time
 
     def _names_waiting_for(self, name: str) -> typing.Set[str]:
         """The names of the operations that wait for an operation, its own among them."""
