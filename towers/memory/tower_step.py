@@ -41,7 +41,7 @@ def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
     if batch_size % unit and built.plan.remainder == 'error':
         raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
                                    % (batch_size, parts, unit))
-    sizes, _ = sizes_of_shards(batch_size, built.plan.shares, built.plan.remainder)
+    sizes = sizes_of_shards(batch_size, built.plan.shares, built.plan.remainder).sizes
     if not all(sizes):
         raise InvalidArgumentError('batch_size=%d leaves some of %s without an example: give %d '
                                    'at least.' % (batch_size, parts, unit))

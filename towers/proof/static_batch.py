@@ -276,7 +276,7 @@ class _Search:
             return
         self._seen.add(key)
         if not _has_length(tensor, axis, times * self._batch_size):
-            # It is the same for all examples: beside x [50, 4], a tensor [4] or [1, 4] is broadcast.
+            # It is the same for all examples: beside x [50, 4] a tensor [4] or [1, 4] is broadcast.
             return
         op = tensor.op
         if op.type == 'Const':

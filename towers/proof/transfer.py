@@ -224,10 +224,12 @@ class Transfer:
         `concat([reshape(mean(values)), variance, count])`; [] where the shard's moments have been
         exchanged already."""
         joined = op.inputs[0].op
-        if joined.type != 'ConcatV2':
+        was_exchanged = joined.type != 'ConcatV2'  # the input is a row of all towers' moments
+        if was_exchanged:
             return []
-        mean = joined.inputs[0].op.inputs[0]
-        return [self._view.state(mean.op.inputs[0])]
+        reshaped_mean = joined.inputs[0].op
+        mean = reshaped_mean.inputs[0].op
+        return [self._view.state(mean.inputs[0])]
 
     # ---- a variable that was written before
 

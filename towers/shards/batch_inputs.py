@@ -34,6 +34,17 @@ class Leaf(typing.NamedTuple):
     value: typing.Any
 
 
+class SizeOfBatch(typing.NamedTuple):
+    """The number of examples, and what makes certain that all inputs have it.
+
+    Attributes:
+      size: an int, or an int32 scalar that the step computes.
+      guards: list of the assertions that have to run before the batch is cut.
+    """
+    size: typing.Union[int, tf.Tensor]
+    guards: typing.List[tf.Operation]
+
+
 class Inputs(typing.NamedTuple):
     """Inputs that can be cut by examples.
 
@@ -60,7 +71,7 @@ def checked_inputs(inputs: typing.Any) -> Inputs:
       InputError: a leaf that cannot be cut by examples; static numbers of examples that differ.
       InvalidArgumentError: TensorFlow executes eagerly.
     """
-    check_graph_mode('the result of split_batch')  # `build_towers` has checked it before
+    check_graph_mode('the result of split_batch')  # in a build, that was asked before
     leaves = _leaves(inputs)
     static_sizes = {}  # {path: first dimension}
     unknown = []
@@ -107,22 +118,21 @@ def _tensor_of(path: str, value: typing.Any) -> typing.Union[None, tf.Tensor, tf
         return value
     try:
         return tf.convert_to_tensor(value)
-    except TowersError:  # perhaps a `ValueError`, too: of the caller's device function, not of this
+    except TowersError:
+        # It comes from the caller's device function, and says what is wrong there. That many of
+        # these errors are `ValueError`s, too, does not make it an error about this leaf.
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_tensor(path, value, str(error).split('\n', 1)[0]) from None
 
 
-def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, list]:
-    """The number of examples, and assertions that all tensors have it.
+def size_and_guards(inputs: Inputs, tensors: list) -> SizeOfBatch:
+    """The number of examples, and assertions that all tensors have it. Tensors of a static size
+    have been compared by `checked_inputs`, and need no assertion.
 
     Args:
       inputs: the inputs.
       tensors: their leaves as tensors, see `tensors_of_leaves`.
-
-    Returns:
-      `(size, guards)`: an int, or an int32 scalar; and a list of operations. Tensors of a static
-      size have been compared by `checked_inputs`, and need no assertion.
     """
     sizes_in_step = {}  # {path: size} of the tensors whose size only the step knows
     for tensor, leaf in zip(tensors, inputs.leaves):
@@ -140,7 +150,7 @@ def size_and_guards(inputs: Inputs, tensors: list) -> typing.Tuple[typing.Any, l
         # Without quotes: an assertion of TensorFlow puts a backslash before each one.
         text = text.replace("'", '')
         guards.append(tf.Assert(tf.equal(size, other_size), [text, size, other_size]))
-    return size, guards
+    return SizeOfBatch(size, guards)
 
 
 def _size_of(tensor: typing.Union[tf.Tensor, tf.SparseTensor]) -> tf.Tensor:

@@ -93,15 +93,12 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
             guards += _size_assertions(size, shares, remainder, word_for_parts)
         sizes, used_size = sizes_of_shards(size, shares, remainder)
         pieces_of_leaves = []  # for each leaf, its piece in each shard
-        drops_examples = remainder == 'drop'
         with tf.control_dependencies(guards):
             for tensor in tensors:
-                name = name_of_shard(tensor)
-                if drops_examples and isinstance(tensor, tf.Tensor):
-                    # `_dense_pieces` may split the whole tensor; of a sparse one each shard is a
-                    # slice, so that nothing has to be cut off first.
-                    tensor = tensor[:used_size]
-                pieces_of_leaves.append(_pieces(tensor, sizes, name))
+                used_part = tensor
+                if remainder == 'drop':
+                    used_part = _first_examples(tensor, used_size)
+                pieces_of_leaves.append(_pieces(used_part, sizes, name_of_shard(tensor)))
         shards = [tf.nest.pack_sequence_as(inputs, pieces) for pieces in zip(*pieces_of_leaves)]
         is_even = _are_certainly_equal(sizes, shares, remainder)
         if remainder == 'weight':
@@ -109,6 +106,19 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
             # and hold padding, in a batch with fewer examples than shards.
             return cut_batch(shards, sizes, used_size, is_even, shares=None, pads=True)
         return cut_batch(shards, sizes, used_size, is_even, shares)
+
+
+def _first_examples(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor],
+                    size: Size) -> typing.Union[None, tf.Tensor, tf.SparseTensor]:
+    """The first examples of a leaf, which are to be cut into shards: `_dense_pieces` may split all
+    that it gets. A sparse tensor stays as it is, since each of its shards is a slice.
+
+    Args:
+      tensor: the leaf.
+      size: how many examples.
+    """
+    is_dense = isinstance(tensor, tf.Tensor)
+    return tensor[:size] if is_dense else tensor
 
 
 def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], remainder: str) -> bool:
@@ -294,8 +304,13 @@ def _size_assertions(size: tf.Tensor, shares: typing.Tuple[int, ...], remainder:
     return assertions
 
 
-def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
-                    remainder: str) -> typing.Tuple[list, Size]:
+class ShardSizes(typing.NamedTuple):
+    """The numbers of examples of shards."""
+    sizes: list  # of each shard
+    used_size: Size  # of all together: without the remainder that none of them has
+
+
+def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...], remainder: str) -> ShardSizes:
     """Divides the examples of a batch among its shards.
 
     With `remainder='weight'` every example is in a shard: a remainder goes to the first shards, one
@@ -306,21 +321,18 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...],
       size: the number of examples.
       shares: the proportions of the shards.
       remainder: one of `REMAINDERS`.
-
-    Returns:
-      `(sizes of the shards, number of examples in all of them)`.
     """
     unit = sum(shares)  # each multiple of it divides among the shards
     may_have_remainder = not isinstance(size, int) or size % unit != 0
     if remainder == 'weight' and may_have_remainder:
-        return _sizes_with_remainder(size, shares), size
+        return ShardSizes(_sizes_with_remainder(size, shares), size)
     size_per_share = size // unit
     if unit == len(shares):  # all shares are 1
         # It is one and the same tensor for all, by which `_dense_pieces` knows them as equal.
         sizes = [size_per_share] * len(shares)
     else:
         sizes = [size_per_share * share for share in shares]
-    return sizes, size_per_share * unit
+    return ShardSizes(sizes, size_per_share * unit)
 
 
 def _sizes_with_remainder(size: Size, shares: typing.Tuple[int, ...]) -> list:
@@ -445,7 +457,8 @@ def _with_static_dimensions(shape: tf.Tensor, static_sizes: list) -> tf.Tensor:
       static_sizes: the static size of each dimension, or None. The first dimension, of the
         examples, stays as it is.
     """
-    if not any(static_sizes[1:]):
+    has_static_dimension = any(static_sizes[1:])
+    if not has_static_dimension:
         return shape
     dimensions = [shape[:1]]
     for axis, size in enumerate(static_sizes[1:], start=1):

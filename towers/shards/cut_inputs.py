@@ -69,9 +69,9 @@ class Shards:
         sizes = []
         with tf.name_scope('shards'):
             for index, batch in enumerate(self.batches):
-                shard, size = _fed_shard(index, batch, inputs_of_shards[index], is_even)
-                shards.append(shard)
-                sizes.append(size)
+                shard = _fed_shard(index, batch, inputs_of_shards[index], is_even)
+                shards.append(shard.tensors)
+                sizes.append(shard.size)
             with only_device('/cpu:0'):  # for the batch's size and the weights
                 return cut_batch(shards, sizes, sum(sizes), is_even)
 
@@ -124,8 +124,13 @@ def _device_of_input(op: tf.Operation) -> str:
     return device or '/cpu:0'
 
 
-def _fed_shard(index: int, batch: typing.Any, inputs: Inputs,
-               is_even: bool) -> typing.Tuple[typing.Any, typing.Any]:
+class _FedShard(typing.NamedTuple):
+    """A shard that can be fed."""
+    tensors: typing.Any  # a nest, like the caller's
+    size: typing.Union[int, tf.Tensor]  # its number of examples
+
+
+def _fed_shard(index: int, batch: typing.Any, inputs: Inputs, is_even: bool) -> _FedShard:
     """Makes the tensors of a shard that can be fed, on the devices of the caller's tensors.
 
     Args:
@@ -133,9 +138,6 @@ def _fed_shard(index: int, batch: typing.Any, inputs: Inputs,
       batch: the nest of the caller's tensors.
       inputs: the `Inputs` of this nest.
       is_even: whether all shards have the same size for certain.
-
-    Returns:
-      `(nest of the tensors, number of examples)`.
     """
     # `tf.device` with a function asks it for the device of each operation that is made; with None
     # it ends the device scopes of the caller.
@@ -147,7 +149,7 @@ def _fed_shard(index: int, batch: typing.Any, inputs: Inputs,
                 'towers: shard %d of Shards has no example' % index]))
         with tf.control_dependencies(guards):
             fed = [_fed(tensor, size, is_even) for tensor in tensors]
-    return tf.nest.pack_sequence_as(batch, fed), size
+    return _FedShard(tf.nest.pack_sequence_as(batch, fed), size)
 
 
 def _fed(tensor: typing.Any, size: typing.Any, is_even: bool) -> typing.Any:
