@@ -233,13 +233,16 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
     values_of_mean = source_through(mean.op.inputs[0], _SAME_ENTRIES)
     if values.name != values_of_mean.name:
         return None
-    axes = tf.get_static_value(op.inputs[1])
-    axes_of_mean = tf.get_static_value(mean.op.inputs[1])
-    if axes is None or axes_of_mean is None:
-        return None
-    if not np.array_equal(np.ravel(axes), np.ravel(axes_of_mean)):
+    axes = _static_axes(op)
+    if axes is None or axes != _static_axes(mean.op):
         return None
     return Moments(mean, variance)
+
+
+def _static_axes(mean: tf.Operation) -> typing.Optional[typing.List[int]]:
+    """The dimensions over which a `Mean` is taken; None where they are not static."""
+    axes = tf.get_static_value(mean.inputs[1])
+    return None if axes is None else np.ravel(axes).tolist()
 
 
 def _difference_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:

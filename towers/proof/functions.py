@@ -153,7 +153,7 @@ def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> Loo
                      for tensor, shape in zip(op.inputs, shapes)]
         results = _imported(body, arguments, op.name + '/body')
         _check_handles(arguments, results)
-        kept_shapes = [_common_shape(shape, result.shape)
+        kept_shapes = [shape.most_specific_compatible_shape(result.shape)
                        for shape, result in zip(shapes, results)]
         if list(map(_lengths, kept_shapes)) == list(map(_lengths, shapes)):
             [test] = _imported(condition, arguments, op.name + '/condition')
@@ -188,16 +188,6 @@ def _check_handles(arguments: typing.List[tf.Tensor], results: typing.List[tf.Te
         next_handle = source_through(result, ('Identity',))
         if next_handle.name != handle.name:
             raise ValueError('a loop changes the handle of a variable')
-
-
-def _common_shape(shape: tf.TensorShape, other: tf.TensorShape) -> tf.TensorShape:
-    """The shape with the lengths that two shapes both have, and None for the others."""
-    if shape.ndims is None or other.ndims != shape.ndims:
-        return tf.TensorShape(None)
-    lengths: typing.List[typing.Optional[int]] = []
-    for length, other_length in zip(shape.as_list(), other.as_list()):
-        lengths.append(length if length == other_length else None)
-    return tf.TensorShape(lengths)
 
 
 def _lengths(shape: tf.TensorShape) -> typing.Optional[list]:

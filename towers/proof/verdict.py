@@ -7,6 +7,7 @@ proof supposes of an operation, and `loops_of_size`: loops that a constant ends 
 size of the batch; `is_shared`: whether a value is the same on every tower, however many examples.
 """
 
+import functools
 import itertools
 import typing
 
@@ -318,8 +319,7 @@ def _own_writes(writers: Writers, state: State, analysis: Analysis,
         has_same_draws = draws_alike or not value.is_random
         return has_same_draws and _is_shared_but_for(state.shard_statistics, value)
 
-    return [variable for variable, operations in writers.items()
-            if not all(map(is_alike, _values_written(operations, variable, analysis)))]
+    return _written_otherwise(is_alike, writers, analysis)
 
 
 def _repeated_writes(writers: Writers, state: State, analysis: Analysis) -> typing.List[str]:
@@ -334,12 +334,21 @@ def _repeated_writes(writers: Writers, state: State, analysis: Analysis) -> typi
       state: of the sum of the losses.
       analysis: `Analysis` of the forward pass.
     """
-    def is_named(value: State) -> bool:
-        """Whether a written value is a statistic that the verdict names."""
-        return _consists_of(state.shard_statistics, value)
+    is_named_by_verdict = functools.partial(_consists_of, state.shard_statistics)
+    return _written_otherwise(is_named_by_verdict, writers, analysis)
 
+
+def _written_otherwise(is_harmless: typing.Callable[[State], bool], writers: Writers,
+                       analysis: Analysis) -> typing.List[str]:
+    """The names of the variables to which a value is written that is not harmless.
+
+    Args:
+      is_harmless: function of the state of a written value.
+      writers: the operations that write each variable.
+      analysis: `Analysis` of the forward pass.
+    """
     return [variable for variable, operations in writers.items()
-            if not all(map(is_named, _values_written(operations, variable, analysis)))]
+            if not all(map(is_harmless, _values_written(operations, variable, analysis)))]
 
 
 def _values_written(operations: typing.Iterable[tf.Operation], variable: str,
@@ -358,7 +367,7 @@ def _values_written(operations: typing.Iterable[tf.Operation], variable: str,
 
 
 def _is_shared_but_for(named: typing.AbstractSet[str], value: State) -> bool:
-    """Whether a value is the same on every tower, or is but for statistics of these names."""
+    """Whether a value is the same on every tower, or would be but for statistics of these names."""
     return is_shared(value) or _consists_of(named, value)
 
 
