@@ -359,6 +359,14 @@ def test_the_mean_of_a_second_call_of_moments_is_in_sync():
     assert built.plan.line('batch norm').startswith('1 in sync')
 
 
+@pytest.mark.slow
+def test_a_mean_over_the_same_dimensions_in_other_words_is_in_sync():
+    def own_mean(h, unused_name):
+        mean = tf.reduce_mean(h, [2, 1, -4])
+        return (h - mean) * tf.rsqrt(tf.nn.moments(h, [0, 1, 2])[1] + .1)
+    assert_one_device(convolutional(own_mean), 'images', batch_norm='sync')
+
+
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
 def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
     def model_fn(x):

@@ -240,9 +240,16 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
 
 
 def _static_axes(mean: tf.Operation) -> typing.Optional[typing.List[int]]:
-    """The dimensions over which a `Mean` is taken; None where they are not static."""
+    """The dimensions over which a `Mean` is taken, counted from the first one, in order; None where
+    they are not static. 0, [0] and [-2] are the same dimension of a matrix."""
     axes = tf.get_static_value(mean.inputs[1])
-    return None if axes is None else np.ravel(axes).tolist()
+    if axes is None:
+        return None
+    numbers = np.ravel(axes)
+    rank = mean.inputs[0].shape.ndims
+    if rank:
+        numbers = numbers % rank
+    return sorted(numbers.tolist())
 
 
 def _difference_from_mean(op: tf.Operation) -> typing.Optional[tf.Operation]:
@@ -289,14 +296,13 @@ def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]
     if statistic.op.type != 'Mean':
         return []
     values, axes = statistic.op.inputs
-    static_axes = tf.get_static_value(axes)
+    static_axes = _static_axes(statistic.op)
     found = []
     for op in graph_walk.of_types(operations, ['Mean']):
-        other_axes = op.inputs[1]
-        has_equal_axes = static_axes is not None and np.array_equal(
-            tf.get_static_value(other_axes), static_axes)
-        has_same_axes = has_equal_axes or other_axes.name == axes.name
-        if op.inputs[0].name == values.name and has_same_axes:
+        is_of_same_values = op.inputs[0].name == values.name
+        has_equal_axes = static_axes is not None and _static_axes(op) == static_axes
+        has_same_axes = has_equal_axes or op.inputs[1].name == axes.name
+        if is_of_same_values and has_same_axes:
             found.append(op.outputs[0])
     return found
 
