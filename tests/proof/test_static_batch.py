@@ -74,6 +74,14 @@ def test_a_multiple_of_the_size_in_a_reshape():
         condition('shape', times=3))
 
 
+@pytest.mark.parametrize('index', [1, -1])
+def test_a_number_of_a_shape_by_its_index(index):
+    x = batch(6)
+    size = tf.constant([6, SIZE], name='shape')[index]
+    loss = tf.reduce_sum(tf.square(x)) / tf.cast(size, tf.float32)
+    assert line(loss, x).startswith(condition('shape'))
+
+
 def test_a_divisor_of_a_sum():
     x = batch(6)
     loss = tf.reduce_sum(tf.square(x)) / tf.constant(float(SIZE), name='size')

@@ -408,14 +408,15 @@ def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
 
 
 def _index_into_vector(op: tf.Operation) -> typing.Optional[int]:
-    """The static index by which a `StridedSlice` takes one number of a vector: 1, of `shape[1]`;
-    None of any other slice."""
+    """The place from which a `StridedSlice` takes one number of a vector of static length: 1, of
+    `shape[1]`, and of `shape[-1]` where it has two numbers; None of any other slice."""
     begin = tf.get_static_value(op.inputs[1])
+    length = op.inputs[0].shape.num_elements()
     # `shrink_axis_mask` 1: the first dimension, the only one of a vector, has an index.
     is_index = op.get_attr('shrink_axis_mask') == 1 and op.inputs[0].shape.ndims == 1
-    if begin is None or not is_index:
+    if begin is None or not length or not is_index:
         return None
-    return int(begin[0])
+    return int(begin[0]) % length
 
 
 def _static_scalar(tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
