@@ -245,9 +245,10 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     """Marks a result with each mean, sum and share that it depends on otherwise than linearly.
 
     The inputs in `row.linear_in` are values, such as the means in `tf.stack([mean, other_mean])`;
-    all others are arguments, such as an axis, or the number of the mean that `tf.gather` takes. A
+    all others are arguments, such as an axis, or the place from which `tf.gather` takes a mean. A
     result that is a mean, a sum or a share itself is linear in the values, so that its arguments
-    alone mark it. Any other result is marked by values and arguments.
+    alone mark it: a place that is a sum over the examples is another one on a shard. Any other
+    result is marked by values and arguments.
 
     Args:
       row: the row of the operation.

@@ -33,7 +33,7 @@ _PerhapsSize = typing.Optional[Size]
 def plus(one: Size, other: Size) -> _PerhapsSize:
     """The sum of two sizes; None where it may be a difference of two lengths: see `minus`."""
     may_be_difference = min(*one, *other) < 0
-    if may_be_difference and _both_stand_in(one, other):
+    if may_be_difference and _all_may_stand_in(one, other):
         return None
     return Size(one.constant + other.constant, one.per_example + other.per_example)
 
@@ -41,7 +41,7 @@ def plus(one: Size, other: Size) -> _PerhapsSize:
 def minus(one: Size, other: Size) -> _PerhapsSize:
     """The difference of two sizes; None of two lengths that are not static, since one prime may
     stand in for both, and two primes differ by another number than the lengths."""
-    if _both_stand_in(one, other):
+    if _all_may_stand_in(one, other):
         return None
     return Size(one.constant - other.constant, one.per_example - other.per_example)
 
@@ -61,7 +61,7 @@ def quotient(one: Size, other: Size) -> _PerhapsSize:
         (4 + 6n) / 2 = 2 + 3n        6n / 2n = 3        n / 2 is rounded for an odd n
     """
     # One prime may stand in for two lengths: their quotient is 1 here, and another one in a run.
-    if _both_stand_in(one, other):
+    if _all_may_stand_in(one, other):
         return None
     # L / 1 and L n / n are L, whatever the length L is. Of any other quotient the prime tells
     # nothing: it is odd, so that (L + 1) / 2 has no remainder here, and has one for an even L.
@@ -96,7 +96,7 @@ def remainder(one: Size, other: Size) -> _PerhapsSize:
     are_constants = not one.per_example and not other.per_example
     if not are_constants or other.constant <= 0:
         return None
-    if _either_stands_in(one, other):
+    if _any_may_stand_in(one, other):
         return None
     return Size(one.constant % other.constant)
 
@@ -106,12 +106,12 @@ def _may_stand_in(size: Size) -> bool:
     return max(map(abs, size)) >= LEAST_FROM_STAND_IN
 
 
-def _either_stands_in(*sizes: Size) -> bool:
+def _any_may_stand_in(*sizes: Size) -> bool:
     """Whether any of the sizes may have a prime in it that stands in for a length."""
     return any(map(_may_stand_in, sizes))
 
 
-def _both_stand_in(*sizes: Size) -> bool:
+def _all_may_stand_in(*sizes: Size) -> bool:
     """Whether all of the sizes may have a prime in them that stands in for a length."""
     return all(map(_may_stand_in, sizes))
 
@@ -123,7 +123,7 @@ def larger(one: Size, other: Size) -> _PerhapsSize:
     not change to the other one as n grows. `2 + n` is always larger than 2; of `2n` and 5 it
     depends on n.
     """
-    if _either_stands_in(one, other):
+    if _any_may_stand_in(one, other):
         return None
     difference = Size(one.constant - other.constant, one.per_example - other.per_example)
     difference_at_1 = difference.per_example + difference.constant
