@@ -117,7 +117,7 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
       view: `View` of the scratch graph.
 
     Returns:
-      The state; None as long as a written value, or a condition, has none.
+      The state; None as long as a written value has none.
     """
     if any(values_written(name, view.graph) is None for name in names):
         return unknown(op, 'takes a variable that was written before, in an unknown way')
