@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import function
 
 from towers.proof.analysis import analyse
 from towers.proof.written import Dependence
@@ -28,3 +29,16 @@ def test_dependence(value, expected):
     analysis = analyse(tf.get_default_graph().get_operations(), x, [update])
     [[written]] = analysis.writes.values()
     assert (written.variable, written.sets, written.dependence) == ('v', True, expected)
+
+
+def test_a_function_is_no_write_of_rows_by_its_name():
+    """The type of the operation that calls a `Defun` is the function's name."""
+    x = tf.placeholder(tf.float32, [None])
+    v = tf.get_variable('v', [], initializer=tf.ones_initializer(), use_resource=True)
+
+    @function.Defun(tf.resource)
+    def ScatterUpdateOfV(handle):
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+    result = tf.reduce_mean(x * ScatterUpdateOfV(v.handle))
+    analysis = analyse(tf.get_default_graph().get_operations(), x, [result])
+    assert analysis.writes == {}

@@ -67,18 +67,25 @@ class Written(typing.NamedTuple):
         return self.type in ADDS or self.type in ADDS_ROWS
 
 
+_WRITES_ROWS = ADDS_ROWS | frozenset(
+    'ScatterUpdate ScatterMul ScatterDiv ScatterMin ScatterMax ScatterNdUpdate ScatterNdMin '
+    'ScatterNdMax ResourceScatterUpdate ResourceScatterMul ResourceScatterDiv ResourceScatterMin '
+    'ResourceScatterMax ResourceScatterNdUpdate ResourceScatterNdMin ResourceScatterNdMax'.split())
+"""The types of the operations that write rows of a variable."""
+
+
 def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     """What an operation of the scratch graph writes to a variable; None where it writes none.
 
     An operation that writes rows (`ScatterAdd`) takes the variable, the indices and the rows; any
     other one (`AssignAdd`) the variable and the value.
     """
-    is_of_rows = 'Scatter' in op.type
+    is_of_rows = op.type in _WRITES_ROWS
     is_write = is_of_rows or op.type in ADDS or op.type in SETS
-    if not is_write or not op.inputs:
+    if not is_write:
         return None
     variable = variable_op(op.inputs[0])
-    if variable is None:  # `tf.scatter_nd` writes rows, but to no variable
+    if variable is None:  # a `tf.raw_ops.TemporaryVariable`, or a handle from elsewhere
         return None
     indices = None
     if is_of_rows:
