@@ -95,10 +95,10 @@ def _numbers_in(operations: typing.List[tf.Operation]) -> typing.Set[int]:
     numbers: typing.Set[int] = set()
     for op in operations:
         for tensor in op.outputs:
-            numbers.update(known_lengths(tensor))
+            numbers.update(filter(None, known_lengths(tensor)))  # those that are static
         if op.type == 'Const' and op.outputs[0].dtype.is_integer:
             numbers.update(_numbers_of_constant(op))
-    return numbers - {None}  # of lengths that are not static
+    return numbers
 
 
 def _numbers_of_constant(op: tf.Operation) -> typing.Set[int]:

@@ -166,12 +166,24 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
     ends = [analysis.reasons[name] for name in statistics if name not in conditions]
     if state.kind is Kind.UNKNOWN:
         ends = _unknown_before(losses, analysis) + ends
-    # A loss that is the same on every tower but for what the proof supposes, such as a maximum over
-    # reshaped ones, is no mean over the examples: then the supposition ends the proof after all.
-    supposed = [name for name in statistics if name in analysis.suppositions]
-    if state.kind is Kind.INDEPENDENT and supposed and not ends:
-        ends = [analysis.reasons[supposed[0]]]
+    if state.kind is Kind.INDEPENDENT and not ends:
+        ends = _suppositions_that_end(statistics, analysis)
     return list(dict.fromkeys(ends))
+
+
+def _suppositions_that_end(statistics: typing.List[str], analysis: Analysis) -> typing.List[Reason]:
+    """The first supposition on which a loss depends that is the same on every tower, as the end of
+    its proof; [] of a loss that depends on none.
+
+    Such a loss is the maximum of `tf.reshape(tf.ones_like(x), [-1, 5])`. It is no mean over the
+    examples, whether the supposition is true or not: so this is no condition of a proof.
+
+    Args:
+      statistics: the marks of the loss.
+      analysis: `Analysis` of the forward pass.
+    """
+    supposed = [name for name in statistics if name in analysis.suppositions]
+    return [analysis.reasons[name] for name in supposed[:1]]
 
 
 def _loops_of_size(losses: typing.List[tf.Tensor], analysis: Analysis,

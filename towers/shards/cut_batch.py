@@ -117,8 +117,9 @@ def _first_examples(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor],
       tensor: the leaf.
       size: how many examples.
     """
-    is_dense = isinstance(tensor, tf.Tensor)
-    return tensor[:size] if is_dense else tensor
+    if isinstance(tensor, tf.Tensor):
+        return tensor[:size]
+    return tensor
 
 
 def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], remainder: str) -> bool:
