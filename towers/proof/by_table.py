@@ -7,7 +7,7 @@ inputs, and of means and sums that the result depends on otherwise than linearly
 Words of other modules used here: the fields of `Row`, which `table` explains; of a state,
 `is_total_or_share`: a mean, a sum or a share, and `is_position`: positions of examples;
 `as_numbers`: the states where sizes are taken as numbers, n as a sum over the examples;
-`NotKnown`, which a rule raises where it needs a rank or an argument that is not static.
+`NotKnown`, which a rule raises where something that it needs is not known.
 """
 
 import itertools
@@ -140,8 +140,8 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
 
 
 def _answer(row: Row, op: tf.Operation, states: InputStates, view: View) -> Results:
-    """What the rule of a row says of the results; that they are unknown, where the rule needs
-    something static that is not.
+    """What the rule of a row says of the results; that they are unknown, where something that the
+    rule needs is not known.
 
     Args:
       row: the row.
