@@ -299,7 +299,8 @@ def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list
 
     Args:
       operations: the operations of the tower.
-      fetches: what a step fetches of it.
+      fetches: what a step fetches of it. What these do not need keeps its seeds: the initial values
+        of variables, which all machines draw alike.
       part: the index of its part of the batch among those of all machines.
     """
     needed = names_of(step_operations(fetches))
