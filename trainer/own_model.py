@@ -265,8 +265,9 @@ def _place_in_own_module(op: typing.Optional[tf.Operation]) -> str:
     path = sys.modules[module].__file__
     if path is None:  # a module without a file
         return ''
-    # A frame is (path, line, …), the innermost one last.
-    lines = [frame[1] for frame in op.traceback if frame[0] == path]
+    # A frame is (path, line, …), the innermost one last. An operation that was imported, and has no
+    # original, has no frames.
+    lines = [frame[1] for frame in op.traceback or () if frame[0] == path]
     if not lines:
         return ''
     return ' at %s:%d' % (os.path.basename(path), lines[-1])

@@ -230,3 +230,14 @@ def test_a_step_that_fails_in_a_copy_names_the_line_of_the_function(model, scope
         failure = step_failure(tf.errors.InvalidArgumentError(None, failed, 'indices[0] = 3'))
     assert str(failure) == '--model=%s:outside: a step failed at %s.py:%d: indices[0] = 3' % (
         NAME, NAME, line)
+
+
+def test_a_step_that_fails_in_an_imported_operation_names_no_line(model):
+    model('outside')
+    with tf.Graph().as_default() as exported:
+        tf.constant(1., name='one')
+    with tf.Graph().as_default() as graph, flagsaver.flagsaver(model='%s:outside' % NAME):
+        tf.import_graph_def(exported.as_graph_def(), name='imported')
+        failed = graph.get_operation_by_name('imported/one')
+        failure = step_failure(tf.errors.InvalidArgumentError(None, failed, 'indices[0] = 3'))
+    assert str(failure) == '--model=%s:outside: a step failed: indices[0] = 3' % NAME

@@ -125,15 +125,15 @@ class _Selection:
             node = op.node_def
             _check_uses_no_name(op)
             if self._is_shared(op):
-                # What is colocated with it is shared, too: the operations of an iterator go
-                # together.
+                # What it is colocated with is shared, too: of an iterator the data set.
                 self._shared.update([name], colocation_group_of_node(node))
                 continue
             needed[name] = node
             self._pass_over_left_out(node)
             to_visit.extend(colocation_group_of_node(node))
-            # Inputs are last in the list, and so are visited first. If one of them is shared, it is
-            # known then that what it is colocated with is shared, too.
+            # Inputs are last in the list, and so are visited first. An `IteratorGetNext` takes an
+            # iterator, and both are colocated with the data set: the iterator is found to be
+            # shared, and the data set with it, before the data set would be copied.
             to_visit.extend(map(producer_name, node.input))
         # In the order in which they were made, which an import of loops needs.
         in_order = [name for name in self._made if name in needed]
