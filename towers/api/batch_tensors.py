@@ -79,7 +79,8 @@ class BatchTensors:
     def _summary(self, summary: tf.Tensor) -> tf.Tensor:
         """Imports a summary of the program, to which the batch's values are given."""
         substitutes = {tensor.name: self.of(tensor) for tensor in summary.op.inputs}
-        scope = '%ss/of_program_%d/' % (self._towers.request.split.name, self._next_import())
+        scope = '%s/of_program_%d/' % (
+            self._towers.request.split.scope_of_batch, self._next_import())
         with only_device('/cpu:0'), self._graph.name_scope(None):
             return import_again([summary.op], substitutes, scope).tensor(summary)
 
@@ -99,7 +100,7 @@ class BatchTensors:
             proven = self._proven_of(values[0], imported_into_first.operations)
             self._check_is_no_sum_of_a_static_size(tensor, values[0], proven)
         request = tower_set.request
-        with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
+        with only_device(request.placement.main), tf.name_scope(request.split.scope_of_batch):
             merged = merged_tensor(values, tower_set.batch, proven)
         if merged is None:
             why = self._why_not(values[0], proven.analysis, import_index)
@@ -193,7 +194,9 @@ class BatchTensors:
         if index == 0 or is_shared:
             return in_tower_0
         copy_of = self._towers.copies[index - 1]
-        if in_tower_0.op.type == 'Exit' and not _has_copy(copy_of, in_tower_0):
+        # A copy of a loop hands out only the results that its tower needs, each by an `Exit`.
+        is_result_of_loop = in_tower_0.op.type == 'Exit'
+        if is_result_of_loop and not _has_copy(copy_of, in_tower_0):
             result_in_loop = in_tower_0.op.inputs[0]
             return self._exit(copy_of(result_in_loop))
         return copy_of(in_tower_0)

@@ -14,7 +14,7 @@ from towers.api.make_towers import call_once_and_copy
 from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePlacement
 from towers.api.train_ops import Update, update_variables
 from towers.capture.finished_model import FinishedModel
-from towers.capture.model_inputs import entries_of
+from towers.capture.model_inputs import Entries, entries_of
 from towers.copies.tower_set import TowerSet
 from towers.errors import InputError, counted
 from towers.graph.graph_walk import operation_names
@@ -143,9 +143,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     if request.call.is_finished:
         entries = entries_of(inputs)
         inputs = entries.batch
-        check_inputs(request, inputs)
-        finished = FinishedModel(request.call.model, entries, len(request.split.parts))
-        finished.check_runs_no_update()
+        finished = _finished_model(request, entries)
         request = request._replace(call=request.call._replace(model=finished))
         updates_of_finished = finished.output.updates
     else:
@@ -181,6 +179,19 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         # Lists the complete build in the graph, where `join` and sessions find all builds.
         built.machines.note(built)
     return built
+
+
+def _finished_model(request: Request, entries: Entries) -> FinishedModel:
+    """Checks a finished model, and the batch that is to be cut.
+
+    Args:
+      request: the checked arguments of the build; its model is the `ModelOutput` of the program.
+      entries: where the batch enters the model, and the batch.
+    """
+    check_inputs(request, entries.batch)
+    finished = FinishedModel(request.call.model, entries, len(request.split.parts))
+    finished.check_runs_no_update()
+    return finished
 
 
 def _result(tower_set: TowerSet, outputs: ModelOutput, update: Update, plan: Plan,
@@ -246,7 +257,8 @@ def check_inputs(request: Request, inputs: typing.Any) -> None:
 
 
 def _check_shards(request: Request, shards: Shards) -> None:
-    """Raises `InputError` for a batch that is cut already, and options that would cut it again."""
+    """Raises `InputError` for shards, a batch that is cut already, with options about the cutting,
+    with a finished model, or from variables that the build trains."""
     split = request.split
     if request.call.is_finished:
         raise InputError('the inputs are cut into shards already, and the model is finished: '
@@ -276,13 +288,14 @@ def split(request: Request, inputs: typing.Any
     Returns:
       `(the parts, the trained variables upstream of the inputs)`.
     """
-    if isinstance(inputs, Shards):  # `check_inputs` refuses shards from trained variables
-        return inputs.cut(), UpstreamVariables()
+    if isinstance(inputs, Shards):
+        no_upstream = UpstreamVariables()  # `check_inputs` refuses shards from trained variables
+        return inputs.cut(), no_upstream
     trains = bool(request.training.objectives)
     if trains:
         upstream = upstream_variables(inputs)
     else:
-        upstream = UpstreamVariables(inputs)  # no variables: none is trained
+        upstream = UpstreamVariables(inputs, variables=())
     batch_split = request.split
     batch = cut(upstream.inputs, batch_split.shares, batch_split.remainder,
                 batch_split.word_for_parts)
@@ -293,7 +306,8 @@ def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:
     """Makes the variables of the loss scale; None for a build without one."""
     if request.numerics.loss_scale is None:
         return None
-    return ScaledLosses(request.numerics.loss_scale, request.split.name + 's', request.placement)
+    return ScaledLosses(request.numerics.loss_scale, request.split.scope_of_batch,
+                        request.placement)
 
 
 class _MergedOutputs(typing.NamedTuple):
@@ -319,7 +333,7 @@ def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
         """The loss over the batch, from the values that one loss has in the towers."""
         return weighted_sum(losses_of_towers, batch.weights)
 
-    with only_device(request.placement.main), tf.name_scope(request.split.name + 's'):
+    with only_device(request.placement.main), tf.name_scope(request.split.scope_of_batch):
         loss = None
         if towers[0].data_loss is not None:  # a model without a loss gives predictions alone
             loss = map_shaped(loss_of_batch, *[tower.data_loss for tower in towers])
@@ -345,6 +359,7 @@ def combine_towers(tower_set: TowerSet) -> typing.Any:
     gradients = [tower.gradients for tower in towers]
     if request.split.accumulate > 1:
         gradients = add_up_micro_batches(towers, request.split.accumulate, request.memory.schedule)
+    # With respect to the shards themselves: they go on to the variables upstream of the inputs.
     gradients_of_shards = [tower.of_shard for tower in towers]
     combined = []
     for objective in objectives:
@@ -396,13 +411,13 @@ def combine_machines(tower_set: TowerSet, combined: Combined,
     """
     request = tower_set.request
     with tf.name_scope('combine_machines'):
-        # `exchanged`: all workers have to end the exchanges of a step before one of them may stop.
-        exchange = tower_set.step.combine(combined.gradients, loss,
-                                          values=tower_set.exchanged)
-    on_towers: typing.Optional[typing.Dict[str, list]] = None
+        # A worker that stopped before it has given its part of the exchanged values of the whole
+        # batch would let the others wait: so the end of a step waits for these values.
+        exchange = tower_set.step.combine(combined.gradients, loss, values=tower_set.exchanged)
+    gradients_on_towers: typing.Optional[typing.Dict[str, list]] = None
     if request.placement.has_replicas:
         # Every replica gets the same gradient, the one over all machines.
-        on_towers = {}
+        gradients_on_towers = {}
         for gradient, variable in exchange.gradients:
-            on_towers[variable.op.name] = [gradient] * len(request.devices)
-    return Combined(exchange.gradients, on_towers), exchange
+            gradients_on_towers[variable.op.name] = [gradient] * len(request.devices)
+    return Combined(exchange.gradients, on_towers=gradients_on_towers), exchange

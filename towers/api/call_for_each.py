@@ -84,30 +84,48 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
             put_on_devices(recorded, request, part.device)
             if common is None:  # the first call has made the variables
                 common = _common(request, batch, upstream, scaled_losses)
-            roles = ownership(recorded, request, common.trained)
-            losses = make_losses(recorded, request, index)
-            _check_shard(index, recorded, batch)
-            differentiated = common.gradients.differentiate(
-                recorded, losses, index, scale=common.loss_factors[index])
-            calls.append(_Call(recorded, roles, losses, differentiated))
+            calls.append(_completed(recorded, index, request, batch, common))
     towers = [call.differentiated.tower for call in calls]
     exchanged = exchange_values(towers, request, batch, common.step)
     # All calls use the same variables: update and plan go by the first one's roles and losses.
     first = calls[0]
     waits = order_writes(request, towers, first.roles)
-    # The update may use a tensor of any call, so the record lists the operations of all calls, and
-    # those that give the shards (`sources`).
+    return TowerSet(
+        request=request, batch=batch, towers=towers, recorded=_record_of_all(calls),
+        losses=first.losses, gradients=common.gradients, roles=first.roles, waits=waits,
+        recomputed=first.differentiated.recomputed, step=common.step, exchanged=exchanged,
+        how_built='%d calls of the model function' % len(towers))
+
+
+def _completed(recorded: Recorded, index: int, request: Request, batch: CutBatch,
+               common: _Common) -> _Call:
+    """Makes a tower of a recorded call: its forward pass gets the changes that the roles of the
+    variables ask for, and then a loss and a backward pass.
+
+    Args:
+      recorded: the call of the model function for the tower.
+      index: the index of the tower.
+      request: the checked arguments of the build.
+      batch: the parts of the batch.
+      common: what the towers have in common.
+    """
+    roles = ownership(recorded, request, common.trained)
+    losses = make_losses(recorded, request, index)
+    _check_shard(index, recorded, batch)
+    differentiated = common.gradients.differentiate(
+        recorded, losses, index, scale=common.loss_factors[index])
+    return _Call(recorded, roles, losses, differentiated)
+
+
+def _record_of_all(calls: typing.Sequence[_Call]) -> Recorded:
+    """The record of the first call, with the operations of all calls, and those that give all
+    shards (`sources`): the update may use a tensor of any call."""
     operations: list = []
     sources: list = []
     for call in calls:
         operations += call.recorded.operations
         sources += call.recorded.sources
-    return TowerSet(
-        request=request, batch=batch, towers=towers,
-        recorded=first.recorded._replace(operations=operations, sources=sources),
-        losses=first.losses, gradients=common.gradients, roles=first.roles, waits=waits,
-        recomputed=first.differentiated.recomputed, step=common.step, exchanged=exchanged,
-        how_built='%d calls of the model function' % len(towers))
+    return calls[0].recorded._replace(operations=operations, sources=sources)
 
 
 def _common(request: Request, batch: CutBatch, upstream: UpstreamVariables,

@@ -54,9 +54,7 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
     pipeline = _checked_option('pipeline', pipeline, Pipeline)
     devices = resolve_devices(devices)
     shares = checked_shares(shares, len(devices), 'towers')
-    check_no_failed_build(tf.get_default_graph())
-    check_graph_mode('the result of build_towers')
-    _check_outside(tf.get_default_graph())
+    _check_graph(tf.get_default_graph())
     check_choice('reduction', reduction, REDUCTIONS)
     check_choice('regularization', regularization, ('none', 'add'))
     check_choice('update_ops', update_ops, ('first', 'all', 'none'))
@@ -81,7 +79,8 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
     check_micro_batches(devices, objectives, memory, pipeline)
     placement = _checked_placement(variables.device, devices, objectives, call.earlier, cluster)
     if numerics.precision != 'float32':
-        rewrite_field(numerics.precision, devices)  # raises where TensorFlow has no rewrite
+        # TensorFlow rewrites the graph for it. This raises where it has no such rewrite.
+        rewrite_field(numerics.precision, devices)
 
     request = Request(
         call=call,
@@ -91,18 +90,18 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
         devices=devices,
         placement=placement,
         numerics=numerics._replace(loss_scale=_loss_scale(numerics, objectives)),
-        memory=KeptResults(
-            recompute=memory.recompute,
-            schedule=pipeline.schedule if pipeline.micro_batches > 1 else None,
-            cutting=_cutting(pipeline, placement, len(stages_of(devices[0])), objectives)),
+        memory=_kept_results(memory, pipeline, placement, len(stages_of(devices[0])), objectives),
         cluster=cluster)
     check_together(request)
     _check_cluster(request)
     return request
 
 
-def _check_outside(graph: tf.Graph) -> None:
-    """Refuses a build within a part of a graph, or within `tf.colocate_with`."""
+def _check_graph(graph: tf.Graph) -> None:
+    """Refuses a graph, and a place in it, in which no towers can be built: after a build that has
+    failed, in eager mode, within a part of a graph, or within `tf.colocate_with`."""
+    check_no_failed_build(graph)
+    check_graph_mode('the result of build_towers')
     if compat.builds_inner_graph(graph):
         raise InvalidArgumentError(
             'build_towers is called within a branch, a loop, or a function of tf.data, tf.function '
@@ -187,10 +186,11 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
     # Without a cluster this process trains alone, and refuses variables on parameter servers.
     trains_without_cluster = trains and cluster is None
     earlier_placement = None
-    if earlier is not None and device is None:
+    if earlier is not None and device is None:  # the variables stay where that build has put them
         earlier_placement = earlier.placement
     placement = Placement(device, devices, trains, alone=trains_without_cluster,
                           earlier=earlier_placement)
+    # Devices that were not checked may be those of another machine, which cannot be asked here.
     are_on_this_machine = devices.checked
     if are_on_this_machine and not placement.is_of_earlier_build:
         for variable_device in placement.devices():
@@ -295,6 +295,18 @@ def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[L
     return numerics.loss_scale
 
 
+def _kept_results(memory: Memory, pipeline: Pipeline, placement: Placement, num_stages: int,
+                  objectives: Objectives) -> KeptResults:
+    """Which results are kept for the backward pass, and in which order; the arguments are those of
+    `_cutting`, and the option with the recomputation."""
+    schedule = None  # without a pipeline micro-batches run one after the other
+    is_pipeline = pipeline.micro_batches > 1
+    if is_pipeline:
+        schedule = pipeline.schedule
+    return KeptResults(recompute=memory.recompute, schedule=schedule,
+                       cutting=_cutting(pipeline, placement, num_stages, objectives))
+
+
 def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectives: Objectives
              ) -> typing.Optional[Cutting]:
     """How the model is to be cut into stages; None where the model function marks them itself.
@@ -329,7 +341,7 @@ def _check_cluster(request: Request) -> None:
     objectives = request.training.objectives
     trains = bool(objectives)
     if not trains:
-        return
+        return  # an evaluation is of this machine alone, and may read variables on servers
     if request.cluster is None:
         optimizers = [each.optimizer for each in objectives]
         # `leaves_servers` is false where `VariablePlacement` names a server: then variables there

@@ -144,10 +144,10 @@ def _rows(tower_set: TowerSet) -> typing.List[PlannedTower]:
         examples = None
         if isinstance(first.size, int):
             examples = sum(micro_batch.size for micro_batch in micro_batches)
-        is_updating = update_ops == 'all' or (update_ops == 'first' and first.index == 0)
+        runs_updates = update_ops == 'all' or (update_ops == 'first' and first.index == 0)
         owns = []
-        if first.updates and is_updating:
-            owns.append('batch-norm updates')
+        if first.updates and runs_updates:
+            owns.append('batch-norm updates')  # the plan calls all update ops of a tower so
         rows.append(PlannedTower(first.index, first.device, examples, owns))
     return rows
 
@@ -297,7 +297,8 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
         text += ', %d from before the towers %s' % (num_updates_before, do_they_run)
     if update_ops == 'first':
         # Every tower counts its own examples: not only tower 0 runs these updates.
-        num_counting = len(updates_that_write(tower_set.towers, metric_variables()))
+        other_towers = tower_set.towers[1:]
+        num_counting = len(updates_that_write(other_towers, metric_variables()))
         if num_counting:
             text += ', %d of the other towers that count metrics' % num_counting
     return text
@@ -307,7 +308,7 @@ def _updates_of_towers(tower_set: TowerSet) -> str:
     """The text about the update ops of the model: how many, and of which towers they run."""
     request = tower_set.request
     num_updates = len(tower_set.towers[0].updates)
-    if not any(tower.updates for tower in tower_set.towers):
+    if num_updates == 0:  # then no other tower has any: it is a copy, or made by the same function
         return 'no update ops'
     if request.training.update_ops == 'none':
         return "nobody's %d update ops run" % num_updates

@@ -4,6 +4,12 @@ The proof of the forward pass (`towers/proof/`) says where the examples are in e
 module asks it about the losses: whether their sum over the towers, each times its weight, is the
 loss of the whole batch. Its test is tests/api/test_plan.py; those of the verdicts are in
 tests/proof/test_verdict.py.
+
+Words of other modules used here: `FIRST` is the role of a variable that tower 0 writes for all
+towers, `OWN` that of a variable of which each tower has, and writes, its own (`roles/ownership`). A
+`Write` is an operation with the names of the variables that it writes; `Writers` are the writes of
+some variables, {name of a variable: operations}. A `Question` is what the proof has to know of a
+build beside the forward pass, such as the writers of what the loss reads (`proof/verdict`).
 """
 
 import collections
@@ -24,7 +30,7 @@ from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import Question, Writers, verdict_of
-from towers.roles.inline_updates import Write, writes_by, writes_of
+from towers.roles.inline_updates import Write, writes_by, writes_of, writes_to
 from towers.roles.ownership import FIRST, OWN, Roles
 
 
@@ -59,6 +65,10 @@ def _with_writers(question: Question, writers_for_loss: Writers, writers_for_upd
     """The question about one loss: with the writers of the variables that it, or the update, reads,
     in groups by who writes the variable.
 
+    It is asked only about variables that may hold what one tower has computed from its examples.
+    Others are left out: a count of the examples, to which every tower adds in its turn, is after a
+    step what it is on one device.
+
     Args:
       question: what is asked about every loss.
       writers_for_loss: the writers of the variables that the loss is computed from.
@@ -66,16 +76,15 @@ def _with_writers(question: Question, writers_for_loss: Writers, writers_for_upd
       tower_set: the towers.
     """
     roles = tower_set.roles
-    of_first = _with_role(FIRST, writers_for_loss, roles)
+    writers_of_first = _with_role(FIRST, writers_for_loss, roles)
     if tower_set.request.training.update_ops == 'all':
         # Every tower writes the variables that would else be tower 0's alone.
-        question = question._replace(writers_in_turn=of_first)
+        question = question._replace(writers_in_turn=writers_of_first)
     else:
-        question = question._replace(writers_by_tower_0=of_first)
-    of_each_tower = _with_role(OWN, writers_for_loss, roles)
-    of_update_alone = _for_update_alone(writers_for_update, writers_for_loss, roles)
+        question = question._replace(writers_by_tower_0=writers_of_first)
     return question._replace(
-        writers_by_each_tower=of_each_tower, writers_for_update=of_update_alone,
+        writers_by_each_tower=_with_role(OWN, writers_for_loss, roles),
+        writers_for_update=_for_update_alone(writers_for_update, writers_for_loss, roles),
         read_in_any_order=_read_in_any_order(writers_for_loss, tower_set))
 
 
@@ -98,22 +107,27 @@ def _read_in_any_order(writers_for_loss: Writers, tower_set: TowerSet) -> typing
     found = []
     for name, operations in writers_for_loss.items():
         variable = graph.get_operation_by_name(name)
-        is_written_by_update_op = not forward.issuperset(names_of(operations))
-        if variable.type in REFERENCE_VARIABLES and is_written_by_update_op:
-            readers = names_of(finder.readers(variable))
-            if not backward.isdisjoint(readers):
-                found.append(name)
+        if variable.type not in REFERENCE_VARIABLES:
+            continue
+        # A write that the loss and the predictions do not need is one of an update op.
+        writing_update_ops = names_of(operations) - forward
+        reads_of_gradient = names_of(finder.readers(variable)) & backward
+        if writing_update_ops and reads_of_gradient:
+            found.append(name)
     return found
 
 
 def _for_update_alone(writers_for_update: Writers, writers_for_loss: Writers,
                       roles: Roles) -> Writers:
-    """The writers of the variables that the update reads and the loss does not, of those that tower
-    0, or each tower for itself, writes."""
+    """The writers of the variables that the update reads and the loss does not: those of the
+    variables that may hold what one tower has computed from its examples.
+
+    A variable that the loss reads, too, is named as one of the loss.
+    """
     writers = collections.OrderedDict()
     for name, operations in writers_for_update.items():
-        is_written_by_shards = roles.role_of.get(name) in (FIRST, OWN)
-        if is_written_by_shards and name not in writers_for_loss:
+        may_hold_examples_of_one_tower = roles.role_of.get(name) in (FIRST, OWN)
+        if may_hold_examples_of_one_tower and name not in writers_for_loss:
             writers[name] = operations
     return writers
 
@@ -138,10 +152,12 @@ def _adds_shards(tower_set: TowerSet) -> bool:
     request = tower_set.request
     if losses_are_sums(request):
         return True
-    # With 'sum' the weights of N towers add up to N. They are 1 for N equal shards that are the
-    # whole batch; micro-batches have less each.
-    return (request.training.reduction == 'sum' and tower_set.batch.is_even
-            and request.split.accumulate == 1 and request.has_whole_batch)
+    # With 'sum' the weights add up to the number of towers, N: of two equal shards each has 1; of
+    # shards of 3 and 1 examples, 1.5 and 0.5; of two micro-batches a tower, 1/2.
+    adds_up_to_towers = request.training.reduction == 'sum'
+    has_shard_a_tower = request.split.accumulate == 1
+    return (adds_up_to_towers and has_shard_a_tower and tower_set.batch.is_even
+            and request.has_whole_batch)
 
 
 def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
@@ -149,18 +165,17 @@ def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
     the updates."""
     request = tower_set.request
     recorded = tower_set.recorded
-    update_ops = request.training.update_ops
+    no_updates = request.training.update_ops == 'none'
+    has_train_op = bool(request.training.objectives)  # with which the update ops run
     forward = names_of(graph_walk.step_operations(fetches_of(recorded.output)))
     updates = names_of(graph_walk.step_operations(recorded.updates))
-    has_train_op = bool(request.training.objectives)  # with which the updates run
-    left_out = set()
-    if update_ops == 'none' or not has_train_op:
-        left_out = updates - forward
-    if update_ops == 'none':  # then tower 0, too, leaves out its inline updates
-        left_out |= tower_set.roles.inline_updates.left_out
-    # `ownership` has moved writes of the forward pass behind it, where the step runs them. The
-    # proof came before, so they are among the operations that it has analysed.
-    run = (forward | updates | recorded.proven.analysis.analysed) - left_out
+    # What the proof has analysed is the forward pass as the model function made it. `ownership` has
+    # taken writes out of it since, which the step runs as updates.
+    run = forward | updates | recorded.proven.analysis.analysed
+    if no_updates or not has_train_op:
+        run -= updates - forward
+    if no_updates:  # then tower 0, too, leaves out its inline updates
+        run -= tower_set.roles.inline_updates.left_out
     return writes_by(writes_of(recorded), run)
 
 
@@ -172,10 +187,14 @@ def _read_by_update(update: Update) -> typing.List[tf.Tensor]:
             gradients += [gradient.values, gradient.indices]
         elif gradient is not None:
             gradients.append(gradient)
-    names = names_of(gradients)
-    takers = graph_walk.by_name(itertools.chain.from_iterable(
-        gradient.consumers() for gradient in gradients)).values()
-    return [tensor for op in takers for tensor in op.inputs if tensor.name not in names]
+    takers: typing.Dict[str, tf.Operation] = {}  # by name, since one may take several gradients
+    for gradient in gradients:
+        takers.update(graph_walk.by_name(gradient.consumers()))
+    gradient_names = names_of(gradients)
+    read: typing.List[tf.Tensor] = []
+    for op in takers.values():
+        read += graph_walk.without_names(op.inputs, gradient_names)
+    return read
 
 
 def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write]) -> Writers:
@@ -188,26 +207,25 @@ def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write])
       losses: list of scalars.
       writes: the writes of a step.
     """
-    read = _computed_from(losses)
+    upstream = _computed_from(losses)  # names of operations, those of variables among them
     writers: typing.Dict[str, typing.List[tf.Operation]] = {}
-    writes_of_unread = writes
-    while True:
-        writes_of_read = [write for write in writes_of_unread
-                          if not read.isdisjoint(write.variables)]
-        if not writes_of_read:
-            return writers
-        writes_of_unread = [write for write in writes_of_unread
-                            if read.isdisjoint(write.variables)]
-        for op, variables in writes_of_read:
-            for variable in variables:
-                writers.setdefault(variable, []).append(op)
-            read |= _computed_from([*op.inputs, *_conditions_around(op)])
+    other_writes = writes
+    found = writes_to(other_writes, upstream)
+    while found:
+        for write in found:
+            for variable in write.variables:
+                writers.setdefault(variable, []).append(write.op)
+            # The next round looks for the writers of what this write depends on.
+            upstream |= _computed_from([*write.op.inputs, *_conditions_around(write.op)])
+        other_writes = [write for write in other_writes if write not in found]
+        found = writes_to(other_writes, upstream)
+    return writers
 
 
 def _computed_from(tensors: typing.Iterable[tf.Tensor]) -> typing.Set[str]:
     """The names of the operations that decide what tensors are: those that they are computed from,
-    and those that compute the conditions of the branches (v1) that end on the way, since a branch
-    may give a constant."""
+    and those that compute the conditions of branches (v1). `tf.cond(p, lambda: 1, lambda: 2)`
+    depends on `p`, although it takes a constant from each branch."""
     def sources(op: tf.Operation) -> typing.List[tf.Operation]:
         """The operations that decide directly what the results of an operation are."""
         inputs = graph_walk.producers_of(op)

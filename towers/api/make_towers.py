@@ -41,6 +41,9 @@ from towers.whole_batch.exchange import exchange
 class _ShardValues(typing.NamedTuple):
     """Values of which each part of the batch has its own; tensors where they differ.
 
+    Two shards of 3 and 1 examples on one machine have the weights 3/4 and 1/4. These are their loss
+    factors with `reduction='mean'`; with `'sum'` they are 2 * 3/4 and 2 * 1/4.
+
     Attributes:
       weights: the weight of each part: its examples over those of the batch.
       loss_factors: for each part, what its loss is multiplied with, so that the plain sum of all
@@ -132,7 +135,7 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
     towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.updates)]
     towers += [copy.tower for copy in copies]
     exchanged = exchange_values(towers, request, batch, first.step)
-    if copies:  # a tower without copies has got its seeds with its gradients
+    if copies:
         _give_seeds_of_machine(first, request)
     waits = order_writes(request, towers, roles)
     return TowerSet(
@@ -147,7 +150,8 @@ def _give_seeds_of_machine(first: _FirstTower, request: Request) -> None:
     """Gives the first tower of each machine but the first one other seeds than the program's, with
     which the first towers of all machines would draw the same numbers.
 
-    It comes after the copies, whose seeds are computed from the program's.
+    It comes after the copies, whose seeds are computed from the program's. A tower that gets no
+    copy needs no such delay: `differentiate` has given it its seeds.
 
     Args:
       first: tower 0 of this machine.
@@ -190,7 +194,8 @@ def factors_of_losses(request: Request, batch: CutBatch, weights: list, step: ty
       request: the checked arguments of the build.
       batch: the parts of the batch.
       weights: for each part, its examples over those of this machine's batch.
-      step: what `begin_step` returned; its `loss_weight` is this machine's part of all batches.
+      step: the step of the workers of the cluster, which `begin_step` has begun; its `loss_weight`
+        is this machine's part of all batches. None for this machine alone.
     """
     factor_of_batch = request.factor  # 1, or with 'sum' the number of towers
     if step is not None:
@@ -212,15 +217,16 @@ def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatc
       towers: the towers.
       request: the checked arguments of the build.
       batch: the parts of the batch.
-      step: what `begin_step` returned.
+      step: the step of the workers of the cluster, whose towers all take part; None for this
+        machine alone.
 
     Returns:
       The exchanged values, see `exchange`.
     """
-    other_workers = None  # whose towers take part
+    workers = None
     if step is not None:
-        other_workers = step.workers
-    return exchange(towers, batch.weights, request.placement.main, other_workers)
+        workers = step.workers
+    return exchange(towers, batch.weights, request.placement.main, workers)
 
 
 def _as_tensors(weights: list, is_even: bool) -> list:
@@ -249,7 +255,7 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     call = _first_call(request, batch, call_weights[0])
     recorded = call.recorded
     step = begin_step(request, batch)
-    values = _ShardValues(weights, factors_of_losses(request, batch, weights, step), call_weights)
+    loss_factors = factors_of_losses(request, batch, weights, step)
     # `ownership` makes the towers' own state on the device of its stage, so stages come first. It
     # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
@@ -261,9 +267,12 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     roles = ownership(recorded, request, trained, call.optimizer_fetches, replicas_maker)
     losses = make_losses(recorded, request, index=0)
     gradients = TowerGradients(request, batch, upstream, scaled_losses, roles.trained)
+    # A step runs these besides the losses and gradients: what an Estimator's model function makes
+    # by its own optimizers, and the writes that `ownership` took out of the forward pass.
+    other_fetches = call.optimizer_fetches + roles.inline_updates.updates
     differentiated = gradients.differentiate(
-        recorded, losses, index=0, scale=values.loss_factors[0],
-        other_fetches=call.optimizer_fetches + roles.inline_updates.updates)
+        recorded, losses, index=0, scale=loss_factors[0], other_fetches=other_fetches)
+    values = _ShardValues(weights, loss_factors, call_weights)
     return _FirstTower(call, cuts, roles, losses, gradients, differentiated, values, step)
 
 
@@ -360,7 +369,8 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
     # The gradients that the model function's own optimizers have taken are of every tower, too.
     gradients_of_calls = first.call.optimizer_fetches
-    copies = Copies(copied, roles.inline_updates, request.split.parts_before,
+    copies = Copies(copied, roles.inline_updates,
+                    request.split.parts_before,  # from which the seeds of a copy are computed, too
                     other_results=gradients_of_calls + batch_values)
     tower_copies = []
     for index in range(1, len(parts)):

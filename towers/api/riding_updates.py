@@ -1,6 +1,10 @@
 """Update ops, such as batch norm's: which of them run with a step, and on which train op they ride.
 
 Its test is tests/api/test_train_ops.py.
+
+Words of other modules used here: `EVERY` is the role of a variable that every tower writes in its
+turn, such as a count of the examples; `own_variables(first=1)` are the variables that towers 1, 2,
+… have for themselves, as state of their forward passes (`roles/ownership`).
 """
 
 import collections
@@ -31,14 +35,14 @@ def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
         for tower in towers:
             updates += tower.updates
         return updates + list(updates_before)
-    # With 'first', of the other towers only the updates of variables that each of them writes.
+    # With 'first', all updates of tower 0; of the others only those of variables that each writes.
     roles = tower_set.roles
     state_of_other_towers = [variable.op.name for variable in roles.own_variables(first=1)]
     counters_of_metrics = list(metric_variables())
     written_in_turn = roles.names(EVERY)
     written_by_all = state_of_other_towers + counters_of_metrics + written_in_turn
-    return (list(towers[0].updates) + list(updates_before)
-            + updates_that_write(towers, written_by_all))
+    updates_of_other_towers = updates_that_write(towers[1:], written_by_all)
+    return list(towers[0].updates) + list(updates_before) + updates_of_other_towers
 
 
 def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],

@@ -1,6 +1,13 @@
-"""The train op of a build; with several losses, a train op for each loss and one for all."""
+"""The train op of a build; with several losses, a train op for each loss and one for all.
+
+Words of other modules used here: an `Exchange` adds up the gradients of a build over the machines
+of a cluster; `ClosureTensors` looks for what a user's function or optimizer takes from the model
+function; update ops *ride* on a train op that runs them; `pairs_of_replicas` are the combined
+gradients on every tower, where the towers have replicas of the variables.
+"""
 
 import collections
+import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -79,6 +86,12 @@ class _LossGradients(typing.NamedTuple):
     combined: Combined
     transformed: Pairs
 
+    @property
+    def applied(self) -> typing.List[tf.Tensor]:
+        """The tensors of the gradients that the update applies: to the variables, and to the
+        replicas of these."""
+        return tensors_of(self.transformed + self.combined.pairs_of_replicas)
+
 
 class _OptimizersGradients(typing.NamedTuple):
     """What the optimizers and the functions `transform_gradients` make of the combined gradients.
@@ -106,7 +119,8 @@ class _Step(typing.NamedTuple):
       applied: the update for each loss, in the order of the losses.
       awaited: the losses and riding updates that the optimizers wait for.
       redirect: function that makes operations which wait for skippable updates wait for what
-        always runs; None where no update can be skipped.
+        always runs; None where no update can be skipped. It was called for the operations of the
+        build; `join` calls it once more, for those that a program makes after the build.
       scaled_losses: the loss scale and its counters; None for a build without one.
       waits: what waits for what, so that the update comes after the reads of its variables.
     """
@@ -154,11 +168,9 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         updates = updates_of_step(tower_set, collections_before.updates) + updates_of_optimizers
 
     updates_by_loss: typing.Dict[str, list] = {}  # empty with one loss, which has no name
-    steps_by_loss: typing.Dict[str, _Step] = collections.OrderedDict()
     if objectives.names is not None:
         updates_by_loss = riding_updates(updates, outputs.loss, tower_set.towers)
-        for name, loss_gradients in zip(objectives.names, losses):
-            steps_by_loss[name] = steps.step([loss_gradients], updates_by_loss[name])
+    steps_by_loss = steps.by_loss(losses, updates_by_loss)
     joint_step = steps.step(losses, updates)
     all_steps = list(steps_by_loss.values()) + [joint_step]
 
@@ -170,13 +182,6 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         machines = _machines(exchange, joint_step, tower_set.roles.replicas)
         train_op = machines.train_op
     slots = _slots(all_steps)
-    replicas = tower_set.roles.replicas
-    if replicas is not None:
-        # The optimizers have made slots for the replicas, too.
-        replicas = replicas._replace(slots=slots.of_replicas)
-    waits: typing.List[Wait] = []
-    for step in all_steps:
-        waits += step.waits
     return Update(
         train_op=train_op,
         train_ops=collections.OrderedDict(
@@ -184,11 +189,11 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
         slots=slots.of_variables,
         gradients=objectives.shaped(_with_gradient(each.transformed) for each in losses),
         num_riding={name: len(riding) for name, riding in updates_by_loss.items()},
-        replicas=replicas,
+        replicas=_with_slots(tower_set.roles.replicas, slots.of_replicas),
         counts_step=joint_step.last_update.counts_step,
         scaled_losses=joint_step.scaled_losses,
         machines=machines,
-        waits=waits)
+        waits=list(itertools.chain.from_iterable(step.waits for step in all_steps)))
 
 
 def _machines(exchange: typing.Any, joint_step: _Step,
@@ -217,6 +222,14 @@ def _slots(steps: typing.Iterable[_Step]) -> _Slots:
             slots.of_variables.extend(applied.slots)
             slots.of_replicas.extend(applied.slots_of_replicas)
     return slots
+
+
+def _with_slots(replicas: typing.Optional[Replicas],
+                slots: typing.List[tf.Variable]) -> typing.Optional[Replicas]:
+    """The replicas, with the slots that the optimizers have made for them; None without any."""
+    if replicas is None:
+        return None
+    return replicas._replace(slots=slots)
 
 
 def _with_gradient(pairs: Pairs) -> Pairs:
@@ -305,15 +318,32 @@ class _Steps:
         self._updates_here = exchange is None or exchange.updates_here
         # After these operations all workers have read the variables: each write waits for them.
         self._conditions = [] if exchange is None else exchange.conditions
-        # What an update may take, although it is computed from the examples of single towers.
-        combined_gradients = []
+        # `ClosureTensors` refuses an update that takes a tensor which depends on the examples of
+        # one tower. These depend on such tensors, and an update is there to take them.
+        combined_gradients: typing.List[tf.Tensor] = []
         for each in flat(combined):
-            combined_gradients += tensors_of(list(each.gradients) + each.pairs_of_replicas)
+            combined_gradients += tensors_of(_combined_pairs(each))
         self.closures = ClosureTensors(tower_set, outputs.loss, combined_gradients)
         tower_outputs = [(tower.data_loss, tower.predictions, tower.metrics)
                          for tower in tower_set.towers]
         # A program may fetch these without running a step: they must not wait for one.
         self._fetchable = fetches_in([outputs] + tower_outputs)
+
+    def by_loss(self, losses: typing.List[_LossGradients],
+                updates_by_loss: typing.Dict[str, list]) -> typing.Dict[str, _Step]:
+        """Makes a step of each loss alone, {name of the loss: its step}; {} for one loss without a
+        name.
+
+        Args:
+          losses: the losses, with their gradients.
+          updates_by_loss: {name of a loss: the update ops that run in its step}.
+        """
+        steps = collections.OrderedDict()
+        for each in losses:
+            name = each.objective.name
+            if name is not None:
+                steps[name] = self.step([each], updates_by_loss[name])
+        return steps
 
     def step(self, losses: typing.List[_LossGradients], updates: list) -> _Step:
         """Makes the step that trains by some losses, with the update ops that run in it.
@@ -323,17 +353,13 @@ class _Steps:
           updates: the update ops.
         """
         loss_values = [each.loss for each in losses]
-        gradients = []
+        gradients: typing.List[tf.Tensor] = []
         for each in losses:
-            gradients += tensors_of(each.transformed + each.combined.pairs_of_replicas)
+            gradients += each.applied
         riding = self._riding_updates(updates, readers=loss_values + gradients)
-        scaled_losses = self._tower_set.gradients.scaled_losses
-        if scaled_losses is not None:
-            # A loss scale goes with one loss. Where its gradients are not finite, the step is
-            # skipped, and the scale changes.
-            scaled_losses = scaled_losses.watched(losses[0].combined.gradients)
         awaited = loss_values + riding.updates
-        applied = self._applied(losses, awaited, gradients, scaled_losses)
+        watched_losses = self._watched_losses(losses)
+        applied = self._applied(losses, awaited, gradients, watched_losses)
         if riding.redirect is not None:
             # The optimizers' operations have to run in each step, and may wait for updates that are
             # skipped in a step without a batch. Their waits change before `_hold` looks at them.
@@ -342,7 +368,17 @@ class _Steps:
         if self._updates_here:
             train_op = applied[-1].train_op  # it comes after those of the other losses
             waits = waits + self._hold(train_op, losses, awaited)
-        return _Step(applied, tuple(awaited), riding.redirect, scaled_losses, waits)
+        return _Step(applied, tuple(awaited), riding.redirect, watched_losses, waits)
+
+    def _watched_losses(self, losses: typing.List[_LossGradients]
+                        ) -> typing.Optional[WatchedLosses]:
+        """The loss scale, which watches whether the gradients of a step are finite: a step with
+        others is skipped, and the scale changes. None for a build without one."""
+        scaled_losses = self._tower_set.gradients.scaled_losses
+        if scaled_losses is None:
+            return None
+        loss, = losses  # a loss scale goes with one loss
+        return scaled_losses.watched(loss.combined.gradients)
 
     def _riding_updates(self, updates: list, readers: list) -> HeldBack:
         """Makes the update ops a part of a step. In a cluster each first waits until the other
@@ -375,7 +411,7 @@ class _Steps:
         Args:
           losses: the losses of the step, with their gradients.
           awaited: the losses and riding updates, which come before every update.
-          gradients: the tensors of all losses' gradients.
+          gradients: the tensors of the gradients that all the losses apply.
           scaled_losses: the loss scale, with which gradients that are not finite change nothing; or
             None.
 
@@ -398,7 +434,8 @@ class _Steps:
                 update = apply_update(tower_set, _applier(each, tower_set.copies), to_apply,
                                       counted_step, after=predecessors, scaled_losses=scaled_losses)
             # A user's optimizer may take the loss that the model function has computed, which is
-            # tower 0's: `closures` puts the batch's loss in its place.
+            # tower 0's: `closures` puts the batch's loss in its place. It refuses other tensors of
+            # one tower, also to wait for them, but for those that every update waits for.
             self.closures.settle(made.operations, fetches=[update.train_op],
                                  may_take=predecessors)
             applied.append(update)
@@ -409,19 +446,28 @@ class _Steps:
         """Makes the writes of the update wait for what reads their variables; returns what waits
         for what.
 
+        A write waits for the gradients; one of a reference variable also for the other tensors that
+        a program may fetch together with the step, which read its memory. What a program may fetch
+        without a step gets no wait.
+
         Args:
           train_op: the operation that updates the variables.
           losses: the losses of the step, with their gradients.
           awaited: the losses and riding updates that the optimizers wait for.
         """
         combined_gradients: Pairs = []
-        losses_and_gradients = [each.loss for each in losses]  # what a program fetches with a step
+        fetched_with_step = [each.loss for each in losses]
         for each in losses:
-            combined_gradients += list(each.combined.gradients) + each.combined.pairs_of_replicas
-            losses_and_gradients += tensors_of(each.transformed)
-        return hold_update(train_op, combined_gradients, fetched=losses_and_gradients,
+            combined_gradients += _combined_pairs(each.combined)
+            fetched_with_step += tensors_of(each.transformed)
+        return hold_update(train_op, combined_gradients, fetched=fetched_with_step,
                            awaited=awaited, fetchable=self._fetchable,
                            conditions=self._conditions)
+
+
+def _combined_pairs(combined: Combined) -> Pairs:
+    """The combined gradients of a loss: of the variables, and of the towers' replicas of these."""
+    return list(combined.gradients) + combined.pairs_of_replicas
 
 
 def _after_recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:

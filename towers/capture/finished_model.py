@@ -37,6 +37,7 @@ from towers.graph.op_types import PLACEHOLDERS
 from towers.model.losses import registered_losses
 from towers.model.objectives import with_parts
 from towers.model.outputs import ModelOutput, to_model_output
+from towers.placement.variable_device import only_device
 from towers.shards.batch_inputs import Inputs
 from towers.whole_batch.batch_values import mark_import
 
@@ -155,7 +156,7 @@ class FinishedModel:
     def assert_scalars(self) -> None:
         """Makes assertions that what is fed to placeholders without a shape is one number each: a
         batch that was fed there would enter every tower whole."""
-        with tf.name_scope('same_for_all_examples'), tf.device(None), tf.device('/cpu:0'):
+        with tf.name_scope('same_for_all_examples'), only_device('/cpu:0'):
             for fed in self._without_shape():
                 is_scalar = tf.Assert(tf.equal(tf.rank(fed), 0), [
                     'towers: the placeholder %s has no shape and is no input of build_towers, so '
@@ -200,14 +201,14 @@ class FinishedModel:
           shard: the shard, with the examples along the first dimension of each tensor.
           scope: the name scope of the operations that put the examples along the model's dimension.
         """
-        names = [tensor.name for tensor in self._graph.inputs]
-        substitutes = dict(zip(names, leaves_of(shard)))
-        for name, batch_axis in self._axes.items():
-            # The inputs `{x: BatchAxis(batch, 1)}` name the axis of a tensor of the batch, which is
-            # no input of the model: the model has `x` with the examples first.
-            if name in substitutes:
+        substitutes = {}
+        for tensor, part in zip(self._graph.inputs, leaves_of(shard)):
+            # A `BatchAxis` of a tensor of the batch, as in `{x: BatchAxis(batch, 1)}`, says nothing
+            # of the model's `x`, which has the examples first.
+            if tensor.name in self._axes:
                 with tf.name_scope(scope + 'batch_axis/'):
-                    substitutes[name] = batch_axis.as_in_model(substitutes[name])
+                    part = self._axes[tensor.name].as_in_model(part)
+            substitutes[tensor.name] = part
         return substitutes
 
     def _keep_shapes(self, imported: Imported) -> None:
@@ -321,7 +322,8 @@ class FinishedModel:
                 + self._lines_not_run())
 
     def _lines_to_fetch(self) -> typing.List[typing.Tuple[str, str]]:
-        """What a program fetches to have the towers' values."""
+        """What a program fetches to have the towers' loss, in the place of its own; [] for a model
+        without a loss."""
         losses = [loss for _, loss in with_parts('loss', self.output.loss) if loss is not None]
         if not losses:
             return []
@@ -345,7 +347,8 @@ class FinishedModel:
         return lines
 
     def _lines_fed_to_all(self) -> typing.List[typing.Tuple[str, str]]:
-        """Which placeholders are fed to all towers, since they are no inputs."""
+        """Which placeholders are fed to all towers, since they are no inputs; and which of them a
+        step asserts to be one number (`assert_scalars`)."""
         names = sorted(op.name for op in self._placeholders())
         if not names:
             return []

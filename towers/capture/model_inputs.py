@@ -66,6 +66,9 @@ class BatchAxis:
 class Entries(typing.NamedTuple):
     """Where the batch enters a finished model, and the batch: three nests of one structure.
 
+    Of the inputs `{BatchAxis(words, 1): batch}` they are `words` [time, examples]; its transpose
+    [examples, time]; and `batch`, by whose parts the towers replace that transpose.
+
     Attributes:
       of_model: the tensors of the model that hold the batch.
       by_example: the same tensors, transposed so that the examples are along the first dimension.
@@ -93,8 +96,10 @@ def entries_of(inputs: typing.Any) -> Entries:
     Raises:
       InputError: a `BatchAxis` of another graph.
     """
+    # Nests, of which leaves may be a `BatchAxis`.
+    of_model = inputs
+    batch = inputs
     fed: typing.Dict[str, tf.Tensor] = {}
-    of_model = batch = inputs  # nests, of which leaves may be a `BatchAxis`
     if is_by_tensor(inputs):  # {x: batch}
         of_model = tuple(inputs.keys())
         batch = tuple(inputs.values())

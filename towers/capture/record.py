@@ -92,8 +92,7 @@ def record(request: Request, batch: CutBatch, index: int,
     """
     graph = tf.get_default_graph()
     inputs = batch.inputs[index]
-    objectives = request.training.objectives
-    before = BuildCollections(graph)  # to tell what the call adds to them
+    collections_before = BuildCollections(graph)  # to tell what the call adds to them
     registered_before = registered_losses()
     if index == 0:
         earlier_build = request.call.earlier
@@ -112,26 +111,19 @@ def record(request: Request, batch: CutBatch, index: int,
             record_keras_calls() as keras, compiled(request.numerics.xla), around(), \
             context_of_call:
         model = _computed(request, batch, index)
-        needs_loss = bool(objectives)  # without an objective nothing is trained
-        output = to_model_output(model.output, needs_loss, objectives.names)
-        # One update may be in the collection, be a layer's, and be returned.
-        updates = unique(before.new_updates() + keras.updates() + list(output.updates or ()))
-        adds_registered_losses = request.training.regularization == 'add'
-        keras_losses = _keras_losses(keras, adds_registered_losses)
-        registered = without(registered_losses(), registered_before) + model.registered
-        # Losses of weights have no examples in them: there is nothing to prove.
-        losses_of_examples = registered + keras_losses.of_activations
+        results = _results(model, keras, collections_before, registered_before, request)
         # Statistics of the whole batch become a part of the pass: their operations are recorded.
-        proven = prove(made.so_far(), inputs, output, updates, losses_of_examples, request)
+        proven = prove(made.so_far(), inputs, results.output, results.updates,
+                       results.losses_of_examples, request)
     sources = list(map(graph_walk.operation_of, leaves_of(inputs)))
     return Recorded(
         output=proven.output, operations=made.operations, sources=sources,
         from_shard=_names_from_shard(made.operations, sources),
         created=new_variables.created, direct=new_variables.direct, owned=new_variables.owned,
-        variables=_variables_of(made.operations, new_variables), updates=updates,
-        registered=registered, registered_before=registered_before, keras_losses=keras_losses,
-        keras_states=keras.states(), opened_scopes=new_variables.opened_scopes, proven=proven,
-        imported=model.imported)
+        variables=_variables_of(made.operations, new_variables), updates=results.updates,
+        registered=results.registered, registered_before=registered_before,
+        keras_losses=results.keras_losses, keras_states=keras.states(),
+        opened_scopes=new_variables.opened_scopes, proven=proven, imported=model.imported)
 
 
 class _Computed(typing.NamedTuple):
@@ -192,6 +184,49 @@ def _call(model_fn: typing.Callable, shard: typing.Any, batch_size: typing.Any) 
 def _names_number(text: str, number: int) -> bool:
     """Whether a number occurs in a text, and not as a part of another number."""
     return re.search(r'\b%d\b' % number, text) is not None
+
+
+class _Results(typing.NamedTuple):
+    """What the model has returned and registered.
+
+    Attributes:
+      output: what it returned, checked.
+      updates: the new `UPDATE_OPS`, the updates of Keras layers, and the returned updates, each
+        once.
+      registered: the new losses in `REGULARIZATION_LOSSES`.
+      keras_losses: the losses of the Keras layers that were called.
+    """
+    output: ModelOutput
+    updates: list
+    registered: typing.List[tf.Tensor]
+    keras_losses: KerasLosses
+
+    @property
+    def losses_of_examples(self) -> typing.List[tf.Tensor]:
+        """The losses beside the model's own that may depend on the examples; those of weights do
+        not."""
+        return self.registered + self.keras_losses.of_activations
+
+
+def _results(model: _Computed, keras: KerasCalls, collections_before: BuildCollections,
+             registered_before: typing.List[tf.Tensor], request: Request) -> _Results:
+    """Finds what the model has returned and registered.
+
+    Args:
+      model: the model on a part of the batch.
+      keras: the calls of Keras layers.
+      collections_before: the collections as they were before the model was computed.
+      registered_before: the registered losses of that time.
+      request: `Request` of the build.
+    """
+    objectives = request.training.objectives
+    needs_loss = bool(objectives)  # without an objective nothing is trained
+    output = to_model_output(model.output, needs_loss, objectives.names)
+    updates = collections_before.new_updates() + keras.updates() + list(output.updates or ())
+    adds_registered = request.training.regularization == 'add'
+    keras_losses = _keras_losses(keras, adds_registered)
+    registered = without(registered_losses(), registered_before) + model.registered
+    return _Results(output, unique(updates), registered, keras_losses)
 
 
 def _keras_losses(keras: KerasCalls, adds_registered: bool) -> KerasLosses:
@@ -264,6 +299,7 @@ def put_on_devices(recorded: Recorded, request: Request,
     # A model function that takes gradients itself has made the stacks in which loops (v1) keep
     # their values for them.
     keep_stacks_with_loops(operations)
+    # `tf.map_fn` fills an array before its loop, perhaps on another stage than that of the loop.
     keep_arrays_with_readers(operations, device)
     return cuts
 

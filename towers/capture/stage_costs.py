@@ -141,9 +141,9 @@ def _needed_factors(op: tf.Operation,
         is_variable = bool(read_from(factor))
         have_gradients.append(is_variable or factor.op.name in differentiated)
     needed = []
-    for factor, has_gradient in zip(op.inputs, have_gradients):
-        num_other_gradients = sum(have_gradients) - has_gradient
-        if num_other_gradients > 0:
+    for index, factor in enumerate(op.inputs):
+        have_others_gradients = have_gradients[:index] + have_gradients[index + 1:]
+        if any(have_others_gradients):
             needed.append(factor)
     return needed
 
@@ -224,7 +224,8 @@ class StageCost:
     """The memory of neighbouring pieces as one stage.
 
     When the backward pass is at piece j, the activations up to j are still kept, and the gradients
-    from j on are there. So the memory of a stage is
+    from j on are there. The activations of other micro-batches count as if their backward passes
+    were at piece j, too. So the memory of a stage is
 
         sum held + max_j (copies * sum_{i <= j} kept_i + transient_j + sum_{i >= j} gradients_i)
 

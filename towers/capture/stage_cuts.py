@@ -166,10 +166,11 @@ def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
     names = operation_names(variables)
     leader_of = {}
     for variable in variables:
-        own_name = variable.op.name
+        leader = variable.op.name
         variables_in_group = [name for name in colocation_group(variable.op) if name in names]
-        # A variable may be colocated with operations that are no variables: then there are none.
-        leader_of[own_name] = (variables_in_group + [own_name])[0]
+        if variables_in_group:  # and not only operations that are no variables
+            leader = variables_in_group[0]
+        leader_of[variable.op.name] = leader
     return leader_of
 
 
@@ -204,17 +205,18 @@ def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
     """Names of the variables that go to the stage of an operation, since it reads them.
 
     An operation that moves, as `is_moving` says, brings all variables that it reads. One that does
-    not move is kept with a variable, as a lookup is with its embedding, and brings that one alone.
+    not move is colocated with a variable, as a lookup is with its embedding, and brings that one
+    alone.
     """
+    if op.type in HAND_ON and not is_moving:
+        return []  # `v/read`, say: what takes its result reads `v` by it, and brings `v`
     names_read = []
     for tensor in op.inputs:
         names_read += [source.name for source in read_from(tensor)]
     if is_moving:
         return names_read
-    if op.type in HAND_ON:
-        return []  # it reads nothing: it hands on the variable that it is kept with
-    kept_with = colocated_names(op)
-    return [name for name in names_read if name in kept_with]
+    colocated_with = colocated_names(op)
+    return [name for name in names_read if name in colocated_with]
 
 
 # ---- the pieces ----------------------------------------------------------------------------------
@@ -351,8 +353,9 @@ def _bring_along(operations: typing.Iterable[tf.Operation],
         stays = op.device != first_stage  # where the program has put it
         if has_moved or stays:
             continue
-        leaders = colocation_group(op)
-        if device_of_moved.keys() >= set(leaders):
+        leaders = colocation_group(op)  # its own name, if it is colocated with no other
+        have_leaders_moved = all(name in device_of_moved for name in leaders)
+        if have_leaders_moved:
             device = device_of_moved[leaders[0]]
             compat.set_device(op, device)
             device_of_moved[op.name] = device
@@ -374,6 +377,9 @@ def _owners(op: tf.Operation, variables: typing.Mapping[str, typing.Any]) -> typ
     """Set of the names of the variables whose companion an operation is: those that it is colocated
     with; else the one whose name is a name scope of the operation, as `w` of `w/Initializer/zeros`.
 
+    With other operations that it is colocated with, this has to be a scope of them all. So
+    `w/Initializer/mul` of `2. * v`, which is colocated with `v/read`, is nobody's companion.
+
     Args:
       op: the operation.
       variables: has the names of all variables as its keys.
@@ -382,12 +388,10 @@ def _owners(op: tf.Operation, variables: typing.Mapping[str, typing.Any]) -> typ
     owners = colocated & variables.keys()
     if owners:
         return owners
-    # An initial value of `w` that is computed from another variable `v` may be colocated with an
-    # operation of `v`, as `v/read`. Only scopes of both names count: it goes with neither variable.
-    scopes = _name_and_scopes(op.name)
+    common_scopes = _name_and_scopes(op.name)
     for name in colocated:
-        scopes &= _name_and_scopes(name)
-    return scopes & variables.keys()
+        common_scopes &= _name_and_scopes(name)
+    return common_scopes & variables.keys()
 
 
 def _name_and_scopes(name: str) -> typing.Set[str]:

@@ -18,6 +18,9 @@ def stages_line(towers: typing.Sequence,
                 cuts: typing.Optional[StageCuts]) -> typing.Optional[str]:
     """How the model is spread over the devices of a tower; None for one device.
 
+    Of a model that was cut by itself the line has the cuts. Where the model itself names stages, it
+    has the number of operations of each.
+
     Args:
       towers: the `Tower`s of the build.
       cuts: how the forward pass was cut into stages; None where it was not.
@@ -26,13 +29,15 @@ def stages_line(towers: typing.Sequence,
     if len(devices) == 1:
         return None
     operations = _operations_of_first(towers)
-    if cuts is not None and not says_stages(operations):
+    model_names_stages = says_stages(operations)
+    if cuts is not None and not model_names_stages:
         return _cuts_text(devices, cuts)
     text = _counts_text(devices, operations)
+    others_are_idle = len(_stages_used(towers, operations)) == 1
     if cuts is not None:
-        return text + '; only what the model has put in no towers.stage is cut by itself'
-    if len(_stages_used(towers, operations)) == 1:  # the other devices of the tower are idle
-        return text + " (stages='auto' cuts a model that names no towers.stage)"
+        text += '; only what the model has put in no towers.stage is cut by itself'
+    elif others_are_idle:
+        text += " (stages='auto' cuts a model that names no towers.stage)"
     return text
 
 

@@ -114,11 +114,10 @@ class ClosureTensors:
         it is first asked for."""
         if name not in self._means:
             losses = [_losses_by_name(tower)[name] for tower in self._towers]
-            scope_of_all_towers = self._request.split.name + 's'  # 'towers', beside 'tower_1'
             # It waits for the towers' losses alone, whatever `tf.control_dependencies` are open
             # around the build: these are for the update.
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
-                    tf.name_scope(scope_of_all_towers):
+                    tf.name_scope(self._request.split.scope_of_batch):
                 self._means[name] = weighted_sum(losses, self._weights)
         return self._means[name]
 

@@ -295,8 +295,11 @@ def _sets_ready_made_value(op: tf.Operation, made: typing.Set[tf.Operation]) -> 
 
     value = op.inputs[1].op  # input 0 is the variable
     upstream = reached([value], inputs_in_call).values()
-    is_from_call = made.issuperset(upstream)
-    return is_from_call and not any(map(_takes_variable, upstream))
+    # An operation from before the call, such as that of the layer's input, ends the search, and is
+    # itself in `upstream`.
+    needs_nothing_from_before = made.issuperset(upstream)
+    reads_variable = any(map(_takes_variable, upstream))
+    return needs_nothing_from_before and not reads_variable
 
 
 def _takes_variable(op: tf.Operation) -> bool:

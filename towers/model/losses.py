@@ -181,10 +181,13 @@ def _sorted_by_test(recorded: typing.Any) -> _SortedByTest:
     """
     by_name = list(recorded.registered)
     by_formula = recorded.keras_losses.of_weights
-    # With copies='reuse' each call may, or may not, register the losses from before the build anew.
+    # A second call, with copies='reuse', finds the losses of the first among those from before. It
+    # may have registered them anew: they count once.
     losses_before = _not_among(by_name, _losses_before_build(recorded))
     is_finished_model = recorded.imported is not None
-    if is_finished_model:  # its loss is computed from imports of them, tensors of the same formula
+    if is_finished_model:
+        # The towers' loss is computed from imports of these losses: other tensors, of the same
+        # formula.
         by_formula = by_formula + losses_before
     else:
         by_name += losses_before

@@ -142,8 +142,8 @@ def _chosen_variables(var_list: typing.Any, candidates: typing.List[tf.Variable]
     """The variables that a loss trains, one at least.
 
     Args:
-      var_list: a list of variables; a function that chooses some of the candidates; or None for
-        all candidates.
+      var_list: a list of variables, which `Objective` has checked; a function that chooses some of
+        the candidates; or None for all candidates.
       candidates: the trainable variables of the graph.
       for_objective: in errors, text that says which of several losses is meant.
     """

@@ -281,10 +281,11 @@ def metrics_by_kind(metrics: typing.Any) -> typing.Tuple[list, list]:
     """`(scalars, pairs)`: the list of the metrics that are scalars, and the list of those that are
     pairs `(value, update_op)` of `tf.metrics`."""
     if not isinstance(metrics, dict):
-        return [], []
+        return [], []  # None; or something that `merge_metrics` refuses
     values = list(metrics.values())
     scalars = [value for value in values if isinstance(value, tf.Tensor)]
-    return scalars, list(filter(_is_pair, values))
+    pairs = list(filter(_is_pair, values))
+    return scalars, pairs
 
 
 def metric_updates(metrics: typing.Any) -> list:

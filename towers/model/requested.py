@@ -88,6 +88,11 @@ class BatchSplit(typing.NamedTuple):
     name: str
 
     @property
+    def scope_of_batch(self) -> str:
+        """The name scope of what is made for the whole batch, such as its loss: `'towers'`."""
+        return self.name + 's'
+
+    @property
     def word_for_parts(self) -> str:
         """The word by which errors call the parts, in the plural."""
         return 'towers' if self.accumulate == 1 else 'micro-batches'

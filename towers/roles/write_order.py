@@ -438,13 +438,13 @@ def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
 
 # ---- the updates of every tower ------------------------------------------------------------------
 
-def updates_that_write(towers: typing.Sequence[Tower],
+def updates_that_write(other_towers: typing.Iterable[Tower],
                        names: typing.Iterable[str]) -> typing.List[tf.Operation]:
     """Finds the update ops of the towers after the first that a step has to run: those that write
     variables which every tower writes. All others, as of batch norm, the first tower runs alone.
 
     Args:
-      towers: all towers.
+      other_towers: the towers after the first.
       names: names of the variables that all towers write: counters, rows, state of their own.
 
     Returns:
@@ -455,7 +455,7 @@ def updates_that_write(towers: typing.Sequence[Tower],
         return []
     finder = Writes(tf.get_default_graph())
     found: Operations = {}
-    for tower in towers[1:]:
+    for tower in other_towers:
         operations = step_operations(tower.updates)
         frames = Frames(operations)
         for op in tower.own(operations):

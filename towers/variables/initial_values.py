@@ -106,8 +106,13 @@ def after_other_variables(initial_value: typing.Any, dtype: typing.Any = None) -
 class _Computation:
     """The operations that compute an initial value, and which of them read other variables.
 
+    A *reader* is an operation that reads another variable: for `w = tf.Variable(2. * v)` the
+    operation that reads `v`. The initializer of `w` may run before that of `v`. So a copy of the
+    multiplication takes, in the place of what the reader gives, the value of `v` if `v` is
+    initialized, and else its initial value.
+
     If a variable is made in a branch (v1), and its initial value is computed there, no initializer
-    can run these operations: a copy is made outside of that branch.
+    can run these operations: a copy is made outside of that branch, it *leaves* the branch.
     """
 
     def __init__(self, tensor: tf.Tensor):
@@ -201,8 +206,8 @@ class _Computation:
         return sources
 
     def _inputs(self, op: tf.Operation) -> typing.List[tf.Tensor]:
-        """List of the inputs of an operation. In the place of a tensor that leads into a branch
-        which the copy is outside of, it has the tensor outside of the branch."""
+        """List of the inputs of an operation, as its copy takes them. A branch gets a tensor from
+        outside by a `Switch`: a copy that leaves the branch takes the tensor itself."""
         inputs = []
         for tensor in op.inputs:
             while self._leads_into_branch_to_leave(tensor.op):
@@ -223,8 +228,8 @@ class _Computation:
         return compat.in_control_flow(op) and not self._is_in_branch_to_leave(op)
 
     def _check_is_known_read(self, op: tf.Operation) -> None:
-        """Raises `SharedVariableError` for a read that has no entry in `_VALUE_OF_READER`, or is
-        within a loop or a branch."""
+        """Raises `SharedVariableError` for a reader in whose place no other value can be put: it
+        has no entry in `_VALUE_OF_READER`, or is within a loop or a branch that is copied."""
         if self._is_within(op) or op.type not in _VALUE_OF_READER:
             raise SharedVariableError(
                 'the initial value of a variable is computed from another variable, which '

@@ -18,7 +18,7 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.op_types import VARIABLE_OPS
 from towers.model.losses import registered_losses
-from towers.placement.variable_device import Placement
+from towers.placement.variable_device import Placement, only_device
 
 
 class DirectVariable(typing.NamedTuple):
@@ -101,7 +101,8 @@ class NewVariables:
     @contextlib.contextmanager
     def unrecorded(self) -> typing.Iterator[None]:
         """A context within that of `recorded`: of variables that are not recorded as the model's,
-        such as the slots of an optimizer that the model function calls."""
+        such as the slots of an optimizer that the model function calls. Their operations, too,
+        belong to variables (`owned`)."""
         self._is_recording = False
         try:
             with graph_walk.Recording(self._graph) as made:
@@ -356,7 +357,7 @@ def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DTy
         return tf.TensorShape(shape), dtype
     initial_value = kwargs.get('initial_value')
     if callable(initial_value):
-        with tf.control_dependencies(None), tf.device(None), tf.device('/cpu:0'):
+        with tf.control_dependencies(None), only_device('/cpu:0'):
             initial_value = initial_value()
     value = tf.convert_to_tensor(initial_value, dtype=dtype)
     if shape is None:

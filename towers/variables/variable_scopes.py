@@ -43,7 +43,8 @@ def like_current_scope(name: str, reuse: typing.Any) -> tf.VariableScope:
     """A `tf.VariableScope` with this name and reuse flag, otherwise like the current one."""
     scope = tf.get_variable_scope()
     if name == scope.name:
-        # Of a variable scope 'a' that is entered again, TensorFlow numbers the name scope: 'a_1/'.
+        # It may be another one than 'a/': each time that the variable scope 'a' is entered,
+        # TensorFlow numbers the name scope, 'a_1/'.
         name_scope = scope.original_name_scope
     elif name:
         name_scope = name + '/'  # with the slash TensorFlow takes it as a full name
