@@ -39,9 +39,12 @@ class PlannedTower(typing.NamedTuple):
     owns: typing.List[str]
 
 
-_WIDTH = 100  # columns of a screen
-_WIDTH_OF_LABELS = 19  # columns before the text of a line
-_MOST_ROWS = 10  # of the towers on a screen
+# Of a screen, in columns: all of it; what is before the text of a line; names of a tower's devices.
+_WIDTH = 100
+_WIDTH_OF_LABELS = 19
+_WIDTH_OF_DEVICES = 45
+_MOST_ROWS = 10  # of towers
+_MOST_SIZES = 8  # of shards, in a line
 
 # How a batch is cut whose size is not static, by the word of `remainder`.
 _REMAINDERS = {
@@ -152,7 +155,7 @@ class Plan(typing.NamedTuple):
         if self.batch_size is None:
             return '%s, %s' % (towers, self._batch_of_any_size())
         are_uneven = len(set(sizes)) > 1
-        fit_a_line = len(sizes) <= 8
+        fit_a_line = len(sizes) <= _MOST_SIZES
         terms = []
         if are_uneven and fit_a_line:  # batch 10 = 3 + 3 + 2 + 2
             terms = [str(size) for size in sizes]
@@ -167,7 +170,7 @@ class Plan(typing.NamedTuple):
         if len(self.towers) > 1:
             text += _REMAINDERS[self.remainder]
         if len(set(self.shares)) > 1:
-            text += ', shares ' + ' : '.join(map(str, self.shares[:8]))
+            text += ', shares ' + ' : '.join(map(str, self.shares[:_MOST_SIZES]))
         return text
 
 
@@ -205,7 +208,7 @@ def _explained_waits(waits: typing.Iterable[Wait], most_names: int) -> typing.Li
 def _row_name(device: str) -> str:
     """The names of a tower's devices; only the first and the last where all do not fit in a row."""
     names = short_name(device).split('+')
-    if len('+'.join(names)) <= 45 or len(names) <= 2:
+    if len('+'.join(names)) <= _WIDTH_OF_DEVICES or len(names) <= 2:
         return '+'.join(names)
     return '%s+...+%s (%d devices)' % (names[0], names[-1], len(names))
 

@@ -4,7 +4,7 @@ import typing
 
 from towers.api.built import BuiltTowers
 from towers.api.options import Memory, Numerics, Pipeline
-from towers.errors import InvalidArgumentError
+from towers.errors import InvalidArgumentError, counted
 from towers.model.objectives import Objectives
 from towers.model.request import Request
 from towers.model.requested import ModelCall
@@ -83,16 +83,23 @@ def check_micro_batches(devices: Devices, objectives: Objectives, memory: Memory
         raise InvalidArgumentError(
             '%s=%d, and there is no optimizer: it is for gradients. Evaluate in smaller batches.'
             % (name, count))
-    has_stages = len(stages_of(devices[0])) > 1
-    if is_pipeline and not has_stages:
-        raise _without_stages('micro_batches=%d' % count)
-    if pipeline.stages is not None and not has_stages:
-        raise _without_stages('stages=%.40r' % pipeline.stages)
+    _check_has_stages(devices, pipeline)
     # The build copies the graph for each micro-batch, as for a tower.
     if count * len(devices) > MOST_TOWERS:
         raise InvalidArgumentError(
-            '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
-                name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
+            '%s=%d on %s: expected %d micro-batches in all at most.' % (
+                name, count, counted(len(devices), 'tower'), MOST_TOWERS))
+
+
+def _check_has_stages(devices: Devices, pipeline: Pipeline) -> None:
+    """Refuses a pipeline, and a cut into stages, for towers of one device."""
+    has_stages = len(stages_of(devices[0])) > 1
+    if has_stages:
+        return
+    if pipeline.micro_batches > 1:
+        raise _without_stages('micro_batches=%d' % pipeline.micro_batches)
+    if pipeline.stages is not None:
+        raise _without_stages('stages=%.40r' % pipeline.stages)
 
 
 def _without_stages(option: str) -> InvalidArgumentError:

@@ -210,19 +210,26 @@ def _placed(request: Request, recorded: Recorded) -> str:
     if request.placement.is_of_earlier_build:
         return request.placement.describe()  # that build's: it says where all variables are
     made = operation_names(recorded.created)
-    devices_before = {short_name(variable.device) for variable in recorded.variables
-                      if variable.op.name not in made}
-    texts = []
-    are_all_from_before = devices_before and not made
+    from_before = [variable for variable in recorded.variables if variable.op.name not in made]
+    texts = _devices_from_before(from_before)
+    are_all_from_before = from_before and not made
     if not are_all_from_before:
-        texts.append(request.placement.describe())
-    named = sorted(devices_before - {''})
+        texts = [request.placement.describe()] + texts
+    return '; '.join(texts)
+
+
+def _devices_from_before(variables: typing.Iterable[tf.Variable]) -> typing.List[str]:
+    """The parts of the text after `variables on` about variables that were there before the build;
+    [] without any."""
+    devices = {short_name(variable.device) for variable in variables}
+    texts = []
+    named = sorted(devices - {''})
     if named:
         texts.append('those from before the build on ' + ', '.join(named))
-    if '' in devices_before:
+    if '' in devices:
         texts.append('those from before the build without a device where TensorFlow puts them: on '
                      'the first GPU, or on /cpu:0')
-    return '; '.join(texts)
+    return texts
 
 
 def _lines_of_session(request: Request, batch_size: typing.Any) -> Lines:
