@@ -231,6 +231,33 @@ def test_reduction_and_learning_rate(optimizer, options, reduction, rate):
     assert (plan.line('reduction'), plan.line('learning rate')) == (reduction, rate)
 
 
+def sum_of_squares(x, y):
+    kernel = tf.get_variable('kernel', [6, 3], x.dtype)
+    return tf.reduce_sum(tf.square(tf.matmul(x, kernel) - y))
+
+
+def ring(**options):
+    return towers.Cluster('ring', ['a:1', 'b:1'], **options)
+
+
+_TAKE_THE_MEAN = (
+    "not proven: the loss is a sum over the examples, of which the towers take the mean; pass "
+    "reduction='sum', with equal shards and no micro-batches, or return the mean over the examples")
+_ADD_UP = ('proven: the loss is a sum over the examples, and the towers add up (built.loss is the '
+           'mean of their sums)')
+
+
+@pytest.mark.parametrize('options, text', [
+    (dict(reduction='mean'), _TAKE_THE_MEAN), (dict(), _ADD_UP),
+    (dict(shares=[3, 1]), _TAKE_THE_MEAN),
+    (dict(memory=towers.Memory(accumulate=2)), _TAKE_THE_MEAN),
+    (dict(cluster=ring()), _ADD_UP), (dict(cluster=ring(uneven=True)), _TAKE_THE_MEAN)])
+def test_whether_shards_are_added_up_where_the_loss_is_a_sum(options, text):
+    """The machines of a ring have batches of one size, if that is static, and not `uneven`."""
+    line = plan_of(sum_of_squares, optimizer=sgd, **options).line('one device')
+    assert line.startswith(text)
+
+
 def test_evaluation_has_no_lines_of_training():
     assert [label for label, _ in plan_of().lines] == [
         'towers', 'variables', 'variables on', 'session', 'session_config']

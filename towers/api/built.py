@@ -345,8 +345,7 @@ def check_same_graph(name: str, built: BuiltTowers) -> None:
       built: the build.
     """
     # The graph of a build is that of its variables. A build without any is not refused here.
-    graphs_of_variables = {getattr(variable, 'graph', None) for variable in built.variables}
-    graphs = graphs_of_variables - {None}
+    graphs = {variable.graph for variable in built.variables}
     if graphs and tf.get_default_graph() not in graphs:
         raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '
                                    'under the tf.Graph() of that build.' % (name, built))

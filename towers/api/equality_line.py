@@ -157,7 +157,17 @@ def _adds_shards(tower_set: TowerSet) -> bool:
     adds_up_to_towers = request.training.reduction == 'sum'
     has_shard_a_tower = request.split.accumulate == 1
     return (adds_up_to_towers and has_shard_a_tower and tower_set.batch.is_even
-            and request.has_whole_batch)
+            and _have_machines_one_size(tower_set))
+
+
+def _have_machines_one_size(tower_set: TowerSet) -> bool:
+    """Whether the batches of all machines that make a step together are certain to have one number
+    of examples; True for this machine alone."""
+    request = tower_set.request
+    if request.has_whole_batch:
+        return True
+    is_static = isinstance(tower_set.batch.batch_size, int)
+    return is_static and request.has_equal_workers
 
 
 def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:

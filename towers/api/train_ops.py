@@ -156,7 +156,7 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     """
     request = tower_set.request
     objectives = request.training.objectives
-    if not objectives:
+    if not objectives:  # an evaluation
         return Update(
             train_op=None, train_ops={}, slots=[], gradients=[], num_riding={}, replicas=None,
             counts_step=False, scaled_losses=None, machines=None, waits=[])

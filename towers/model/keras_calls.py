@@ -221,11 +221,13 @@ class KerasCalls:
         """Records an update, an operation, tensor or variable, that was given to `layer.add_update`
         or made by it."""
         op = operation_of(update)
+        # Keras 2 does not look at what a function returns that makes an update: it may be None.
+        if not isinstance(op, tf.Operation) or not self._can_run(op):
+            return
         # As Keras 2 has it: the updates of a stateful layer count also if its weights are frozen.
         is_stateful = getattr(layer, 'stateful', False)
         is_frozen = not layer.trainable and not is_stateful
-        if isinstance(op, tf.Operation) and self._can_run(op):
-            self._updates.append(_Update(layer, op, is_frozen))
+        self._updates.append(_Update(layer, op, is_frozen))
 
     def _can_run(self, op: tf.Operation) -> bool:
         """Whether a step can run an operation: it is not in a branch, a loop or a function."""

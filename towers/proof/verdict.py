@@ -467,7 +467,8 @@ def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str],
     text = 'the loss is a sum over the examples, of which the towers take the mean'
     if other_divisors:
         text += ', unless one of its divisors (%s) is the size of a shard' % _names(other_divisors)
-    return "%s; pass reduction='sum', or return the mean over the examples" % text
+    return ("%s; pass reduction='sum', with equal shards and no micro-batches, or return the mean "
+            'over the examples' % text)
 
 
 def _names(names: typing.Iterable[str]) -> str:
