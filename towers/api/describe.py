@@ -3,6 +3,10 @@
 A line is a label and its text; a line whose text is None or empty is left out of the plan. The
 lines about gradients and optimizers are in `training_lines`, the line `one device` in
 `equality_line`. The test of all three is tests/api/test_plan.py.
+
+Words of other modules used here: `OWN` is the role of a variable of which each tower has, and
+writes, its own; a placement *of an earlier build* leaves the variables where that build has put
+them; a repeatable optimizer makes the same update on every tower from the same gradient.
 """
 
 import typing

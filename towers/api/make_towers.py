@@ -2,6 +2,12 @@
 
 Tower 0 is the model function's graph, or an import of a finished model; the other towers are copies
 of it. `call_for_each` makes the towers of `copies='reuse'`. Its test is tests/api/test_build.py.
+
+Words of other modules used here: `Recorded` is the forward pass of tower 0, `Differentiated` the
+tower with its forward and backward pass. `Roles` say who writes each variable; `EVERY` is the role
+of one that every tower writes in its turn, such as a count of the examples. A `Substitution` is
+what a copy reads in the place of tower 0's inputs. A *step* of a cluster is one of all workers: it
+tells which part of their examples this machine has.
 """
 
 import contextlib
