@@ -220,11 +220,9 @@ class FinishedModel:
                 imported.tensor(tensor).set_shape(tensor.shape)
 
     def _has_static_size(self, tensor: tf.Tensor) -> bool:
-        """Whether an input has a static number of examples, or is a scalar."""
+        """Whether an input has a static number of examples."""
         if tensor.shape.ndims is None:
             return False
-        if tensor.shape.ndims == 0:
-            return True
         axis = 0
         if tensor.name in self._axes:
             axis = self._axes[tensor.name].axis

@@ -269,11 +269,11 @@ class NewVariables:
             self.direct.append(alike[0])
             return alike[0].variable
         made_there = 'none'  # what the earlier build has made instead, for the message
-        candidates = alike or self._pending
-        if candidates:
-            variable = candidates[0].variable
+        others = alike or self._pending  # of this name; else of any name
+        if others:
+            variable = others[0].variable
             made_there = '%r of shape %s and dtype %s' % (
-                candidates[0].requested_name, variable.shape, variable.dtype.base_dtype.name)
+                others[0].requested_name, variable.shape, variable.dtype.base_dtype.name)
         number_found = len(self._earlier) - len(self._pending)
         raise SharedVariableError(
             'the model function asks for %r of shape %s and dtype %s as its variable number %d '
