@@ -2,6 +2,10 @@
 
 A repeated operation has to give the same result. So it draws no random numbers, keeps no state,
 and reads nothing that the step writes. Its test is `tests/recompute/test_rewrite.py`.
+
+Words of other rooms used here: an operation `is_random` if it draws by a generator, and has a
+`seed_position` if it draws from a seed that it takes; it `is_control_flow` in a loop or a branch
+(v1), or where it leads into or out of one; `functions_of` a node are those that it may call.
 """
 
 import collections
@@ -42,25 +46,36 @@ def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[
     """
     trained_names = names_of(trained_references(forward))
     _check_no_writes(forward, trained_names)
-    index_by_name = graph_walk.indices_by_name(forward)
-    names_from_references = _computed_from_references(forward, trained_names)
     names_from_random = graph_walk.reachable_from(filter(_draws, forward), forward)
     repeatable = []
-    for op in forward:
-        if not _may_run_twice(op) or op.name in names_from_references:
-            continue
-        if _takes_a_later_result(op, index_by_name):
-            continue
-        # It can be computed again. That is not worth it if its results are kept in any case.
-        if _gives_small_tensors(op, keeps_small):
-            continue
+    for op in _with_same_results(forward, trained_names):
         # Random numbers are kept, since they cannot be drawn again. Where the mask of a dropout is
         # made from them, it is kept in their place: it has one byte an entry, and they have four.
         is_random_mask = op.name in names_from_random and _is_mask(op)
-        if is_random_mask:
-            continue
-        repeatable.append(op)
+        are_results_kept = is_random_mask or _gives_small_tensors(op, keeps_small)
+        if not are_results_kept:
+            repeatable.append(op)
     return operations_behind(taken, repeatable)
+
+
+def _with_same_results(forward: typing.List[tf.Operation],
+                       trained_names: typing.Set[str]) -> typing.List[tf.Operation]:
+    """List of the operations of a forward pass whose copies, in the backward pass, would give the
+    same results.
+
+    Args:
+      forward: the operations of the forward pass, in the order in which they were made.
+      trained_names: the names of the trained reference variables.
+    """
+    index_by_name = graph_walk.indices_by_name(forward)
+    names_from_references = _computed_from_references(forward, trained_names)
+    found = []
+    for op in forward:
+        if op.name in names_from_references or not _may_run_twice(op):
+            continue
+        if not _takes_a_later_result(op, index_by_name):
+            found.append(op)
+    return found
 
 
 def _may_run_twice(op: tf.Operation) -> bool:

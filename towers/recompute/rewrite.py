@@ -150,25 +150,25 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
     Raises:
       InvalidArgumentError: the model has no operation or scope of a name.
     """
-    cuts = set()
+    cuts: typing.Set[int] = set()
     for name in keep:
+        full_name = root + name.rstrip('/')
         # Looked for in the whole forward pass: `operations` may have none of this name.
-        names_below = _names_below(root + name.rstrip('/'), forward)
-        if not names_below:
+        if not _indices_below(full_name, forward):
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
                 'expected names as in the graph, such as %s.' % (
                     keep, name, _some_names(operations or forward, root)))
-        indices = [index for index, op in enumerate(operations) if op.name in names_below]
-        if indices:  # there is none where no operation of this name may be computed again
-            cuts.add(indices[-1])
+        indices = _indices_below(full_name, operations)
+        cuts.update(indices[-1:])  # none where no operation of this name may be computed again
     last_index = len(operations) - 1
     return sorted(cuts - {last_index})  # the last segment ends there without a cut
 
 
-def _names_below(name: str, operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
-    """Set of the names of the operations that have this name, or are in the scope of this name."""
-    return {op.name for op in operations if (op.name + '/').startswith(name + '/')}
+def _indices_below(name: str, operations: typing.Iterable[tf.Operation]) -> typing.List[int]:
+    """Indices of the operations that have this name, or are in the scope of this name."""
+    return [index for index, op in enumerate(operations)
+            if (op.name + '/').startswith(name + '/')]
 
 
 def _some_names(operations: typing.List[tf.Operation], root: str) -> str:
@@ -271,6 +271,7 @@ class _Rewriter:
         self._order = _Order(backward)
         self._uses = uses
         self._kept = kept
+        self._not_kept = uses.keys() - kept  # names of tensors that the backward pass takes
         self._root = root
         self._stages = stages
 
@@ -314,7 +315,7 @@ class _Rewriter:
         wanted = []
         for op in segment:
             for tensor in op.outputs:
-                if tensor.name in self._uses and tensor.name not in self._kept:
+                if tensor.name in self._not_kept:
                     wanted.append(tensor)
         return wanted
 
@@ -360,10 +361,12 @@ class _Rewriter:
         names: typing.Dict[str, str] = {}
         from_graph: typing.Dict[str, tf.Tensor] = {}
         for tensor in tensors_taken(operations):
+            if tensor.name in names:  # several operations take it
+                continue
             is_from_copy = tensor.op.name in copy_names and tensor.name not in self._kept
             if is_from_copy:
                 names[tensor.name] = '%s:%d' % (copy_names[tensor.op.name], tensor.value_index)
-            elif tensor.name not in names:
+            else:
                 key = 'kept/%d:0' % len(from_graph)
                 names[tensor.name] = key
                 from_graph[key] = tensor
@@ -377,11 +380,14 @@ class _Rewriter:
 
     def _finish_copy(self, op: tf.Operation, copy: tf.Operation) -> None:
         """Gives a copy what its import did not: the static shapes of the original, and its stage.
+
+        A node without a device, see `_add_copied_node`, has got the device of the scope around the
+        backward pass: that of the tower's first stage, whatever the stage of the original.
         """
         for old, new in zip(op.outputs, copy.outputs):
             new.set_shape(old.shape)
-        if op.device in self._stages:
-            # The import has put it on the first stage, whose scope is around the backward pass.
+        is_on_stage = op.device in self._stages
+        if is_on_stage:
             compat.set_device(copy, op.device)
 
 
@@ -413,7 +419,8 @@ def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
     """Adds the node of an operation's copy to a `GraphDef`, colocated with nothing.
 
     It keeps the device only if the program, and not the tower's scope, has put the operation there.
-    Without a device the import takes the device of the scope around, which is the tower's.
+    Without a device the import takes the device of the scope around, which is the tower's (with
+    stages the first one's; `_Rewriter._finish_copy` corrects that).
 
     Args:
       graph_def: the `GraphDef`, which is changed.

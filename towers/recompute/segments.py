@@ -115,13 +115,12 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
     recomputed = [_recomputed_bytes(op, taken) for op in operations]
     total = sum(recomputed)
     candidates: typing.List[typing.List[int]] = [[]]  # no cut at all
-    if total:
-        # Each size is the one before, times a factor below 1. The last of them is total / (n + 1)
-        # for n operations, less than an average operation.
-        factor = (len(operations) + 1) ** (-1 / _NUM_CANDIDATES)
-        for exponent in range(1, _NUM_CANDIDATES + 1):
-            largest = total * factor ** exponent
-            candidates.append(_cuts_for_size(crossing, recomputed, largest))
+    # Each size is the one before, times a factor below 1. The last of them is total / (n + 1) for
+    # n operations, less than an average operation.
+    factor = (len(operations) + 1) ** (-1 / _NUM_CANDIDATES)
+    for exponent in range(1, _NUM_CANDIDATES + 1):
+        largest = total * factor ** exponent
+        candidates.append(_cuts_for_size(crossing, recomputed, largest))
     return min(candidates, key=lambda cuts: _bytes_needed(cuts, crossing, recomputed))
 
 
