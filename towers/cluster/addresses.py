@@ -33,9 +33,9 @@ class Task(typing.NamedTuple):
 
 def parse_tf_config(text: str) -> Task:
     """The `Task` of the text of a `TF_CONFIG`; raises `ClusterError` for one without sense."""
-    cluster, task = _read(text)
-    addresses = _addresses_of_jobs(cluster)
-    job = _job_named(task.get('type', 'worker'))
+    config = _read(text)
+    addresses = _addresses_of_jobs(config.cluster)
+    job = _job_named(config.task.get('type', 'worker'))
     _check_jobs(sorted(addresses) + [job])
     chiefs = addresses.get('chief', [])
     if len(chiefs) > 1:
@@ -43,19 +43,18 @@ def parse_tf_config(text: str) -> Task:
                            'and put the others under "worker".')
     workers = chiefs + addresses.get('worker', [])
     servers = addresses.get('ps', [])
-    index = task.get('index')
-    if workers and not task:
+    if workers and not config.task:
         raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
                            '"index": 0} for this process.')
-    is_outside = job == 'evaluator'  # of the cluster: it may have any number
+    is_outside = job == 'evaluator'  # which is no task of the cluster: it may have any number
     if workers and not is_outside:  # without workers there is no cluster: `Cluster` refuses that
-        _check_index(job, index, len(addresses.get(job, [])))
-    position = index or 0  # None: the only task of its job
-    if job == 'chief':  # the first worker
-        return Task(workers, servers, job='worker', rank=position)
-    if job == 'worker':
-        return Task(workers, servers, job, rank=len(chiefs) + position)
-    return Task(workers, servers, job, rank=position)
+        _check_index(job, config.task_index, len(addresses.get(job, [])))
+    rank = config.task_index or 0  # the only task of a job needs no index
+    if job == 'worker':  # the chief, if there is one, is worker 0
+        rank += len(chiefs)
+    if job == 'chief':
+        job = 'worker'
+    return Task(workers, servers, job, rank)
 
 
 def _check_jobs(jobs: typing.Iterable[str]) -> None:
@@ -93,28 +92,37 @@ def _check_index(job: str, index: typing.Optional[int], count: int) -> None:
             'the tasks of each job from 0.' % (job, index or 0, count))
 
 
-def _read(text: str) -> typing.Tuple[dict, dict]:
-    """The objects `cluster` and `task` of a `TF_CONFIG`, {} for an object that it does not have.
-    The index in the task is an int or None.
+class _Config(typing.NamedTuple):
+    """The objects of a `TF_CONFIG`, {} for one that it does not have."""
+    cluster: dict  # {job: list of addresses, or None}
+    task: dict  # with a `type`, if it is not empty
+    task_index: typing.Optional[int]
 
-    Raises `ClusterError` for a text that cannot be read so.
-    """
+
+def _read(text: str) -> _Config:
+    """The objects of a `TF_CONFIG`; raises `ClusterError` for a text that has other ones."""
     if not isinstance(text, str):
         raise ClusterError('TF_CONFIG=%.80r of type %s: expected a text, %s.' % (
             text, type(text).__name__, _FORM))
     config = _object_of_json(text) if text.strip() else {}
-    cluster = config.get('cluster') or {}  # also where it is null
-    task = config.get('task') or {}
-    if not isinstance(cluster, dict) or not isinstance(task, dict):
-        raise _unreadable(text, 'no such objects')
+    cluster = _object_in(config, 'cluster', text)
+    task = _object_in(config, 'task', text)
     for addresses in cluster.values():
         if addresses is not None and not isinstance(addresses, list):
             raise _unreadable(text, 'a job is no list of addresses')
-    if 'index' in task:
-        task['index'] = _number_of_task(task['index'], text)
+    index = _number_of_task(task.get('index'), text)
     if task and 'type' not in task:
         raise _unreadable(text, '"task" has no "type"')
-    return cluster, task
+    return _Config(cluster, task, index)
+
+
+def _object_in(config: dict, key: str, text: str) -> dict:
+    """The object with this `key` in the `text` of a `TF_CONFIG`, {} where there is none, or null;
+    raises `ClusterError` for what is no object."""
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise _unreadable(text, 'no such objects')
+    return value
 
 
 def _object_of_json(text: str) -> dict:
@@ -196,7 +204,7 @@ def listen(address: str) -> socket.socket:
     service of Kubernetes."""
     host, port = split_address(address)
     listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
-    # The system keeps the port of a process that has just ended for a minute, but for this option.
+    # Without this option the system keeps a port for a minute when its process has ended.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(('', port))

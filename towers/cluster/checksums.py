@@ -12,7 +12,8 @@ from towers.graph.graph_walk import bytes_of
 
 NUM_CHECKSUMS = 1 << 52  # JSON, in which they are compared, has no larger numbers
 
-_BYTES_OF_PIECE = 1 << 18  # stays in a processor's cache; with 1 MB memory is asked for each time
+# A piece of this size stays in a processor's cache; for each of 1 MB, memory is asked for anew.
+_BYTES_OF_PIECE = 1 << 18
 _MOST_NUMBERS = 1 << 26  # of a piece, which may be one large row: `serialize_tensor` takes 2 GB
 
 

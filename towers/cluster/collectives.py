@@ -51,7 +51,7 @@ class Collectives:
     def __init__(self, cluster: typing.Any):
         """Takes the keys that follow those in the graph. `cluster` is the `Cluster`."""
         self.num_workers = cluster.num_workers
-        self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))  # a divisor below
+        self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))  # `_pieces` divides by it
         self._rank = cluster.rank
         self._wire = WIRES.get(cluster.wire)  # None: dense gradients travel as they are
         self._last_key = max([0] + _keys_in_use(tf.get_default_graph()))

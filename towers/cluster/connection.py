@@ -56,11 +56,17 @@ def say_refusal(rank: int, signature: dict, why: str, connected: socket.socket) 
     lines.close()
 
 
+class Lost(typing.NamedTuple):
+    """A worker, or a parameter server, that is gone."""
+    rank: typing.Optional[int]  # of the worker; None of a server
+    why: str
+
+
 class Connection:
     """This worker's connection with worker 0.
 
     Attributes:
-      lost: None, or `(rank, why)` of the worker that is gone; of a server `(None, why)`.
+      lost: the `Lost` worker or server, the first of several; None if none is.
       dead_after: seconds of silence after which worker 0 is lost.
       stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
       is_over: whether this session ends after the step, or round of steps, that it has begun last.
@@ -83,7 +89,7 @@ class Connection:
           say: called by the thread with lines about waits.
           on_lost: called by the thread with a `WorkerLostError`.
         """
-        self.lost: typing.Optional[typing.Tuple[typing.Optional[int], str]] = None
+        self.lost: typing.Optional[Lost] = None
         self.dead_after = dead_after
         self.builds: typing.List[int] = []
         self._cluster = cluster
@@ -100,7 +106,8 @@ class Connection:
         self._reset_session()
         self._heard_at = time.monotonic()  # when worker 0 said something last
         self._say_at = 0.  # when to say next that this worker waits for worker 0
-        self._awaited = 'for others, or is frozen'  # for whom worker 0 waits, as it has said last
+        # What worker 0 waits for, as it has said last, in an error: 'it waits …'.
+        self._awaited = 'for others, or is frozen'
         self._closed = threading.Event()
         self._changed = threading.Condition()  # of what the thread has heard
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
@@ -130,14 +137,12 @@ class Connection:
         if self.lost is None:
             return own_rank, ('it waits %s, and start_timeout is over: start all, see why one was '
                               'refused, or give a longer one' % self._awaited)
-        rank, reason = self.lost
-        # Worker 0 has refused the worker of that rank, which is this one or another. (None would be
-        # a server, but nobody watches the servers yet.)
-        if rank is not None and rank != 0:
+        rank = self.lost.rank or 0  # None would be a server, and nobody watches the servers yet
+        reason = self.lost.why
+        if rank > 0:  # worker 0 has refused this worker, or another one
             return rank, reason
-        # From here on worker 0 itself is lost.
-        is_only_cut = reason == WHY_CUT  # the connection broke, and nothing that was said tells why
-        if not is_only_cut:
+        # From here on worker 0 itself is lost to this worker.
+        if reason != WHY_CUT:  # then the reason says enough, such as that it is silent
             return own_rank, reason
         if self._has_begun_without_this():
             return own_rank, ('its run has begun, so that worker %d is here already: two processes '
@@ -206,9 +211,9 @@ class Connection:
         begins_on_all_or_none = self._cluster.waits
         if begins_on_all_or_none:
             self._begin_together(builds)
-        # An asynchronous worker asks nobody, by which it would hear of a loss.
-        elif self.lost is not None:
-            raise self._lost_error(self.lost)
+        else:
+            # This worker asks worker 0 nothing, so that no answer tells it of a loss.
+            self.raise_if_lost()
         self.builds = builds
         self.steps_begun += 1
         self._in_step = True
@@ -232,7 +237,8 @@ class Connection:
 
     def _begin_together(self, builds: typing.List[int]) -> None:
         """Waits until all workers begin the next step, of these `builds`."""
-        # With its number: workers that have made other numbers of steps are at other places.
+        # The number of steps goes along. Workers that have made other numbers of steps are at other
+        # places of the program: then the answer is `differs`.
         answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
         if answer['type'] == 'over':
             raise tf.errors.OutOfRangeError(
@@ -244,12 +250,11 @@ class Connection:
         self._wants_check = False
 
     def leave(self) -> None:
-        """Says that this session makes no more steps, unless the others know.
+        """Says `left`: this session makes no more steps.
 
-        After a step that has failed here alone, such as by the end of this worker's data, nothing
-        is said. The others may hang in that step, which they cannot end without this worker: the
-        coordinator then finds that it has ended its training too early. `left` would tell it that
-        all is in order.
+        It does not say so after a step that has failed here alone, such as by the end of this
+        worker's data. The others may hang in that step: then the coordinator has to find that this
+        worker has ended too early, and `left` would tell it that all is in order.
         """
         if self.is_over:  # the others know
             return
@@ -280,8 +285,7 @@ class Connection:
                                    or not self._lines.is_open)
         if self._answer is not None:
             return self._answer
-        if self.lost is not None:
-            raise self._lost_error(self.lost)
+        self.raise_if_lost()
         # The connection is closed, as at the end of `join`.
         raise ClusterError('the worker has left the cluster: make sessions and steps within '
                            'towers.join.')
@@ -293,11 +297,17 @@ class Connection:
             self._changed.wait_for(lambda: self.lost is not None, seconds)
         return None if self.lost is None else self._lost_error(self.lost)
 
-    def _lost_error(self, lost: typing.Tuple[typing.Optional[int], str]) -> WorkerLostError:
-        """The error about `(rank, why)` of a worker, or of a server, that is lost."""
-        rank, reason = lost
-        text = '' if rank is None else self._cluster.who(rank) + ' is lost: '
-        text += reason.rstrip('.') + '.'
+    def raise_if_lost(self) -> None:
+        """Raises `WorkerLostError` if a worker, or a server, is gone."""
+        if self.lost is not None:
+            raise self._lost_error(self.lost)
+
+    def _lost_error(self, lost: Lost) -> WorkerLostError:
+        """The error about a worker, or a server, that is gone."""
+        text = ''
+        if lost.rank is not None:  # the words about a server name it
+            text = self._cluster.who(lost.rank) + ' is lost: '
+        text += lost.why.rstrip('.') + '.'
         if START_AGAIN not in text:  # another worker's error, which is the reason, may have it
             text += ' %s.' % START_AGAIN
         return WorkerLostError(text)
@@ -312,10 +322,10 @@ class Connection:
         with self._changed:
             if self.lost is not None or self._all_ended:
                 return
-            self.lost = (rank, why)
+            self.lost = Lost(rank, why)
             self._changed.notify_all()
         if self._is_member:  # before, `meet` raises
-            self._on_lost(self._lost_error((rank, why)))
+            self._on_lost(self._lost_error(self.lost))
 
     def finish(self) -> None:
         """Says that this worker has ended in good order, and waits until worker 0 lets it go."""
@@ -331,8 +341,8 @@ class Connection:
     def close(self) -> None:
         """Closes the connection."""
         self._closed.set()
-        # The thread ends soon. But if a worker is lost, it is in `on_lost`, which may wait for the
-        # process to end, and so for this thread.
+        # The thread ends soon. But if a worker is lost, the thread is in `on_lost`, which may wait
+        # for the end of the process, and so for the one that calls this.
         seconds_to_wait = 5. if self.lost is None else 0.
         self._thread.join(seconds_to_wait)
         self._lines.close()
@@ -361,7 +371,7 @@ class Connection:
                     self._heard_at = time.monotonic()
                     self._take(message)
         except OSError:
-            if not self._closed.is_set():  # by this side
+            if not self._closed.is_set():  # else this side has closed the connection
                 self.lose(0, WHY_CUT)
         except ClusterError as error:
             self.lose(0, 'it sent %s: another program may use its port' % error)

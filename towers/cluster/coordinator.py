@@ -14,6 +14,7 @@ Asynchronous workers wait for worker 0's session, and for no step. They are told
 0 has left; one that is lost is named, and the others train on.
 """
 
+import math
 import socket
 import threading
 import time
@@ -193,12 +194,12 @@ class Coordinator:
         lost to a worker whose connection this side closes first.
         """
         pause = min(0.5, self._between_signs)  # between two looks at who is silent
-        end_at: typing.Optional[float] = None  # known when worker 0 has closed its end
-        while self._connections and (end_at is None or time.monotonic() < end_at):
+        end_at = math.inf  # known when worker 0 has closed its end
+        while self._connections and time.monotonic() < end_at:
             started = time.monotonic()
             worker_0_has_closed = not self._own.is_open
-            if worker_0_has_closed and end_at is None:
-                end_at = started + _SECONDS_TO_CLOSE
+            if worker_0_has_closed:
+                end_at = min(end_at, started + _SECONDS_TO_CLOSE)
             self._hear_all(pause)
             self._look(started)
             self._connections = [lines for lines in self._connections if lines.is_open]
@@ -239,7 +240,7 @@ class Coordinator:
             worker = self._worker_of(lines)
             if worker is not None:
                 self._take(worker, message)
-            elif lines.is_open:  # a stranger that no message before this one has closed
+            elif lines.is_open:  # a stranger, which no message before this one got refused
                 self._judge(lines, message)
 
     def _drop(self, lines: Lines, why: str) -> None:
@@ -273,24 +274,16 @@ class Coordinator:
         if message['type'] != 'hello' or rank is None:
             lines.close()
             return
-        num_workers = len(self._workers)
-        is_worker_0 = lines is self._own  # no other process is, whatever rank it says
-        may_have_rank = is_worker_0 or 0 < rank < num_workers
-        if not may_have_rank:
-            self._refuse(lines, rank, 'its rank is %d, and the cluster has %d workers' % (
-                rank, num_workers))
-            return
-        if self._workers[rank].is_here:
-            self._refuse(lines, rank, 'worker %d is here already: two processes have the same '
-                         'place in the cluster' % rank)
+        why_no_place = self._why_no_place(lines, rank)
+        if why_no_place:
+            self._refuse(lines, rank, why_no_place)
             return
         # The digest of worker 0's signature is known to who has the same, or has compared it.
         knows_signature = message.get('digest') == self._digest
         why_it_cannot_join = message.get('why')  # by its own account: it trains something else, say
         if why_it_cannot_join:
             refused = self._refuse(lines, rank, why_it_cannot_join)
-            is_of_this_run = knows_signature  # and no stranger
-            if is_of_this_run:  # without it no worker can begin
+            if knows_signature:  # a worker of this run, without which no other can begin
                 self._send_all(refused)
             return
         if not knows_signature:
@@ -299,6 +292,19 @@ class Coordinator:
             lines.send({'type': 'compare', 'signature': self._signature})
             return
         self._take_in(lines, rank)
+
+    def _why_no_place(self, lines: Lines, rank: int) -> str:
+        """Why a process cannot be the worker of the rank that it says over a connection; '' if it
+        can."""
+        num_workers = len(self._workers)
+        is_worker_0 = lines is self._own  # no other process is, whatever rank it says
+        may_have_rank = is_worker_0 or 0 < rank < num_workers
+        if not may_have_rank:
+            return 'its rank is %d, and the cluster has %d workers' % (rank, num_workers)
+        if self._workers[rank].is_here:
+            return ('worker %d is here already: two processes have the same place in the cluster'
+                    % rank)
+        return ''
 
     def _refuse(self, lines: Lines, rank: int, why: str) -> dict:
         """Refuses a process that says it is the worker of that rank; returns the message to it."""
@@ -389,13 +395,15 @@ class Coordinator:
         training may leave at once.
         """
         chief = self._workers[0]
-        chief_makes_no_more_steps = chief.session_left > 0 or chief.has_ended
+        has_chief_left_session = chief.session_left > 0  # on servers each worker has one session
+        chief_makes_no_more_steps = has_chief_left_session or chief.has_ended
         if chief_makes_no_more_steps:
             self._send_all(dict(_signal_of([chief]), type='over'))
         has_chief_begun = chief.session > 0
-        for worker in self._workers:
-            if worker.waits and has_chief_begun:
-                worker.answer({'type': 'go'})
+        if has_chief_begun:
+            for worker in self._workers:
+                if worker.waits:
+                    worker.answer({'type': 'go'})
         for worker in self._workers[1:]:
             if worker.has_ended:
                 worker.send({'type': 'end'})
@@ -411,7 +419,7 @@ class Coordinator:
         if self._is_lost:  # all have been told of the first loss
             return
         is_asynchronous = not self._cluster.synchronous
-        if is_asynchronous and worker.has_ended:  # nobody needs it
+        if is_asynchronous and worker.has_ended:  # nobody needs it any more
             return
         others_go_on = is_asynchronous and worker.rank > 0
         if others_go_on:
@@ -421,8 +429,8 @@ class Coordinator:
             return
         self._send_all({'type': 'lost', 'rank': worker.rank, 'why': why}, but=worker)
         self._is_lost = True
-        if worker.has_ended:
-            worker.send({'type': 'end'})  # it need not wait for the end of all
+        if worker.has_ended:  # it waits for the end of all, which does not come
+            worker.send({'type': 'end'})
 
     def _look(self, started: float) -> None:
         """Tells who waits for whom, shows that worker 0 is alive, and looks for workers that are
@@ -485,11 +493,14 @@ class Coordinator:
 
     def _is_in_long_step(self, worker: _Worker, now: float) -> bool:
         """Whether a worker is in a step that all have begun together, and that takes longer than
-        twice the one before and a bit more."""
+        usual: than twice the one before, and `FIRST_LINE_AFTER` seconds."""
         steps_together = self._is_complete and self._cluster.waits
-        if not steps_together or not worker.in_step or worker.has_ended or worker.waits:
+        # `in_step` is from its last sign of life: it may have said `begin` or `done` since.
+        is_in_step = worker.in_step and not worker.waits and not worker.has_ended
+        if not steps_together or not is_in_step:
             return False
-        # At most half a minute more: after one very long step, too, a hang is told of.
+        # Twice the step before counts for half a minute at most: after one very long step, too, a
+        # hang is told of.
         usual_seconds = FIRST_LINE_AFTER + min(2. * self._last_duration, NEXT_LINE_AFTER)
         return now - self._began_at > usual_seconds
 

@@ -2,6 +2,10 @@
 
 Horovod's launcher starts the processes, one a worker, and gives each its rank. Each process adds up
 its towers' gradients; Horovod adds up those of all processes.
+
+Words of `worker_step` used here: a `Weighting` says by which factor a worker's losses are
+multiplied, and is constant where all workers have one static number of examples; a `SessionGuard`
+fails in a session that has not begun with those of all workers.
 """
 
 import typing
@@ -20,7 +24,6 @@ from towers.cluster.sent_types import (
 from towers.errors import ClusterError, MissingPackageError, reason_of
 from towers.gradients.gradient_pairs import cast, each_row_once, tensors_of
 from towers.placement.variable_device import only_device
-from towers.whole_batch.workers import Workers
 
 _SCOPE = 'towers_shared/'
 """A name scope at the root of the graph. Horovod brings together the tensors of one name on all
@@ -33,7 +36,7 @@ def _load() -> typing.Any:
     try:
         import horovod.tensorflow as hvd
         hvd.init()
-    # It is not installed; or it was built for another TensorFlow, and fails by what that lacks.
+    # It is not installed; or it was built for another TensorFlow, and misses something in this one.
     except (ImportError, ValueError, AttributeError) as error:
         first_line = str(error).split('\n', 1)[0]
         raise MissingPackageError(
@@ -61,13 +64,10 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
             own_examples = tf.reshape(weighting.own_examples(), [1])
             num_examples = messages.sum(own_examples, name='towers_numbers')[0]
             loss_weight = weighting.factor_in_step(num_examples)
-    workers = Workers(num_workers=cluster.num_workers, rank=cluster.rank,
-                      fraction=weighting.own_fraction(loss_weight),
-                      has_batch=weighting.has_batch(),
-                      add_up=messages.sum_of_values)
     step = _HorovodStep(messages=messages, guard=guard, num_examples=num_examples,
                         data_may_end=cluster.active is not None)
-    return EngineStep(step.combine, loss_weight=loss_weight, workers=workers)
+    return EngineStep(step.combine, loss_weight=loss_weight,
+                      workers=weighting.workers(loss_weight, messages.sum_of_values))
 
 
 class _Messages:
@@ -89,7 +89,8 @@ class _Messages:
         """
         self._hvd = hvd
         with only_device('/cpu:0'):
-            # Always true. But TensorFlow does not know that before a step: it reads a variable.
+            # True in each step. But TensorFlow cannot compute it before the step, since the check
+            # reads a variable: so it cannot simplify what depends on it.
             self._has_begun = check.outputs[0] >= 0.
 
     def sum(self, tensor: tf.Tensor, name: typing.Optional[str] = None) -> tf.Tensor:
@@ -151,7 +152,8 @@ class _HorovodStep(typing.NamedTuple):
         combined = _combined(self.messages, gradients)
         if not self.data_may_end:
             return EngineGradients(combined, conditions=[], begin_session=self.guard.begin)
-        # A process that ended the step before a message would let the others wait in it.
+        # The error by which the training ends waits for all messages: a process that raised it
+        # before one of them would leave the others waiting in that message.
         messages = tensors_of(combined) + list(values)
         with tf.control_dependencies(messages):
             ended = worker_step.raise_at_end(self.num_examples <= 0.)
@@ -194,7 +196,7 @@ def gathered_lines(text: str) -> typing.List[str]:
         fetches = [hvd.allgather(own_size, name='towers_sizes'),
                    hvd.allgather(tf.constant(text_bytes), name='towers_texts')]
         try:
-            # Without GPUs, whose memory this session would keep from the program's own.
+            # Without GPUs: this session would hold their memory, which the program's session needs.
             with tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
                 sizes, texts = session.run(fetches)
         except tf.errors.OpError as error:

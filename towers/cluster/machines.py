@@ -5,6 +5,11 @@ exchanges values of the forward pass. Its `combine` gives an `Exchange`, which c
 gradients with those of the other machines; `completed` gives `Machines`, the complete value, when
 the update is there. Several builds of one graph, such as the two of a GAN, train in a ring and by
 Horovod: `join` is given one of them, and takes in all.
+
+Words of `Cluster` used here: `workers_a_step` workers' gradients are in an update, 1 where each
+worker steps by itself; a cluster `has_copies` of the variables, one on each worker, in a ring and
+by Horovod; a worker has a `served_rank` where several make one step on parameter servers; `active`
+is there if the data of a worker may end before those of others.
 """
 
 import functools
@@ -16,8 +21,13 @@ from towers.cluster import worker_step
 from towers.cluster.engine import EngineGradients, EngineStep, Pairs
 from towers.cluster.shared_state import SharedState, writes_of
 from towers.cluster.worker_step import Weighting, without_gradient
-from towers.gradients.gradient_pairs import rows_once
-from towers.graph.graph_walk import step_operations
+from towers.gradients.gradient_pairs import rows_once, variables_of
+from towers.graph.graph_walk import (
+    names_of,
+    operation_names,
+    step_operations,
+    variables_by_name,
+)
 from towers.graph.variable_access import Writes
 
 BUILDS = ('__towers_builds_of_clusters',)
@@ -61,8 +71,8 @@ class StepOfWorkers:
             factor `loss_weight`.
           loss: of this machine's batch, without that factor; or None.
           values: the sums over the workers that the forward pass computes in each step. The
-            operation that ends the training waits for them: a worker that left the last step
-            before would let others wait in them.
+            operation that ends the training waits for them: a worker that ended before one of
+            them would leave the others waiting in it.
         """
         combine = functools.partial(self._combine, loss=loss, values=values)
         return Exchange(self._cluster, gradients, self.same_examples, combine, values)
@@ -99,7 +109,8 @@ class Exchange:
         self.same_examples = same_examples
         # Where several workers make one step on parameter servers, the chief alone updates.
         makes_step_on_servers = cluster.served_rank is not None
-        self.updates_here = cluster.is_chief or not makes_step_on_servers
+        leaves_update_to_chief = makes_step_on_servers and not cluster.is_chief
+        self.updates_here = not leaves_update_to_chief
         data_may_end = cluster.active is not None
         if data_may_end and cluster.num_workers > 1:  # a single worker stops at its end
             gradients = worker_step.empty_at_end(gradients, cluster.active)
@@ -111,6 +122,7 @@ class Exchange:
         self.names_of_sums: typing.FrozenSet[str] = frozenset()
         are_sums_over_workers = cluster.workers_a_step > 1
         if are_sums_over_workers:
+            # A derivative of the sums would be one of this machine's summands alone.
             self.gradients = [(without_gradient(gradient), variable)
                               for gradient, variable in self.gradients]
             self.names_of_sums = _names_of_sums(self.gradients, values)
@@ -129,12 +141,8 @@ class Exchange:
           redirect: function that makes operations which wait for skippable updates wait for what
             always runs, see `roles.update_order`; None where no update can be skipped.
         """
-        model_operations = frozenset(op.name for op in step_operations(awaited))  # names
-        variables = tf.global_variables() + [variable for _, variable in self.gradients]
-        variable_names = {variable.op.name for variable in variables}
-        update_operations = [op for op in step_operations([update])
-                             if op.name not in model_operations]
-        written = writes_of(Writes(update.graph), variable_names, update_operations)
+        model_operations = frozenset(names_of(step_operations(awaited)))
+        written = self._writes_of_update(update, model_operations)
         state: typing.List[tf.Variable] = []
         if self._needs_state_of_worker_0():
             shared_state = SharedState(self.own, self.gradients, update, model_operations)
@@ -144,6 +152,16 @@ class Exchange:
         return Machines(exchange=self, train_op=self._operation_of_step(update),
                         redirect=redirect or _redirect_nothing, written=written,
                         model_operations=model_operations, state=state)
+
+    def _writes_of_update(self, update: tf.Operation, model_operations: typing.Container[str]
+                          ) -> typing.Dict[str, typing.List[tf.Operation]]:
+        """The operations by which the update writes global and trained variables, by the name of
+        the variable. What the model writes, whose operations have the names `model_operations`, is
+        no part of it."""
+        variable_names = operation_names(tf.global_variables() + variables_of(self.gradients))
+        update_operations = [op for op in step_operations([update])
+                             if op.name not in model_operations]
+        return writes_of(Writes(update.graph), variable_names, update_operations)
 
     def _needs_state_of_worker_0(self) -> bool:
         """Whether the model's state, which each worker writes from its own batch, has to be that of
@@ -239,7 +257,8 @@ def connection_of(built: typing.Any) -> typing.Any:
 
 def shared_variables(built: typing.Any) -> typing.List[tf.Variable]:
     """List of the variables that all workers have, global or trained, sorted by name."""
-    variables = {variable.op.name: variable for variable in tf.global_variables()}
+    variables = tf.global_variables()
     for each in builds_of(built):
-        variables.update((variable.op.name, variable) for _, variable in each.gradients)
-    return [variables[name] for name in sorted(variables)]
+        variables += variables_of(each.gradients)
+    by_name = variables_by_name(variables)
+    return [by_name[name] for name in sorted(by_name)]

@@ -33,6 +33,7 @@ from towers.cluster.servers import check_reachable, servers_watched, start_serve
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
 from towers.errors import ClusterError, TowersError, WorkerLostError, reason_of
+from towers.gradients.gradient_pairs import variables_of
 from towers.nonfinite import explained
 from towers.placement.session_config import session_config
 
@@ -133,26 +134,19 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     meeting = _meeting(cluster, own, start_timeout, dead_after, say, on_lost or end.with_error)
     with meeting as connection, servers_watched(cluster, connection, say):
         try:
-            target = ''  # of a session on this process's own devices, as with Horovod
-            if cluster.has_addresses:
-                target = start_server(cluster, config).target
-                check_reachable(cluster, time.monotonic() + start_timeout, say)
+            target = _target(cluster, config, start_timeout, say)
             note_connection(built, connection)
             yield Member(cluster, built, target, config, connection)
         except BaseException as error:
             clearer_error = _reason_of_failure(error, connection)
-            if _comes_to_its_end(cluster, connection):
-                end.comes_by_itself()
+            end.comes(cluster, connection)
             connection.fail(_text_for_others(clearer_error or error))
             if clearer_error is not None:
                 raise clearer_error from None
             raise
         connection.finish()
-        if _comes_to_its_end(cluster, connection):
-            end.comes_by_itself()
-        lost = connection.error()  # a worker may be lost while this one waits for the end of all
-        if lost is not None:
-            raise lost
+        end.comes(cluster, connection)
+        connection.raise_if_lost()  # as a worker may be while this one waits for the end of all
 
 
 def _text_for_others(error: BaseException) -> str:
@@ -185,26 +179,40 @@ class _EndOfProcess:
     def __init__(self):
         self._comes_by_itself = threading.Event()
 
-    def comes_by_itself(self) -> None:
-        """Notes that the main thread goes on to the end of the process."""
-        self._comes_by_itself.set()
+    def comes(self, cluster: Cluster, connection: Connection) -> None:
+        """Notes that the main thread leaves `join`, and goes on to the end of the process. It may
+        not come there with Horovod, which at the end of the process waits for a lost worker."""
+        has_horovod = not cluster.has_addresses
+        may_hang = has_horovod and connection.lost is not None
+        if not may_hang:
+            self._comes_by_itself.set()
 
     def with_error(self, error: Exception) -> None:
         """Ends the process, with the error about the worker, if the main thread does not go on: it
         may hang in TensorFlow, in a step that waits for the lost worker."""
         if self._comes_by_itself.wait(_TIME_TO_SAY):
             return
-        with contextlib.suppress(OSError, ValueError):  # nobody reads
+        with contextlib.suppress(OSError, ValueError):  # where nobody reads what is printed
             print(error, file=sys.stderr, flush=True)
             sys.stdout.flush()
         os._exit(1)
 
 
-def _comes_to_its_end(cluster: Cluster, connection: Connection) -> bool:
-    """Whether a process that leaves `join` comes to its end. Horovod, where a worker is lost, may
-    wait for it at the end of the process."""
-    has_horovod = not cluster.has_addresses
-    return not has_horovod or connection.lost is None
+def _target(cluster: Cluster, config: tf.ConfigProto, start_timeout: float,
+            say: typing.Callable) -> str:
+    """The target of this worker's sessions: its server, which starts here. With Horovod there is
+    none, and a session is on this process's own devices.
+
+    Args:
+      cluster: the `Cluster`.
+      config: the `tf.ConfigProto` of the sessions.
+      start_timeout, say: as for `join`.
+    """
+    if not cluster.has_addresses:
+        return ''
+    target = start_server(cluster, config).target
+    check_reachable(cluster, time.monotonic() + start_timeout, say)
+    return target
 
 
 def _reason_of_failure(error: BaseException,
@@ -250,9 +258,8 @@ def _signature_with_servers(cluster: Cluster, built: BuiltTowers, settings: dict
     `settings` is what else has to be the same on all workers."""
     own = signature(cluster, built, settings)
     if cluster.is_served:
-        trained = [variable for _, variable in built.gradients]
         own['servers'] = server_placement.servers_of_variables(
-            cluster, tf.get_default_graph(), first=trained)
+            cluster, tf.get_default_graph(), first=variables_of(built.gradients))
     return own
 
 

@@ -50,7 +50,7 @@ _MOST_BYTES = 64 << 10  # of a message of anyone else
 _MOST_CHARACTERS = 4000  # of a text in a message
 _MOST_NUMBER = 1 << 53  # above it JSON's numbers are not exact everywhere
 _SECONDS_TO_SEND = 10.
-_SECONDS_TO_RECEIVE = 5.  # of what has come already
+_SECONDS_TO_RECEIVE = 5.  # what the socket has already
 
 # {field of a message: the type of its value}
 _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
@@ -90,8 +90,7 @@ class Lines:
 
     def send(self, message: dict) -> None:
         """Sends a message. On a broken connection nothing is raised: the thread that takes messages
-        finds out. It does so also where this side could send a part of the line only, since then
-        the connection is shut down: the other side would take the next message for the rest."""
+        finds out."""
         if 'why' in message:
             message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
         with self._sending, contextlib.suppress(OSError):
@@ -99,6 +98,8 @@ class Lines:
             try:
                 self.socket.sendall(_json(message) + b'\n')
             except OSError:
+                # Perhaps a part of the line was sent. The other side would take the next message
+                # for the rest of it: so there is none, and both sides find the connection broken.
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def take(self) -> typing.List[dict]:

@@ -92,8 +92,10 @@ def _combine(cluster: typing.Any, weighting: Weighting, gradients: Pairs,
             result = _gradients_of_chief(cluster, gradients, weighting, rounds, sums)
             begin_session = rounds.beginning([each.accumulator for each in sums.listed()])
         else:
-            own = [(_as_sum(gradient, variable), variable) for gradient, variable in gradients]
-            result = EngineGradients(rows_once(own), conditions=[])
+            # By the operations by which the chief makes its gradients of the sums, see `_combined`.
+            like_sums = [(_as_sum(gradient, variable), variable)
+                         for gradient, variable in gradients]
+            result = EngineGradients(rows_once(like_sums), conditions=[])
             begin_session = rounds.begin_after_chief
         pushes = [each.push for each in sums.listed()]
         return result._replace(
@@ -225,16 +227,20 @@ class _Beginning(typing.NamedTuple):
     set_round: tf.Operation  # gives the server and this worker the number of the first round
 
     def run(self, session: tf.Session) -> None:
-        """Begins the rounds; the number of the first one is the time in microseconds, which is
-        above the number of any round of an earlier run."""
+        """Begins the rounds.
+
+        First the accumulators get the number of the first round, so that none takes another old
+        gradient. Then the old ones are taken out, which raises an accumulator's number by 1. So the
+        accumulators get the number again. Only then it goes to where the other workers find it.
+
+        The number is the time in microseconds, which is above that of any round of an earlier run.
+        """
         feed = {self.first_round: int(time.time() * 1e6)}
-        session.run(self.refuse_older, feed)  # so that no old gradient comes after the count
+        session.run(self.refuse_older, feed)
         for dropped, count in zip(self.dropped, session.run(self.counts)):
             if count:
                 fetch = getattr(dropped, 'indices', dropped)  # one tensor of a sparse gradient
                 session.run(fetch, {self.num_dropped: count})
-        # To take gradients out raises an accumulator's number by 1. So it is set again; and only
-        # now, when no old gradient is left, other workers find the number on the server.
         session.run([self.refuse_older, self.set_round], feed)
 
 
@@ -293,8 +299,8 @@ def _summands(cluster: typing.Any, gradients: Pairs, factor: typing.Any
             dtype = tf.float32
         with only_device('/cpu:0'):
             weighted = times(cast(gradient, dtype), factor)
-            # An accumulator adds up the rows of one index of different workers alone. Without this
-            # it would hold, and give the chief, each of several rows that this worker has of one.
+            # An accumulator adds up the rows of one index over the workers. Of several such rows
+            # of one worker it would hold each, and give each to the chief.
             if isinstance(weighted, tf.IndexedSlices):
                 weighted = each_row_once(weighted)
         summands.append(_Summand(value=weighted, shape=variable.get_shape(), name='sums/' + name,
@@ -372,10 +378,11 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
         tensors = tensors_of([(each.total, None) for each in sums.listed()])
         all_gradients = tf.group(*tensors, name='all_gradients')
     combined = _combined(gradients, weighting, sums)
-    # Data that may end are counted: with `Cluster(active=…)` there is a sum of the examples.
-    if cluster.active is None or sums.examples is None:
+    data_may_end = cluster.active is not None
+    if not data_may_end:
         return EngineGradients(combined, conditions=[all_gradients])
-    ended = _raise_when_all_ended(rounds, all_gradients, sums.examples.total)
+    num_examples = sums.examples.total  # type: ignore[union-attr]  # data that may end are counted
+    ended = _raise_when_all_ended(rounds, all_gradients, num_examples)
     return EngineGradients(worker_step.after(ended, combined), conditions=[ended])
 
 

@@ -7,6 +7,10 @@ Dense gradients share buffers, filled in the reverse order of the variables, as 
 computes them: the first buffer is sent while the backward pass goes on. With `Cluster(wire=…)` they
 travel as 16-bit numbers: every worker gathers those of all, and adds them up in float32, in one
 order, so that the sums are the same bits. Sparse gradients are sent as rows, by `ring_rows`.
+
+Words of `worker_step` used here: a `Weighting` says by which factor a worker's losses are
+multiplied, and is constant where all workers have one static number of examples; a `SessionGuard`
+fails in a session that has not begun with those of all workers.
 """
 
 import functools
@@ -19,9 +23,9 @@ from towers.cluster.collectives import Collectives, Received
 from towers.cluster.engine import Engine, EngineGradients, EngineStep, Pairs
 from towers.cluster.ring_rows import Sums, add_rows
 from towers.cluster.sent_types import type_of_sent_value, type_of_sent_variable
+from towers.gradients.gradient_pairs import variables_of
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
-from towers.whole_batch.workers import Workers
 
 BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
 
@@ -48,14 +52,12 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
                 awaited = sum_of_examples  # this message comes before those of gradients
                 num_examples = sum_of_examples[0]
                 loss_weight = weighting.factor_in_step(num_examples)
-    workers = Workers(num_workers=cluster.num_workers, rank=cluster.rank,
-                      fraction=weighting.own_fraction(loss_weight),
-                      has_batch=weighting.has_batch(),
-                      add_up=functools.partial(_sum_of_values, ring, guard.check))
+    add_up = functools.partial(_sum_of_values, ring, guard.check)
     step = _RingStep(ring=ring, guard=guard, awaited=awaited, num_examples=num_examples,
                      have_equal_batches=weighting.is_constant,
                      data_may_end=cluster.active is not None)
-    return EngineStep(step.combine, loss_weight=loss_weight, workers=workers)
+    return EngineStep(step.combine, loss_weight=loss_weight,
+                      workers=weighting.workers(loss_weight, add_up))
 
 
 def _sum_of_values(ring: Collectives, awaited: typing.Any, tensor: tf.Tensor) -> tf.Tensor:
@@ -102,21 +104,22 @@ class _RingStep(typing.NamedTuple):
             # Dense and sparse gradients form two chains, each in the same order on all workers.
             dense = _add_dense(self.ring, gradients, self.awaited)
             sparse = add_rows(self.ring, gradients, self.awaited, self.have_equal_batches)
-            # A worker that ended the step before a message would let the others wait in it.
+            # All messages come before the end of the step, by which the training may end: a worker
+            # that ended before one of them would leave the others waiting in it.
             messages = [dense.message, sparse.message] + list(values)
             with tf.control_dependencies(messages):
-                have_data = self._raise_without_data()
+                end_of_messages = self._end_of_messages()
             sums = dict(dense.values, **sparse.values)
             gradients = [(sums[variable.op.name], variable) for _, variable in gradients]
-            gradients = worker_step.after(have_data, gradients)
+            gradients = worker_step.after(end_of_messages, gradients)
         # Where the data may end, what the model itself writes waits for them, too: the step that
         # finds no data changes nothing.
-        conditions = [have_data] if self.data_may_end else []
+        conditions = [end_of_messages] if self.data_may_end else []
         return EngineGradients(gradients, conditions, begin_session=self.guard.begin)
 
-    def _raise_without_data(self) -> tf.Operation:
-        """The operation that ends training in the step in which the data of all workers have ended;
-        it does nothing where no worker says whether its data have ended."""
+    def _end_of_messages(self) -> tf.Operation:
+        """The operation for which the update waits. Where the data may end, it ends the training in
+        the step in which those of all workers have ended, by an error."""
         if not self.data_may_end:
             return tf.no_op()
         return worker_step.raise_at_end(self.num_examples <= 0.)
@@ -125,7 +128,7 @@ class _RingStep(typing.NamedTuple):
 def _check_can_be_sent(gradients: Pairs) -> None:
     """Raises `ClusterError` for a gradient that the workers cannot add up: of complex numbers, or
     of a variable whose shape is not static."""
-    for _, variable in gradients:
+    for variable in variables_of(gradients):
         type_of_sent_variable(variable)  # which raises for these
 
 
@@ -146,7 +149,7 @@ def _add_dense(ring: Collectives, gradients: Pairs, awaited: typing.Any) -> Rece
     for buffer in buffers_of(dense, ring.buffer_bytes):
         packed = _packed([gradient for gradient, _ in buffer])
         total, awaited = ring.reduce_in_pieces(packed, awaited)
-        variables = [variable for _, variable in buffer]
+        variables = variables_of(buffer)
         for variable, gradient in zip(variables, _unpacked(total, variables)):
             sums[variable.op.name] = gradient
     return Received(sums, awaited)

@@ -3,6 +3,10 @@
 When the graph is complete, its global variables are spread over the servers, by size, and all other
 operations are put on this worker, but for those that look up rows of a variable. So gradients are
 added up within the machine before they go over the wire, and rows go, not their table.
+
+Words of other rooms used here: operations of the types `LEAD_IN` hand a value on, also into a loop
+or a branch; those of `RESHAPES` give it in another shape; those of `CALLS` call functions; those of
+`SETS` set a variable. A `Precedence` knows which of some operations another operation waits for.
 """
 
 import typing
@@ -11,8 +15,16 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import ClusterError
+from towers.gradients.gradient_pairs import variables_of
 from towers.graph.edit import colocation_group
-from towers.graph.graph_walk import bytes_of, names_of, source_through, step_operations
+from towers.graph.graph_walk import (
+    bytes_of,
+    names_of,
+    operation_names,
+    source_through,
+    step_operations,
+    variables_by_name,
+)
 from towers.graph.op_types import CALLS, LEAD_IN, RESHAPES, SETS, VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.graph.waits import Precedence
@@ -21,9 +33,9 @@ from towers.graph.waits import Precedence
 def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) -> None:
     """Spreads the complete graph of a build, and of the `tf.train.Scaffold` of its session."""
     graph = tf.get_default_graph()
-    trained = [variable for _, variable in built.gradients]
-    updates_for_all = cluster.is_chief and cluster.workers_a_step > 1  # not asynchronous
-    if updates_for_all:  # then all workers have to read the values that this update makes
+    trained = variables_of(built.gradients)
+    are_workers_in_step = cluster.workers_a_step > 1  # asynchronous ones are not
+    if cluster.is_chief and are_workers_in_step:  # all of them have to read what its update writes
         check_writes(graph, built)
     read_after_writes(graph, trained + tf.global_variables(), built.train_op)
     # The scaffold makes operations of its own, such as initializers, which are to be spread, too.
@@ -32,14 +44,15 @@ def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) 
 
 
 def check_writes(graph: tf.Graph, built: typing.Any) -> None:
-    """Raises `ClusterError` if something beside the step computes new values of trained variables,
-    which other workers would read before or after that, by chance. Values may be loaded."""
+    """Raises `ClusterError` if something beside the step computes new values of trained variables:
+    it is left to chance whether other workers read a variable before or after that. A program may
+    load values, though."""
     fetches = [built.train_op]
     for tower in built.towers:
         fetches.extend(tower.updates)  # which the program may run with the train op
     step_names = names_of(step_operations(fetches))
     writes = Writes(graph)
-    for _, variable in built.gradients:
+    for variable in variables_of(built.gradients):
         initializer = variable.initializer.name
         for op in writes.writers_of(variable):
             may_write = op.name in step_names or op.name == initializer or _loads(op)
@@ -86,18 +99,22 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
             # The variable, if the tensor has its value: perhaps by way of operations that lead into
             # a loop or a branch (`LEAD_IN`), or reshaped.
             source = source_through(tensor, LEAD_IN | RESHAPES).op
-            if not reads.needs_late_read(op, tensor, source):
-                continue
-            # Another read gives the value as it is, outside of loops. So it can take the place of
-            # an input only if nothing but `Identity` is between the variable and the operation.
-            is_plain_read = source_through(tensor, ('Identity',)).op is source
-            if not is_plain_read:
-                raise ClusterError(
-                    '%r takes the value of the variable %r after a write that it waits for. %r is '
-                    'a reference variable on a parameter server, whose value is sent at the start '
-                    'of the step. Make it with tf.get_variable(…, use_resource=True), and read it '
-                    'there by read_value().' % (op.name, source.name, source.name))
-            _replace_by_late_read(op, position, source)
+            if reads.needs_late_read(op, tensor, source):
+                _check_is_plain_read(op, tensor, source)
+                _replace_by_late_read(op, position, source)
+
+
+def _check_is_plain_read(op: tf.Operation, tensor: tf.Tensor, source: tf.Operation) -> None:
+    """Raises `ClusterError` unless another read of the variable `source` can take the place of a
+    tensor that an operation takes. A read gives the value as it is, outside of loops: so nothing
+    but `Identity` may be between the variable and the operation."""
+    is_plain_read = source_through(tensor, ('Identity',)).op is source
+    if not is_plain_read:
+        raise ClusterError(
+            '%r takes the value of the variable %r after a write that it waits for. %r is a '
+            'reference variable on a parameter server, whose value is sent at the start of the '
+            'step. Make it with tf.get_variable(…, use_resource=True), and read it there by '
+            'read_value().' % (op.name, source.name, source.name))
 
 
 class _LateReads:
@@ -112,7 +129,7 @@ class _LateReads:
         """Looks for the writes of the variables of these `names`; `train_op`, if there is one,
         counts as a write of each of them."""
         self.writes: typing.Dict[str, typing.List[tf.Operation]] = {}
-        if names:
+        if names:  # to find the writes of a large graph takes long
             finder = Writes(graph)
             for op in graph.get_operations():
                 written = names if op is train_op else names.intersection(finder.written_by(op))
@@ -172,12 +189,9 @@ def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
       What `servers_of_variables` returns.
     """
     tasks = servers_of_variables(cluster, graph, first)
-    # {name of an operation on a server: its device}: of variables, and of what has such a device
-    # already, as the accumulators and the queues of tokens have. The loop adds more of them.
+    # {name of an operation on a server: its device}. The loop below adds operations to it.
     servers = {name: device_of_server(task) for name, task in tasks.items()}
-    for op in graph.get_operations():
-        if '/job:ps' in op.device:
-            servers[op.name] = op.device
+    servers.update(_devices_with_server(graph))
     for op in graph.get_operations():
         device = tf.DeviceSpec.from_string(op.device or '')
         has_job = device.job is not None
@@ -193,6 +207,12 @@ def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
                 device_index=device.device_index)
             compat.set_device(op, on_this_worker.to_string())
     return tasks
+
+
+def _devices_with_server(graph: tf.Graph) -> typing.Dict[str, str]:
+    """{name of an operation: its device} of those operations that were made for a server, such as
+    the accumulators and the queues of tokens."""
+    return {op.name: op.device for op in graph.get_operations() if '/job:ps' in op.device}
 
 
 def _server_of(op: tf.Operation, servers: typing.Dict[str, str]) -> typing.Optional[str]:
@@ -232,11 +252,10 @@ def servers_of_variables(cluster: typing.Any, graph: tf.Graph,
       {name of a variable: number of its server}, whatever the order in which they were made.
     """
     first = list(first)
-    variables = {variable.op.name: variable for variable in
-                 first + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
+    variables = variables_by_name(first + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES))
     leaders = {name: _leader_of(name, variables) for name in variables}
     sizes = {leader: bytes_of(variables[leader]) for leader in set(leaders.values())}
-    tasks = tasks_by_size(sizes, len(cluster.ps), {variable.op.name for variable in first})
+    tasks = tasks_by_size(sizes, len(cluster.ps), operation_names(first))
     return {name: tasks[leader] for name, leader in leaders.items()}
 
 
@@ -249,7 +268,7 @@ def _leader_of(name: str, variables: typing.Dict[str, tf.Variable]) -> str:
       variables: {name: variable} of all variables.
     """
     leaders = [other for other in colocation_group(variables[name].op) if other in variables]
-    leads_itself = name in leaders  # so TensorFlow says of an operation that has no leader
+    leads_itself = name in leaders  # TensorFlow's way to say that an operation has no leader
     if leads_itself or not leaders:
         return name
     return _leader_of(leaders[0], variables)
@@ -282,6 +301,7 @@ def tasks_by_size(sizes: typing.Dict[str, int], count: int,
 
 def _variables_taken(op: tf.Operation) -> typing.List[str]:
     """Names of the variables that an operation takes by handle or reference, not by value."""
+    # An operation without such an argument takes the value of a reference.
     may_take_reference = any(argument.is_ref for argument in op.op_def.input_arg)
     names = []
     for tensor in op.inputs:

@@ -139,7 +139,8 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
 
     At the first look that finds a server silent it says so. The server is lost when it is silent
     for `dead_after`; or at the next look already, if nobody listens at its port: then its process
-    has ended.
+    has ended. With a `dead_after` of 30 s, there is a look every 2.5 s, and every 0.5 s while a
+    server is silent. It is lost 25 s after the look that first found it silent.
 
     Args:
       cluster: the `Cluster`.
@@ -150,8 +151,8 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
     dead_after = connection.dead_after
     pause = min(FIRST_LINE_AFTER, dead_after) / 2.
     pause_while_silent = pause / 5.  # shorter, to lose a server, or to go on, in time
-    # From the first look that finds a server silent: before that look it may have been silent for a
-    # pause, and the looks themselves take a while.
+    # A server may have been silent for one pause already when a look first finds it so. The other
+    # pause is for the time that the looks take themselves.
     lost_after = dead_after - 2. * pause
     silent_since: typing.Optional[float] = None  # when a server was first found silent
     while not stop.wait(pause if silent_since is None else pause_while_silent):

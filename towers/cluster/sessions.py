@@ -105,7 +105,7 @@ class BeginHook(tf.train.SessionRunHook):
         if not is_by_member:
             self._check_may_be_made_without_member()
             self._initialize_own_variables()
-        if cluster.has_copies:  # and worker 0 gives its values to the others
+        if cluster.has_copies:  # of the variables, on each worker, which get worker 0's values
             variables = shared_variables(self._built)
             self._names = [variable.op.name for variable in variables]
             broadcast = cluster.engine.broadcast(cluster, variables)
@@ -125,7 +125,8 @@ class BeginHook(tf.train.SessionRunHook):
 
         On a worker that is not the chief, `tf.train.MonitoredTrainingSession` runs no initializer:
         it waits until the chief has run them. But in a ring each worker's variables live in its own
-        server, where they keep their values for the session to come.
+        server, where they keep their values for the session to come. (By Horovod there is no server
+        in which they would: there each process has to make its session as a chief.)
         """
         if self._cluster.kind == 'ring' and not self._cluster.is_chief:
             with tf.Session(self._target, config=self._config) as session:

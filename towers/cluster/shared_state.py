@@ -5,6 +5,10 @@ copy from its own batch. So worker 0's value goes to the others after all of the
 before the update, whose reads wait for it. State that training only writes, such as moving averages
 for evaluation, needs no message, nor does what the update writes: that is the same on all workers.
 
+Words of other rooms used here: the `step_operations` of fetches are all that `session.run` of them
+executes; a `Writes` finds the variables that an operation writes; a tensor is `read_from` a
+variable if it is the variable's value as it is.
+
 Its test is `tests/cluster/test_machines.py`.
 """
 
@@ -16,8 +20,15 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster.engine import Pairs
 from towers.errors import ClusterError
-from towers.gradients.gradient_pairs import tensors_of
-from towers.graph.graph_walk import ancestors, names_of, reachable_from, step_operations
+from towers.gradients.gradient_pairs import tensors_of, variables_of
+from towers.graph.graph_walk import (
+    ancestors,
+    names_of,
+    operation_names,
+    reachable_from,
+    step_operations,
+    variables_by_name,
+)
 from towers.graph.order import Frames
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
 from towers.graph.waits import operations_to_await
@@ -61,11 +72,10 @@ class SharedState:
         # The step is: the model, the sums of its gradients over the machines, and the update.
         names_before_update = model_operations | names_of(step_operations(self._sums))
         self._update_operations = [op for op in self._step if op.name not in names_before_update]
-        trained = [variable for _, variable in own_gradients]
-        self._trained_names = {variable.op.name for variable in trained}
+        trained = variables_of(own_gradients)
+        self._trained_names = operation_names(trained)
         # A program may train variables that it has put into other collections than the global ones.
-        self._variables = {variable.op.name: variable
-                           for variable in tf.global_variables() + trained}
+        self._variables = variables_by_name(tf.global_variables() + trained)
         operations_of_model = [op for op in self._step if op.name in model_operations]
         # {name of a variable of the state: the operations by which the model writes it}
         self._writes = writes_of(self._finder, self._variables_read(), operations_of_model)
@@ -137,7 +147,8 @@ class SharedState:
         for fetch in awaited:
             op = getattr(fetch, 'op', fetch)
             if op.name in names_after_writes:
-                # The operation; if it calls functions, also what waits for these.
+                # More than the operation itself if it calls functions, in which the write may be: a
+                # control edge from the call may not wait for these.
                 operations.extend(operations_to_await(op, self._finder))
         return operations
 
@@ -171,37 +182,42 @@ class SharedState:
             # An operation in a loop cannot wait for the message, which is outside of the loop.
             is_outside_of_loops = frames.is_outside_of_loops(op)
             can_wait = runs_in_steps_alone and is_outside_of_loops
-            for tensor in op.inputs:
-                for name in self._variables_read_early(tensor, can_wait):
-                    is_state = name in self._writes  # other variables are the same on all workers
-                    if is_state:
-                        raise ClusterError(
-                            'variable %r is written by the model of each worker and read by %r, '
-                            'for the update of the weights, at a time that cannot be told. Give '
-                            'the optimizer the variable itself (use_resource=True), or read it in '
-                            'transform_gradients by read_value().' % (name, op.name))
+            for name in self._state_read_early(op, can_wait):
+                raise ClusterError(
+                    'variable %r is written by the model of each worker and read by %r, for the '
+                    'update of the weights, at a time that cannot be told. Give the optimizer the '
+                    'variable itself (use_resource=True), or read it in transform_gradients by '
+                    'read_value().' % (name, op.name))
 
     def _names_before_gradients(self) -> typing.Set[str]:
         """Names of the operations that were made before the first gradient."""
-        gradient_names = {tensor.op.name for tensor in self._own_gradients}
+        gradient_names = operation_names(self._own_gradients)
         operations = tf.get_default_graph().get_operations()
         early = itertools.takewhile(lambda op: op.name not in gradient_names, operations)
         return names_of(early)
 
-    def _variables_read_early(self, tensor: tf.Tensor, can_wait: bool) -> typing.List[str]:
-        """Names of the variables whose values an operation of the update may have from before the
-        message of worker 0.
+    def _state_read_early(self, op: tf.Operation, can_wait: bool) -> typing.List[str]:
+        """Names of the variables of the state whose values an operation of the update may have from
+        before the message of worker 0.
 
         Args:
-          tensor: an input of the operation.
+          op: the operation.
           can_wait: whether the operation can wait for that message.
         """
-        name = _variable_held_by(tensor)
-        if name is not None:  # the operation itself reads the variable, when it runs
-            return [] if can_wait else [name]
-        if tensor.op.name in self._model_operations:  # the model has read the value before
+        names: typing.List[str] = []
+        for tensor in op.inputs:
+            names += self._variables_read_early(tensor, can_wait)
+        return [name for name in names if name in self._writes]  # all workers have the same others
+
+    def _variables_read_early(self, tensor: tf.Tensor, can_wait: bool) -> typing.List[str]:
+        """Names of the variables whose values `_state_read_early` looks for, in one input of the
+        operation."""
+        held = _variable_held_by(tensor)
+        if held is not None:  # the operation itself reads this variable, when it runs
+            return [] if can_wait else [held]
+        if tensor.op.name in self._model_operations:  # the model has read the value, earlier
             return [variable.name for variable in read_from(tensor)]
-        return []
+        return []  # it is from the update itself, all of which is looked at, or from the sums
 
 
 def _variable_held_by(tensor: tf.Tensor) -> typing.Optional[str]:

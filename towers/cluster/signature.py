@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.machines import Machines, builds_of, number_of
 from towers.gradients.gradient_pairs import tensors_of
 from towers.graph.edit import Library
-from towers.graph.graph_walk import names_of
+from towers.graph.graph_walk import names_of, operation_names
 from towers.graph.op_types import VARIABLE_OPS
 from towers.model.objectives import flat
 
@@ -92,25 +92,30 @@ def signature(cluster: typing.Any, built: typing.Any,
 def _signature_of_build(built: typing.Any, compares_programs: bool) -> dict:
     """What has to be the same of one build on all workers. If `compares_programs`, it includes the
     operations by which the loss and the update are computed."""
-    machines = built.machines
     leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
     inputs = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
     loss = []
     update = []
     if compares_programs:
         loss = _lines_of_loss(built, inputs)
-        update = _lines_of_update(machines)
+        update = _lines_of_update(built.machines)
     return {
-        'values': {'number of towers': len(built.devices),
-                   'reduction': built.plan.reduction,
-                   'number of examples a step': machines.exchange.same_examples or 'not fixed',
-                   'optimizer': built.plan.line('optimizer')},
+        'values': _values_of_build(built),
         'variables': {variable.op.name: _type_and_shape(variable) for variable in built.variables},
-        'gradients': _gradient_texts(machines),
-        'state': {variable.op.name: 'sent' for variable in machines.state},  # the names count
+        'gradients': _gradient_texts(built.machines),
+        'state': {variable.op.name: 'sent' for variable in built.machines.state},  # names count
         'shapes': [_static_sizes(tensor) for tensor in inputs],
         'loss': loss,
         'update': update}
+
+
+def _values_of_build(built: typing.Any) -> dict:
+    """The numbers and words of a build that have to be the same on all workers, by what they are.
+    """
+    return {'number of towers': len(built.devices),
+            'reduction': built.plan.reduction,
+            'number of examples a step': built.machines.exchange.same_examples or 'not fixed',
+            'optimizer': built.plan.line('optimizer')}
 
 
 def _type_and_shape(variable: tf.Variable) -> str:
@@ -119,8 +124,9 @@ def _type_and_shape(variable: tf.Variable) -> str:
 
 
 def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
-    """The gradient of each variable as a text, with its number, since gradients of several workers
-    are added up that have the same place in a message: `'dense float32, number 3'`."""
+    """The gradient of each variable as a text, such as `'dense float32, number 3'`. It has the
+    gradient's number, since workers add up the gradients that are at one place of their messages.
+    """
     texts = {}
     have_equal_batches = machines.exchange.same_examples is not None
     for position, (gradient, variable) in enumerate(machines.exchange.own):
@@ -250,7 +256,7 @@ def _line_text(line: typing.Sequence[str]) -> str:
 def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.List[_Line]:
     """The lines from the losses of a build back to its `inputs`."""
     losses = [loss.op for loss in flat(built.towers[0].data_loss) if loss is not None]
-    input_names = {tensor.op.name for tensor in inputs}
+    input_names = operation_names(inputs)
     operations = losses[0].graph.get_operations()
     # What was made before the inputs may belong to the reading of this worker's data.
     made_before = itertools.takewhile(lambda op: op.name not in input_names, operations)
@@ -264,7 +270,7 @@ def _lines_of_update(machines: Machines) -> typing.List[_Line]:
     writes = []
     for _, operations in sorted(machines.written.items()):
         writes += sorted(operations, key=lambda op: op.name)
-    gradient_names = {tensor.op.name for tensor in tensors_of(machines.exchange.gradients)}
+    gradient_names = operation_names(tensors_of(machines.exchange.gradients))
     # What an update takes from the model, such as a loss, is compared with the losses.
     return _Program(writes, known=gradient_names, outside=machines.model_operations,
                     reduced=_REDUCED).lines()
@@ -280,8 +286,8 @@ class _Program:
           ends: the operations from which the walk goes back to what they are computed from.
           known: names of the operations at which it ends: of inputs, or of the gradients over all
             workers.
-          outside: names of further ones, at which it ends unless they are constants: of what was
-            made before the inputs, or of the model.
+          outside: names of further operations at which it ends: of what was made before the inputs,
+            or of the model. It does not end at constants among these, whose values are compared.
           reduced: beginnings of the types of operations at which it ends, since they have the same
             results on all workers; () for none.
         """

@@ -19,6 +19,7 @@ from towers.arguments import check_instance
 from towers.errors import ClusterError, InputError, TowersError, reason_of
 from towers.gradients.gradient_pairs import map_values
 from towers.placement.variable_device import only_device
+from towers.whole_batch.workers import Workers
 
 COLLECTIONS = ['towers_begun']  # of the variables that the hooks alone give a value to
 HOW_TO_BEGIN = (
@@ -232,15 +233,21 @@ class Weighting:
         """The factor of this worker in a step, a float64 scalar; `num_examples` is n."""
         return self.own_examples() * self.factor_of_one_example(num_examples)
 
-    def own_fraction(self, loss_weight: typing.Any) -> typing.Any:
-        """n_w / n, a float or a float64 scalar, from the factor of this worker."""
-        return loss_weight if self.is_mean else loss_weight / self._cluster.num_workers
+    def workers(self, loss_weight: typing.Any, add_up: typing.Callable) -> Workers:
+        """The `Workers` with which this one exchanges values of the forward pass.
 
-    def has_batch(self) -> typing.Optional[tf.Tensor]:
-        """Whether the data of this worker go on in a step, a bool scalar; None where they always
-        do."""
-        active = self._cluster.active
-        return None if active is None else active >= .5
+        Args:
+          loss_weight: the factor of this worker's losses in a step, a float or a float64 scalar.
+          add_up: see `Workers`.
+        """
+        fraction = loss_weight
+        if not self.is_mean:
+            fraction = loss_weight / self._cluster.num_workers
+        has_batch = None
+        if self._cluster.active is not None:
+            has_batch = self._cluster.active >= .5
+        return Workers(num_workers=self._cluster.num_workers, rank=self._cluster.rank,
+                       fraction=fraction, has_batch=has_batch, add_up=add_up)
 
 
 def without_gradient(gradient: typing.Any, own: typing.Any = None) -> typing.Any:
