@@ -17,6 +17,18 @@ def run(nest):
         return session.run(nest)
 
 
+def in_pieces(ids, in_piece, pieces):
+    """The places, in the first piece, of the ids that are there."""
+    return tf.dynamic_partition(ids // in_piece, ids % pieces, pieces)[0]
+
+
+def looked_up(ids, strategy):
+    """The rows that a lookup takes from the first of two pieces of a table."""
+    table = [tf.get_variable('first', [2, 1]), tf.get_variable('second', [1, 1])]
+    found = tf.nn.embedding_lookup(table, ids, partition_strategy=strategy)
+    return tf.gradients(found, table)[0].indices
+
+
 @pytest.mark.parametrize('make, is_unique', [
     (lambda ids: tf.unique(ids)[0], True),
     (lambda ids: tf.reshape(tf.cast(tf.unique(ids)[0], tf.int64), [-1]), True),
@@ -29,8 +41,13 @@ def run(nest):
     (lambda ids: tf.range(tf.shape(ids)[0]), True),
     (lambda ids: tf.reshape(tf.constant([[3, 1], [0, 2]]), [-1]), True),
     (lambda ids: tf.tile(tf.range(3), [2]), False),
-    (lambda ids: tf.dynamic_partition(tf.unique(ids)[0] // 2, tf.unique(ids)[0] % 2, 2)[0], True),
-    (lambda ids: tf.dynamic_partition(ids // 2, ids % 2, 2)[0], False),
+    (lambda ids: in_pieces(tf.unique(ids)[0], 2, 2), True),
+    (lambda ids: in_pieces(ids, 2, 2), False),
+    (lambda ids: in_pieces(tf.unique(ids)[0], 2, 3), False),  # 0 and 3 have one place in piece 0
+    (lambda ids: tf.dynamic_partition(tf.unique(ids)[0] // 2, ids, 3)[1], False),
+    (lambda ids: looked_up(tf.unique(ids)[0], 'mod'), True),
+    (lambda ids: looked_up(tf.unique(ids)[0], 'div'), True),
+    (lambda ids: looked_up(ids, 'div'), False),
     (lambda ids: tf.unique(ids)[0] // 2, False)])
 def test_which_indices_are_of_different_rows(make, is_unique):
     lookup, = gradient_pairs.lookups_of(

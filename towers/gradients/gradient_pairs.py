@@ -8,7 +8,7 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import reached, source_through
+from towers.graph.graph_walk import source_through
 from towers.graph.op_types import SAME_NUMBERS
 
 Gradient = typing.Union[tf.Tensor, tf.IndexedSlices]
@@ -121,11 +121,9 @@ class Lookup(typing.NamedTuple):
 _UNIQUE = {'Range': 0, 'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}
-# Types of operations by which a lookup in a variable that is kept in several pieces computes, from
-# the number of a row, the row's place in its piece.
-_IN_PIECES = SAME_NUMBERS | frozenset([
-    'FloorDiv', 'FloorMod', 'Sub', 'Maximum', 'Select', 'SelectV2', 'AddV2',
-    'Add', 'Less', 'Mod'])
+
+_OF_NUMBERS_ALONE = ('Add', 'AddV2', 'Sub', 'FloorDiv', 'FloorMod')
+"""Types of operations whose result depends on nothing but the numbers of two inputs."""
 
 
 def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
@@ -156,7 +154,11 @@ def _is_unique(indices: tf.Tensor) -> bool:
     """Whether the operations that compute indices show that no two of the indices are equal."""
     tensor = source_through(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':  # the rows in one piece of a partitioned variable
-        return _follows_from_unique(tensor.op.inputs[0])
+        place, piece = tensor.op.inputs
+        rows = _rows_by_remainder(place, piece)
+        if rows is None:
+            rows = _rows_by_quotient(place, piece)
+        return rows is not None and _is_unique(rows)
     if tensor.op.type == 'Const':  # such as the places of words in a text
         numbers = tf.get_static_value(tensor)
         return np.unique(numbers).size == numbers.size
@@ -168,12 +170,80 @@ def _has_different_numbers(tensor: tf.Tensor) -> bool:
     return _UNIQUE.get(tensor.op.type) == tensor.value_index
 
 
-def _follows_from_unique(rows: tf.Tensor) -> bool:
-    """Whether row numbers in the pieces of a partitioned variable are computed from row numbers of
-    the variable that are all different. Then they are different, too, within each piece."""
-    def computed_from(tensor: tf.Tensor) -> typing.Iterable[tf.Tensor]:
-        return tensor.op.inputs if tensor.op.type in _IN_PIECES else ()
-    return any(map(_has_different_numbers, reached([rows], computed_from).values()))
+def _rows_by_remainder(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
+    """The row numbers of a variable in n pieces of which row r is in the piece `r % n`, at the
+    place `r // n`: different rows have different places in a piece. `tf.nn.embedding_lookup` shares
+    out the rows so by its strategy 'mod'.
+
+    Args:
+      place: of each row in its piece.
+      piece: the number of the piece of each row.
+
+    Returns:
+      The row numbers; None where places and pieces are computed otherwise.
+    """
+    quotient = _computed_by(place, 'FloorDiv')
+    remainder = _computed_by(piece, 'FloorMod')
+    if quotient is None or remainder is None or not _are_same(quotient, remainder):
+        return None
+    return quotient[0]
+
+
+def _rows_by_quotient(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
+    """The row numbers of a variable whose pieces have k rows each, but for the first e ones, which
+    have k + 1. `tf.nn.embedding_lookup` shares out the rows so by its strategy 'div':
+
+        piece = maximum(r // (k + 1), (r - e) // k)
+        place = where(piece < e, r % (k + 1), (r - e) % k)
+
+    Arguments and return as `_rows_by_remainder`.
+    """
+    quotients = _computed_by(piece, 'Maximum')
+    choice = _computed_by(place, 'Select', 'SelectV2')
+    if quotients is None or choice is None:
+        return None
+    is_large, in_large, in_small = choice
+    limits = _computed_by(is_large, 'Less')
+    remainders = [_computed_by(remainder, 'FloorMod') for remainder in (in_large, in_small)]
+    divisions = [_computed_by(quotient, 'FloorDiv') for quotient in quotients]
+    if limits is None or None in remainders or None in divisions:
+        return None
+    (rows, more), (behind_large, fewer) = divisions
+    difference = _computed_by(behind_large, 'Sub')
+    successor = _computed_by(more, 'Add', 'AddV2')
+    if difference is None or successor is None:
+        return None
+    is_by_quotient = (
+        _are_same(remainders[0], divisions[0]) and _are_same(remainders[1], divisions[1])
+        and _are_same(limits, [piece, difference[1]]) and _are_same(difference[:1], [rows])
+        and _are_same(successor[:1], [fewer]) and tf.get_static_value(successor[1]) == 1)
+    return rows if is_by_quotient else None
+
+
+def _computed_by(tensor: tf.Tensor, *types: str) -> typing.Optional[typing.List[tf.Tensor]]:
+    """The inputs of the operation that computes a tensor; None where it is of another type."""
+    op = source_through(tensor, SAME_NUMBERS).op
+    return list(op.inputs) if op.type in types else None
+
+
+def _are_same(tensors: typing.Iterable[tf.Tensor], others: typing.Iterable[tf.Tensor]) -> bool:
+    """Whether tensors have the numbers of others, in order."""
+    return all(map(_is_same, tensors, others))
+
+
+def _is_same(tensor: tf.Tensor, other: tf.Tensor) -> bool:
+    """Whether two tensors have the same numbers: they are one tensor, constants of one value, or
+    computed in one way from such tensors, as in `r - e` twice."""
+    tensor = source_through(tensor, SAME_NUMBERS)
+    other = source_through(other, SAME_NUMBERS)
+    if tensor.name == other.name:
+        return True
+    value = tf.get_static_value(tensor)
+    other_value = tf.get_static_value(other)
+    if value is not None and other_value is not None:
+        return np.array_equal(value, other_value)
+    is_one_way = tensor.op.type == other.op.type and tensor.op.type in _OF_NUMBERS_ALONE
+    return is_one_way and _are_same(tensor.op.inputs, other.op.inputs)
 
 
 def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
