@@ -75,7 +75,7 @@ def test_the_plan_says_what_is_proven():
 
 
 @pytest.mark.parametrize('loss, reduction, advice', [
-    (lambda rows: tf.reduce_sum(rows), 'mean', "; pass reduction='sum', or return the mean"),
+    (lambda rows: tf.reduce_sum(rows), 'mean', "; pass reduction='sum', with equal shards"),
     (lambda rows: tf.reduce_sum(rows) + 3., 'sum', 'divide that term by the number of towers'),
     (lambda rows: tf.reduce_mean(tf.py_func(np.sort, [rows], rows.dtype)), 'mean',
      '; towers.check_towers measures'),
