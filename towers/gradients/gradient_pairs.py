@@ -182,11 +182,9 @@ def _rows_by_remainder(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf
     Returns:
       The row numbers; None where places and pieces are computed otherwise.
     """
-    quotient = _computed_by(place, 'FloorDiv')
-    remainder = _computed_by(piece, 'FloorMod')
-    if quotient is None or remainder is None or not _are_same(quotient, remainder):
-        return None
-    return quotient[0]
+    quotient = _inputs_of(place, 'FloorDiv')
+    remainder = _inputs_of(piece, 'FloorMod')
+    return quotient[0] if quotient and _are_same(quotient, remainder) else None
 
 
 def _rows_by_quotient(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
@@ -196,39 +194,44 @@ def _rows_by_quotient(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.
         piece = maximum(r // (k + 1), (r - e) // k)
         place = where(piece < e, r % (k + 1), (r - e) % k)
 
+    The piece and the place together tell r. So different rows have different places in a piece.
+
     Arguments and return as `_rows_by_remainder`.
     """
-    quotients = _computed_by(piece, 'Maximum')
-    choice = _computed_by(place, 'Select', 'SelectV2')
-    if quotients is None or choice is None:
+    quotients = _inputs_of(piece, 'Maximum')
+    choice = _inputs_of(place, 'Select', 'SelectV2')
+    if not quotients or not choice:
         return None
     is_large, in_large, in_small = choice
-    limits = _computed_by(is_large, 'Less')
-    remainders = [_computed_by(remainder, 'FloorMod') for remainder in (in_large, in_small)]
-    divisions = [_computed_by(quotient, 'FloorDiv') for quotient in quotients]
-    if limits is None or None in remainders or None in divisions:
+    in_order = _inputs_of(is_large, 'Less')
+    of_large, of_small = [_inputs_of(quotient, 'FloorDiv') for quotient in quotients]
+    if not in_order or not of_large or not of_small:
         return None
-    (rows, more), (behind_large, fewer) = divisions
-    difference = _computed_by(behind_large, 'Sub')
-    successor = _computed_by(more, 'Add', 'AddV2')
-    if difference is None or successor is None:
+    rows, rows_of_large = of_large
+    rows_behind_large, rows_of_small = of_small
+    difference = _inputs_of(rows_behind_large, 'Sub')
+    successor = _inputs_of(rows_of_large, 'Add', 'AddV2')
+    if not difference or not successor:
         return None
+    number_of_large = difference[1]
     is_by_quotient = (
-        _are_same(remainders[0], divisions[0]) and _are_same(remainders[1], divisions[1])
-        and _are_same(limits, [piece, difference[1]]) and _are_same(difference[:1], [rows])
-        and _are_same(successor[:1], [fewer]) and tf.get_static_value(successor[1]) == 1)
+        _are_same(in_order, [piece, number_of_large])
+        and _are_same(_inputs_of(in_large, 'FloorMod'), of_large)
+        and _are_same(_inputs_of(in_small, 'FloorMod'), of_small)
+        and _is_same(difference[0], rows)
+        and _is_same(successor[0], rows_of_small) and tf.get_static_value(successor[1]) == 1)
     return rows if is_by_quotient else None
 
 
-def _computed_by(tensor: tf.Tensor, *types: str) -> typing.Optional[typing.List[tf.Tensor]]:
-    """The inputs of the operation that computes a tensor; None where it is of another type."""
+def _inputs_of(tensor: tf.Tensor, *types: str) -> typing.List[tf.Tensor]:
+    """The inputs of the operation that computes a tensor; [] where it is of another type."""
     op = source_through(tensor, SAME_NUMBERS).op
-    return list(op.inputs) if op.type in types else None
+    return list(op.inputs) if op.type in types else []
 
 
-def _are_same(tensors: typing.Iterable[tf.Tensor], others: typing.Iterable[tf.Tensor]) -> bool:
-    """Whether tensors have the numbers of others, in order."""
-    return all(map(_is_same, tensors, others))
+def _are_same(tensors: typing.Sequence[tf.Tensor], others: typing.Sequence[tf.Tensor]) -> bool:
+    """Whether tensors have the numbers of others, as many, in order."""
+    return len(tensors) == len(others) and all(map(_is_same, tensors, others))
 
 
 def _is_same(tensor: tf.Tensor, other: tf.Tensor) -> bool:
