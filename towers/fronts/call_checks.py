@@ -1,9 +1,10 @@
 """Programs that cannot train by combined optimizer calls: a `GradientError` for each.
 
-`optimizer_calls` combines the calls that a model function makes in each tower. It needs that every
-update comes from a `TowerOptimizer`, that nothing in the forward pass waits for one, and that
-gradients go to the update without a detour through variables. Its test is
-tests/fronts/test_optimizer_calls.py.
+`optimizer_calls` combines the calls that a model function makes in each tower. For this, every
+update has to come from a `TowerOptimizer`; nothing in the forward pass may wait for such an update;
+and gradients have to go to the update without a detour through variables.
+
+The test of this module is tests/fronts/test_optimizer_calls.py.
 """
 
 import re
@@ -32,7 +33,8 @@ def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
       wrapped: names of the operations that the wrapped optimizers have made.
 
     Raises:
-      GradientError: such an optimizer updates a trained variable; or no optimizer is wrapped.
+      GradientError: an optimizer that is not wrapped updates a trained variable; or no optimizer is
+        wrapped.
     """
     unwrapped = _unwrapped_update(step, wrapped)
     if unwrapped is not None:
@@ -44,7 +46,8 @@ def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
 
 
 def _not_wrapped(fault: str) -> GradientError:
-    """The error for a train op of which `fault` says what comes from no `TowerOptimizer`."""
+    """The error for a train op with something that comes from no `TowerOptimizer`; `fault` says
+    what: `has the update 'w/assign'`."""
     return GradientError(
         'the train_op of the model function %s, which comes from no TowerOptimizer: each '
         'tower would train on its own shard. Wrap every optimizer of the model function: '
@@ -56,8 +59,8 @@ def _unwrapped_update(step: typing.List[tf.Operation],
     """The first update of a trained variable that no wrapped optimizer has made; None if there is
     none. The arguments are those of `check_wrapped`.
 
-    TensorFlow's optimizers update a variable by an operation of a type of its own, such as
-    `ApplyAdam`, which has the variable among its inputs.
+    TensorFlow's optimizers update a variable by an operation of a type that only updates have, such
+    as `ApplyAdam`. The variable is one of the operation's inputs.
     """
     trained_variables = graph_walk.operation_names(tf.trainable_variables())
     for op in step:
@@ -92,11 +95,11 @@ def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[
     """Refuses gradients that the model function gathers in shared state before it applies them.
 
     Each tower would add its share of the gradient to the variable or accumulator that all towers
-    share, and then apply the whole of it.
+    share, and then apply the sum that is there.
 
     Args:
-      model: the operations of the model function, without those of its optimizers: what these
-        gather are the gradients of all towers.
+      model: the operations of the model function, without the operations of its optimizers: an
+        optimizer that gathers gradients gathers the gradients of all towers.
       gradients: the gradients that the model function gives to `apply_gradients`.
     """
     upstream = graph_walk.ancestors(gradients)
@@ -119,7 +122,7 @@ def _variables_with_gradients(model: typing.List[tf.Operation], upstream: typing
     """The variables in which the model function gathers gradients.
 
     Args:
-      model: the operations of the model function, without those of its optimizers.
+      model: the operations of the model function, without the operations of its optimizers.
       upstream: names of all operations that the applied gradients are computed from.
 
     Returns:

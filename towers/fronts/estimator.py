@@ -50,7 +50,7 @@ def replicate_model_fn(model_fn: typing.Callable,
         Reduction.SUM:  loss = sum_k L_k,            gradient = sum_k dL_k
         any other:      loss = sum_k (n_k / n) L_k,  gradient = sum_k (n_k / n) dL_k
 
-    so that SUM is right for losses that are sums over the examples, the others are for means.
+    So SUM is right for losses that are sums over the examples, every other reduction for means.
 
     In the `EstimatorSpec` the loss, the predictions, the metrics and the export outputs become
     those of the whole batch. Predictions and export outputs are in batch order; a mean or a sum
@@ -87,7 +87,7 @@ def replicate_model_fn(model_fn: typing.Callable,
             'TensorFlow %s has no tf.estimator, which was removed in 2.16: give the loss of the '
             'model function to towers.build_towers, or use TensorFlow 1.15 or 2.15.'
             % tf.version.VERSION)
-    # As contrib's, it does not take NONE: the losses of the towers have to become one.
+    # Like contrib's function, this one refuses NONE: the towers' losses have to become one loss.
     reductions = set(tf.losses.Reduction.all()) - {tf.losses.Reduction.NONE}
     check_choice('loss_reduction', loss_reduction, sorted(reductions))
     if on_built is not None:
@@ -106,8 +106,8 @@ def replicate_model_fn(model_fn: typing.Callable,
                 return model.spec(features, labels, mode, params, config)
         trains = mode == tf.estimator.ModeKeys.TRAIN
         evaluates = mode == tf.estimator.ModeKeys.EVAL
-        # In evaluation and prediction, too: a model function may call its optimizers in each mode,
-        # and there they are to do nothing.
+        # Also for evaluation and prediction: a model function may call its optimizers in each mode,
+        # and `calls` makes these calls do nothing where nothing is trained.
         calls = OptimizerCalls(tf.get_default_graph(), is_sum, trains)
         specs = []
 
@@ -119,8 +119,8 @@ def replicate_model_fn(model_fn: typing.Callable,
             specs.append(spec)
             if trains:
                 calls.check_spec(spec)
-            # A model function says of no prediction whether it has a row for each example: the
-            # build takes it so, unless it proves something else.
+            # A model function does not say whether a prediction has a row for each example. The
+            # build takes each prediction to have these rows, unless it proves something else.
             outputs = {'loss': spec.loss, 'predictions': RowsOfExamples(_mergeable(spec))}
             if evaluates:
                 outputs['metrics'] = _metrics(spec)
@@ -154,8 +154,8 @@ class _ModelFunction:
         parameters = inspect.signature(model_fn).parameters
         names = set(parameters)
         if isinstance(model_fn, functools.partial):
-            # Python lists these as parameters, too. They have their values already, which are not
-            # to be replaced by those of the Estimator.
+            # Python lists the keywords of a partial among the parameters. They have values already,
+            # which the values of the Estimator must not replace.
             names -= set(model_fn.keywords)
         kinds = {parameter.kind for parameter in parameters.values()}
         # As an Estimator does it: **kwargs gets these three; `params` and `config` only go to a
@@ -191,7 +191,7 @@ class _ModelFunction:
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
                                      'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
-        if spec.mode != mode:  # else its class has checked that it has what the mode needs
+        if spec.mode != mode:  # in the same mode, `EstimatorSpec` itself has checked the fields
             _check_fields(spec, mode)
         return spec
 
@@ -293,8 +293,8 @@ def _export_tensors(output: typing.Any) -> typing.Dict[str, typing.Any]:
 
 
 def _calls_now() -> typing.Optional[OptimizerCalls]:
-    """The `OptimizerCalls` to which an optimizer reports that is called now, in a tower; None
-    outside of towers."""
+    """The `OptimizerCalls` to which an optimizer reports when it is called now; None outside of
+    towers."""
     return calls_of(tf.get_default_graph())
 
 
@@ -346,11 +346,12 @@ class TowerOptimizer(OptimizerAround):
 
     @property
     def minimize(self) -> typing.Callable:
-        """The `minimize` of `tf.train.Optimizer`; of the wrapped optimizer, if it overrides that.
+        """The `minimize` of the wrapped optimizer, if it overrides the `minimize` of
+        `tf.train.Optimizer`; else the latter.
 
         Raises:
-          InvalidArgumentError: in a tower, and the wrapped optimizer overrides `minimize`: what it
-            does between gradients and update would be done to each tower's share by itself.
+          InvalidArgumentError: in a tower, if the wrapped optimizer overrides `minimize`: what that
+            method does between gradients and update would be done to each tower's share alone.
         """
         optimizer = self.wrapped()
         if not has_own_minimize(optimizer):

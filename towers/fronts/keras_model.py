@@ -152,7 +152,8 @@ def _fault_of_layer(layer: typing.Any, keras: typing.Any) -> typing.Optional[str
         return 'is or holds a ParallelModel already: give its inner_model'
     if isinstance(layer, keras.Model):  # its layers are looked at by themselves
         return None
-    # Other layers are `stateful`, too, as a sum over the batches; an RNN alone has `reset_states`.
+    # A layer that is no RNN may be `stateful`, such as a sum over the batches; but only an RNN has
+    # `reset_states`.
     is_stateful_rnn = getattr(layer, 'stateful', False) and hasattr(layer, 'reset_states')
     if is_stateful_rnn:
         return ('has the stateful layer %r, which keeps a state for each example of a whole batch: '
@@ -170,7 +171,7 @@ _Keras: typing.Any = object
 
 
 class _WeightsOfInner(_Keras):
-    """A mix-in: the weights are those of the model inside, and so is whether they are trained."""
+    """A mix-in: the weights, and whether they are trained, are those of the model inside."""
     weights = property(lambda self: self.model_towers.model.weights)
     trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
     non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
@@ -221,12 +222,12 @@ def _layer_class(layer: typing.Any) -> type:
             """The outputs of the model for the whole batch.
 
             Args:
-              inputs: a tensor [batch, …], or a list of such.
+              inputs: a tensor [batch, …], or a list of such tensors.
               training: a bool, a tensor, or None, as Keras gives it.
-              mask: a mask, a list of one for each input, or None.
+              mask: a mask, a list with a mask for each input, or None.
 
             Returns:
-              A tensor [batch, …], or a list of such.
+              A tensor [batch, …], or a list of such tensors.
             """
             input_list = _listed(inputs)
             masks = _listed(mask)
@@ -254,7 +255,7 @@ def _layer_class(layer: typing.Any) -> type:
 class _NoConfigError(InvalidArgumentError, NotImplementedError):
     """The error of `get_config`.
 
-    It is a `NotImplementedError`, too, which Keras catches where it can do without a config.
+    It is also a `NotImplementedError`, since Keras catches this where it can do without a config.
     """
 
     def __init__(self):
@@ -284,16 +285,16 @@ class _ParallelMethods(_WeightsOfInner):
         self.__dict__['model_towers'] = model_towers
         inner = model_towers.model
         backend = compat.keras_backend_of(inner)
-        # Keras makes the placeholder of the learning phase when it is first asked for it: now, and
-        # not in the first tower, on whose device it would be.
+        # Keras makes the placeholder of the learning phase when it is first asked for it. It is
+        # asked here; else the first tower would ask, and the placeholder be on that tower's device.
         backend.learning_phase()
         name = backend.unique_object_name('parallel_model', zero_based=True)
         inputs = list(inner.inputs)
         layer = _layer_class(keras.layers.Layer)(model_towers, name=name + '_towers')
         outputs = layer(one_or_list(inputs))
         super().__init__(inputs=inputs, outputs=tf.nest.flatten(outputs), name=name)
-        # `fit` takes labels and losses by these names: those of the model inside, and not that of
-        # the one layer here. Past `__setattr__`, too.
+        # `fit` takes labels and losses by these names: the names of the outputs of the model
+        # inside, not the name of the one layer here. Past `__setattr__` again.
         self.__dict__['output_names'] = list(inner.output_names)
 
     inner_model = property(lambda self: self.model_towers.model)
@@ -320,12 +321,12 @@ class _ParallelMethods(_WeightsOfInner):
         """Saves the inner model; the arguments are those of Keras' `save`.
 
         An inner model that was not compiled itself is first compiled with the optimizer of this
-        one, so that the optimizer's state is saved.
+        model, so that the optimizer's state is saved.
         """
         inner = self.inner_model
         saves_optimizer = _is_compiled(self) and keywords.get('include_optimizer', True)
-        # An output that is a scalar in the inner model is [batch, 1] in this one. The loss of this
-        # one is made for that, and the inner model cannot be compiled with it.
+        # An output that is a scalar in the inner model is [batch, 1] in this model. The loss of
+        # this model takes [batch, 1], so the inner model cannot be compiled with this loss.
         has_scalar_output = any(output.shape.ndims == 0 for output in inner.outputs)
         if saves_optimizer and not _is_compiled(inner) and not has_scalar_output:
             inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
@@ -347,10 +348,11 @@ class _ParallelMethods(_WeightsOfInner):
                 'tf.train.Optimizer.' % (name, name, name.lower()))
 
     def get_updates_for(self, inputs):
-        """The updates that depend on `inputs`, as Keras gives them; without those of frozen layers.
+        """The updates that depend on `inputs`, as Keras gives them, without updates of frozen
+        layers.
 
         The one layer of this model got the updates of all layers inside when it was called. A layer
-        inside may have been frozen since then, so each is asked now, when Keras trains.
+        inside may have been frozen since then, so each layer is asked now, when Keras trains.
         """
         frozen_updates = set()
         for layer, op in self.model_towers.updates:
@@ -361,7 +363,7 @@ class _ParallelMethods(_WeightsOfInner):
 
     # `compile` notes which layers are trained, and Keras trains these.
     def _get_trainable_state(self) -> typing.Any:
-        """Returns which layers are trained: the inner model's, and this one."""
+        """Returns which layers are trained: the layers of the inner model, and this model."""
         state = self.inner_model._get_trainable_state()
         state[self] = self.trainable
         return state

@@ -88,8 +88,9 @@ class KerasTowers:
                 'masks': list(map(compat.keras_mask, outputs))})}
 
         # With 'reuse' the model is called for each tower, and not copied: Keras takes the gradients
-        # later, through all towers, and TensorFlow has none for the copy of a loop. The name scope
-        # tells the towers' operations from others: `parallel_model_towers/copies/tower_1/…`.
+        # later, through all towers, and TensorFlow cannot differentiate the copy of a loop. The
+        # name scope tells the towers' operations from others:
+        # `parallel_model_towers/copies/tower_1/…`.
         with tf.name_scope('copies'):
             built = build_towers(call_model, (inputs, masks), optimizer=None, devices=self.devices,
                                  reduction='mean', remainder='weight', copies='reuse')
@@ -109,9 +110,9 @@ def _each_once(updates_of_layers: typing.List[tf.Operation],
     """The updates of the first tower, each once.
 
     Args:
-      updates_of_layers: those that Keras layers have, also of frozen ones.
-      updates_of_tower: those that the build has found: of layers that are not frozen, and in the
-        collection `UPDATE_OPS`, as `tf.layers` within the model put them there.
+      updates_of_layers: the updates that Keras layers have, also of frozen layers.
+      updates_of_tower: the updates that the build has found: of layers that are not frozen, and in
+        the collection `UPDATE_OPS`, where `tf.layers` within the model put them.
     """
     updates: typing.List[typing.Any] = list(updates_of_layers)
     names_of_updates = names_of(updates_of_layers)
@@ -174,9 +175,9 @@ def one_or_list(values: list) -> typing.Any:
     return values[0] if len(values) == 1 else values
 
 
-# The last operations of a model whose input, the logits, Keras' cross entropies take in the place
-# of the output: of probabilities that have become 0 or 1 the loss would have no gradient. Keras
-# looks for the logits at the output tensor and, on TF 1.15 always, at its operation.
+# The types of a model's last operation whose input, the logits, Keras' cross entropies take in the
+# place of the output: a loss of the output would have no gradient where a probability has become 0
+# or 1. Keras looks for the logits at the output tensor and, on TF 1.15 always, at its operation.
 _ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
 
 
@@ -240,8 +241,8 @@ def device_of_gradient(op: tf.Operation) -> str:
     It is given to `tf.device`, which calls it with each operation. Keras' optimizers take the
     gradient of one loss through all towers of a model, and name no device. With this function an
     operation that computes a gradient is on the device of the operation whose gradient it computes.
-    An operation that belongs to none gets '' (TensorFlow chooses a device): the sum over the
-    towers for a weight, or a counter of a loop.
+    An operation that computes no single operation's gradient gets '' (TensorFlow chooses a device):
+    the sum over the towers for a weight, or a counter of a loop.
     """
     if op.device:
         return op.device

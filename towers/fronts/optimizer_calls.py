@@ -92,18 +92,18 @@ class OptimizerCalls(GradientsOfModel):
         self._graph = graph
         self._is_sum = is_sum
         self._trains = trains
-        # The first tower's calls, and the indices of those that the model's train op runs.
+        # The first tower's calls, and the indices of the calls that the model's train op runs.
         self._calls: typing.List[Call] = []
         self._calls_in_step: typing.List[int] = []
         # {name of a variable: index of the first call that trains it}. `build_towers` combines the
-        # gradient of this call; `update` combines those of later calls.
+        # gradient of this call; `update` combines the gradients of later calls.
         self._first_calls: typing.Dict[str, int] = {}
         # The weight of the tower's loss, None where the loss is not multiplied; and the operations
         # of the weights that losses were multiplied with.
         self._weight: typing.Any = None
         self._weight_operations: typing.List[tf.Operation] = []
-        # How many operations the graph had before the model function was called; and those that the
-        # model function has made.
+        # How many operations the graph had before the model function was called; and the operations
+        # that the model function has made.
         self._num_operations_before = 0
         self._operations: typing.List[tf.Operation] = []
         self._placement: typing.Any = None
@@ -119,7 +119,7 @@ class OptimizerCalls(GradientsOfModel):
             _CALLS.pop(self._graph, None)
 
     def weights(self, batch: CutBatch) -> typing.Optional[list]:
-        """The factors with which the losses of the towers are multiplied; None if with none."""
+        """The factors with which the towers' losses are multiplied; None where they are not."""
         if not self._is_sum:
             return batch.weights
         if batch.is_even:
@@ -148,8 +148,9 @@ class OptimizerCalls(GradientsOfModel):
         check_no_gathering(model_operations, self._gradient_tensors())
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
-        """A tower's loss times its weight: the sum over the towers is the loss of the batch. The
-        loss itself without training, and where the losses are added up as they are."""
+        """A tower's loss times its weight: the sum over the towers is the loss of the batch. In
+        evaluation and prediction, and where the towers' losses are added up as they are, it is the
+        loss itself."""
         if not self._trains or self._weight is None:
             return loss
         loss = tf.convert_to_tensor(loss)
@@ -169,7 +170,8 @@ class OptimizerCalls(GradientsOfModel):
         Returns:
           The operation that the optimizer returns; without training one that does nothing.
         """
-        # It waits for what the open `tf.control_dependencies` of the model function name.
+        # This operation waits for what the open `tf.control_dependencies` of the model function
+        # name.
         waits_for = tf.no_op('before_update')
         if not self._trains:
             return waits_for
@@ -177,12 +179,14 @@ class OptimizerCalls(GradientsOfModel):
         pairs = self._weighted_pairs(pairs)
         variables = [variable for _, variable in pairs]
         # Neither slots nor the operations of the update count as the tower's. Slots are put beside
-        # their variables, everything else on the main device. `rows_at_rate` mends gradient descent
-        # of TensorFlow 1.15 for sparse gradients.
+        # their variables, everything else on the main device. `rows_at_rate` is for gradient
+        # descent on TF 1.15: it does not cast the learning rate for a sparse gradient, and would
+        # fail for a rate in float64, or one that a function gives.
         with variables_of_optimizer(self._graph), only_device(self._placement.main), \
                 new_slots(self._placement, variables) as slots, rows_at_rate(optimizer), \
                 graph_walk.Recording(self._graph) as made:
-            # With those that are None: the optimizer gets the pairs of the model function.
+            # A gradient of None stays None: the optimizer gets a pair for each variable, as it does
+            # when the model function calls it directly.
             stand_ins = [(stand_in_of(gradient, variable), variable)
                          for gradient, variable in pairs]
             update = optimizer.apply_gradients(stand_ins, **arguments)
@@ -210,7 +214,7 @@ class OptimizerCalls(GradientsOfModel):
 
         Raises:
           GradientError: not all updates of the train op come from `TowerOptimizer`s; the loss or an
-            update in UPDATE_OPS waits for one of these.
+            operation in UPDATE_OPS waits for an update of a `TowerOptimizer`.
         """
         operations_of_step = graph_walk.step_operations([spec.train_op])
         check_wrapped(spec.train_op, operations_of_step, self._names_made_by_optimizers())
@@ -253,16 +257,16 @@ class OptimizerCalls(GradientsOfModel):
         """The weight of the tower's loss as a tensor of this type."""
         if isinstance(self._weight, float):
             return tf.constant(self._weight, dtype)  # `tf.cast` would first round it to float32
-        # `tf.identity` makes an operation of this call, also where the cast makes none. By it
-        # `_weighted_pairs` tells which gradients are of a weighted loss.
+        # `tf.identity` makes a new operation in each call, also where `tf.cast` makes none. By this
+        # operation `_weighted_pairs` tells which gradients are of a weighted loss.
         return tf.identity(tf.cast(self._weight, dtype))
 
     def _weighted_pairs(self, pairs: Pairs) -> Pairs:
         """The pairs with each gradient as a tensor, and times the weight of the tower.
 
         `TowerOptimizer.compute_gradients` has differentiated a loss that `weighted` has multiplied.
-        A model function (BERT's) that calls `tf.gradients` of the loss itself has not: only these
-        gradients are multiplied here.
+        A model function (BERT's) that calls `tf.gradients` itself has differentiated the loss as it
+        is: only such gradients are multiplied here.
         """
         from_weighted_loss = graph_walk.reachable_from(
             self._weight_operations, self._operations_so_far())
@@ -288,7 +292,7 @@ class OptimizerCalls(GradientsOfModel):
         """The weighted pairs of all calls in the first tower, for `build_towers` to combine.
 
         The model function itself has differentiated the `loss`. A variable that several calls train
-        has one pair, that of the first of these calls.
+        has one pair: the pair of the first of these calls.
         """
         first_pairs: Pairs = []
         for index, call in enumerate(self._calls):
@@ -313,8 +317,8 @@ class OptimizerCalls(GradientsOfModel):
         """Connects the updates to the gradients of all towers.
 
         Say calls 0 and 1 both train w. `compute_gradients` has given `build_towers` the gradient of
-        w in call 0 alone, so `pairs` has that of all towers. The gradients of call 1 are combined
-        here.
+        w in call 0 alone, so `pairs` has this gradient, combined over all towers. The gradient of w
+        in call 1 is combined here.
 
         Args:
           pairs: the pairs of `compute_gradients`, combined over all towers.
@@ -324,7 +328,7 @@ class OptimizerCalls(GradientsOfModel):
         Returns:
           The operation that runs the updates of all calls.
         """
-        # It waits for what the open `tf.control_dependencies` of `build_towers` name.
+        # This operation waits for what the open `tf.control_dependencies` of `build_towers` name.
         before_updates = tf.no_op('before_update')
         gradients_of_first_calls = {variable.op.name: gradient for gradient, variable in pairs}
         combined = [self._combined_gradients(index, gradients_of_first_calls, copies)
@@ -338,10 +342,10 @@ class OptimizerCalls(GradientsOfModel):
     def _combined_gradients(self, index: int, first_gradients: typing.Dict[str, typing.Any],
                             copies: typing.Sequence[typing.Callable]
                             ) -> typing.Dict[str, typing.Any]:
-        """The gradients of one call, combined over all towers; without those that are None.
+        """The gradients of one call, combined over all towers; without gradients that are None.
 
-        `build_towers` has combined the gradients of each variable's first call. Those of later
-        calls that train the same variable are combined here.
+        `build_towers` has combined the gradients of each variable's first call. The gradients of
+        later calls that train the same variable are combined here.
 
         Args:
           index: the index of the call.
@@ -354,7 +358,7 @@ class OptimizerCalls(GradientsOfModel):
           {name of a variable: gradient}.
         """
         combined = {}
-        later_pairs: Pairs = []  # of variables that an earlier call trains, too
+        later_pairs: Pairs = []  # of variables that an earlier call also trains
         for gradient, variable in self._calls[index].pairs:
             if gradient is None:
                 continue
@@ -376,8 +380,8 @@ class OptimizerCalls(GradientsOfModel):
 
         Say the train op runs the updates of calls 0 and 1. Both use the gradients at the weights
         from before the step, so the update of call 0 waits for the gradients of both calls. But if
-        the model function takes the gradients of call 1 after that update, by
-        `tf.control_dependencies`, it waits for those of call 0 alone.
+        the model function takes the gradients of call 1 after the update of call 0, by
+        `tf.control_dependencies`, this update waits for the gradients of call 0 alone.
 
         Args:
           index: the index of the call whose update it is.
@@ -397,7 +401,7 @@ class OptimizerCalls(GradientsOfModel):
         return operations
 
     def _calls_with(self, index: int) -> typing.List[int]:
-        """The indices of the calls that run in one step with a call, which is among them.
+        """The indices of the calls that run in one step with a call, its own index among them.
 
         The train op that the model function returns need not run all of its calls. A program may
         run the update of another call by itself: then it waits for no other call's gradients.
@@ -408,7 +412,7 @@ class OptimizerCalls(GradientsOfModel):
 
 
 def _operations_of(gradients: typing.Iterable[typing.Any]) -> typing.List[tf.Operation]:
-    """The operations that compute gradients; of a sparse one those of all of its tensors."""
+    """The operations that compute gradients; for a sparse gradient, all of its tensors."""
     tensors = tensors_of([(gradient, None) for gradient in gradients])
     return list(map(operation_of, tensors))
 
@@ -429,7 +433,7 @@ def _pairs_of_towers(pairs: Pairs,
 
 
 class _Update(typing.NamedTuple):
-    """What has the `apply_gradients` of an optimizer, once all towers are built."""
+    """An object with the `apply_gradients` of an optimizer, for when all towers are built."""
     calls: OptimizerCalls
     copies: typing.Sequence[typing.Callable]
 

@@ -1,8 +1,8 @@
 """Stand-ins of gradients: operations that hand a gradient on to an optimizer's update.
 
-The update is made with the first tower's gradients; its stand-ins get the inputs that all towers'
-gradients give once the other towers are there, see `optimizer_calls`. Its test is
-tests/fronts/test_optimizer_calls.py.
+The update is made with stand-ins of the first tower's gradients. When the other towers are there,
+each stand-in gets the gradient of all towers as its input, see `optimizer_calls`. The test of this
+module is tests/fronts/test_optimizer_calls.py.
 """
 
 import typing

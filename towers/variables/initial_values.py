@@ -66,8 +66,8 @@ def value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
         initial_value = initializer.inputs[1]
     else:
         initial_value = variable.initial_value
-    # Control flow v1, since an `If` takes the value of a reference variable as its input, and that
-    # is an error as long as the variable is not initialized.
+    # Control flow v1: an `If` (v2) would take the value of a reference variable as its input, and
+    # TensorFlow fails to read a variable that is not initialized.
     with tf.control_dependencies(None), only_device(variable.device), compat.control_flow_v1():
         value = tf.cond(tf.is_variable_initialized(variable), variable.read_value,
                         lambda: initial_value)
@@ -107,20 +107,20 @@ class _Computation:
     """The operations that compute an initial value, and which of them read other variables.
 
     A *reader* is an operation that reads another variable: for `w = tf.Variable(2. * v)` the
-    operation that reads `v`. The initializer of `w` may run before that of `v`. So a copy of the
-    multiplication takes, in the place of what the reader gives, the value of `v` if `v` is
-    initialized, and else its initial value.
+    operation that reads `v`. The initializer of `w` may run before the initializer of `v`. So the
+    multiplication is copied. In the place of the reader's result the copy takes the value of `v` if
+    `v` is initialized, else the initial value of `v`.
 
     If a variable is made in a branch (v1), and its initial value is computed there, no initializer
-    can run these operations: a copy is made outside of that branch, it *leaves* the branch.
+    can run the operations in the branch. So their copy is made outside: it *leaves* the branch.
     """
 
     def __init__(self, tensor: tf.Tensor):
         """`tensor` is the initial value."""
         self._tensor = tensor
-        # TensorFlow's objects for the branches (v1) around the tensor. Its copy is made outside of
-        # them. [] if a loop is around the tensor, too: it has another value in each turn of the
-        # loop, so that no copy outside could have its value, and the copy leaves no branch.
+        # TensorFlow's objects for the branches (v1) around the tensor. The tensor's copy is made
+        # outside of these branches. [] if a loop is around the tensor: the tensor has another value
+        # in each iteration, which no copy outside of the loop could have.
         self._branches_to_leave: list = []
         if compat.in_branches_alone(tensor.op):
             self._branches_to_leave = compat.contexts_around(tensor.op)
@@ -136,7 +136,7 @@ class _Computation:
         # {name of an operation: the operations of the variables that it reads}
         variables_read = {name: _variables_read(op) for name, op in self._operations.items()}
         if not any(variables_read.values()):
-            return {}  # as for most variables; what follows takes long if there are many
+            return {}  # as for most initial values; the search below takes long for many variables
         variables = graph_walk.variables_by_name(tf.global_variables() + tf.local_variables())
         readers = {}
         for name, operations_of_variables in variables_read.items():
@@ -144,15 +144,16 @@ class _Computation:
                 variable = variables.get(variable_op.name)
                 has_initializer = variable is not None and variable.initializer is not None
                 if has_initializer:
-                    # One of them is enough. An operation that reads several, such as a call of a
-                    # function, is refused, whichever they are (`_check_is_known_read`).
+                    # One variable for each operation is enough. An operation that reads several,
+                    # such as a call of a function, is refused in any case (`_check_is_known_read`).
                     readers[name] = variable
         return readers
 
     def in_any_order(self) -> tf.Tensor:
         """The initial value as a tensor that initializers may compute in any order.
 
-        That is the tensor itself, if it needs no other variable; else a copy.
+        It is the tensor itself, if the tensor needs no other variable and leaves no branch; else a
+        copy.
 
         Raises:
           SharedVariableError: a variable is read within a loop, a branch or a function.
@@ -163,14 +164,15 @@ class _Computation:
             self._check_is_known_read(self._operations[name])
         substitutes = self._values_for_readers()
         if self._tensor.name in substitutes:
-            return substitutes[self._tensor.name]  # the initial value is what was read
+            return substitutes[self._tensor.name]  # the tensor is a read: `tf.Variable(v.value())`
         return self._copy(self._operations_to_copy(), substitutes)
 
     def _operations_to_copy(self) -> typing.List[tf.Operation]:
         """List of the operations between the reads of variables and the tensor, without the reads.
 
-        All operations of loops and branches are among them, since these are copied as a whole. All
-        others, such as random numbers, are shared with the program's own computation.
+        The list has all operations of loops and branches, since a loop or a branch is copied as a
+        whole. No other operation, such as one that draws random numbers, is copied: the copy takes
+        the result of the program's own operation.
         """
         reads = [self._operations[name] for name in self._readers]
         after_reads = graph_walk.reachable_from(reads, self._operations.values())
@@ -195,9 +197,9 @@ class _Computation:
         return substitutes
 
     def _computed_from(self, op: tf.Operation) -> typing.List[tf.Operation]:
-        """List of the operations that an operation needs: those whose values it takes; in a loop or
-        a branch (v1) that is copied also those that it waits for. A constant in a branch waits for
-        the branch to be taken, say."""
+        """List of the operations that an operation needs: the operations whose results it takes. In
+        a loop or a branch (v1) that is copied, the list also has the operations that it waits for:
+        a constant in a branch, say, waits for the branch to be taken."""
         if op.type in VARIABLE_OPS:
             return []
         sources = [tensor.op for tensor in self._inputs(op)]
@@ -224,7 +226,8 @@ class _Computation:
         return compat.control_flow_context(op) in self._branches_to_leave
 
     def _is_within(self, op: tf.Operation) -> bool:
-        """Whether an operation is in a loop or a branch (v1) that is copied with it."""
+        """Whether an operation is in a loop or a branch (v1) that is copied as a whole, since the
+        copy does not leave it."""
         return compat.in_control_flow(op) and not self._is_in_branch_to_leave(op)
 
     def _check_is_known_read(self, op: tf.Operation) -> None:
@@ -242,8 +245,8 @@ class _Computation:
         """Copies the tensor and operations that compute it, by an import into the graph.
 
         Args:
-          operations: the operations to copy. What their copies take from other operations is the
-            original, or its substitute.
+          operations: the operations to copy. A copy takes the result of an operation that is not
+            copied, or the substitute of that result.
           substitutes: {name of a tensor: the tensor that copies take in its place}.
 
         Returns:
@@ -251,7 +254,7 @@ class _Computation:
         """
         tensor = self._tensor
         graph = tensor.graph
-        # {name of an operation: name of its copy}, which the number makes unique
+        # {name of an operation: name of its copy}; the number makes the copy's name unique
         names = {op.name: '%s_%d' % (op.name.split('/')[-1], number)
                  for number, op in enumerate(operations)}
         with tf.name_scope('from_initialized') as root:
@@ -284,13 +287,13 @@ class _Computation:
           node: a new `NodeDef`.
           op: the operation.
           names: {name of a copied operation: name of its copy}.
-          outside: {name in the copy: tensor of the graph} of the inputs from outside, which is
-            added to.
+          outside: {name in the import: tensor of the graph}, for inputs that no copy computes. This
+            function adds the inputs of `op`.
           substitutes: {name of an input: the tensor that copies take in its place}.
         """
         node.CopyFrom(op.node_def)
         node.name = names[op.name]
-        node.attr.pop('_class', None)  # what it is colocated with may be no part of the copy
+        node.attr.pop('_class', None)  # the operation that it is colocated with may have no copy
         del node.input[:]
         for tensor in self._inputs(op):
             if tensor.op.name in names:
@@ -305,12 +308,13 @@ class _Computation:
 
 
 def _variables_read(op: tf.Operation) -> typing.List[tf.Operation]:
-    """List of the operations of the variables that an operation reads, which have to be initialized
-    before. A read that the program does only if the variable is initialized does not count."""
+    """List of the operations of the variables that an operation reads, and that have to be
+    initialized before it runs. A read that the program does only if the variable is initialized
+    does not count."""
     if _asks_whether_initialized(op):
         return []
     hands_variable_on = op.type in HAND_ON and is_variable(op.outputs[0])
-    if hands_variable_on:  # an operation that takes it from here reads it, if any does
+    if hands_variable_on:  # `op` itself reads nothing; an operation that takes its output may
         return []
     variables = map(variable_taken, op.inputs)
     return [variable for variable in variables if variable is not None]
@@ -327,8 +331,8 @@ def _asks_whether_initialized(op: tf.Operation) -> bool:
 
 
 def _conditions_of(op: tf.Operation) -> typing.List[tf.Tensor]:
-    """List of the conditions of the branches (v1) that an operation is in; and of the branches (v2)
-    that it is."""
+    """List of the conditions of the branches (v1) around an operation; and, for an operation that
+    is a branch itself (v2, an `If`), its own condition."""
     conditions = [condition for condition, _, _ in compat.branches_around(op)]
     if op.type in BRANCHES_V2:
         conditions.append(op.inputs[0])

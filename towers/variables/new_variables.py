@@ -2,8 +2,9 @@
 
 `tf.variable_creator_scope` sees every creation: by `tf.get_variable`, by `tf.Variable`, by layers
 of any kind. Variables are resource variables on every TensorFlow, so that a copy of the graph can
-read a replica in the place of a variable; checkpoints load between both kinds. `tf1_variables` has
-what a program expects of them.
+read a replica in the place of a variable. A checkpoint of reference variables loads into resource
+variables, and the reverse. `tf1_variables` gives resource variables what a program expects of
+reference variables.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from towers.placement.variable_device import Placement, only_device
 
 class DirectVariable(typing.NamedTuple):
     """A variable that was not made by `get_variable`: TensorFlow does not find it by its name."""
-    requested_name: str  # the full name that the program asked for, which may get a number
+    requested_name: str  # the full name that the program asked for; TensorFlow may add a number
     variable: tf.Variable
 
 
@@ -67,8 +68,8 @@ class NewVariables:
             self.opened_scopes = compat.opened_scopes(self._graph)
         else:
             self.opened_scopes = earlier.opened_scopes
-        # The variables of the earlier build that this one finds by the order of creation; and those
-        # of them that this build has not asked for yet.
+        # The variables of the earlier build that this build finds by the order of creation; and the
+        # rest of them, which this build has not asked for yet.
         self._earlier = _shared_direct_variables(earlier)
         self._pending = list(self._earlier)
         self._open_get_variables = 0  # calls of `get_variable` that have not returned
@@ -100,9 +101,9 @@ class NewVariables:
 
     @contextlib.contextmanager
     def unrecorded(self) -> typing.Iterator[None]:
-        """A context within that of `recorded`: of variables that are not recorded as the model's,
-        such as the slots of an optimizer that the model function calls. Their operations, too,
-        belong to variables (`owned`)."""
+        """A context within the context of `recorded`, in which new variables are not recorded as
+        the model's: an optimizer that the model function calls makes its slots in it. All
+        operations that are made in it count as operations of variables (`owned`)."""
         self._is_recording = False
         try:
             with graph_walk.Recording(self._graph) as made:
@@ -137,16 +138,16 @@ class NewVariables:
         is_name = isinstance(scope, str)
         with tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
                                auxiliary_name_scope=is_name):
-            # A scope that is entered by its name counts from the beginning, as for the earlier
-            # build; one that is entered as an object goes on counting.
+            # A scope that is entered by its name counts from the beginning, as it did for the
+            # earlier build. A scope that is entered as an object goes on counting.
             if self._shares_variables and not is_name:
                 compat.set_opened_scopes(self._graph, self.opened_scopes)
             yield
 
     @contextlib.contextmanager
     def _scope_of_caller(self) -> typing.Iterator[None]:
-        """The context of the caller's variable scope, as it is. It is not entered again, since that
-        would count unnamed layers anew."""
+        """The context of the caller's variable scope, as it is. The scope is not entered again,
+        since TensorFlow would then number unnamed layers from the beginning."""
         current = tf.get_variable_scope()
         getter_of_caller = current.custom_getter
         reuse_of_caller = current.reuse
@@ -155,12 +156,13 @@ class NewVariables:
             yield
         finally:
             current.set_custom_getter(getter_of_caller)
-            # The model's own reuse_variables() ends with its call.
+            # The model function may call `reuse_variables()`, which lasts until its call ends.
             compat.set_reuse(current, reuse_of_caller)
 
     def _getter_within(self, outer: typing.Optional[typing.Callable]) -> typing.Callable:
-        """The custom getter of the caller's scope during the call: `_getter`. A getter of the
-        caller's own is called before, and calls `_getter` where it would call TensorFlow's.
+        """The custom getter of the caller's scope during the call: `_getter`. If the caller's scope
+        has a custom getter, that getter is called first, and it calls `_getter` where it would call
+        TensorFlow's getter.
 
         Args:
           outer: the caller's custom getter; or None.
@@ -186,9 +188,9 @@ class NewVariables:
         try:
             variable = getter(*args, **kwargs)
             if tf.get_default_graph() is self._graph:
-                # Later TensorFlows register the loss of a regularizer as a function, which makes
-                # a new tensor each time that it is asked for. This makes it a tensor, before the
-                # model adds it to its loss.
+                # TF 2 registers the loss of a regularizer as a function, which makes a new tensor
+                # at each call. `registered_losses` replaces the function by one tensor, before the
+                # model adds this loss to its own.
                 registered_losses()
             return variable
         finally:
@@ -198,8 +200,9 @@ class NewVariables:
         """The creator for `tf.variable_creator_scope`, which TensorFlow calls for every new
         variable.
 
-        It makes a resource variable on the device of its placement. In the place of a variable that
-        an earlier build has made without `get_variable`, it returns that one.
+        It makes a resource variable on the device of its placement. Where the model function makes
+        a variable without `get_variable`, and shares the variables of an earlier build, it returns
+        the earlier build's variable.
         """
         if not self._is_recording:  # in the context of `unrecorded`
             return next_creator(**kwargs)
@@ -208,7 +211,8 @@ class NewVariables:
         # 'Variable' is what TensorFlow calls a variable without a name.
         requested = self._requested_name(kwargs.get('name') or 'Variable')
         is_by_name = self._open_get_variables > 0
-        # Such as a counter of `tf.metrics`: a new build counts anew.
+        # A local variable, such as a counter of `tf.metrics`, is not shared: a new build counts
+        # anew.
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
         if self._earlier and not is_by_name and not is_local:
             return self._variable_of_earlier_build(requested, kwargs)
@@ -222,8 +226,8 @@ class NewVariables:
         """What `_create` returns where the current graph is not the build's.
 
         The body of a loop (v2) is a function, with a graph of its own; a variable that is made in
-        it belongs to the build's graph. A variable in a graph that the program has opened itself is
-        none of the build's.
+        it belongs to the build's graph. A graph that the program has opened itself has nothing to
+        do with the build: there TensorFlow makes the variable.
         """
         with tf.init_scope():  # leaves functions
             if tf.get_default_graph() is self._graph:
@@ -252,8 +256,8 @@ class NewVariables:
         return '%s/%s' % (scope, name) if scope else name
 
     def _variable_of_earlier_build(self, requested: str, kwargs: dict) -> tf.Variable:
-        """The variable of an earlier build that the model function gets for one that it asks for
-        now, without `get_variable`.
+        """The variable of an earlier build that the model function gets when it asks for a variable
+        without `get_variable`.
 
         Args:
           requested: the name that is asked for.
@@ -282,8 +286,15 @@ class NewVariables:
                 requested, shape, dtype.name, number_found + 1, made_there))
 
     def _pending_alike(self, requested: str) -> typing.List[DirectVariable]:
-        """List of the variables of the earlier build that were not asked for yet and have this
-        requested name; if there are none, those whose names differ only in numbers."""
+        """List of the earlier build's variables that this build has not asked for yet, and that a
+        requested name may mean.
+
+        They are the variables with the same requested name. If there are none, they are the
+        variables whose requested names differ from it only in numbers. This is the case of a
+        variable `v` that the model function makes in `tf.name_scope('n')`: the earlier build asked
+        for `n/v`, and this build asks for `n_1/v`, since TensorFlow numbers a name scope that is
+        entered again.
+        """
         alike = [direct for direct in self._pending if direct.requested_name == requested]
         if alike:
             return alike
@@ -294,7 +305,8 @@ class NewVariables:
 
 def _shared_direct_variables(earlier: typing.Any) -> typing.List[DirectVariable]:
     """List of the variables that an earlier build has made without `get_variable`, and that a new
-    build shares: not local ones, such as counters of `tf.metrics`, since a new build counts anew.
+    build shares. Local variables, such as counters of `tf.metrics`, are not shared, since a new
+    build counts anew.
 
     `earlier` is the `BuiltTowers`; or None, which gives [].
     """
@@ -319,8 +331,9 @@ def _advice(error: ValueError) -> typing.Optional[str]:
 
 
 def _is_trainable(kwargs: dict) -> bool:
-    """Whether TensorFlow makes a trainable variable from these arguments of a creator. Without
-    `trainable` it does, but for a variable whose copies are added up when it is read."""
+    """Whether TensorFlow makes a trainable variable from these arguments of a creator. Without the
+    argument `trainable` a variable is trainable, unless its copies are added up when it is read
+    (`ON_READ`)."""
     trainable = kwargs.get('trainable')
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
@@ -335,7 +348,7 @@ def _may_hold(variable: tf.Variable, shape: tf.TensorShape, dtype: tf.DType) -> 
 def _away_from_operations() -> typing.ContextManager:
     """The context for a new variable in which a `tf.colocate_with(activation)` around it has no
     effect, since it would put the variable onto one tower. A `tf.colocate_with(variable)`, as for
-    slots and averages, stays."""
+    slots and averages, stays in effect."""
     graph = tf.get_default_graph()
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
         return contextlib.nullcontext()
@@ -346,8 +359,9 @@ def _wanted_shape_and_dtype(kwargs: dict) -> typing.Tuple[tf.TensorShape, tf.DTy
     """The shape and dtype that a creation without `get_variable` asks for.
 
     Args:
-      kwargs: the arguments of the creator. If they have no shape or dtype, the initial value among
-        them tells; a function is called for it, on the CPU, and what it makes never runs.
+      kwargs: the arguments of the creator. If they have no shape or no dtype, the initial value
+        gives it. An initial value that is a function is called, on the CPU; the operations that the
+        function makes never run.
     """
     shape = kwargs.get('shape')
     dtype = kwargs.get('dtype')

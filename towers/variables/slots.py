@@ -18,9 +18,9 @@ def new_slots(placement: Placement,
               variables: typing.Iterable[tf.Variable]) -> typing.Iterator[typing.List[tf.Variable]]:
     """The context of `apply_gradients`, in which slots are put beside their variables.
 
-    Optimizers of TF colocate their slots with the variable. Those that make them with
-    `get_variable` under the variable's name (BERT's: `<variable>/adam_m`) do not say where, and
-    are put on the variable's device here.
+    Optimizers of TF colocate their slots with the variable. Optimizers that make their slots with
+    `get_variable` under the variable's name (BERT's: `<variable>/adam_m`) name no device: here such
+    a slot is put on the variable's device.
 
     Args:
       placement: the devices of the variables.
@@ -35,7 +35,7 @@ def new_slots(placement: Placement,
     def create(next_creator: typing.Callable, **kwargs: typing.Any) -> tf.Variable:
         """A creator that makes a slot on the device of the variable whose name it has."""
         owner = owner_by_name(kwargs.get('name') or '', trained)
-        if owner is None:  # the power of beta of Adam, say
+        if owner is None:  # it belongs to no variable, as Adam's power of beta
             slot = next_creator(**kwargs)
         else:
             with placement.scope_of(owner):

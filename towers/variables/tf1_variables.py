@@ -42,7 +42,7 @@ def tf1_variables(graph: tf.Graph) -> typing.Iterator[None]:
         if not is_of_graph:
             return next_creator(**kwargs)
         # TensorFlow would compute an initial value at any time, also before the variables that it
-        # is computed from have theirs.
+        # is computed from are initialized.
         kwargs['initial_value'] = after_other_variables(
             kwargs.get('initial_value'), kwargs.get('dtype'))
         variable = next_creator(**kwargs)

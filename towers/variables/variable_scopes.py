@@ -1,4 +1,4 @@
-"""Variable scopes by their full names: as one enters them from within another scope.
+"""Variable scopes by their full names: how a scope is entered from within another scope.
 
 Its test is `tests/variables/test_new_variables.py`.
 """
@@ -40,11 +40,11 @@ def scope_to_enter(full_name: str) -> typing.Any:
 
 
 def like_current_scope(name: str, reuse: typing.Any) -> tf.VariableScope:
-    """A `tf.VariableScope` with this name and reuse flag, otherwise like the current one."""
+    """A `tf.VariableScope` with this name and reuse flag, otherwise like the current scope."""
     scope = tf.get_variable_scope()
     if name == scope.name:
-        # It may be another one than 'a/': each time that the variable scope 'a' is entered,
-        # TensorFlow numbers the name scope, 'a_1/'.
+        # The name scope need not be 'a/': when the variable scope 'a' is entered again, TensorFlow
+        # numbers the name scope, 'a_1/'.
         name_scope = scope.original_name_scope
     elif name:
         name_scope = name + '/'  # with the slash TensorFlow takes it as a full name
