@@ -55,7 +55,7 @@ class ImportedModel(typing.NamedTuple):
 
 
 def is_finished(model: typing.Any) -> bool:
-    """Whether the model of a build is a finished one, as tensors or as `FinishedModel`."""
+    """Whether the model of a build is a finished model, given as tensors or as `FinishedModel`."""
     if isinstance(model, (dict, ModelOutput)):
         return bool(fetches_in(model))
     return isinstance(model, (tf.Tensor, FinishedModel))
@@ -92,9 +92,9 @@ class FinishedModel:
     """The operations that a model's outputs need, cut at the inputs of the build.
 
     Attributes:
-      output: `ModelOutput` of the program's own tensors. Its updates are those that the program
-        returned, and those in `UPDATE_OPS` that are the model's.
-      operations_before: how many operations the graph had before those of the towers.
+      output: `ModelOutput` of the program's own tensors. Its updates are the updates that the
+        program gave in it, and those that `updates_of_model` finds in the graph.
+      operations_before: how many operations the graph had before the towers were made.
     """
 
     def __init__(self, output: ModelOutput, entries: Entries, num_parts: int):
@@ -154,8 +154,8 @@ class FinishedModel:
     # ---- the import ------------------------------------------------------------------------------
 
     def assert_scalars(self) -> None:
-        """Makes assertions that what is fed to placeholders without a shape is one number each: a
-        batch that was fed there would enter every tower whole."""
+        """Makes, for each placeholder without a shape, the assertion that one number is fed to it:
+        a batch that is fed to it would enter every tower whole."""
         with tf.name_scope('same_for_all_examples'), only_device('/cpu:0'):
             for fed in self._without_shape():
                 is_scalar = tf.Assert(tf.equal(tf.rank(fed), 0), [
@@ -184,7 +184,7 @@ class FinishedModel:
         substitutes.update(self._asserted_scalars)
         try:
             imported = import_again(self._operations, substitutes, scope, mark_import)
-        except TowersError:  # which is a ValueError, too
+        except TowersError:  # it is also a ValueError
             raise
         except ValueError as error:  # of TensorFlow's inference of shapes
             first_line = str(error).split('\n', 1)[0]
@@ -264,8 +264,7 @@ class FinishedModel:
                     'op runs by itself: call it outside of that block.' % name)
 
     def values_of_outputs(self, merged: ModelOutput) -> typing.Dict[str, tf.Tensor]:
-        """What to fetch in the place of each tensor that the build was given: `{its name: the
-        tensor}`.
+        """{name of a tensor that the build was given: the tensor to fetch in its place}.
 
         A loss, a prediction or a metric gives its value over all towers. An input in whose place
         the caller feeds another tensor gives that tensor.
@@ -278,19 +277,20 @@ class FinishedModel:
             own_leaves = tf.nest.flatten(getattr(self.output, field))
             merged_leaves = tf.nest.flatten(getattr(merged, field))
             for tensor, value in zip(own_leaves, merged_leaves):
-                if isinstance(tensor, tf.Tensor):  # and no number or None
+                if isinstance(tensor, tf.Tensor):  # else it is a number or None
                     values[tensor.name] = value
         return values
 
     def depending_on_inputs(self) -> typing.Set[str]:
-        """The names of the operations that depend on the batch, also of those that were made after
-        the model."""
+        """The names of the operations that depend on the batch, also of operations that were made
+        after the model."""
         return self._graph.reachable_from_inputs(self._graph.graph.get_operations())
 
     def operations_beside(self, tensor: tf.Tensor,
                           has: typing.Callable[[tf.Operation], bool]) -> typing.List[tf.Operation]:
-        """The operations that `built.of(tensor)` imports for each tower: those that a tensor of the
-        program needs, and that the towers do not have. They are in the order of making.
+        """The operations that `built.of(tensor)` imports for each tower: the operations that a
+        tensor of the program needs, and that the towers do not have. They are in the order of
+        making.
 
         Args:
           tensor: a tensor of the program.
@@ -300,8 +300,9 @@ class FinishedModel:
             """Whether an operation is not imported, since all towers share it or have it."""
             if self._graph.is_shared(op):
                 return True
-            # A loop or branch is not imported in parts. So if the towers lack a result of it, all
-            # operations in it that the result needs are imported, also those that the towers have.
+            # A loop or branch is not imported in parts. So if the towers lack one of its results,
+            # all operations in it that this result needs are imported, also operations that the
+            # towers have.
             is_in_loop_or_branch = bool(_loops_around_result(op))
             return has(op) and not is_in_loop_or_branch
 
@@ -320,8 +321,8 @@ class FinishedModel:
                 + self._lines_not_run())
 
     def _lines_to_fetch(self) -> typing.List[typing.Tuple[str, str]]:
-        """What a program fetches to have the towers' loss, in the place of its own; [] for a model
-        without a loss."""
+        """What a program fetches to have the towers' loss, in the place of its own loss tensor; []
+        for a model without a loss."""
         losses = [loss for _, loss in with_parts('loss', self.output.loss) if loss is not None]
         if not losses:
             return []
@@ -370,8 +371,9 @@ class FinishedModel:
 
 
 def _loops_around_result(op: tf.Operation) -> list:
-    """List of the loops and branches (v1) around what takes the result of an operation: those
-    around the operation; of an `Exit`, which leads a value out of a loop, without that loop."""
+    """List of the loops and branches (v1) in which the result of an operation is: the loops and
+    branches around the operation. For an `Exit`, which leads a value out of a loop, that loop is
+    left out."""
     contexts = compat.contexts_around(op)  # from the inside
     if op.type == 'Exit':
         return contexts[1:]

@@ -1,7 +1,7 @@
-"""The updates of a finished model: which writes, of all that the program has made, are a step's.
+"""The updates of a finished model: which of the program's writes a step runs.
 
-A call of a model function registers its updates while it runs. Of a finished model the graph tells
-them: what depends on the model's inputs, or writes a variable that the model reads.
+A call of a model function registers its updates while it runs. For a finished model the graph tells
+its updates: they depend on the model's inputs, or write a variable that the model reads.
 
 Its tests are `tests/api/test_finished_models.py` and `tests/capture/test_finished_model.py`.
 """
@@ -24,11 +24,11 @@ _WRITES = SETS | ADDS | ADDS_ROWS
 def updates_of_model(model: ModelGraph, output: ModelOutput) -> list:
     """Lists the updates of a finished model, each once; a step runs them after all towers' reads.
 
-    The updates that the program gave in its `ModelOutput` are the model's, but for updates of a
-    `keras.Input`, which no step can run. `UPDATE_OPS` and the updates of Keras layers may be of
-    other models in the graph. Of these an update is the model's in three cases: it depends on the
+    The updates that the program gave in its `ModelOutput` are the model's, except for updates that
+    need a `keras.Input`, which no step can run. An update in `UPDATE_OPS`, or of a Keras layer, may
+    belong to another model in the graph. It is this model's in three cases: it depends on the
     model's inputs; the model's outputs wait for it; or it writes a variable from which the outputs
-    are computed, as a counter of steps.
+    are computed, such as a counter of steps.
 
     Args:
       model: the graph around the model.
@@ -52,8 +52,8 @@ def updates_of_model(model: ModelGraph, output: ModelOutput) -> list:
 
 
 def _waits_for_keras_input(update: typing.Any, model: ModelGraph) -> bool:
-    """Whether an update is one of those by which Keras 2 has defined a model, on a `keras.Input`
-    that is no input of the build: it can never run."""
+    """Whether an update needs a `keras.Input` that is no input of the build. Keras 2 has made such
+    an update when it defined a model on that `keras.Input`; it can never run."""
     return any(map(compat.is_keras_input, model.needed([update]).values()))
 
 
@@ -103,7 +103,8 @@ def writes_perhaps_forgotten(model: ModelGraph, output: ModelOutput) -> typing.L
       model: the graph around the model.
       output: the outputs of the model, with its updates.
     """
-    # By data alone: what only waits for the batch, as a counter of steps may, writes none of it.
+    # By data alone, without control edges: an operation that only waits for the batch, as a counter
+    # of steps may do, writes no value of the batch.
     from_batch = model.reachable_from_inputs(model.operations, control=False)
     in_step = model.needed(fetches_in(output)).keys()
     left_out = in_step | initializers()

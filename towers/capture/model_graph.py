@@ -51,7 +51,7 @@ class ModelGraph:
     def is_shared(self, op: tf.Operation) -> bool:
         """Whether an operation keeps state, or is fed, so that all towers share it."""
         if op.type == 'PlaceholderWithDefault':
-            # Its default may be computed from the batch: then each tower has another one.
+            # Its default may be computed from the batch: then each tower has another default.
             return op.name not in self.from_inputs
         return op.type in PLACEHOLDERS or keeps_state(op)
 
@@ -66,7 +66,7 @@ class ModelGraph:
 
         Returns:
           {name: operation}, with the operations at which the search has stopped; without the
-          inputs'.
+          operations of the inputs.
         """
         if is_end is None:
             is_end = self.is_shared
@@ -82,8 +82,8 @@ class ModelGraph:
         return graph_walk.reached(map(operation_of, fetches_beside_inputs), needed_directly)
 
     def _inputs_of(self, op: tf.Operation) -> typing.List[tf.Operation]:
-        """List of the operations that an operation takes tensors from, or waits for, without those
-        that give the inputs of the model: a shard takes their place."""
+        """List of the operations that an operation takes tensors from, or waits for, without the
+        operations that give the inputs of the model: a shard takes their place."""
         tensors = graph_walk.without_names(op.inputs, self._input_names)
         awaited = graph_walk.without_names(op.control_inputs, self._input_operations)
         return list(map(operation_of, tensors)) + awaited
@@ -100,8 +100,8 @@ def _operations_around(op: tf.Operation,
 
     Args:
       op: the operation.
-      seen_contexts: names of the loops and branches whose operations were listed before, which are
-        not listed again; is added to.
+      seen_contexts: names of the loops and branches whose operations were listed before, and are
+        not listed again. This function adds the names of those that it lists.
     """
     operations = []
     for context in compat.contexts_around(op):

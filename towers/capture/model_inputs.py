@@ -56,7 +56,8 @@ class BatchAxis:
         return tf.transpose(self.tensor, self.order())
 
     def as_in_model(self, by_example: tf.Tensor) -> tf.Tensor:
-        """Makes a tensor with the model's order of dimensions, from one by example."""
+        """Makes a tensor with the model's order of dimensions, from a tensor with the examples
+        along the first dimension."""
         order = self.order()
         # For each dimension of the model's tensor, its number in `by_example`.
         places = list(map(order.index, range(len(order))))
@@ -66,8 +67,9 @@ class BatchAxis:
 class Entries(typing.NamedTuple):
     """Where the batch enters a finished model, and the batch: three nests of one structure.
 
-    Of the inputs `{BatchAxis(words, 1): batch}` they are `words` [time, examples]; its transpose
-    [examples, time]; and `batch`, by whose parts the towers replace that transpose.
+    For the inputs `{BatchAxis(words, 1): batch}` the three nests are `words` [time, examples]; the
+    transpose of `words` [examples, time]; and `batch`, whose parts the towers take in the place of
+    that transpose.
 
     Attributes:
       of_model: the tensors of the model that hold the batch.
@@ -76,7 +78,7 @@ class Entries(typing.NamedTuple):
         `by_example`, unless the build was given a dict from tensors of the model to others.
       axes: {name of a tensor: its `BatchAxis`}, for the tensors that the build was given with one.
       fed: {name of a dense tensor of the model: the tensor of the batch that takes its place}, as
-        the build was given them; without tensors that keep their place.
+        the build was given them; without a tensor that takes its own place, as with `{x: x}`.
     """
     of_model: typing.Any
     by_example: typing.Any
@@ -96,7 +98,7 @@ def entries_of(inputs: typing.Any) -> Entries:
     Raises:
       InputError: a `BatchAxis` of another graph.
     """
-    # Nests, of which leaves may be a `BatchAxis`.
+    # Two nests; any leaf may be a `BatchAxis`.
     of_model = inputs
     batch = inputs
     fed: typing.Dict[str, tf.Tensor] = {}

@@ -33,7 +33,7 @@ from towers.whole_batch.proven import Proven, prove
 
 
 class KerasLosses(typing.NamedTuple):
-    """The losses that the Keras layers that were called have registered, as lists of scalars."""
+    """The losses that Keras layers have registered in their calls, as lists of scalars."""
     of_weights: typing.List[tf.Tensor]
     of_activations: typing.List[tf.Tensor]
 
@@ -53,7 +53,7 @@ class Recorded(typing.NamedTuple):
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
       registered: the losses that the call put into `REGULARIZATION_LOSSES`.
-      registered_before: the losses that were there before the build.
+      registered_before: the losses that were in `REGULARIZATION_LOSSES` before the call.
       keras_losses: the losses of Keras layers.
       keras_states: the variables that Keras layers call their state.
       proven: where the examples are in its tensors, and which batch norms have the statistics of
@@ -101,7 +101,7 @@ def record(request: Request, batch: CutBatch, index: int,
         earlier_build = None
         reuse = tf.AUTO_REUSE
     new_variables = NewVariables(request.placement, earlier_build)
-    # In it `batch_sum` and its like find out how the batch is divided.
+    # In this context `batch_sum`, and functions like it, find out how the batch is divided.
     context_of_call = call_of_model_fn(
         graph, new_variables, num_parts=request.parts_of_batch,
         has_equal_parts=request.has_equal_workers, no_batch_values=request.no_batch_values)
@@ -140,7 +140,7 @@ class _Computed(typing.NamedTuple):
 
 
 def _computed(request: Request, batch: CutBatch, index: int) -> _Computed:
-    """Computes the model on the part of that index, by a call or an import."""
+    """Computes the model on part `index` of the batch, by a call or an import."""
     model = request.call.model
     part = batch.inputs[index]
     if isinstance(model, FinishedModel):
@@ -168,7 +168,7 @@ def _call(model_fn: typing.Callable, shard: typing.Any, batch_size: typing.Any) 
     """
     try:
         return call_model_fn(model_fn, shard)
-    except TowersError:  # which is a ValueError, too
+    except TowersError:  # it is also a ValueError
         raise
     except ValueError as error:  # of TensorFlow's inference of shapes
         is_static = isinstance(batch_size, int)
@@ -203,8 +203,8 @@ class _Results(typing.NamedTuple):
 
     @property
     def losses_of_examples(self) -> typing.List[tf.Tensor]:
-        """The losses beside the model's own that may depend on the examples; those of weights do
-        not."""
+        """The losses beside the model's own that may depend on the examples. Losses of weights do
+        not depend on them."""
         return self.registered + self.keras_losses.of_activations
 
 
@@ -216,7 +216,7 @@ def _results(model: _Computed, keras: KerasCalls, collections_before: BuildColle
       model: the model on a part of the batch.
       keras: the calls of Keras layers.
       collections_before: the collections as they were before the model was computed.
-      registered_before: the registered losses of that time.
+      registered_before: the registered losses as they were before the model was computed.
       request: `Request` of the build.
     """
     objectives = request.training.objectives
@@ -234,8 +234,8 @@ def _keras_losses(keras: KerasCalls, adds_registered: bool) -> KerasLosses:
 
     Args:
       keras: the calls of layers.
-      adds_registered: whether registered losses are added to the model's own: losses of activations
-        are asked for only then, since that refuses a loss which is no scalar.
+      adds_registered: whether registered losses are added to the model's own. Only then are losses
+        of activations asked for, since `activity_losses` refuses a loss that is no scalar.
     """
     of_weights = keras.weight_losses()
     if not adds_registered:
@@ -252,8 +252,8 @@ def _names_from_shard(operations: typing.Iterable[tf.Operation],
       sources: the operations that give the shard.
     """
     random = list(filter(graph_walk.is_random, operations))
-    # A value of the whole batch is the same on every tower, so nothing depends on the shard by way
-    # of it.
+    # A value of the whole batch is the same on every tower, so no operation depends on the shard
+    # through this value.
     others = [op for op in operations if not is_batch_value(op)]
     return graph_walk.reachable_from(sources + random, others)
 
@@ -291,15 +291,15 @@ def put_on_devices(recorded: Recorded, request: Request,
     if cuts_model and has_several_devices:
         cuts = cut_into_stages(recorded, device, _movable_variables(recorded, request),
                                request.memory.cutting)
-    # `place_forward` puts operations on the stages that the model names by `towers.stage`. A model
-    # that was cut and names some stages needs it for these.
+    # `place_forward` puts operations on the stages that the model names by `towers.stage`. It also
+    # does so for a model that was cut, and that has named some stages.
     if cuts is None or says_stages(operations):
         place_forward(operations, device)
     check_reads_in_loops(operations, [part.device for part in request.split.parts])
     # A model function that takes gradients itself has made the stacks in which loops (v1) keep
     # their values for them.
     keep_stacks_with_loops(operations)
-    # `tf.map_fn` fills an array before its loop, perhaps on another stage than that of the loop.
+    # `tf.map_fn` fills an array before its loop, perhaps on another stage than the loop's.
     keep_arrays_with_readers(operations, device)
     return cuts
 

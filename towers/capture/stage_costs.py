@@ -1,7 +1,7 @@
 """The memory that operations of a forward pass take as one stage, and cuts for even stages.
 
-Which results the backward pass keeps is told by the types of the operations: a gradient function
-takes the inputs of its operation, its outputs, or neither.
+The types of the operations tell which results are kept for the backward pass: a gradient function
+takes the inputs of its operation, the outputs, or neither.
 
 Its test is `tests/capture/test_stage_cuts.py`.
 """
@@ -22,7 +22,7 @@ from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import crossing_bytes, size_of
 
-_SLACK = 1.07  # the fullest stage's memory over the best cut's, so that less crosses
+_SLACK = 1.07  # the fullest stage may take so many times its least memory, so that less crosses
 
 
 class Piece(typing.NamedTuple):
@@ -33,7 +33,7 @@ class Piece(typing.NamedTuple):
       kept: activations of one micro-batch, which are kept for the backward pass.
       gradients: the gradients of the piece's variables.
       transient: memory that is taken only while an operation runs.
-      crossing: the tensors that are made up to the end of the piece, and that later pieces take.
+      crossing: the tensors that this piece and earlier pieces make, and that later pieces take.
     """
     held: int
     kept: int
@@ -78,7 +78,8 @@ def variable_bytes(variable: tf.Variable, slots: typing.Optional[int]) -> Variab
     size = bytes_of(variable)
     if slots is None or not variable.trainable:
         return VariableBytes(held=size, gradient=0)
-    # The session keeps the zeros that slots began with, too: constants, which it has computed once.
+    # Each slot counts twice: the session also keeps the zeros that the slot began with, since they
+    # are constants, which it has computed once.
     return VariableBytes(held=size * (1 + 2 * slots), gradient=size)
 
 
@@ -107,7 +108,7 @@ def kept_bytes(operations: typing.Sequence[tf.Operation]) -> typing.Counter[str]
 
 
 def _is_there_anyway(tensor: tf.Tensor) -> bool:
-    """Whether a tensor takes no memory of a step: a constant, a variable's handle, its value."""
+    """Whether a tensor takes no memory of a step: a constant, or a variable's handle or value."""
     if tensor.op.type == 'Const' or tensor.dtype == tf.resource:
         return True
     return bool(read_from(tensor))
@@ -134,8 +135,8 @@ def _needed_for_gradient(op: tf.Operation,
 def _needed_factors(op: tf.Operation,
                     differentiated: typing.Container[str]) -> typing.List[tf.Tensor]:
     """The factors of a product that its gradient function takes: a factor is taken for the gradient
-    of another one. Of x w, with x an input of the model and w a variable, it is x alone: for the
-    gradient of w. The gradient of x, which would take w, nobody needs."""
+    of the other factor. For x w, with x an input of the model and w a variable, the list has x
+    alone, for the gradient of w. Nobody needs the gradient of x, which would take w."""
     have_gradients = []  # for each factor
     for factor in op.inputs:
         is_variable = bool(read_from(factor))
@@ -168,8 +169,8 @@ def pieces_of(operations: typing.List[tf.Operation], kept: typing.Mapping[str, i
         backward pass.
       variables_of: {name of an operation: bytes of the variables that it reads first}.
     """
-    # With what is made elsewhere: an input crosses the cuts from the first operation that takes it
-    # to the last one.
+    # Tensors that are made elsewhere count: an input crosses the cuts between the first and the
+    # last operation that takes it.
     crossing = crossing_bytes(operations, counts_inputs=True)
     ends = _ends_of_pieces(operations)
     pieces = []
@@ -194,7 +195,7 @@ def _ends_of_pieces(operations: typing.Sequence[tf.Operation]) -> typing.List[in
 
     A piece ends with an operation that computes. So a constant is in the piece of the next
     operation, which is likely to take it. No piece ends within a loop or branch (v1), nor between
-    two of these that follow each other. The last piece ends with the last operation.
+    two loops or branches that follow each other. The last piece ends with the last operation.
     """
     computing = [index for index, op in enumerate(operations) if op.type != 'Const']
     if not computing:
@@ -267,8 +268,8 @@ class StageCost:
 def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> typing.List[int]:
     """Finds where to cut pieces into stages.
 
-    The fullest stage holds at most 7 % more than with the cuts that are best for it. Within that
-    limit, stage by stage, the cut is taken that the fewest bytes cross; see `_best_cut`.
+    The fullest stage holds at most 7 % more than it would with the evenest cuts. Within that limit,
+    stage by stage, the cut is taken that the fewest bytes cross; see `_best_cut`.
 
     Args:
       pieces: the pieces, in order.
@@ -286,7 +287,7 @@ def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> 
     limit = _SLACK * least_limit
     cuts: typing.List[int] = []
     start = 0  # the first piece of the stage
-    for stage in range(len(copies) - 1):  # without the last one, which ends with the last piece
+    for stage in range(len(copies) - 1):  # the last stage ends with the last piece
         first, last = _possible_cuts(pieces, copies[stage:], start, limit)
         cut = _best_cut(pieces, first, last)
         cuts.append(cut)
@@ -295,8 +296,9 @@ def cut_evenly(pieces: typing.Sequence[Piece], copies: typing.Sequence[int]) -> 
 
 
 def _best_cut(pieces: typing.Sequence[Piece], first: int, last: int) -> int:
-    """The best of the cuts after the pieces from `first` to `last`: the one that the fewest bytes
-    cross; of several such cuts, one between layers; of several such, the one next to the middle."""
+    """The best of the cuts after the pieces from `first` to `last`: the cut that the fewest bytes
+    cross. If several are equal in this, a cut between layers is better than another; if several are
+    equal in both, the cut next to the middle is best."""
     middle = (first + last) / 2.
 
     def rank(index: int) -> typing.Tuple[int, bool, float]:
@@ -330,7 +332,8 @@ def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
     # Not None: the limit of `cut_evenly` leaves room for such cuts.
     latest_cuts = _latest_cuts(pieces[start:], copies, limit)
     last = start + latest_cuts[0]  # type: ignore[index]
-    # The later this stage ends, the less the others hold: `can_end` holds from some piece on.
+    # The later this stage ends, the less the later stages hold: `can_end` is True from some piece
+    # on.
     first = _first_number(start, last, can_end)
     return first, last
 

@@ -1,9 +1,9 @@
 """Cuts a recorded forward pass into stages, where the model names none.
 
-Most operations may be put on any device of the tower; here they *move*. The others, such as the
-lookup in an embedding, are kept with a variable, and go to a stage with an operation that moves. A
-variable goes to the stage that reads it first, and with it go its *companions*: its initial value,
-its slots, its moving average.
+Most operations may be put on any device of the tower: these *move*. The other operations, such as
+the lookup in an embedding, are kept with a variable, and go to a stage with an operation that
+moves. A variable goes to the stage that reads it first. Its *companions* go with it: its initial
+value, its slots, its moving average.
 """
 
 import collections
@@ -83,7 +83,7 @@ def cut_into_stages(recorded: typing.Any, device: str, movable: typing.Container
             'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
             'the model function (or stages=).' % (len(stages), len(pieces)))
     cuts = cut_evenly(pieces, cutting.copies)  # for each cut, the index of the piece before it
-    ends = [found.ends[cut] for cut in cuts]  # and of the operation before it, in `moving`
+    ends = [found.ends[cut] for cut in cuts]  # and the index in `moving` of the last operation
     variables = [variable for variable in recorded.variables if variable.op.name in movable]
     _move_to_stages(_divided(moving, ends), stages, groups.variables_by_reader, variables)
     _bring_along(recorded.operations, moving, stages[0])
@@ -100,8 +100,8 @@ class _Groups(typing.NamedTuple):
 
     Attributes:
       operations: the operations of the forward pass that belong to no variable, in order.
-      moving: those of them that move.
-      mover_of: {name of one of `operations`: name of the operation that moves with which it goes}.
+      moving: the operations among them that move.
+      mover_of: {name of one of `operations`: name of the moving operation with which it goes}.
       leader_of: {name of a variable: name of the variable that it is kept with}.
       variables_by_reader: {name of an operation that moves: names of the variables that it reads
         first}, see `_first_readers`.
@@ -133,9 +133,9 @@ def _movers(operations: typing.Iterable[tf.Operation],
             moving: typing.Sequence[tf.Operation]) -> typing.Dict[str, str]:
     """Finds the operation with which each operation goes to a stage.
 
-    An operation that moves goes by itself. Any other operation goes with the next one in order that
-    moves, which is likely to take its result. The operations after the last one that moves go with
-    that last one.
+    An operation that moves goes by itself. Any other operation goes with the next moving operation
+    in order, which is likely to take its result. Operations after the last moving operation go with
+    that one.
 
     Args:
       operations: the operations, in the order in which they were made.
@@ -146,7 +146,7 @@ def _movers(operations: typing.Iterable[tf.Operation],
     """
     names_moving = names_of(moving)
     mover_of = {}
-    waiting: typing.List[str] = []  # names of operations since the last one that moves
+    waiting: typing.List[str] = []  # names of the operations after the last moving operation
     for op in operations:
         waiting.append(op.name)
         if op.name in names_moving:
@@ -161,14 +161,14 @@ def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
     """{name of a variable: name of the variable that it is kept with}.
 
     Most variables are kept with themselves. A moving average is kept with the variable that it
-    averages, since it is colocated with that one.
+    averages, since TensorFlow colocates it with that variable.
     """
     names = operation_names(variables)
     leader_of = {}
     for variable in variables:
         leader = variable.op.name
         variables_in_group = [name for name in colocation_group(variable.op) if name in names]
-        if variables_in_group:  # and not only operations that are no variables
+        if variables_in_group:  # else all operations in the group are no variables
             leader = variables_in_group[0]
         leader_of[variable.op.name] = leader
     return leader_of
@@ -176,8 +176,8 @@ def _leaders(variables: typing.Iterable[tf.Variable]) -> typing.Dict[str, str]:
 
 def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.Dict[str, str],
                    leader_of: typing.Dict[str, str]) -> typing.Dict[str, typing.List[str]]:
-    """Finds, for each operation that moves, the variables that it or an operation that goes with it
-    reads before all others do: they go to its stage.
+    """Finds, for each moving operation, the variables that go to its stage: the variables that it,
+    or an operation that goes with it, is the first to read.
 
     Args:
       operations: the operations, in the order in which they were made.
@@ -186,7 +186,7 @@ def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.D
 
     Returns:
       {name of a moving operation: names of the variables}, without variables that are kept with
-      another one.
+      another variable.
     """
     variables_by_reader = collections.defaultdict(list)
     seen = set()
@@ -204,12 +204,12 @@ def _first_readers(operations: typing.Iterable[tf.Operation], mover_of: typing.D
 def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
     """Names of the variables that go to the stage of an operation, since it reads them.
 
-    An operation that moves, as `is_moving` says, brings all variables that it reads. One that does
-    not move is colocated with a variable, as a lookup is with its embedding, and brings that one
-    alone.
+    An operation that moves, as `is_moving` says, brings all variables that it reads. An operation
+    that does not move is colocated with a variable, as a lookup is with its embedding, and brings
+    that variable alone.
     """
     if op.type in HAND_ON and not is_moving:
-        return []  # `v/read`, say: what takes its result reads `v` by it, and brings `v`
+        return []  # `v/read`, say: an operation that takes its result reads `v`, and brings `v`
     names_read = []
     for tensor in op.inputs:
         names_read += [source.name for source in read_from(tensor)]
@@ -222,14 +222,14 @@ def _variables_read(op: tf.Operation, is_moving: bool) -> typing.List[str]:
 # ---- the pieces ----------------------------------------------------------------------------------
 
 def _pieces(recorded: typing.Any, groups: _Groups, cutting: Cutting, first_stage: str) -> Pieces:
-    """Finds the pieces that the operations which move may be cut into, with the memory of what goes
-    with these.
+    """Finds the pieces that the moving operations may be cut into, with the memory of the
+    operations and variables that go with them.
 
     Args:
       recorded: `Recorded`.
       groups: what goes to a stage together.
       cutting: how to cut.
-      first_stage: the device of what may move.
+      first_stage: the device of the first stage, on which operations are until they move.
     """
     kept: typing.Counter[str] = collections.Counter()
     if cutting.trains:
@@ -270,12 +270,13 @@ def _bytes_by_reader(variables_by_reader: typing.Dict[str, typing.List[str]],
 
 def _kept_by_movers(operations: typing.Sequence[tf.Operation], groups: _Groups,
                     first_stage: str) -> typing.Counter[str]:
-    """Bytes that the backward pass keeps, by the name of the operation with which they move.
+    """Bytes of the results kept for the backward pass, by the name of the operation with which the
+    results move.
 
     Args:
       operations: all operations of the forward pass.
       groups: what goes to a stage together.
-      first_stage: the device of what may move.
+      first_stage: the device of the first stage, on which operations are until they move.
     """
     bytes_of_results = kept_bytes(operations)
     kept: typing.Counter[str] = collections.Counter()
@@ -345,8 +346,8 @@ def _move_to_stages(operations_of_stages: typing.Sequence[typing.Sequence[tf.Ope
 
 def _bring_along(operations: typing.Iterable[tf.Operation],
                  moved: typing.Iterable[tf.Operation], first_stage: str) -> None:
-    """Moves operations of the first stage along with the moved ones that they are colocated with: a
-    loop's `Switch`es, say."""
+    """Moves operations of the first stage along with moved operations that they are colocated with:
+    a loop's `Switch`es, say."""
     device_of_moved = {op.name: op.device for op in moved}
     for op in operations:
         has_moved = op.name in device_of_moved
@@ -362,8 +363,8 @@ def _bring_along(operations: typing.Iterable[tf.Operation],
 
 
 def _companions(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """{name of a variable: operations that go where it goes}: its own, such as its initial value,
-    and those that are colocated with it."""
+    """{name of a variable: operations that go where it goes}: the operations of the variable, such
+    as its initial value, and the operations that are colocated with it."""
     operations = graph.get_operations()
     companions: typing.Dict[str, list] = {
         op.name: [] for op in operations if op.type in VARIABLE_OPS}
@@ -374,11 +375,13 @@ def _companions(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operation]]:
 
 
 def _owners(op: tf.Operation, variables: typing.Mapping[str, typing.Any]) -> typing.Set[str]:
-    """Set of the names of the variables whose companion an operation is: those that it is colocated
-    with; else the one whose name is a name scope of the operation, as `w` of `w/Initializer/zeros`.
+    """Set of the names of the variables whose companion an operation is: the variables that it is
+    colocated with. If there are none, it is the variable whose name is a name scope of the
+    operation, as `w` is a scope of `w/Initializer/zeros`.
 
-    With other operations that it is colocated with, this has to be a scope of them all. So
-    `w/Initializer/mul` of `2. * v`, which is colocated with `v/read`, is nobody's companion.
+    If the operation is colocated with other operations, the variable's name has to be a scope of
+    all of them. Say `w/Initializer/mul` computes the initial value `2. * v`, and is colocated with
+    `v/read`: it is nobody's companion.
 
     Args:
       op: the operation.
@@ -408,7 +411,7 @@ def _move_variable(library: Library, companions: typing.Dict[str, typing.List[tf
       library: the functions of the graph.
       companions: {name of a variable: operations that go with it}.
       name: the variable's name.
-      old_device: the device of the variable so far; what is elsewhere stays there.
+      old_device: the device of the variable so far; a companion on another device stays there.
       device: the new device.
     """
     moved = [op for op in companions[name] if op.device == old_device]

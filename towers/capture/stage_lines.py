@@ -18,8 +18,8 @@ def stages_line(towers: typing.Sequence,
                 cuts: typing.Optional[StageCuts]) -> typing.Optional[str]:
     """How the model is spread over the devices of a tower; None for one device.
 
-    Of a model that was cut by itself the line has the cuts. Where the model itself names stages, it
-    has the number of operations of each.
+    For a model that names no stages, and was cut, the line has the cuts. For a model that names
+    stages, the line has the number of operations of each stage.
 
     Args:
       towers: the `Tower`s of the build.
@@ -90,8 +90,8 @@ def accumulation_line(towers: typing.Sequence, micro_batches: int,
     """How each tower's micro-batches run, and how long a pipeline's stages wait; None for one
     micro-batch.
 
-    With m micro-batches through s equal stages, a step takes m + s - 1 times as long as a stage
-    does for a micro-batch, and each stage waits s - 1 of these times.
+    With m micro-batches through s equal stages, a step lasts m + s - 1 periods, in each of which a
+    stage computes one micro-batch or waits. Each stage waits in s - 1 of these periods.
 
     Args:
       towers: the `Tower`s of the build.

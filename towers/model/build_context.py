@@ -1,8 +1,8 @@
 """The context of a build: which builds a graph refuses, and the graph's collections around a build.
 
-A build within the model function of another one would put towers into each tower. After a build
-that fails the graph's collections are as before it, but TensorFlow cannot remove an operation:
-another build would make `w_1` where one device has `w`.
+A build within the model function of another build would put towers into each tower. After a build
+that fails, the graph's collections are as they were before, but TensorFlow cannot remove an
+operation: the next build in the graph would make `w_1` where one device has `w`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class Call(typing.NamedTuple):
     Attributes:
       variables: `NewVariables`, which records the variables that the call makes.
       num_parts: how many parts the batch has, on all machines.
-      has_equal_parts: whether a static size of one part is that of all.
+      has_equal_parts: whether a static size of one part is the size of every part.
       no_batch_values: why the parts exchange no values of the whole batch in this build; or None.
       numbers: counts from 1; gives each value of the whole batch a number.
     """
@@ -73,8 +73,8 @@ def current_call(graph: tf.Graph) -> typing.Optional[Call]:
 
 
 def variables_of_optimizer(graph: tf.Graph) -> typing.ContextManager:
-    """The context, in the call of a model function, in which its optimizer makes slots: they are
-    not recorded as variables of the model."""
+    """The context, in the call of a model function, in which its optimizer makes slots: these slots
+    are not recorded as variables of the model."""
     return _CALLS[graph].variables.unrecorded()
 
 
@@ -110,7 +110,7 @@ def updates_of_no_build(graph: tf.Graph) -> list:
 
 
 def _updates_in(graph: tf.Graph) -> list:
-    """The `UPDATE_OPS` of a graph. Raises `ModelFunctionError` for one of another graph."""
+    """The `UPDATE_OPS` of a graph; `ModelFunctionError` if one belongs to another graph."""
     updates = graph.get_collection(tf.GraphKeys.UPDATE_OPS)
     for update in updates:
         if getattr(update, 'graph', graph) is not graph:
@@ -124,9 +124,9 @@ class BuildCollections:
     """The collections of a graph as they were before a build.
 
     Attributes:
-      updates: list of the `UPDATE_OPS` from before the build, of a batch norm in preprocessing for
-        example. Those of an earlier build in this graph belong to its step, and those of a finished
-        model to the towers: these are left out.
+      updates: list of the `UPDATE_OPS` from before the build, such as the updates of a batch norm
+        in preprocessing. The updates of an earlier build in this graph belong to that build's step,
+        the updates of a finished model to the towers: both are left out.
     """
 
     def __init__(self, graph: tf.Graph, updates_of_model: typing.Iterable = ()):
@@ -166,15 +166,17 @@ class BuildCollections:
             self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
 
     def _restore(self) -> None:
-        """Gives every collection its former entries; one that the build has made has none then."""
-        keys = _snapshot(self._graph).keys() | self._before.keys()  # some may have been cleared
+        """Gives every collection its former entries; a collection that the build has made becomes
+        empty."""
+        # A collection that the build has cleared has its key in `_before` alone.
+        keys = _snapshot(self._graph).keys() | self._before.keys()
         for key in keys:
             self._graph.get_collection_ref(key)[:] = self._before.get(key, [])
 
 
 def without(entries: typing.Iterable, others: typing.Iterable) -> list:
-    """List of the entries that are not among the others; the same objects are meant, not equal
-    ones."""
+    """List of the entries that are not among the others. Entries are compared as objects, not by
+    equality."""
     other_ids = set(map(id, others))
     return [entry for entry in entries if id(entry) not in other_ids]
 

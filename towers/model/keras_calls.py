@@ -28,21 +28,21 @@ from towers.placement.variable_device import only_device
 
 
 class _Call(typing.NamedTuple):
-    """An outermost call of a layer: by other code than a layer."""
+    """An outermost call of a layer: a call that no other layer makes."""
     layer: typing.Any
     tensors: typing.List[tf.Tensor]  # the inputs of the call
     made: Recording  # the operations of the call
 
 
 class _Update(typing.NamedTuple):
-    """An operation that a layer was given by `add_update`, or made in it."""
+    """An operation that a layer was given by `add_update`, or that a function given there made."""
     layer: typing.Any
     op: tf.Operation
-    is_frozen: bool  # whether the layer was frozen at that time
+    is_frozen: bool  # whether the layer was frozen when the operation was recorded
 
 
 _WRITES = ('Assign', 'ResourceScatter', 'Scatter')
-"""How types of operations begin that write a variable, given as the first input."""
+"""The beginnings of the types of operations that write a variable, their first input."""
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def record_keras_calls() -> typing.Iterator['KerasCalls']:
       ModelFunctionError: a Keras is imported in it, whose layers could not be wrapped.
     """
     # `tf.keras` is imported only when a program names it, and the base classes of a Keras in use
-    # perhaps later. Here they are imported, so that layers which the block makes are wrapped.
+    # perhaps later still. All are imported here, so that layers which the block makes are wrapped.
     compat.import_keras()
     record = KerasCalls(tf.get_default_graph())
     bases = compat.keras_base_layers()
@@ -106,8 +106,8 @@ class KerasCalls:
         """List of the operations to run once a step for the calls, each once; of Keras 3 also the
         updates of seed generators.
 
-        Left out are updates of frozen layers, and those in branches, in loops, or downstream of a
-        `keras.Input`, where they cannot run.
+        Updates of frozen layers are left out. So are updates in branches, in loops, or downstream
+        of a `keras.Input`: no step can run these.
         """
         waiting = self._waiting_for_keras_input()
         operations = []
@@ -211,8 +211,8 @@ class KerasCalls:
         return call.made
 
     def note_losses(self, layer: typing.Any, losses: typing.Any) -> None:
-        """Records losses that were given to `layer.add_loss`; without functions, which are losses
-        of weights and kept by Keras."""
+        """Records losses that were given to `layer.add_loss`. Functions among them are left out:
+        they make losses of weights, and Keras keeps them."""
         for loss in tf.nest.flatten(losses):
             if tf.is_tensor(loss):
                 self._activity.append((layer, loss))
@@ -221,7 +221,7 @@ class KerasCalls:
         """Records an update, an operation, tensor or variable, that was given to `layer.add_update`
         or made by it."""
         op = operation_of(update)
-        # Keras 2 does not look at what a function returns that makes an update: it may be None.
+        # A function that makes an update may return None: Keras 2 does not look at its result.
         if not isinstance(op, tf.Operation) or not self._can_run(op):
             return
         # As Keras 2 has it: the updates of a stateful layer count also if its weights are frozen.
@@ -236,7 +236,7 @@ class KerasCalls:
     def _waiting_for_keras_input(self) -> typing.Set[str]:
         """Set of the names of the operations downstream of a Keras 2 `keras.Input`: they define a
         functional model, and cannot run, since nobody feeds its placeholder."""
-        if self._waiting is None:  # asked for after the block: later operations do not matter
+        if self._waiting is None:  # first asked for after the block, whose operations are all made
             self._waiting = self._find_waiting()
         return self._waiting
 
@@ -255,8 +255,8 @@ class KerasCalls:
     def _keras_3_updates(self) -> typing.List[tf.Operation]:
         """List of the operations, made in the calls of Keras 3 layers, that write a variable.
 
-        Keras 3 registers them nowhere. Left out are those that give a variable its first value: as
-        updates they would reset it in each step.
+        Keras 3 registers them nowhere. Operations that give a variable its first value are left
+        out: as updates they would reset the variable in each step.
         """
         updates: typing.List[tf.Operation] = []
         for call in self._calls:
@@ -267,8 +267,8 @@ class KerasCalls:
 
 
 def _writes_of_step(operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
-    """List of the operations of a call that write a variable, without those that give a variable
-    its first value."""
+    """List of the operations of a call that write a variable, without the operations that give a
+    variable its first value."""
     writes = [op for op in operations if op.type.startswith(_WRITES)]
     if not writes:
         return []
@@ -281,8 +281,8 @@ def _writes_of_step(operations: typing.Sequence[tf.Operation]) -> typing.List[tf
 def _sets_ready_made_value(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:
     """Whether a write in a call sets a variable to a value that the call makes of constants.
 
-    So a layer assigns ready-made weights when it is built, in its first call. The value of an
-    update depends on the call's input, or on a variable.
+    Such a write assigns ready-made weights to a layer when the layer is built, in its first call.
+    The value of an update depends on the call's input, or on a variable.
 
     Args:
       op: the operation that writes.
@@ -292,13 +292,13 @@ def _sets_ready_made_value(op: tf.Operation, made: typing.Set[tf.Operation]) -> 
         return False
 
     def inputs_in_call(source: tf.Operation) -> list:
-        """The operations that one of the call waits for; [] for one from before the call."""
+        """The operations that `source` waits for; [] if `source` is from before the call."""
         return inputs_of(source) if source in made else []
 
     value = op.inputs[1].op  # input 0 is the variable
     upstream = reached([value], inputs_in_call).values()
-    # An operation from before the call, such as that of the layer's input, ends the search, and is
-    # itself in `upstream`.
+    # An operation from before the call, such as the one that gives the layer's input, ends the
+    # search, and is itself in `upstream`.
     needs_nothing_from_before = made.issuperset(upstream)
     reads_variable = any(map(_takes_variable, upstream))
     return needs_nothing_from_before and not reads_variable
@@ -341,7 +341,8 @@ def _wrapped(original: typing.Callable, recorder: typing.Callable,
 
     Args:
       original: the method of a Keras class.
-      recorder: the function that calls and records it, one of those below.
+      recorder: the function that calls the method and records the call: `_call`, `_add_loss` or
+        `_add_update`.
       record: the record of the calls.
     """
     @functools.wraps(original)
@@ -389,11 +390,11 @@ def _add_update(record: KerasCalls, layer: typing.Any, original: typing.Callable
 def _watched(update: typing.Any, layer: typing.Any, record: KerasCalls) -> typing.Any:
     """Records an update of a layer, and returns what Keras is to get in its place.
 
-    That is the update itself. In the place of a function that makes the update Keras gets one that
-    also records it: Keras may call the function later, or never.
+    Keras gets the update itself. In the place of a function that makes the update, Keras gets a
+    function that also records it, since Keras may call the function later, or never.
 
     Args:
-      update: an operation, a tensor, a variable, or a function that makes one.
+      update: an operation, a tensor, a variable, or a function that makes one of these.
       layer: the layer.
       record: the record of the calls.
     """

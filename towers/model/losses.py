@@ -52,7 +52,7 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
 
     Raises:
       ModelFunctionError: no loss depends on the shard; or it is not known to which of several
-        losses the registered ones belong.
+        losses the registered losses belong.
     """
     loss = recorded.output.loss
     if loss is None:
@@ -81,7 +81,7 @@ def _check_depends_on_shard(recorded: typing.Any) -> None:
     """Raises `ModelFunctionError` for a model none of whose losses depends on its shard.
 
     Every tower would compute the same loss, be it of no example or of the whole batch. A loss also
-    depends on the shard if it waits, by a control edge, for an operation that does.
+    depends on the shard if it waits, by a control edge, for an operation that depends on the shard.
     """
     operations_of_shard = recorded.sources
     from_shard = graph_walk.reachable_from(operations_of_shard, recorded.operations, control=True)
@@ -117,15 +117,16 @@ def _own_placeholder(recorded: typing.Any,
 
 
 def _may_hold_batch(op: tf.Operation) -> bool:
-    """Whether an operation gives a tensor that is no scalar, as a fed rate or factor would be."""
+    """Whether an operation gives a tensor that is no scalar; a fed rate or factor is a scalar."""
     return any(output.shape.ndims != 0 for output in op.outputs)
 
 
 def registered_losses() -> typing.List[tf.Tensor]:
     """List of the losses in `REGULARIZATION_LOSSES`, as tensors.
 
-    TF 2 registers objects that make new operations at each use, so that it cannot be told whether
-    they are in a model's loss. In the collection they are replaced by tensors, as TF 1 has them.
+    TF 2 registers objects that make new operations at each use, so that nothing tells whether a
+    model's loss has them. In the collection these objects are replaced by tensors, which TF 1
+    registers itself.
     """
     listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
     for index, loss in enumerate(listed):
@@ -139,7 +140,7 @@ def registered_losses() -> typing.List[tf.Tensor]:
 class _Registered(typing.NamedTuple):
     """The registered losses of a model."""
     inside: typing.List[tf.Tensor]  # the losses that the model's loss is computed from
-    outside: typing.List[tf.Tensor]  # the others
+    outside: typing.List[tf.Tensor]  # the other registered losses
 
 
 def _registered(recorded: typing.Any) -> _Registered:
@@ -158,13 +159,14 @@ def _registered(recorded: typing.Any) -> _Registered:
 
 
 class _SortedByTest(typing.NamedTuple):
-    """The registered losses of a model, by what tells whether its loss is computed from them.
+    """The registered losses of a model, by the test whether the model's loss is computed from them.
 
     Attributes:
-      by_name: the name of the tensor tells: it is upstream of the model's loss, or is not.
-      by_formula: the formula tells, since there may be several tensors of one loss. So Keras makes
-        the loss of a weight anew whenever it is asked for: the model's loss has another tensor of
-        it than the list of the layer's losses.
+      by_name: losses for which the name of the tensor tells: it is upstream of the model's loss, or
+        is not.
+      by_formula: losses for which the formula tells, since one loss may have several tensors. Keras
+        makes the loss of a weight anew whenever it is asked for: the model's loss has one tensor of
+        it, the list of the layer's losses another.
     """
     by_name: typing.List[tf.Tensor]
     by_formula: typing.List[tf.Tensor]
@@ -173,16 +175,17 @@ class _SortedByTest(typing.NamedTuple):
 def _sorted_by_test(recorded: typing.Any) -> _SortedByTest:
     """Finds the registered losses of a model, each once.
 
-    There are four kinds: the losses that its call has registered; those from before the build that
-    regularize its variables; those of the weights, and of the activations, of its Keras layers.
+    There are four kinds: losses that the model's call has registered; losses from before the build
+    that regularize the model's variables; losses of the weights of the model's Keras layers; and
+    losses of the activations of these layers.
 
     Args:
       recorded: `Recorded`, the call of the model function.
     """
     by_name = list(recorded.registered)
     by_formula = recorded.keras_losses.of_weights
-    # A second call, with copies='reuse', finds the losses of the first among those from before. It
-    # may have registered them anew: they count once.
+    # A second call, with copies='reuse', finds the losses of the first call among the losses from
+    # before. It may have registered these losses anew: each counts once.
     losses_before = _not_among(by_name, _losses_before_build(recorded))
     is_finished_model = recorded.imported is not None
     if is_finished_model:
@@ -199,13 +202,14 @@ def _sorted_by_test(recorded: typing.Any) -> _SortedByTest:
 
 
 def _not_among(counted_already: list, losses: list) -> list:
-    """Those of the losses that are none of the ones that are counted already, nor a part of one, by
-    the name or by the formula."""
+    """The losses that do not count already. A loss counts already if one of `counted_already` is
+    this loss, or is computed from it, by the name or by the formula."""
     return [loss for loss in losses if not is_computed_from(counted_already, loss)]
 
 
 def _losses_before_build(recorded: typing.Any) -> typing.List[tf.Tensor]:
-    """List of the losses that were registered before the build, and are of the model's variables.
+    """List of the losses that were registered before the build, and that are computed from the
+    model's variables.
 
     An earlier build of the same variables may have registered losses of its activations: these
     depend on that build's batch, and are left out.
@@ -235,7 +239,7 @@ def _depends_on_a_batch(loss: tf.Tensor) -> bool:
 def _device_of_loss(loss: typing.Any, device: str) -> TowerDevice:
     """The device for operations on the loss of a tower: the stage that has computed the loss.
 
-    It is the whole tower's device if no stage of it has, as for a loss without a device.
+    If no stage has computed it, as for a loss without a device, it is the whole tower's device.
 
     Args:
       loss: the loss; or a dict of losses by name, of which the first one counts.
@@ -253,7 +257,7 @@ def _described(registered: _Registered, adds: bool) -> typing.Optional[str]:
 
     Args:
       registered: the registered losses.
-      adds: whether those that were not in the model's loss are added to it.
+      adds: whether registered losses that were not in the model's loss are added to it.
     """
     num_outside = len(registered.outside)
     if num_outside == 0:

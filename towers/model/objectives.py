@@ -23,7 +23,8 @@ class Objectives(tuple):
 
     @property
     def names(self) -> typing.Optional[typing.List[str]]:
-        """List of their names; None where there is none or one without a name."""
+        """List of the objectives' names; None for an evaluation, or one objective without a name.
+        """
         if not self or self[0].name is None:
             return None
         return [objective.name for objective in self]
@@ -37,8 +38,8 @@ class Objectives(tuple):
         return None
 
     def shaped(self, values: typing.Iterable) -> typing.Any:
-        """A shaped value, from the values of the objectives in their order; [] of no objective, for
-        an evaluation has no gradients."""
+        """A shaped value, from the values of the objectives in their order; [] without objectives,
+        since an evaluation has no gradients."""
         if not self:
             return []
         if self.names is None:
@@ -82,8 +83,8 @@ def flat(shaped: typing.Any) -> list:
 
 @contextlib.contextmanager
 def naming_loss(name: typing.Optional[str]) -> typing.Iterator[None]:
-    """The context in which a `GradientError` gets the name of the loss; None where there is only
-    one."""
+    """The context in which a `GradientError` gets the name of the loss; `name` is None where there
+    is only one loss."""
     try:
         yield
     except GradientError as error:
@@ -98,8 +99,8 @@ def all_pairs(gradients: typing.Any) -> typing.List[tuple]:
 
 
 def with_parts(name: str, shaped: typing.Any) -> typing.List[tuple]:
-    """List of `(name, value)` of a shaped value: `[('loss', …)]` of one objective, of several
-    `[('loss/generator', …), ('loss/critic', …)]`."""
+    """List of `(name, value)` for the entries of a shaped value: `[('loss', …)]` for one objective,
+    `[('loss/generator', …), ('loss/critic', …)]` for several."""
     if not isinstance(shaped, dict):
         return [(name, shaped)]
     return [('%s/%s' % (name, of_objective), value) for of_objective, value in shaped.items()]
@@ -109,11 +110,11 @@ def checked_variables(variables: typing.Any, called: str) -> typing.List[tf.Vari
     """The variables that a function for `var_list` returned, each once, as a list.
 
     Args:
-      variables: what it returned.
+      variables: what the function returned.
       called: what error texts call the function.
 
     Raises:
-      InvalidArgumentError: it returned something else.
+      InvalidArgumentError: the function returned something else.
     """
     try:
         variables = list(variables)

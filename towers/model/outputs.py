@@ -94,7 +94,8 @@ def to_model_output(returned: typing.Any, needs_loss: bool,
       names: the names of several losses, or None.
 
     Raises:
-      ModelFunctionError: it cannot be one, or has something else in a field than belongs there.
+      ModelFunctionError: the value cannot become a `ModelOutput`; or a field has a value of a wrong
+        kind, such as a loss that is no scalar.
     """
     output = _as_model_output(returned, names)
     _check_updates(output.updates)
@@ -133,15 +134,15 @@ def _checked_loss(loss: typing.Any, needs_loss: bool,
 
 def _as_model_output(returned: typing.Any,
                      names: typing.Optional[typing.List[str]]) -> ModelOutput:
-    """Makes a `ModelOutput` of a loss, a dict, or an object with its fields; their values are not
-    checked.
+    """Makes a `ModelOutput` of a loss, a dict, or an object with the fields of a `ModelOutput`. The
+    values of the fields are not checked.
 
     Args:
       returned: what the model function returned.
       names: the names of several losses, or None.
 
     Raises:
-      ModelFunctionError: it is something else.
+      ModelFunctionError: `returned` is something else.
     """
     if isinstance(returned, _TENSORS):
         return ModelOutput(loss=returned)
@@ -199,7 +200,7 @@ def _check_graph(field: str, values: typing.Any) -> None:
 def _check_metric_pairs(metrics: typing.Any) -> None:
     """Raises `ModelFunctionError` for a pair among metrics that is not a number and an update."""
     if not isinstance(metrics, dict):
-        return  # refused where metrics are merged
+        return  # None; or something that `merge_metrics` refuses
     for name, value in metrics.items():
         if not _is_pair(value):
             continue
@@ -268,7 +269,8 @@ def _scalar_loss(loss: typing.Any, which: str = '') -> tf.Tensor:
 
 
 def _advice_on_registered_losses() -> str:
-    """Advice for a model that registers losses, as slim's do, and returns none; '' for another."""
+    """Advice for a model function that registers losses, as slim's do, and returns no loss; '' for
+    any other."""
     if not tf.losses.get_losses():
         return ''
     return (' There are losses in the collection LOSSES: if what it returns are predictions, '
@@ -278,8 +280,8 @@ def _advice_on_registered_losses() -> str:
 # ---- metrics -------------------------------------------------------------------------------------
 
 def metrics_by_kind(metrics: typing.Any) -> typing.Tuple[list, list]:
-    """`(scalars, pairs)`: the list of the metrics that are scalars, and the list of those that are
-    pairs `(value, update_op)` of `tf.metrics`."""
+    """`(scalars, pairs)`: the list of the metrics that are scalars, and the list of the metrics
+    that are pairs `(value, update_op)` of `tf.metrics`."""
     if not isinstance(metrics, dict):
         return [], []  # None; or something that `merge_metrics` refuses
     values = list(metrics.values())
@@ -296,7 +298,7 @@ def metric_updates(metrics: typing.Any) -> list:
 
 def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
                   inputs: typing.Any = ()) -> typing.Dict[str, typing.Any]:
-    """Merges the towers' metrics into those of the batch.
+    """Merges the towers' metrics into the metrics of the batch.
 
     Args:
       metrics: what the model function returned in each tower, a dict or None.
@@ -325,7 +327,7 @@ def merge_metrics(metrics: typing.Sequence, weights: typing.Sequence,
 
 def _merged_metric(name: str, values: list, weights: typing.Sequence,
                    inputs: typing.Any) -> typing.Any:
-    """One metric of the batch; `merge_metrics` says which.
+    """One metric of the batch, as `merge_metrics` describes it.
 
     Args:
       name: the name of the metric.
@@ -348,8 +350,8 @@ def _merged_metric(name: str, values: list, weights: typing.Sequence,
 def _check_counts(name: str, value: typing.Any, inputs: typing.Any) -> None:
     """Refuses a pair of `tf.metrics` whose value is computed from a shard directly.
 
-    The value of a pair has to be computed from counters alone, which all towers share: then that of
-    tower 0 is the one of the whole batch.
+    The value of a pair has to be computed from counters alone, which all towers share: then the
+    value of tower 0 is the value for the whole batch.
 
     Args:
       name: the name of the metric.
@@ -383,8 +385,8 @@ def _merged_pair(pairs: typing.Sequence, weights: typing.Sequence) -> tuple:
         if not is_always_empty(weight):
             updates.append(update)
     value = pairs[0][0]  # computed from the counters, which all towers share
-    # `join_counters` makes each tower count after the tower before. So what the last update gives
-    # is the value for the whole batch.
+    # `join_counters` makes each tower count after the tower before. So the last update gives the
+    # value for the whole batch.
     last_update = updates[-1]
     with tf.control_dependencies(updates):
         if isinstance(last_update, tf.Tensor):

@@ -27,7 +27,8 @@ class Request(typing.NamedTuple):
       split: how the batch is cut into parts.
       devices: the devices of the towers.
       placement: the devices of the variables.
-      numerics: precision, loss scale (the default one of fp16 in the place of None), and checks.
+      numerics: precision, loss scale (with fp16, the default `LossScale` in the place of None), and
+        checks.
       memory: which results of the forward pass are kept for the backward pass, and in which order.
       cluster: `Cluster`, the machines that train the same model; None without a cluster. Its type
         is in a room above this one.
@@ -57,12 +58,13 @@ class Request(typing.NamedTuple):
 
     @property
     def trains_with_machines(self) -> bool:
-        """Whether the machines of a cluster train together: an evaluation is of one machine."""
+        """Whether the machines of a cluster train together; False for an evaluation, which one
+        machine makes alone."""
         return self.cluster is not None and bool(self.training.objectives)
 
     @property
     def has_whole_batch(self) -> bool:
-        """Whether this machine has all examples of a step: without other machines; or where each
+        """Whether this machine has all examples of a step: True without a cluster; and where each
         worker takes steps of its own, as on asynchronous parameter servers."""
         return self.cluster is None or self.cluster.workers_a_step == 1
 
@@ -76,7 +78,7 @@ class Request(typing.NamedTuple):
 
     @property
     def has_equal_workers(self) -> bool:
-        """Whether a static size of this machine's batch is that of all machines'."""
+        """Whether a static size of this machine's batch is the size of every machine's batch."""
         if self.cluster is None:
             return True
         some_may_lack_data = self.cluster.active is not None
@@ -84,12 +86,13 @@ class Request(typing.NamedTuple):
 
     @property
     def random_step(self) -> typing.Optional[tf.Variable]:
-        """The step that random ops draw by; None where they are left as they are."""
+        """The step that random ops draw by; None where random ops are left as they are."""
         return self.training.global_step if self.numerics.stateless_random else None
 
     @property
     def served_rank(self) -> typing.Optional[int]:
-        """The index of this worker, where several make one step on parameter servers; else None."""
+        """The index of this worker, where several workers make one step together on parameter
+        servers; else None."""
         return None if self.cluster is None else self.cluster.served_rank
 
     @property

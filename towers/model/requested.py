@@ -1,7 +1,7 @@
 """The arguments of `build_towers`, grouped into the values that the passes of a build take.
 
-`Request` (`model/request.py`) has one of each. A pass that needs a few takes these; one that needs
-most of them takes the request.
+`Request` (`model/request.py`) has one value of each type. A pass that needs a few of these values
+takes them one by one; a pass that needs most of them takes the request.
 """
 
 import typing
@@ -40,7 +40,8 @@ class Training(typing.NamedTuple):
       reduction: `'mean'` or `'sum'` of the towers' gradients.
       regularization: `'add'` where registered losses are added to the model's; else `'none'`.
       update_ops: whose updates run with a step: `'first'` tower's, `'all'` towers', or `'none'`.
-      batch_norm: `'shard'` or `'sync'`: the examples whose statistics normalize.
+      batch_norm: `'shard'` or `'sync'`: batch norm uses the statistics of the shard, or of the
+        whole batch.
       global_step: the variable that counts steps; or None.
     """
 
@@ -69,7 +70,7 @@ class Part(typing.NamedTuple):
 
 
 class BatchSplit(typing.NamedTuple):
-    """How the batch is cut: into a shard for each tower, and that into micro-batches.
+    """How the batch is cut: into a shard for each tower, and each shard into micro-batches.
 
     Attributes:
       parts: the parts in the order of the batch: tower by tower, then by micro-batch.
