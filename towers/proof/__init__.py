@@ -6,18 +6,18 @@ the operation and why. It makes no operation in the program's graph.
 
 Read in this order:
 
-1. `states`: what can be known of a tensor; `sizes`: numbers computed from shapes (what it asks of
-   `View` is a static value, or a shape).
+1. `states`: what can be known of a tensor; `sizes`: numbers computed from shapes (it asks `View`
+   for static values and shapes alone).
 2. `scratch`: the forward pass once more, in a graph in which TensorFlow's own shape inference says
    where the examples are; `stand_ins` for its inputs, `functions` for the bodies that it calls.
 3. `view`: what rules ask of that graph; `contexts`: its loops and branches.
 4. `table`: a row for each kind of operation; `rules/`: the functions in it.
-5. From the states of an operation's inputs to those of its results: `by_table`, for most;
-   `written_before`, reads of what the forward pass has written; `transfer`, for any operation.
+5. From the states of an operation's inputs to the states of its results: `by_table`, for most
+   operations; `written_before`, for reads of variables that the forward pass has written;
+   `transfer`, for any operation.
 6. `fixed_point`: from the first operation to the last, in rounds, until nothing changes;
-   `static_batch`: the constants that come from the size of a static batch; `analysis`: what comes
-   out.
-7. `batch_norms`: the statistics that are those of batch norms; `written`: what is written to
+   `static_batch`: the constants that come from the size of a static batch; `analysis`: the result.
+7. `batch_norms`: the statistics that batch norms take; `written`: the values that are written to
    variables; `verdict`: the plan's line.
 
 Tests: `tests/proof/test_rules.py` has a line for each answer of a rule, `losses.py` whole losses

@@ -1,8 +1,9 @@
 """The states of an operation's results by the table of rules: by its row, or without one.
 
 A rule answers for the operation itself. What all rules have in common is done here, as the flags of
-the row say: inputs for which the rule has no answer; sizes that are taken as numbers; marks of the
-inputs, and of means and sums that the result depends on otherwise than linearly.
+the row say: inputs for which the rule has no answer are found; sizes are taken as numbers; the
+result gets the marks of the inputs, and a mark for each mean and sum that it depends on otherwise
+than linearly.
 
 Words of other modules used here: the fields of `Row`, which `table` explains; of a state,
 `is_total_or_share`: a mean, a sum or a share, and `is_position`: positions of examples;
@@ -46,21 +47,23 @@ InputStates = typing.Sequence[typing.Optional[State]]
 """The states of the inputs of an operation, None where one has none yet."""
 
 Results = typing.Union[State, typing.List[State], None]
-"""The state of all results, or of each; None as long as a state that it needs is not there."""
+"""One state for all results, or a list with a state for each result; None as long as a state that
+is needed for them is not there."""
 
 _GIVES_OTHER_VALUES = (
     'IteratorGetNext', 'QueueDequeue', 'ReaderRead', 'Unstage', 'OrderedMap', 'Barrier')
 _PYTHON = ('PyFunc', 'EagerPyFunc')
-"""How the types of operations begin that give another value at each run, and so to each tower."""
+"""The types of operations that give another value at each run, and so another value to each tower,
+begin like this."""
 
 _KEEPS_KNOWN_VALUES = frozenset(
     'HashTable HashTableV2 InitializeTable InitializeTableV2 InitializeTableFromTextFile '
     'InitializeTableFromTextFileV2 LookupTableSize LookupTableSizeV2 LookupTableImport '
     'LookupTableImportV2 VarIsInitializedOp IsVariableInitialized VariableShape Assert'.split()
 ) | VARIABLE_OPS | READS | SETS | ADDS | ADDS_ROWS | frozenset(CALLS)
-"""Operations with values from one run to the next that are the same on every tower: tables, if no
-step fills them (`View.fills_tables`); and variables, since `written_before` takes care of those
-that the forward pass writes."""
+"""The types of operations that keep values from one run to the next, where the values are the same
+on every tower: tables, if no step fills them (`View.fills_tables`); and variables, since
+`written_before` takes care of the variables that the forward pass writes."""
 
 
 def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Results:
@@ -71,7 +74,7 @@ def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Result
       states: of its inputs.
       view: `View`.
     """
-    if _is_on_list(op) and op.type not in _ON_LISTS:
+    if _takes_or_gives_list(op) and op.type not in _LIST_OPS_WITH_RULE:
         return unknown(op, HAS_NO_RULE)
     if op.type.startswith('LookupTable') and view.fills_tables:
         return unknown(op, 'looks up a table to which a step may write')
@@ -86,27 +89,29 @@ def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Result
     return states_by_row(row, op, known, view)
 
 
-_ON_LISTS = frozenset(
+_LIST_OPS_WITH_RULE = frozenset(
     'Identity Enter Exit Switch Merge NextIteration TensorListReserve TensorListFromTensor '
     'TensorListLength TensorListGetItem TensorListSetItem TensorListStack'.split())
 """The types of the operations on lists of tensors for which a rule knows the length of the list
-and the state of its elements. Calls and loops (v2) go by their bodies."""
+and the state of its elements. Calls and loops (v2) are not among them: `transfer` goes by their
+bodies."""
 
 
-def _is_on_list(op: tf.Operation) -> bool:
-    """Whether an operation takes or gives a list of tensors, or another value of that type."""
+def _takes_or_gives_list(op: tf.Operation) -> bool:
+    """Whether an input or a result of an operation is a list of tensors, or another value of the
+    type `tf.variant`."""
     tensors = itertools.chain(op.inputs, op.outputs)
     return any(tensor.dtype.base_dtype == tf.variant for tensor in tensors)
 
 
 def _can_begin(op: tf.Operation, states: InputStates) -> bool:
-    """Whether an operation has results as soon as one input has a state: a `Merge`, to whose loop
-    the other value comes back later."""
+    """Whether an operation has results as soon as one input has a state: a `Merge`, whose other
+    input comes back from an iteration of its loop later."""
     return op.type in ('Merge', 'RefMerge') and bool(_known(states))
 
 
 def _known(states: InputStates) -> typing.List[State]:
-    """The states that are there."""
+    """The states without the Nones, which stand for inputs that have no state yet."""
     return [state for state in states if state is not None]
 
 
@@ -116,9 +121,9 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     """The states that a row gives for the results of an operation.
 
     Args:
-      row: the row of the operation, or of one that does the same.
+      row: the row of the operation.
       op: the operation.
-      states: of its inputs; one that comes back to a `Merge` from an iteration may lack a state.
+      states: of its inputs; the input of a `Merge` that comes back from an iteration may have none.
       view: `View`.
     """
     inputs = _known(states)
@@ -127,10 +132,10 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
         return without_answer
     if not row.takes_sizes:
         inputs = as_numbers(op, inputs, view)
-    # A rule that takes unknown states gets all of them as they are: None for one that is not there
-    # yet, and sizes as sizes, even without `takes_sizes`.
+    # A rule that takes unknown states gets the states of all inputs as they are: None for a state
+    # that is not there yet, and sizes as sizes, even without `takes_sizes`.
     answer = _answer(row, op, states if row.takes_unknown else inputs, view)
-    if answer is None:  # the rule, too, needs a state that is not there yet
+    if answer is None:  # the rule needs a state that is not there yet
         return None
     if not row.keeps_marks:  # the rule of control flow has marked its answer itself
         return answer
@@ -140,8 +145,8 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
 
 
 def _answer(row: Row, op: tf.Operation, states: InputStates, view: View) -> Results:
-    """What the rule of a row says of the results; that they are unknown, where something that the
-    rule needs is not known.
+    """What the rule of a row says of the results; an unknown state, where the rule finds that
+    something it needs is not known (`NotKnown`).
 
     Args:
       row: the row.
@@ -177,10 +182,10 @@ def _state_without_answer(row: Row, op: tf.Operation,
 
 def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: State,
                view: View) -> State:
-    """The state of a result: what its rule gives, with all that rules leave to be done here.
+    """The state of a result: the state that the rule gives, completed.
 
-    A rule need not know of the values of one example, of uniform results, and of the marks that a
-    result gets from its inputs.
+    A rule need not look at the values of one example, at uniform results, and at the marks that a
+    result gets from its inputs. All of this is done here.
 
     Args:
       row: the row with the rule.
@@ -200,11 +205,12 @@ def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: S
 
 
 def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State], view: View) -> bool:
-    """Whether an operation, in a loop over the examples, takes the values of one example and what
-    all examples have alike: then its result is of that example, whatever it computes.
+    """Whether an operation, in a loop over the examples, takes the values of one example, and
+    beside them only values that are the same for all examples: then its result is of that example,
+    whatever it computes.
 
     An operation that keeps values, or takes a variable or a list of tensors, may bring in values of
-    other examples; one of control flow, those of another iteration.
+    other examples. An operation of control flow may bring in values of another iteration.
     """
     if view.is_stateful(op) or op.type in CONTROL_FLOW:
         return False
@@ -217,7 +223,7 @@ def _computes_on_one_example(op: tf.Operation, inputs: typing.List[State], view:
 
 
 def _kind_in_iteration(state: State) -> Kind:
-    """The kind of a state where constant sizes count as what all examples have alike."""
+    """The kind of a state; INDEPENDENT for constant sizes, which are the same for all examples."""
     if state.kind is Kind.SIZES and not state.depends_on_size:
         return Kind.INDEPENDENT
     return state.kind
@@ -247,7 +253,7 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     The inputs in `row.linear_in` are values, such as the means in `tf.stack([mean, other_mean])`;
     all others are arguments, such as an axis, or the place from which `tf.gather` takes a mean. A
     result that is a mean, a sum or a share itself is linear in the values, so that its arguments
-    alone mark it: a place that is a sum over the examples is another one on a shard. Any other
+    alone mark it: a place that is a sum over the examples is another place on a shard. Any other
     result is marked by values and arguments.
 
     Args:
@@ -262,9 +268,9 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     values = inputs[row.linear_in]
     arguments = list(inputs)
     del arguments[row.linear_in]
-    # An argument with the number of examples n in it counts as a sum over them, where the result
-    # has one value for all examples. It does not where the result has a value of each example: that
-    # x [n * 4] gets the shape [n, 4] is right with a shard's n, too.
+    # An argument with the number of examples n in it counts as a sum over the examples, where the
+    # result has one value for all examples. Where the result has a value of each example, it does
+    # not: to reshape x [n * 4] to [n, 4] is as right with the n of a shard.
     if result.is_total_or_share or result.kind is Kind.INDEPENDENT:
         arguments = as_numbers(op, arguments, view)
     marking = arguments if result.is_total_or_share else values + arguments
@@ -277,8 +283,9 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
 def _state_without_row(op: tf.Operation, states: typing.List[State], view: View) -> State:
     """The state of the results of an operation in no row of the table.
 
-    Whatever it computes: from inputs that are the same on every tower comes what is the same, too;
-    from those of one example, in a loop over the examples, what belongs to that example.
+    Whatever the operation computes: where its inputs are the same on every tower, its results are
+    the same on every tower. Where its inputs are values of one example, in a loop over the
+    examples, its results belong to that example.
 
     Args:
       op: the operation.
@@ -293,9 +300,9 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
         return unknown(op, why_unknown)
     numbers = as_numbers(op, states, view)
     kinds = {state.kind for state in numbers}
-    if kinds <= {Kind.INDEPENDENT}:  # a constant, too, which has no inputs
+    if kinds <= {Kind.INDEPENDENT}:  # {}: a constant, which has no inputs
         return _independent_result(op, numbers, view)
-    # Values that are kept may be those of other examples, from earlier iterations.
+    # A stateful operation may have kept values of other examples, from earlier iterations.
     if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not view.is_stateful(op):
         return ONE_EXAMPLE.with_marks_of(*numbers)
     return unknown(op, HAS_NO_RULE)
@@ -308,7 +315,7 @@ def _why_unknown(op: tf.Operation, view: View) -> typing.Optional[str]:
         return 'gives another value to each tower'
     if op.type.startswith(_PYTHON):
         return IS_PYTHON
-    # What draws random numbers is stateful, too: it keeps no more than its generator.
+    # An operation that draws random numbers is stateful only in that it keeps its generator.
     keeps_values = view.is_stateful(op) and not graph_walk.is_random(op)
     if keeps_values and op.type not in _KEEPS_KNOWN_VALUES:
         return 'keeps values from run to run, of which nothing is known'
@@ -325,7 +332,7 @@ def _independent_result(op: tf.Operation, states: typing.List[State], view: View
     """
     result = INDEPENDENT.with_marks_of(*states)
     is_random = result.is_random or graph_walk.is_random(op)
-    # The graph as it was built alone asks whether a value is uniform (`State.is_uniform`).
+    # Only rules for the graph as it was built ask whether a value is uniform (`State.is_uniform`).
     is_uniform = view.is_as_built and _is_uniform_constant(op)
     return result._replace(is_random=is_random, is_uniform=is_uniform)
 

@@ -1,16 +1,16 @@
 """Numbers computed from shapes: sums and products with the number of examples n in them.
 
-A size is `constant + per_example * n`. What is not of this form (a square of n, a rounded quotient,
-a comparison with a number) is none, and a value that depends on it is marked: on a shard it is
-another number than on the batch.
+A size is `constant + per_example * n`. A result that is not of this form (a square of n, a rounded
+quotient, a comparison with a number) is no size. A value that depends on such a result is marked,
+since the result is another number on a shard than on the batch.
 
 A length that is not static is the same on every tower, and yet not known. A large prime stands in
-for it, and is a number of a size like any other one. No prime tells what becomes of the length it
-stands for where a quotient is rounded, or where two numbers are compared.
+for it, and sizes are computed with this prime as with any other number. The prime does not tell
+what becomes of the length where a quotient is rounded, or where two numbers are compared.
 
 Words of other modules used here: `LEAST_FROM_STAND_IN`, the least number that may be such a prime,
-or be made of one; of a state of the kind SIZES, `depends_on_size`: n is in one of its sizes, and
-`is_count`: all are multiples of n.
+or be computed from one; of a state of the kind SIZES, `depends_on_size`: n is in one of its sizes,
+and `is_count`: all its sizes are multiples of n.
 """
 
 import typing
@@ -31,7 +31,8 @@ _PerhapsSize = typing.Optional[Size]
 # ---- arithmetic ----------------------------------------------------------------------------------
 
 def plus(one: Size, other: Size) -> _PerhapsSize:
-    """The sum of two sizes; None where it may be a difference of two lengths: see `minus`."""
+    """The sum of two sizes; None where one of them is negative, and the sum may be a difference of
+    two lengths that are not static: see `minus`."""
     may_be_difference = min(*one, *other) < 0
     if may_be_difference and _all_may_stand_in(one, other):
         return None
@@ -39,15 +40,15 @@ def plus(one: Size, other: Size) -> _PerhapsSize:
 
 
 def minus(one: Size, other: Size) -> _PerhapsSize:
-    """The difference of two sizes; None of two lengths that are not static, since one prime may
-    stand in for both, and two primes differ by another number than the lengths."""
+    """The difference of two sizes; None for two lengths that are not static, since one prime may
+    stand in for both lengths, and two primes differ by another number than the two lengths."""
     if _all_may_stand_in(one, other):
         return None
     return Size(one.constant - other.constant, one.per_example - other.per_example)
 
 
 def product(one: Size, other: Size) -> _PerhapsSize:
-    """The product of two sizes, one of which is constant; else None: 3 * (4 + 2n) = 12 + 6n."""
+    """The product of two sizes, as 3 * (4 + 2n) = 12 + 6n; None where neither is constant."""
     if not other.per_example:
         return Size(one.constant * other.constant, one.per_example * other.constant)
     if not one.per_example:
@@ -56,15 +57,16 @@ def product(one: Size, other: Size) -> _PerhapsSize:
 
 
 def quotient(one: Size, other: Size) -> _PerhapsSize:
-    """The quotient of two sizes where it leaves no remainder whatever n is; else None.
+    """The quotient of two sizes, if there is no remainder whatever n is; else None.
 
         (4 + 6n) / 2 = 2 + 3n        6n / 2n = 3        n / 2 is rounded for an odd n
     """
-    # One prime may stand in for two lengths: their quotient is 1 here, and another one in a run.
+    # One prime may stand in for two lengths: the quotient is 1 here, and another number in a run.
     if _all_may_stand_in(one, other):
         return None
-    # L / 1 and L n / n are L, whatever the length L is. Of any other quotient the prime tells
-    # nothing: it is odd, so that (L + 1) / 2 has no remainder here, and has one for an even L.
+    # L / 1 and L n / n are L, whatever the length L is. The prime tells nothing of any other
+    # quotient: it is odd, so that (L + 1) / 2 has no remainder here, and has a remainder for an
+    # even L.
     leaves_lengths = other in (Size(1), Size(0, 1))
     if _may_stand_in(one) and not leaves_lengths:
         return None
@@ -74,8 +76,8 @@ def quotient(one: Size, other: Size) -> _PerhapsSize:
 
 
 def _quotient_by_constant(size: Size, divisor: int) -> _PerhapsSize:
-    """The quotient by a positive constant that leaves no remainder, such as (4 + 6n) / 2; else
-    None."""
+    """The quotient by a constant, as (4 + 6n) / 2; None where the constant is not positive, or
+    there is a remainder."""
     if divisor <= 0:
         return None
     rounded = Size(size.constant // divisor, size.per_example // divisor)
@@ -84,7 +86,8 @@ def _quotient_by_constant(size: Size, divisor: int) -> _PerhapsSize:
 
 
 def _quotient_of_multiples(one: Size, other: Size) -> _PerhapsSize:
-    """The quotient of two multiples of n that leaves no remainder, such as 6n / 2n; else None."""
+    """The quotient of two multiples of n, as 6n / 2n; None where a size is no multiple of n, or
+    there is a remainder."""
     are_multiples = not one.constant and not other.constant
     if are_multiples and one.per_example % other.per_example == 0:
         return Size(one.per_example // other.per_example)
@@ -92,7 +95,8 @@ def _quotient_of_multiples(one: Size, other: Size) -> _PerhapsSize:
 
 
 def remainder(one: Size, other: Size) -> _PerhapsSize:
-    """The remainder of two constants, the second one positive; else None."""
+    """The remainder of the division of two sizes; None where a size is not constant, or the second
+    size is not positive, or a prime may be in a size."""
     are_constants = not one.per_example and not other.per_example
     if not are_constants or other.constant <= 0:
         return None
@@ -117,11 +121,12 @@ def _all_may_stand_in(*sizes: Size) -> bool:
 
 
 def larger(one: Size, other: Size) -> _PerhapsSize:
-    """The maximum of two sizes, where it is the same one for every n from 1 on; else None.
+    """The maximum of two sizes, if the same size is the larger one for every n from 1 on; else
+    None.
 
-    The difference of the two is linear in n: it has one sign if it has that for n = 1, and does
-    not change to the other one as n grows. `2 + n` is always larger than 2; of `2n` and 5 it
-    depends on n.
+    The difference of the two sizes is linear in n. So it has the same sign for every n, if it has
+    this sign for n = 1 and does not move to the other sign as n grows. `2 + n` is always larger
+    than 2; which of `2n` and 5 is larger depends on n.
     """
     if _any_may_stand_in(one, other):
         return None
@@ -135,7 +140,7 @@ def larger(one: Size, other: Size) -> _PerhapsSize:
 
 
 def product_of_all(sizes: typing.Iterable[Size]) -> _PerhapsSize:
-    """The product of sizes, at most one of which is not constant; else None."""
+    """The product of sizes; None where more than one of them is not constant."""
     total = Size(1)
     for size in sizes:
         next_total = product(total, size)
@@ -148,7 +153,8 @@ def product_of_all(sizes: typing.Iterable[Size]) -> _PerhapsSize:
 # ---- tensors -------------------------------------------------------------------------------------
 
 def sizes_in(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Sizes]:
-    """The numbers of a tensor of sizes, or of static integers, in row-major order; else None.
+    """The numbers of a tensor of sizes, or of static integers, in row-major order; None for any
+    other tensor.
 
     Args:
       tensor: the tensor.
@@ -174,7 +180,8 @@ def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.O
       view: `View`.
     """
     shape = view.shape(tensor)
-    if shape is None or state.kind in (Kind.UNKNOWN, Kind.ROWS):  # any number of rows
+    # Of ROWS, each example may have any number.
+    if shape is None or state.kind in (Kind.UNKNOWN, Kind.ROWS):
         return None
     sizes = []
     for axis, length in enumerate(shape):
@@ -188,7 +195,7 @@ def sizes_of_dimensions(tensor: tf.Tensor, state: State, view: View) -> typing.O
 def _size_of_dimension(tensor: tf.Tensor, axis: int, length: typing.Optional[int], state: State,
                        view: View) -> _PerhapsSize:
     """The length of a dimension as a size; where it is not static, the prime that stands in for it.
-    None where it is not certain that such a length is the same on every tower.
+    None where a length that is not static may differ between towers, or between iterations.
 
     Args:
       tensor: the tensor.
@@ -201,6 +208,9 @@ def _size_of_dimension(tensor: tf.Tensor, axis: int, length: typing.Optional[int
         return Size(constant=0, per_example=state.entries_of_each)
     if length is not None:
         return Size(length)
+    # ONE_EXAMPLE has the length of the example of an iteration, which may differ between examples.
+    # None is always sound: so all other kinds, such as a MEAN [L], give None without being told
+    # apart.
     if state.kind not in (Kind.INDEPENDENT, Kind.PER_EXAMPLE):
         return None
     prime = view.stand_in(tensor, axis)  # None in a loop: each iteration may have another length

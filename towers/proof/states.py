@@ -20,12 +20,14 @@ which all towers share) that is the same for all examples and does not depend on
     EMPTY         a list of tensors in which nothing is written yet
     UNKNOWN       none of these is proven
 
-The mean of the towers' shards, weighted by their numbers of examples, is the batch's for MEAN and
-INDEPENDENT; the sum of the towers' is the batch's for a SUM without an offset.
+For MEAN and INDEPENDENT, the mean of the towers' values, weighted by their numbers of examples, is
+the value of the batch. For a SUM without an offset, the sum of the towers' values is the value of
+the batch.
 
 A value may depend on a statistic of the shard in a way that is not linear (a variance, a maximum):
-then f depends on that statistic, too, which `shard_statistics` names. It goes on with this mark,
-which ends no analysis and every proof, unless all of these statistics are of the whole batch.
+then f depends on that statistic as well, and `shard_statistics` names the statistic. The analysis
+goes on with this mark. The proof of a loss ends at it, unless all of these statistics are of the
+whole batch.
 
 A state says nothing else: what an operation keeps from one run to the next (a variable, a table, a
 generator of random numbers) is called its values here, never its state.
@@ -83,7 +85,7 @@ class Size(typing.NamedTuple):
 
 
 EVERY_EXAMPLE = ''
-"""The `State.selection` of what was not selected: it has all examples."""
+"""The `State.selection` of a tensor that is no selection: it has all examples."""
 
 
 class Layout(typing.NamedTuple):
@@ -108,13 +110,13 @@ class State(typing.NamedTuple):
     # same selection have the same rows in the same order
     selection: str = EVERY_EXAMPLE
     # PER_EXAMPLE, SUM: whether f is known to be the same for every example, as in ones [n]. False
-    # is always sound: it is what a rule says that does not follow this
+    # is always sound: a rule that does not look at this gives False
     is_constant: bool = False
     # SUM: whether a value that does not depend on the examples is added
     has_offset: bool = False
-    # SIZES: the numbers, in row-major order; a list of tensors: its length alone
+    # SIZES: the numbers, in row-major order. Of a list of tensors, whatever its kind: its length
     sizes: typing.Tuple[Size, ...] = ()
-    # MEAN, SUM, SHARE: names of the operations that took it over the examples
+    # MEAN, SUM, SHARE: names of the operations that took the mean or the sum over the examples
     reductions: typing.FrozenSet[str] = frozenset()
     # all: names of statistics of the shard on which f depends, but not linearly
     shard_statistics: typing.FrozenSet[str] = frozenset()
@@ -158,13 +160,15 @@ class State(typing.NamedTuple):
 
     @property
     def is_position(self) -> bool:
-        """Whether it tells positions of examples, with which nothing else is computed."""
+        """Whether it tells positions of examples: only the rules of some operations take it
+        (`Row.takes_positions`)."""
         return self.kind in (Kind.POSITION, Kind.ROW_POSITION, Kind.INDICES)
 
     @property
     def is_position_of_each(self) -> bool:
         """Whether it has the position of each example, in their order, as `tf.range(n)`; or, in the
-        iteration of an example, the position of that one. Those that a mask leaves lack some."""
+        iteration of an example, the position of that example. Positions that a mask leaves are not
+        the positions of all examples."""
         return self.layout == State(Kind.POSITION).layout
 
     @property
@@ -176,13 +180,13 @@ class State(typing.NamedTuple):
 
     @property
     def depends_on_size(self) -> bool:
-        """Whether these sizes have the number of examples in them."""
+        """Whether the number of examples is in any of these sizes."""
         return self.kind is Kind.SIZES and any(size.per_example for size in self.sizes)
 
     @property
     def depends_on_length(self) -> bool:
         """Whether a list of tensors, whose elements have this state, may have a length that depends
-        on the examples: it does, unless `sizes` has a length that is constant."""
+        on the examples: False only where `sizes` has a constant length."""
         return not self.sizes or any(size.per_example for size in self.sizes)
 
     def with_shard_statistics(self, names: typing.Iterable[str]) -> 'State':
@@ -190,7 +194,8 @@ class State(typing.NamedTuple):
         return self._replace(shard_statistics=self.shard_statistics.union(names))
 
     def with_marks_of(self, *others: 'State') -> 'State':
-        """This state with the marks of others, too: their shard statistics, and random numbers."""
+        """This state with the marks of other states added: their shard statistics, and whether
+        random numbers take part."""
         shard_statistics = self.shard_statistics
         is_random = self.is_random
         for other in others:
@@ -209,7 +214,7 @@ def per_example(axis: int, outer: int = 1, inner: int = 1, is_constant: bool = F
         [n, 4]           per_example(0)
         [8, n]           per_example(1)
         [n * 8]          per_example(0, inner=8), 8 neighbouring entries of each example
-        [8 * n]          per_example(0, outer=8), all examples, and all of them again
+        [8 * n]          per_example(0, outer=8), all examples, eight times
 
     Args:
       axis: the dimension.
@@ -251,13 +256,13 @@ def unknown(op: tf.Operation, why: str) -> State:
 
 def if_complete(
         states: typing.Sequence[typing.Optional[State]]) -> typing.Optional[typing.List[State]]:
-    """The states, where none of them is None, since its tensor has no state yet; else None."""
+    """The states as a list; None where any of them is None, since its tensor has no state yet."""
     known = [state for state in states if state is not None]
     return known if len(known) == len(states) else None
 
 
 def first_unknown(states: typing.Iterable[State]) -> typing.Optional[State]:
-    """The first state of which nothing is known, which has the reason; None where all are known."""
+    """The first state of the kind UNKNOWN, which has the reason; None where there is none."""
     for state in states:
         if state.kind is Kind.UNKNOWN:
             return state

@@ -1,29 +1,29 @@
-"""Batches of static size: which numbers of the graph would be others for another batch.
+"""Batches of static size: which numbers of the graph would differ for a batch of another size.
 
 Of x [50, 4], `tf.shape(x)[0]` is the constant 50, and does not show where it came from. A graph of
 a static batch is therefore analysed up to three times:
 
 1. For a prime number of examples, with each constant as it is (`scratch`). What is proven so holds
    if no number comes from the size of the batch.
-2. For the size that it has (`Analysis.as_built`), where operations take no other, or sums over the
-   examples are divided by a number. This tells where the examples are in this graph, and nothing of
-   another batch. The roles of written variables, batch norms in sync and predictions go by it.
+2. For the size that it has (`Analysis.as_built`), where operations take no other size, or make
+   results of this size. This tells where the examples are in this graph, and nothing of another
+   batch. The roles of written variables, batch norms in sync and predictions go by it.
 3. For a prime again, with some constants taken for multiples of the number of examples
    (`Analysis.with_size_constants`). What is proven so holds if these, and no other numbers, come
-   from the size of the batch: with these constants replaced the graph is that of another batch.
+   from the size of the batch: with these constants replaced, it is the graph for another batch.
 
-This module finds these constants, the size constants. A tensor that goes together with the examples
-has to have as many entries as they have; so it is followed back to the constant that gives it its
-length:
+This module finds these constants, the size constants. A tensor that an operation combines with the
+examples, entry by entry, say, has to have as many entries as there are examples. So the tensor is
+followed back to the constant that gives it its length:
 
     x [50, 4] * tf.random_uniform([50, 4])      the first number of the shape
     tf.concat([x, tf.zeros([50, 8])], 1)        the first dimension of zeros
     tf.reshape(x [50, 3, 4], [150, 4])          the first number of the shape, three times 50
-    tf.reduce_sum(losses [50]) / 50.            the divisor; where two could be, neither is one
+    tf.reduce_sum(losses [50]) / 50.            the divisor; of two such divisors, neither
     … / tf.reduce_sum(tf.ones([50]))            the first number of the shape
 
-A constant that is taken for one by mistake proves nothing that is false: the verdict names the size
-constants in its condition.
+A constant that is taken for a size constant by mistake proves nothing that is false: the verdict
+names the size constants in its condition.
 
 A constant that decides how often a loop runs, and equals the size, may be the number of examples or
 a number of time steps. Nothing is proven of a loss that needs such a loop (`loops_of_size`): the
@@ -84,30 +84,31 @@ _BY_ENTRY = _types_with_rule(entries.elementwise, entries.add, entries.multiply,
                              entries.select, entries.linear)
 _BESIDE_EACH_OTHER = _types_with_rule(joining.concat, reductions.along_last)
 _ALL_INPUTS_WITH_EXAMPLES = _BY_ENTRY | _BESIDE_EACH_OTHER | {'Merge', 'ReverseSequence'}
+"""The types of operations of which each input has as many examples as the result, or none."""
 
 
 class _Result(typing.NamedTuple):
     """A result of an operation, and the inputs that go together with it."""
     tensor: tf.Tensor
-    inputs: typing.List[tf.Tensor]  # they have the examples that the result has, if it has any
+    inputs: typing.List[tf.Tensor]  # if the result has the examples, these have to have as many
 
 
 def _results_with_inputs(op: tf.Operation) -> typing.List[_Result]:
-    """Some results of an operation, each with the inputs that have to have as many examples as it
-    has; [] for an operation of which that is not known."""
+    """Some results of an operation, each with the inputs that have to have as many examples as the
+    result; [] for an operation for which no such inputs are known."""
     if op.type in LOOPS_V2:
         return [_Result(result, [initial]) for result, initial in zip(op.outputs, op.inputs)]
     if op.type in _ALL_INPUTS_WITH_EXAMPLES:
         return [_Result(op.outputs[0], list(op.inputs))]
     if op.type == 'CTCLoss':
-        sequence_lengths = op.inputs[3]  # one of each example
+        sequence_lengths = op.inputs[3]  # a length for each example
         return [_Result(op.outputs[0], [sequence_lengths])]
     return []
 
 
 def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
-    """The dimension of an input that broadcasting aligns with one of the result, from the last
-    dimensions on; less than 0 where the input has none.
+    """The dimension of an input that broadcasting aligns with a dimension of the result, beginning
+    with the last dimensions; less than 0 where the input lacks it.
 
     Args:
       axis: the dimension of the result.
@@ -115,7 +116,9 @@ def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
       tensor: the input.
     """
     if result.shape.ndims is None or tensor.shape.ndims is None:
-        return axis  # as if the ranks were equal: the search ends where the length is another one
+        # The ranks count as equal. If they are not, this may be a wrong dimension: then the search
+        # ends, unless that dimension happens to have the length (`_has_length`).
+        return axis
     return axis - result.shape.ndims + tensor.shape.ndims
 
 
@@ -124,7 +127,7 @@ def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
 class Found(typing.NamedTuple):
     """The size constants of a forward pass."""
     size_constants: SizeConstants
-    other_divisors: typing.List[str]  # names of divisors any of which could be one, but not all
+    other_divisors: typing.List[str]  # names of divisors: any could be one, but not all of them
 
 
 def find_size_constants(operations: typing.List[tf.Operation], states: _States,
@@ -136,7 +139,7 @@ def find_size_constants(operations: typing.List[tf.Operation], states: _States,
       states: of their tensors, in the graph as it was built.
       batch_size: the static number of examples.
     """
-    if batch_size < 2:  # of which every number is a multiple
+    if batch_size < 2:  # every number is a multiple of 1
         return Found({}, [])
     search = _Search(states, batch_size)
     for op in operations:
@@ -164,7 +167,7 @@ class _Search:
         self._seen: typing.Set[typing.Tuple[str, int, int]] = set()
 
     def _state(self, tensor: tf.Tensor) -> State:
-        """The state of a tensor; what was not analysed is the same on every tower."""
+        """The state of a tensor; a tensor that was not analysed is the same on every tower."""
         return self._states.get(tensor.name, INDEPENDENT)
 
     # ---- lengths and numbers that have to come from the size of the batch
@@ -173,8 +176,8 @@ class _Search:
         """Follows the inputs of an operation that go together with the examples in its result.
 
         In `x [50, 4] * noise [50, 4]` the result has the examples along dimension 0, so that the
-        first length of the noise has to be their number. An input that has examples itself, as x,
-        has its length from the batch, and is not followed.
+        first length of the noise has to be their number. An input that has the examples itself, as
+        x has, gets its length from the batch, and is not followed.
         """
         if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
             self._follow_shape_of_result(op)
@@ -197,8 +200,8 @@ class _Search:
                 _Number(shape, place=state.axis, times=state.entries_of_each))
 
     def follow_divisors(self, operations: typing.List[tf.Operation]) -> typing.List[str]:
-        """Follows the divisors of sums over the examples, but not those that divide the same sum
-        one after the other: only one of them can come from the number of examples.
+        """Follows the divisors of sums over the examples, but no divisors that divide the same sum
+        one after the other: only one of these can come from the number of examples.
 
         Returns:
           The names of the divisors that were not followed.
@@ -219,14 +222,15 @@ class _Search:
         if op.type not in QUOTIENTS:
             return False
         dividend = self._state(op.inputs[0])
-        is_number_of_examples = dividend.is_constant  # the sum of a one for each of them
+        is_number_of_examples = dividend.is_constant  # the sum of a 1 for each example
         is_sum = dividend.kind is Kind.SUM and not is_number_of_examples
         return is_sum and self._times_of_divisor(op.inputs[1]) > 0
 
     def _times_of_divisor(self, divisor: tf.Tensor) -> int:
-        """How many times the number of examples a divisor is; 0 for one that is no multiple.
+        """How many times the number of examples a divisor is; 0 for a divisor that is no multiple.
 
-        It is a static number, as in `total / 50.`, or the sum of ones [50], as in `tf.losses`.
+        A multiple is a static number, as in `total / 50.`, or the sum of ones [50], as in
+        `tf.losses`.
         """
         if divisor.op.type == 'Sum':
             ones = divisor.op.inputs[0]
@@ -251,7 +255,7 @@ class _Search:
 
     def _times_of_length(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples the first length of a tensor is; 0 where it is no
-        multiple, and for a tensor with the examples, which has their number in any batch."""
+        multiple, and for a tensor with the examples, whose length is their number in any batch."""
         lengths = known_lengths(tensor)
         if not lengths or self._state(tensor).kind is not Kind.INDEPENDENT:
             return 0
@@ -276,7 +280,8 @@ class _Search:
             return
         self._seen.add(key)
         if not _has_length(tensor, axis, times * self._batch_size):
-            # It is the same for all examples: beside x [50, 4] a tensor [4] or [1, 4] is broadcast.
+            # The tensor is the same for all examples: beside x [50, 4], a tensor [4] or [1, 4] is
+            # broadcast.
             return
         op = tensor.op
         if op.type == 'Const':
@@ -291,7 +296,7 @@ class _Search:
                 self._follow_length(source, _aligned(axis, tensor, source), times)
 
     def _follow_length_before_new_dimension(self, op: tf.Operation, axis: int, times: int) -> None:
-        """Follows a length of the result of `tf.expand_dims` back to that of its input.
+        """Follows a length of the result of `tf.expand_dims` back to the length of its input.
 
         Args:
           op: the operation.
@@ -302,13 +307,13 @@ class _Search:
         if place is None:
             return
         new_axis = int(np.ravel(place)[0]) % op.outputs[0].shape.ndims
-        # The new dimension has the length 1, and so is not the one that is followed.
+        # The new dimension has the length 1, and so is not the dimension that is followed.
         axis_of_input = axis if axis < new_axis else axis - 1
         self._follow_length(op.inputs[0], axis_of_input, times)
 
     def _follow_number(self, number: '_Number') -> None:
-        """Follows a number that is the same on every tower back to the constant that has it; it is
-        no size constant if that constant has another number there."""
+        """Follows a number that is the same on every tower back to the constant that has it. The
+        constant is no size constant if it has another number at that place."""
         in_constant = _followed_to_constant(number, self._batch_size)
         if in_constant is None:
             return
@@ -325,9 +330,9 @@ class _Search:
                       lengths: typing.Dict[int, int]) -> None:
         """Adds a constant to the size constants, with what was found of it before.
 
-        For another batch it has to be made anew. Zeros [50, 4] become zeros [n, 4]; of [50, 4]
-        different numbers, or zeros [50, 50], it is not known what they become: such a constant
-        stays as it is.
+        For another batch the constant has to be made anew. Zeros [50, 4] become zeros [n, 4]. What
+        different numbers [50, 4], or zeros [50, 50], become is not known: such a constant stays as
+        it is.
 
         Args:
           op: the constant.
@@ -343,8 +348,8 @@ class _Search:
 
 
 def _can_be_made_anew(constant: SizeConstant) -> bool:
-    """Whether it is known what a constant becomes for a batch of another size: some of its numbers
-    are others; or one of its lengths is, and all its entries are equal."""
+    """Whether it is known what a constant becomes for a batch of another size: either some of its
+    numbers change; or one of its lengths changes, and all its entries are equal."""
     if not constant.lengths:
         return True
     value = constant.value
@@ -354,19 +359,20 @@ def _can_be_made_anew(constant: SizeConstant) -> bool:
 
 
 def _has_length(tensor: tf.Tensor, axis: int, length: int) -> bool:
-    """Whether a tensor has a static length along a dimension; not where it lacks the dimension."""
+    """Whether a tensor has this static length along a dimension; False where it lacks the
+    dimension."""
     lengths = known_lengths(tensor)
     return 0 <= axis < len(lengths) and lengths[axis] == length
 
 
 def _in_chain_with_another(quotients: typing.List[tf.Operation]) -> typing.Set[str]:
-    """The names of those quotients that divide the result of another one, or whose result another
-    one divides: in `(total / 50.) / 100.` both."""
+    """The names of the quotients that divide the result of another quotient, or whose result
+    another quotient divides: both of `(total / 50.) / 100.`."""
     names = names_of(quotients)
     in_chain: typing.Set[str] = set()
     for op in quotients:
         names_before = graph_walk.ancestors([op.inputs[0]])
-        quotients_before = (names_before & names) - {op.name}  # itself, in a loop
+        quotients_before = (names_before & names) - {op.name}  # in a loop it comes before itself
         if quotients_before:
             in_chain |= quotients_before | {op.name}
     return in_chain
@@ -382,8 +388,8 @@ class _Number(typing.NamedTuple):
 
 
 def _followed_to_constant(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the constant from which another one comes; None where an operation on the way
-    computes it in a way that is not known."""
+    """The number in a constant from which a number comes; None where an operation on the way
+    computes the number in a way that is not known."""
     while number.tensor.op.type != 'Const':
         step = _STEPS_BACK.get(number.tensor.op.type)
         source = None if step is None else step(number, batch_size)
@@ -399,7 +405,8 @@ def _before_same_numbers(number: _Number, batch_size: int) -> typing.Optional[_N
 
 
 def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the vector from which an index takes it: in `shape`, of `shape[1]`."""
+    """The number in the vector from which an index takes it: for `shape[1]`, number 1 of
+    `shape`."""
     op = number.tensor.op
     index = _index_into_vector(op)
     if index is None:
@@ -408,8 +415,8 @@ def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
 
 
 def _index_into_vector(op: tf.Operation) -> typing.Optional[int]:
-    """The place from which a `StridedSlice` takes one number of a vector of static length: 1, of
-    `shape[1]`, and of `shape[-1]` where it has two numbers; None of any other slice."""
+    """The place from which a `StridedSlice` takes one number of a vector of static length: 1 for
+    `shape[1]`, and for `shape[-1]` if `shape` has two numbers; None for any other slice."""
     begin = tf.get_static_value(op.inputs[1])
     length = op.inputs[0].shape.num_elements()
     # `shrink_axis_mask` 1: the first dimension, the only one of a vector, has an index.
@@ -422,7 +429,8 @@ def _index_into_vector(op: tf.Operation) -> typing.Optional[int]:
 def _static_scalar(tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
     """The value of a static scalar; None for another tensor.
 
-    TensorFlow does not say that of `tf.shape(x)[0]`: an index of a constant vector.
+    TensorFlow finds no static value for `tf.shape(x)[0]`, an index into a constant vector: it is
+    taken from the vector here.
     """
     value = tf.get_static_value(tensor)
     if value is not None:
@@ -451,9 +459,9 @@ def _before_slice(number: _Number, batch_size: int) -> typing.Optional[_Number]:
 
 def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number]:
     """The factor of a product of two scalars that comes from the number of examples; None where
-    either could be it.
+    either factor could be the one, or neither.
 
-    Of 150 = 50 * 3, three times a batch of 50, the first factor is once the number of examples.
+    In 150 = 50 * 3, three times a batch of 50, the first factor is once the number of examples.
     """
     first, second = number.tensor.op.inputs
     from_first = _before_product_with(second, first, number, batch_size)
@@ -465,8 +473,8 @@ def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number
 
 def _before_product_with(constant: tf.Tensor, factor: tf.Tensor, number: _Number,
                          batch_size: int) -> typing.Optional[_Number]:
-    """A factor of a product, as the number that comes from the number of examples; None where it
-    would have to be another one to make the product.
+    """A factor of a product, as the number that comes from the number of examples; None where the
+    factor would need another value to give the product.
 
     Args:
       constant: the other factor, a number that the examples have nothing to do with.
@@ -484,7 +492,8 @@ def _before_product_with(constant: tf.Tensor, factor: tf.Tensor, number: _Number
 
 
 def _before_stack(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The scalar that is the number in a stack of scalars: n, of `tf.stack([n, 4])`."""
+    """The scalar that is the number in a stack of scalars: n, for number 0 of
+    `tf.stack([n, 4])`."""
     op = number.tensor.op
     if op.inputs[0].shape.ndims != 0:
         return None
@@ -492,8 +501,8 @@ def _before_stack(number: _Number, batch_size: int) -> typing.Optional[_Number]:
 
 
 def _before_concat(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the vector that brings it into a concatenation: in [n], of
-    `tf.concat([[n], [4]], 0)`."""
+    """The number in the vector that brings it into a concatenation: in the vector [n], for number 0
+    of `tf.concat([[n], [4]], 0)`."""
     place = number.place
     vectors = list(number.tensor.op.inputs)[:-1]  # the last input is the axis
     for vector in vectors:
@@ -552,8 +561,8 @@ def _tests_of_loops(view: View) -> typing.Dict[str, tf.Tensor]:
 
 
 def _decided_by(view: View, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
-    """The whole numbers and truth values, the same on every tower, that a tensor is computed from;
-    of an argument of a loop's body (v2) its value before the loop."""
+    """The whole numbers and truth values, the same on every tower, that a tensor is computed from.
+    An argument of a loop's body (v2) is computed from its value before the loop."""
     sources = list(tensor.op.inputs)
     if tensor.op.name in view.bodies.initial_values:
         sources.append(view.bodies.initial_values[tensor.op.name])
@@ -567,11 +576,11 @@ def _is_whole_number(tensor: tf.Tensor) -> bool:
 
 
 def _is_alike(state: typing.Optional[State]) -> bool:
-    """Whether a state is that of what is the same on every tower, or of sizes."""
+    """Whether a state is known, and is INDEPENDENT (the same on every tower) or SIZES."""
     return state is not None and state.kind in (Kind.INDEPENDENT, Kind.SIZES)
 
 
 def _is_scalar_of(tensor: tf.Tensor, number: int) -> bool:
-    """Whether a constant is a scalar of a number."""
+    """Whether a constant is a scalar with this number."""
     value = tf.get_static_value(tensor)
     return value is not None and not value.shape and value == number

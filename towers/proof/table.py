@@ -1,8 +1,8 @@
 """The table of rules: one row for each kind of operation, with the sentence that justifies it.
 
 To add an operation, add its type to the row whose sentence holds for it, or a row with a rule of
-its own; and lines in `tests/proof/test_rules.py` (docs/proof.md has the steps). An operation in no
-row gives results of which nothing is proven, unless none of its inputs depends on the examples.
+its own; and lines in `tests/proof/test_rules.py` (docs/proof.md has the steps). Of the results of
+an operation in no row nothing is proven, unless none of its inputs depends on the examples.
 """
 
 import typing
@@ -30,14 +30,15 @@ _FIRST_TWO = slice(0, 2)
 _ALL = slice(None)
 _ALL_BUT_FIRST = slice(1, None)
 _ALL_BUT_LAST = slice(None, -1)
-"""Inputs in which a result is linear: a mean of them is a mean. All others are arguments, as an
-axis is, and no linear function of one is known."""
+"""Places of inputs, for `Row.linear_in`: a result that is linear in an input is a mean where the
+input is. All other inputs are arguments, such as an axis: a result is not known to be linear in an
+argument."""
 
 
 class Row(typing.NamedTuple):
     """What is known of operations of some types.
 
-    The flags say for which inputs the rule has an answer, and what `by_table` has to do with it.
+    The flags say for which inputs the rule has an answer, and what `by_table` adds to the answer.
     """
     # the types, with spaces between them
     types: str
@@ -45,25 +46,27 @@ class Row(typing.NamedTuple):
     rule: typing.Callable
     # why the rule holds
     because: str
-    # whether the rule has an answer for a POSITION or INDICES; without it the results are unknown
+    # whether the rule has an answer for POSITION, ROW_POSITION and INDICES; if False, the results
+    # of such inputs are unknown
     takes_positions: bool = False
-    # whether the rule has an answer for SIZES; without it they are taken as numbers before it is
-    # asked (`sizes.as_number`), unless it `takes_unknown`
+    # whether the rule has an answer for SIZES; if False, sizes are taken as numbers before the rule
+    # is asked (`sizes.as_number`), unless the rule `takes_unknown`
     takes_sizes: bool = False
-    # whether the rule has an answer for an UNKNOWN input, or one whose state is not there yet (a
-    # None); without it the results are unknown, or not there. Such a rule gets all states as they
-    # are, and may ask the view for states further upstream (`Transfer.looks_further`)
+    # whether the rule has an answer for an UNKNOWN input, or an input whose state is not there yet
+    # (a None); if False, the results are unknown, or not there. If True, the rule gets all states
+    # as they are, and may ask the view for states further upstream (`Transfer.looks_further`)
     takes_unknown: bool = False
-    # whether the rule says itself what becomes of means, sums and shares; without it a result is
-    # marked with those among the inputs, but for what `linear_in` says
+    # whether the rule says itself what becomes of means, sums and shares; if False, a result is
+    # marked with the means, sums and shares among the inputs, but for what `linear_in` says
     accounts_for_totals: bool = False
     # the places of the inputs in which a result is linear, where it is a mean, a sum or a share
     # itself: such a result is not marked with the means, sums and shares at these places. The first
     # input alone, if a row says nothing
     linear_in: slice = _FIRST
-    # whether the marks of the inputs are added to the results; without it the rule adds them
+    # whether `by_table` adds the marks of the inputs to the results; if False, the rule adds them
     keeps_marks: bool = True
-    # whether the result is uniform where the inputs are, since each entry is computed by itself
+    # whether a result is uniform where the inputs are uniform, since each entry is computed by
+    # itself
     keeps_uniform: bool = False
 
 
@@ -71,7 +74,7 @@ _Flags = typing.Dict[str, typing.Any]  # of a `Row`
 _BY_ENTRY: _Flags = dict(takes_sizes=True, keeps_uniform=True)
 _HANDED_ON: _Flags = dict(takes_positions=True, takes_sizes=True, accounts_for_totals=True)
 _CONTROL_FLOW: _Flags = dict(takes_unknown=True, keeps_marks=False, **_HANDED_ON)
-"""Rules of control flow go on with what is not known in a branch, and mark what they hand on."""
+"""Rules of control flow take what is not known in a branch, and mark what they hand on."""
 
 TABLE = [
     # ---- element by element

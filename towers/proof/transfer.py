@@ -1,9 +1,9 @@
 """From the states of an operation's inputs to the states of its results.
 
-For most operations the table of rules tells (`by_table`). For the others more than their inputs is
-needed: a value of all towers (`towers.batch_sum` and its like), what takes a variable that the
-forward pass has written before, and a call of a function or a loop of control flow v2, whose body
-tells.
+For most operations the table of rules gives the states of the results (`by_table`). Three kinds of
+operations need more than the states of their inputs: an operation that gives a value of all towers
+(`towers.batch_sum` and its like); an operation that takes a variable which the forward pass has
+written before; and a call of a function or a loop of control flow v2, for which its body is needed.
 
 Words of other modules used here: of `WrittenBefore`, `reads`: operations that read a variable after
 the forward pass has written it, and `takers_of_memory`: others that take the memory of such a
@@ -36,7 +36,7 @@ _BYTES_OF_INTEGER = 4  # of the narrowest integers that count the examples of an
 
 
 class Transfer:
-    """The states of results by those of inputs."""
+    """Gives the states of an operation's results by the states of its inputs."""
 
     def __init__(self, view: View, written_before: WrittenBefore):
         """Finds the values that loops of control flow v2 carry, whose bodies the view has.
@@ -47,21 +47,22 @@ class Transfer:
         """
         self._view = view
         self._written_before = written_before
-        # {name of an argument of the body of a loop v2: the value that it is}
+        # {name of an argument of the body of a loop v2: the value of the loop that it stands for}
         self._carried: typing.Dict[str, loops_v2.Carried] = {}
         for name, body in view.bodies.loops.items():
             loop = view.graph.get_operation_by_name(name)
             for number, argument in enumerate(body.arguments):
-                if argument.op.name in view.bodies.initial_values:  # it is no handle
+                if argument.op.name in view.bodies.initial_values:  # else it is a handle
                     self._carried[argument.op.name] = loops_v2.Carried(loop, body, number)
 
     def looks_further(self, op: tf.Operation) -> bool:
         """Whether the results depend on states of other tensors than the operation's inputs: then
-        they may change in a round of `fixed_point` in which those of the inputs do not.
+        they may change in a round of `fixed_point` in which the states of the inputs do not.
 
-        What takes a variable that was written depends on the written values; a call or a loop, and
-        what the loop carries, on the results of the body. A rule with an answer for unknown inputs
-        finds it by tensors further upstream, since the state of an unknown input tells nothing.
+        The results of an operation that takes a written variable depend on the written values. The
+        results of a call or a loop, and the values that a loop carries, depend on the results of
+        the body. A rule with an answer for unknown inputs finds the answer by tensors further
+        upstream, since the state of an unknown input tells nothing.
         """
         takes_written = op.name in self._written_before.reads or (
             op.name in self._written_before.takers_of_memory)
@@ -113,12 +114,13 @@ class Transfer:
     # ---- what holds for the results of all operations
 
     def _without_overflow(self, tensor: tf.Tensor, state: State) -> State:
-        """The state of a result, which is no mean, sum or share where its type holds small integers
-        alone: a sum of 256 ones is 0 in a uint8, and so no sum of those of the shards.
+        """The state of a result. It is no mean, sum or share where the type of the result holds
+        small integers alone: a sum of 256 ones is 0 in a uint8, and so not the sum of the shards'
+        sums.
 
         Args:
           tensor: the result.
-          state: its state in a type that holds it.
+          state: the state that the result has if nothing overflows.
         """
         is_narrow = tensor.dtype.is_integer and tensor.dtype.size < _BYTES_OF_INTEGER
         if is_narrow and state.is_total_or_share:
@@ -126,8 +128,9 @@ class Transfer:
         return state
 
     def _without_selection_in_loop(self, op: tf.Operation, state: State) -> State:
-        """The state of a result, of which nothing is proven where an operation in a loop selects
-        rows: it selects others in each iteration, and a selection has only the operation's name."""
+        """The state of a result; unknown where an operation in a loop selects rows. It selects
+        other rows in each iteration, and `State.selection` has the name of the operation alone, so
+        that these rows would count as the same."""
         selecting_operation = state.selection.split(':')[0]
         if selecting_operation == op.name and self._view.is_in_loop(op):
             return unknown(op, 'selects other rows in each iteration of a loop')
@@ -149,8 +152,8 @@ class Transfer:
             return True
         original = self._view.program_op(op)
         if original is None:
-            # The operation is in the body of a function. The call of that function counts as having
-            # the gradients of its own that operations of the body have.
+            # The operation is in the body of a function. If it has a gradient of its own, the call
+            # of that function gets the mark (`Bodies.with_own_gradient`).
             return False
         if batch_value_kind(original) is not None:
             # Not the program, but this package gave it a gradient, which is linear: the sum over
@@ -161,13 +164,15 @@ class Transfer:
     # ---- a value of all towers
 
     def _kind_of_batch_value(self, op: tf.Operation) -> typing.Optional[str]:
-        """The kind of the value of the whole batch that an operation gives; None for others."""
+        """The kind of the value of the whole batch that an operation gives; None for an operation
+        that gives no such value."""
         original = self._view.program_op(op)
         return None if original is None else batch_value_kind(original)
 
     def _over_towers(self, op: tf.Operation, state: typing.Optional[State], kind: str) -> Results:
-        """A value that is taken over all towers is the whole batch's, if the shard's has the right
-        state: the sum of the towers' sums is the batch's, for example.
+        """The state of a value that is taken over all towers. It is the value of the whole batch,
+        if the value of the shard has the right state: the sum of the towers' sums is the sum of the
+        batch, for example.
 
         Args:
           op: the operation that marks the value.
@@ -200,17 +205,18 @@ class Transfer:
             positions = self._view.state(op.outputs[0])
             if positions.kind is not Kind.ROW_POSITION:
                 return positions.outer == 1
-            # It chose among the rows of an earlier selection, by a mask with an entry for each.
+            # The operation chose among the rows of an earlier selection, by a mask with an entry
+            # for each of these rows.
             mask = self._view.state(op.inputs[0])
             selection = mask.selection
         return True
 
     def _moments_over_towers(self, op: tf.Operation, is_random: bool) -> State:
-        """The state of the moments of all towers' values, which `sync_batch_norm` alone takes, from
-        the moments of each shard: they are those of the whole batch.
+        """The state of the moments of all towers' values: they are the moments of the whole batch.
+        `sync_batch_norm` alone takes them, from the moments of each shard.
 
-        They have the marks of the values. The shard's variance has one more, of the shard's mean,
-        on which the variance of the batch does not depend.
+        They have the marks of the values. The variance of the shard is also marked with the mean of
+        the shard. The variance of the batch does not depend on that mean.
 
         Args:
           op: the operation that marks the moments.
@@ -234,8 +240,8 @@ class Transfer:
     # ---- a variable that was written before
 
     def _read_of_written(self, op: tf.Operation, states: InputStates) -> Results:
-        """A read of a variable after the forward pass has written it gives the written value, or
-        some of its rows (`ResourceGather`)."""
+        """The results of a read of a variable after the forward pass has written it: the written
+        value, or some of its rows (`ResourceGather`)."""
         known = if_complete(states)
         if known is None:  # an input has no state yet
             return None
@@ -251,8 +257,9 @@ class Transfer:
         """The results of an operation that takes the memory of a variable after the forward pass
         has written to it.
 
-        The states of its inputs are those of the memory before the writes. They hold if what was
-        written is the same on every tower, too.
+        The operation gets the value before the writes, or the written value. The value before them
+        is the same on every tower, and the states of the inputs go by it. If the written values are
+        the same on every tower as well, these states hold in both cases.
         """
         writes = self._written_before.takers_of_memory[op.name]
         memory_after_writes = state_after_writes(op, writes, self._view)
@@ -286,13 +293,13 @@ class Transfer:
         """The results of a call, by the bodies of the functions that it may run.
 
         Args:
-          op: the call of one function; or an `If` or a `Case`, whose first input is the condition,
-            of one for each branch.
+          op: the call of one function; or an `If` or a `Case`, which calls one function for each
+            branch, and whose first input is the condition.
           states: of its inputs.
         """
         found = []
         results_of_branches = self._view.bodies.branch_results[op.name]
-        # In each turn: one result of the call, as each of the branches gives it.
+        # `alternatives`: one result of the call, as each of the branches gives it.
         for alternatives in zip(*results_of_branches):
             known = if_complete(list(map(self._view.state_or_none, alternatives)))
             if known is None:
@@ -309,19 +316,19 @@ class Transfer:
 # ---- values of the whole batch -------------------------------------------------------------------
 
 def _adds_up(state: State) -> bool:
-    """Whether the sum of the towers' values is that of the batch."""
+    """Whether the sum of the towers' values is the value of the batch."""
     is_sum = state.kind is Kind.SUM or state.is_count
     return is_sum and not state.has_offset
 
 
 def _averages(state: State) -> bool:
-    """Whether the mean of the towers' values, weighted by examples, is that of the batch."""
+    """Whether the mean of the towers' values, weighted by examples, is the value of the batch."""
     return state.kind in (Kind.MEAN, Kind.INDEPENDENT)
 
 
 def _concatenates(state: State) -> bool:
-    """Whether the towers' values, one after the other along dimension 0, are those of the batch:
-    not of two rounds of all examples, which come as two rounds of each shard's."""
+    """Whether the towers' values, one after the other along dimension 0, are the value of the
+    batch. With two rounds of all examples they are not: they have both rounds of shard 0 first."""
     is_of_batch = state.kind in (Kind.PER_EXAMPLE, Kind.ROWS)
     return is_of_batch and state.axis == 0 and state.outer == 1
 

@@ -3,7 +3,7 @@
 A rule gets an operation of the scratch graph, the states of its inputs, and the view. It asks the
 view for ranks, shapes and static values, and notes there why a statistic of the shard ends a proof.
 
-A shape that is not static in the scratch graph may be so in the program's own: in loops
+A shape that is not static in the scratch graph may be static in the program's graph: in loops
 `set_shape` has told TensorFlow shapes that an import does not keep.
 """
 
@@ -22,13 +22,13 @@ from towers.proof.stand_ins import LEAST_FROM_STAND_IN, primes_from
 from towers.proof.states import Kind, Reason, State
 
 _SAME_SHAPE_IN_PROGRAM = (Kind.INDEPENDENT, Kind.PER_EXAMPLE, Kind.MEAN, Kind.SUM)
-"""Kinds of tensors that have the program's lengths but for those of the examples: a function of one
-example gives the same shape in any batch."""
+"""Kinds of tensors whose dimensions, but for the dimension of the examples, have the lengths that
+they have in the program: a function of one example gives the same shape in any batch."""
 
 _KEEPS_SHAPE = frozenset('Identity Cast StopGradient Relu Tanh Sigmoid Neg'.split())
 _FILL_TABLES = (
     'InitializeTable', 'LookupTableImport', 'LookupTableInsert', 'LookupTableRemove')
-"""How the types of the operations begin that change what a table has."""
+"""The types of the operations that change the entries of a table begin like this."""
 
 _LARGEST_LENGTH = 2 ** 31  # no dimension is longer
 
@@ -40,11 +40,11 @@ class View:
       graph: `tf.Graph`, the scratch graph.
       bodies: `Bodies` of the functions that are called in it.
       examples: the number of examples in it: int.
-      is_as_built: whether that is the size of the program's own batch, which is static, not a
+      is_as_built: whether `examples` is the static size of the program's own batch, and not a
         prime: then states tell where the examples are in this graph, and nothing of another batch.
-      fills_tables: whether the forward pass fills a table, which is the same for all steps else.
+      fills_tables: whether the forward pass fills a table; else tables are the same in all steps.
       has_stand_ins: whether primes stand for lengths of inputs, beside the number of examples.
-      reads_of_written: names of the reads of what the forward pass has written before.
+      reads_of_written: names of the reads that get what the forward pass has written before.
       with_own_gradient: names of the operations to which the program gave a gradient of its own.
       states: {name of a tensor: `State`}, which `fixed_point` fills.
       reasons: {name of a statistic of the shard: `Reason`, its first use that is not linear}.
@@ -104,15 +104,16 @@ class View:
         """The number of dimensions; None where it is not static."""
         if tensor.shape.ndims is not None:
             return tensor.shape.ndims
-        original = self._original(tensor)  # in loops it may know what the import does not
+        # In a loop the rank may be static in the program, and not in the import.
+        original = self._original(tensor)
         return None if original is None else original.shape.ndims
 
     def shape_by_inference(self, tensor: tf.Tensor) -> typing.Optional[list]:
         """The shape that TensorFlow infers, without what the tensor's own state tells.
 
-        The rule of `Reshape` asks this of its result, to compute the state of it. From the second
-        round on the result has a state: the rule's own answer, which would prove itself if it were
-        part of the shape. Of all other tensors `shape` tells more.
+        The rule of `Reshape` asks for the shape of its result, to compute the result's state. From
+        the second round on the result has a state: the rule's own answer, which would prove itself
+        if it were part of the shape. For any other tensor `shape` tells more.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -123,13 +124,13 @@ class View:
         lengths: typing.List[typing.Optional[int]] = [None] * rank
         if tensor.shape.ndims is not None:
             lengths = tensor.shape.as_list()
-        # A length in the program may be that of its static batch, of which this graph has a prime.
+        # A length in the program may be the size of its static batch; here it is a prime.
         if self._has_static_batch:
             return lengths
         return self._with_lengths_of_program(tensor, lengths)
 
     def _with_lengths_of_program(self, tensor: tf.Tensor, lengths: list) -> list:
-        """Lengths, with those of the program's tensor in the place of what is not static."""
+        """Lengths of which those that are not static are taken from the program's tensor."""
         if None not in lengths:
             return lengths
         original = self._original(tensor)
@@ -141,8 +142,8 @@ class View:
         return completed
 
     def shape(self, tensor: tf.Tensor) -> typing.Optional[list]:
-        """The lengths of the dimensions in the scratch graph, None where one is not static: those
-        that TensorFlow infers, and those that the tensor's state tells.
+        """The lengths of the dimensions in the scratch graph, None where a length is not static:
+        the lengths that TensorFlow infers, and where it infers none, what the tensor's state tells.
 
         Returns:
           List of int or None; None where the rank is not static.
@@ -154,13 +155,14 @@ class View:
         if state.kind in _SAME_SHAPE_IN_PROGRAM:
             lengths = self._with_lengths_of_program(tensor, lengths)
         if state.kind is Kind.PER_EXAMPLE:
-            # Of a static batch the program has the length of its own batch here: it is replaced.
+            # Of a static batch, `_with_lengths_of_program` may have set the size of that batch.
             lengths[state.axis] = state.entries_of_each * self.examples
         return lengths
 
     def number_of_static_lengths(self, tensor: tf.Tensor) -> int:
         """How many of the last dimensions of a tensor have lengths that are static in the program.
-        In the scratch graph a length may be a prime that stands in, or computed from one."""
+        In the scratch graph a length may be a prime that stands in, or a number computed from such
+        a prime."""
         original = self._original(tensor)
         if original is None or original.shape.ndims is None:
             return 0
@@ -173,7 +175,7 @@ class View:
 
         It is a number of `State.sizes` alone, and larger than any length, so that no other number
         is taken for it. (The primes of `stand_ins.lengths_of` are lengths of tensors in the scratch
-        graph.) In a loop a length may be another one in each iteration: there it is None.
+        graph.) In a loop a length may differ from iteration to iteration: there the result is None.
 
         Args:
           tensor: the tensor.
@@ -191,9 +193,9 @@ class View:
 
     def value(self, tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
         """The static value of a tensor that is the same on every tower; None for any other tensor,
-        since its value in this graph is not that of a shard.
+        since its value in this graph is not its value on a shard.
 
-        Constant sizes have a value, too, though it may not be static for TensorFlow.
+        Constant sizes have a value even where TensorFlow does not find it to be static.
         """
         state = self.state_or_none(tensor)
         if state is None:
@@ -207,10 +209,10 @@ class View:
         return self._static_values[tensor.name]
 
     def entry(self, tensor: tf.Tensor, place: int) -> typing.Optional[np.ndarray]:
-        """The static value of one entry of a vector, or of one row of a matrix; None where that one
-        is not static.
+        """The static value of one entry of a vector, or of one row of a matrix; None where this
+        entry or row is not static.
 
-        The others need not be static: entry 0 of `tf.stack([0, length])` is 0.
+        The other entries need not be static: entry 0 of `tf.stack([0, length])` is 0.
 
         Args:
           tensor: the vector or the matrix.
@@ -225,14 +227,15 @@ class View:
         return self.value(stack.inputs[place])
 
     def _value_of_sizes(self, tensor: tf.Tensor, state: State) -> typing.Optional[np.ndarray]:
-        """The numbers of a scalar or a vector of constant sizes; None for a larger tensor, or where
-        a prime that stands for a length may be in a number, which is another one in a run."""
+        """The numbers of a scalar or a vector of constant sizes; None for a tensor of a higher
+        rank, or where a number may have been computed from a prime that stands for a length: in a
+        run it is another number."""
         rank = self.rank(tensor)
         if rank is None or rank > 1:
             return None
         numbers = [size.constant for size in state.sizes]
-        # The primes of `stand_in` are larger than any length. Those of lengths of inputs are not:
-        # with these, a large number that is known counts as unknown, too.
+        # The primes of `stand_in` are larger than any length. The primes for lengths of inputs are
+        # smaller: where there are any, each large number counts as unknown, even a known one.
         least_unknown = LEAST_FROM_STAND_IN if self.has_stand_ins else _LARGEST_LENGTH
         if max(map(abs, numbers), default=0) >= least_unknown:
             return None
@@ -245,7 +248,8 @@ class View:
         return names or [source.name for source in read_from(tensor)]
 
     def program_op(self, op: tf.Operation) -> typing.Optional[tf.Operation]:
-        """The operation of the program that an operation stands for; None in a function's body."""
+        """The operation of the program that an operation stands for; None for an operation that the
+        program lacks, such as one in the body of a function."""
         return self._program.get(op.name)
 
     def is_in_loop(self, op: tf.Operation) -> bool:
@@ -257,14 +261,14 @@ class View:
         return self._is_in_loop_v1(self.bodies.outermost_call(op.name))
 
     def _is_in_loop_v1(self, name: str) -> bool:
-        """Whether the operation of a name is in a loop of control flow v1 of the program: its
-        original there tells, since an import keeps no contexts."""
+        """Whether the operation of a name is in a loop of control flow v1 of the program. The
+        program's operation tells, since an import keeps no contexts."""
         original = self._program.get(name)
         return original is not None and not compat.in_branches_alone(original)
 
     def is_stateful(self, op: tf.Operation) -> bool:
-        """Whether operations of a type keep values from run to run, or draw random numbers. It is
-        asked of TensorFlow once a type, since the answer takes it long."""
+        """Whether operations of this type keep values from run to run, or draw random numbers.
+        TensorFlow is asked once for each type, since it takes long to answer."""
         if op.type not in self._is_stateful:
             self._is_stateful[op.type] = op.op_def.is_stateful
         return self._is_stateful[op.type]
@@ -278,7 +282,8 @@ class View:
         return self._merges.get(frame, [])
 
     def _original(self, tensor: tf.Tensor):
-        """The tensor of the program that a tensor stands for; None for others."""
+        """The tensor of the program that a tensor stands for; None for a tensor that the program
+        lacks."""
         op = self.program_op(tensor.op)
         return None if op is None else op.outputs[tensor.value_index]
 
@@ -299,9 +304,9 @@ class View:
         `tf.reshape(x, (-1, 5))` takes 5 numbers of each example of x [n, L], L not being static.
 
         The rule marks the results with the operation's name, as if it were a statistic of the
-        shard. The verdict of a loss with this mark has the supposition as its condition. Where it
-        can be no condition, the mark ends the proof as any other (`verdict._ends`), for the reason
-        that is noted here.
+        shard. The verdict of a loss with this mark has the supposition as its condition. Where the
+        supposition can be no condition, the mark ends the proof as any other mark does
+        (`verdict._ends`), for the reason that is noted here.
 
         Args:
           op: the operation.
@@ -312,8 +317,8 @@ class View:
 
     def remembered(self, function: typing.Callable, tensor: tf.Tensor, argument: typing.Any,
                    meanwhile: typing.Any) -> typing.Any:
-        """The result of `function(tensor, argument, view)`, computed once: of a function that
-        follows a tensor back, by calls of `remembered` with its inputs.
+        """The result of `function(tensor, argument, view)`, computed once. The function follows a
+        tensor back: it calls `remembered` for the inputs of the tensor's operation.
 
         Args:
           function: the function.
@@ -334,18 +339,18 @@ def _is_static(length: typing.Optional[int]) -> bool:
     return length is not None
 
 
-_WIDE_INTEGERS = (tf.int32, tf.int64)  # which hold the number of any row, and of all examples
+_WIDE_INTEGERS = (tf.int32, tf.int64)  # they hold the number of any row, and of all examples
 
 
 def is_wide(tensor: tf.Tensor) -> bool:
-    """Whether the type of a tensor holds the numbers of all rows of a batch: in an int8 the row 128
-    would be another one, and a shard may have 100 rows."""
+    """Whether the type of a tensor holds the numbers of all rows of a batch. In an int8 the number
+    128 overflows: it does so on the batch, and not on a shard of 100 rows."""
     return tensor.dtype in _WIDE_INTEGERS
 
 
 def same_numbers_behind(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor of whole numbers that a tensor hands on: as it is, or cast from one type to
-    another that both hold all of them (`is_wide`)."""
+    another, where both types hold all of these numbers (`is_wide`)."""
     while True:
         op = tensor.op
         is_exact_cast = op.type == 'Cast' and is_wide(tensor) and is_wide(op.inputs[0])
@@ -363,7 +368,7 @@ def _merges_by_frame(graph: tf.Graph) -> typing.Dict[str, typing.List[tf.Operati
             continue
         merges = found.setdefault(op.get_attr('frame_name'), [])
         for taker in op.outputs[0].consumers():
-            if taker.type == 'Merge':  # not what an iteration takes as it is: a loop invariant
+            if taker.type == 'Merge':  # any other taker is in the loop, and takes a loop invariant
                 merges.append(taker)
     return found
 
@@ -379,7 +384,8 @@ class Arrays:
         """Begins before the first round: nothing is written."""
         self._before: typing.Dict[str, State] = {}  # by the round before
         self._written: typing.Dict[str, State] = {}  # by this round
-        # The operations in branches or loops that write to an array, by their names; of all rounds.
+        # {name of an array: names of the operations in branches or loops that write to it}, of all
+        # rounds
         self._in_choices: typing.Dict[str, typing.Set[str]] = {}
 
     def begin_round(self) -> None:
@@ -389,7 +395,7 @@ class Arrays:
 
     @property
     def are_settled(self) -> bool:
-        """Whether this round has written what the round before has."""
+        """Whether this round has written the same states as the round before."""
         return self._before == self._written
 
     def element(self, name: str) -> typing.Optional[State]:
