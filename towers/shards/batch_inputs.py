@@ -50,7 +50,7 @@ class Inputs(typing.NamedTuple):
 
     Attributes:
       leaves: list of the `Leaf`s.
-      size: their first dimension; None if no leaf has a static one.
+      size: the first dimension of the leaves; None if it is static for no leaf.
       unknown: the paths of leaves whose first dimension is not static.
     """
     leaves: typing.List[Leaf]
@@ -71,7 +71,8 @@ def checked_inputs(inputs: typing.Any) -> Inputs:
       InputError: a leaf that cannot be cut by examples; static numbers of examples that differ.
       InvalidArgumentError: TensorFlow executes eagerly.
     """
-    check_graph_mode('the result of split_batch')  # in a build, that was asked before
+    # For a call of `split_batch`: a build has checked the mode before.
+    check_graph_mode('the result of split_batch')
     leaves = _leaves(inputs)
     static_sizes = {}  # {path: first dimension}
     unknown = []
@@ -119,8 +120,8 @@ def _tensor_of(path: str, value: typing.Any) -> typing.Union[None, tf.Tensor, tf
     try:
         return tf.convert_to_tensor(value)
     except TowersError:
-        # It comes from the caller's device function, and says what is wrong there. That many of
-        # these errors are `ValueError`s, too, does not make it an error about this leaf.
+        # The error comes from the caller's device function, and says what is wrong there. Many a
+        # `TowersError` is also a `ValueError`, but this one is no error about the leaf.
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_tensor(path, value, str(error).split('\n', 1)[0]) from None
@@ -140,14 +141,14 @@ def size_and_guards(inputs: Inputs, tensors: list) -> SizeOfBatch:
             sizes_in_step[leaf.path] = _size_of(tensor)
     size = inputs.size
     compared_with = 'the others'
-    if size is None:  # then the others are compared with the first
+    if size is None:  # the other leaves are compared with the first leaf
         compared_with = inputs.unknown[0]
         size = sizes_in_step.pop(compared_with)
     guards = []
     for path, other_size in sizes_in_step.items():
         text = 'towers: the first dimensions of the inputs differ: those of %s and %s are' % (
             compared_with, path)
-        # Without quotes: an assertion of TensorFlow puts a backslash before each one.
+        # Without quotes: an assertion of TensorFlow puts a backslash before each quote.
         text = text.replace("'", '')
         guards.append(tf.Assert(tf.equal(size, other_size), [text, size, other_size]))
     return SizeOfBatch(size, guards)
@@ -199,7 +200,8 @@ def _check_leaf(path: str, leaf: typing.Any) -> None:
                          '.get_next().' % (path, type(leaf).__name__))
     graph = getattr(leaf, 'graph', None)
     if graph is not None and graph is not tf.get_default_graph():
-        named = leaf.values if isinstance(leaf, tf.SparseTensor) else leaf  # a sparse one has none
+        # A sparse tensor has no name.
+        named = leaf.values if isinstance(leaf, tf.SparseTensor) else leaf
         name = getattr(named, 'name', type(leaf).__name__)
         raise InputError('%s (%s) belongs to another graph than the default one: make the '
                          'inputs and the towers under the same tf.Graph().' % (path, name))
@@ -245,7 +247,8 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
     array = np.asarray(leaf)
-    if array.dtype == object and not array.shape:  # numpy makes a scalar of what it does not know
+    # Of an object that numpy does not know it makes a scalar.
+    if array.dtype == object and not array.shape:
         raise _no_tensor(path, leaf, 'no tensor and no array')
     return tf.TensorShape(array.shape)
 
@@ -272,7 +275,7 @@ def _variables_named(variables: typing.Iterable[tf.Variable],
 def check_nothing_is_trained_upstream(leaves: typing.Any) -> None:
     """Raises `InputError` if a tensor in a nest is computed from a trainable variable.
 
-    It is for inputs whose `UpstreamVariables` the build cannot train: sparse ones, and `Shards`.
+    It is for inputs whose `UpstreamVariables` the build cannot train: sparse tensors, and `Shards`.
     """
     for leaf in tf.nest.flatten(leaves, expand_composites=True):
         for name in _trained_upstream(leaf):
@@ -318,8 +321,8 @@ class UpstreamVariables(typing.NamedTuple):
           trained: the trained variables.
 
         Returns:
-          A list of `[(gradient, variable)]`, to be combined with those of the towers: it has one
-          such list of pairs, or none where nothing is trained here.
+          A list of lists `[(gradient, variable)]`, to be combined with the gradients of the towers:
+          it has one list of pairs; it is [] if no variable is trained here.
         """
         variables = _variables_named(self.variables, graph_walk.operation_names(trained))
         if not variables:
@@ -337,12 +340,12 @@ class UpstreamVariables(typing.NamedTuple):
         gradients_by_leaf = zip(*gradients_of_shards)  # for each leaf, the gradients of all shards
         joined = _Joined(examples=[], gradients=[])
         for leaf, gradients_of_leaf in zip(leaves, gradients_by_leaf):
-            # All towers compute the same model: the loss of the first tells of all.
+            # All towers compute the same model: the loss of tower 0 tells of all losses.
             loss_depends_on_leaf = gradients_of_leaf[0] is not None
             if loss_depends_on_leaf:
                 with only_device(leaf.device or None):
                     joined.gradients.append(_joined_gradient(gradients_of_leaf, sizes))
-                    # Without the remainder of the batch, which may have been dropped.
+                    # A remainder of the batch may have been dropped: no shard has it.
                     joined.examples.append(leaf[:sum(sizes)])
         return joined
 
@@ -358,7 +361,7 @@ def _joined_gradient(gradients: typing.Sequence, sizes: list) -> tf.Tensor:
     """The gradient with respect to the examples of all shards, in the order of the batch.
 
     Args:
-      gradients: those with respect to the shards.
+      gradients: the gradients with respect to the shards.
       sizes: the shards' numbers of examples. What follows them in a shard is padding.
     """
     rows = []
@@ -370,10 +373,10 @@ def _joined_gradient(gradients: typing.Sequence, sizes: list) -> tf.Tensor:
 def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
     """Finds the trainable variables upstream of a nest of inputs.
 
-    An input that is computed from some is replaced by its `tf.stop_gradient`, so that no tower
-    takes their gradients for itself: `UpstreamVariables.gradients` takes them once.
+    An input that is computed from such variables is replaced by its `tf.stop_gradient`, so that no
+    tower takes their gradients for itself: `UpstreamVariables.gradients` takes them once.
 
-    Raises `InputError` if one is upstream of a sparse tensor.
+    Raises `InputError` if such a variable is upstream of a sparse tensor.
     """
     leaves = tf.nest.flatten(inputs)
     sparse_leaves = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)]

@@ -36,7 +36,7 @@ class CutBatch(typing.NamedTuple):
       weights: list of N floats `n_k / n`, or float64 scalars. They sum to one.
       batch_size: `n`, counting only examples that are used: an int or an int32 scalar.
       is_even: whether it is certain that all shards have the same number of examples.
-      pads: whether a shard without an example holds padding.
+      pads: whether there may be a shard without an example, which holds padding.
     """
     inputs: typing.List[typing.Any]
     sizes: typing.List[Size]
@@ -110,8 +110,8 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
 
 def _first_examples(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor],
                     size: Size) -> typing.Union[None, tf.Tensor, tf.SparseTensor]:
-    """The first examples of a leaf, which are to be cut into shards: `_dense_pieces` may split all
-    that it gets. A sparse tensor stays as it is, since each of its shards is a slice.
+    """The first examples of a leaf, which are to be cut into shards: `_dense_pieces` may split the
+    whole tensor that it gets. A sparse tensor stays as it is, since each of its shards is a slice.
 
     Args:
       tensor: the leaf.
@@ -133,7 +133,8 @@ def _are_certainly_equal(sizes: list, shares: typing.Tuple[int, ...], remainder:
     if len(sizes) == 1:
         return True
     have_equal_shares = len(set(shares)) == 1
-    if have_equal_shares and remainder != 'weight':  # 'weight' may give the first ones one more
+    # With 'weight' the first shards may get an example more.
+    if have_equal_shares and remainder != 'weight':
         return True
     return _are_static(sizes) and len(set(sizes)) == 1
 
@@ -148,8 +149,8 @@ def cut_batch(inputs: list, sizes: list, batch_size: Size, is_even: bool,
               pads: bool = False) -> CutBatch:
     """Makes a `CutBatch` from shards, with their weights.
 
-    A weight is the shard's size over the batch's. Where the proportions of the sizes are known, it
-    is a float even if the sizes are not static: 1/4 each of 4 equal shards.
+    A weight is the shard's size over the batch's size. Where the proportions of the sizes are
+    known, the weight is a float even if the sizes are not static: 1/4 for each of 4 equal shards.
 
     Args:
       inputs, sizes, batch_size, is_even, pads: the attributes of `CutBatch`.
@@ -308,15 +309,15 @@ def _size_assertions(size: tf.Tensor, shares: typing.Tuple[int, ...], remainder:
 class ShardSizes(typing.NamedTuple):
     """The numbers of examples of shards."""
     sizes: list  # of each shard
-    used_size: Size  # of all together: without the remainder that none of them has
+    used_size: Size  # the sum of these: without the remainder that no shard has
 
 
 def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...], remainder: str) -> ShardSizes:
     """Divides the examples of a batch among its shards.
 
     With `remainder='weight'` every example is in a shard: a remainder goes to the first shards, one
-    example each (10 examples for 4 towers: 3, 3, 2, 2). With `'drop'` the remainder is in none (2,
-    2, 2, 2); with `'error'` there is no remainder.
+    example each (10 examples for 4 towers: 3, 3, 2, 2). With `'drop'` the remainder is in no shard
+    (2, 2, 2, 2); with `'error'` there is no remainder.
 
     Args:
       size: the number of examples.
@@ -329,7 +330,7 @@ def sizes_of_shards(size: Size, shares: typing.Tuple[int, ...], remainder: str) 
         return ShardSizes(_sizes_with_remainder(size, shares), size)
     size_per_share = size // unit
     if unit == len(shares):  # all shares are 1
-        # It is one and the same tensor for all, by which `_dense_pieces` knows them as equal.
+        # All sizes are one and the same tensor: by this `_dense_pieces` knows that they are equal.
         sizes = [size_per_share] * len(shares)
     else:
         sizes = [size_per_share * share for share in shares]
@@ -361,8 +362,9 @@ def _one_if_below(number: int, limit: Size) -> Size:
 
 
 def name_of_shard(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor]) -> typing.Optional[str]:
-    """The name of a tensor's shards in their name scope: that of the tensor, without its scopes, so
-    that an error about a shard names the program's own input; None for other inputs."""
+    """The name of a tensor's shards in their name scope: the name of the tensor, without its
+    scopes, so that an error about a shard names the program's own input. None for a sparse tensor,
+    and for None."""
     if not isinstance(tensor, tf.Tensor):
         return None
     return tensor.op.name.split('/')[-1]
@@ -370,8 +372,8 @@ def name_of_shard(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor]) -> typ
 
 def _pieces(tensor: typing.Union[None, tf.Tensor, tf.SparseTensor], sizes: list,
             name: typing.Optional[str]) -> list:
-    """List of the pieces of one leaf of the inputs, a piece of each of these sizes, which can be
-    fed; Nones for None.
+    """List of the pieces of one leaf of the inputs, a piece of each size, which can be fed; a list
+    of Nones for None.
 
     Args:
       tensor: the leaf.
@@ -418,8 +420,8 @@ def dense_shard(piece: tf.Tensor, has_static_size: bool, name: typing.Optional[s
 
     Args:
       piece: the examples of the shard.
-      has_static_size: whether the shard's static shape has the number of its examples; else that is
-        None.
+      has_static_size: whether the shard's static shape has the number of its examples; else the
+        shape has None there.
       name: see `name_of_shard`.
     """
     shape = piece.shape
@@ -477,7 +479,8 @@ class _HeldExamples(typing.NamedTuple):
 
 
 def _held_examples(start: Size, size: Size) -> _HeldExamples:
-    """What a shard holds: its own examples; without any the batch's first example, as padding.
+    """The examples that a shard holds: its own examples; if it has none, the batch's first example,
+    as padding.
 
     Args:
       start: the number of the first example of the shard.

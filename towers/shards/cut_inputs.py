@@ -27,8 +27,8 @@ from towers.shards.cut_batch import CutBatch, cut_batch, dense_shard, name_of_sh
 class Shards:
     """A batch that the caller has cut: the inputs of each tower, in the order of the towers.
 
-    Such as a queue's `dequeue_many` for each tower, or a dataset for each device. The towers are
-    weighted by their numbers of examples.
+    The inputs are a queue's `dequeue_many` for each tower, for example, or a dataset for each
+    device. The towers are weighted by their numbers of examples.
 
     Args:
       batches: a list of nests of tensors [n_k, …], one nest a tower, all of one structure; the
@@ -98,7 +98,7 @@ class Shards:
 
 def _check_same_types(index: int, inputs: Inputs, first: Inputs) -> None:
     """Raises `InputError` if the leaves of the shard with that index differ in type or shape from
-    those of the `first` shard."""
+    the leaves of the `first` shard."""
     for (path, leaf), (_, first_leaf) in zip(inputs.leaves, first.leaves):
         if not _have_same_type(path, leaf, first_leaf):
             raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type '
@@ -165,7 +165,7 @@ def _fed(tensor: typing.Any, size: typing.Any, is_even: bool) -> typing.Any:
     if isinstance(tensor, tf.SparseTensor):
         return sparse_shard(tensor, start=0, size=size)
     # The identity is on the tensor's device, and waits for the assertions. The other towers are
-    # copies of tower 0 with its static shapes, so that only a size that all have may be static.
+    # copies of tower 0 with its static shapes, so that only a size of all shards may be static.
     return dense_shard(tf.identity(tensor), has_static_size=is_even, name=name_of_shard(tensor))
 
 
@@ -173,8 +173,8 @@ class StagedInputs(Shards):
     """The batches of a dataset, cut and copied ahead; see `staged`.
 
     Attributes:
-      initializer: the operation that begins to read; `tf.tables_initializer()` and with it a
-        `tf.train.MonitoredTrainingSession` run it, too.
+      initializer: the operation that begins to read; `tf.tables_initializer()` also runs it, and so
+        does a `tf.train.MonitoredTrainingSession`.
       devices: the devices of the shards: a tuple of names.
     """
 
@@ -226,8 +226,8 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
         if not _can_be_cut(shape, num_towers):
             raise InputError('the dataset has elements of shape %s: expected dense batches [n, …], '
                              'with an n that %d towers divide.' % (shape, num_towers))
-    # A `MultiDeviceIterator` gives its devices the elements of a dataset in turn: the elements are
-    # to be shards, those of one batch after each other.
+    # A `MultiDeviceIterator` gives its devices the elements of a dataset in turn: so the elements
+    # are shards, and the shards of one batch follow each other.
     shards_of_batch = functools.partial(_dataset_of_shards, num_towers)
     with only_device('/cpu:0'):
         iterator = compat.multi_device_iterator(
