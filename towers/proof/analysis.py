@@ -38,7 +38,7 @@ class Analysis(typing.NamedTuple):
     reasons: typing.Dict[str, Reason]
     # names of the operations that were analysed, in the order of the forward pass
     operations: typing.List[str]
-    # names of those that draw random numbers
+    # names of the operations that draw random numbers, also in the bodies of functions
     random: typing.List[str]
     # {name of an operation: the variables that it writes, and the values}
     writes: typing.Dict[str, typing.List[Written]]
@@ -48,18 +48,19 @@ class Analysis(typing.NamedTuple):
     forward_pass: typing.FrozenSet[str]
     # names of placeholders of no known shape, which are taken for scalars
     assumed_scalars: typing.List[str]
-    # {name of an operation: the sentence that a proof supposes of it, where a state has its mark}
+    # {name of an operation: the sentence that a proof supposes of it}; a state that depends on the
+    # supposition is marked with this name
     suppositions: typing.Dict[str, str]
     # where the graph takes no batch of another size, the analysis for the size that it has: it
-    # tells where the examples are in this graph, and nothing of one for another batch
+    # tells where the examples are in this graph, and nothing of a graph for another batch
     as_built: typing.Optional['Analysis'] = None
     # of a static batch, the analysis with some constants taken for multiples of its size
     with_size_constants: typing.Optional['Analysis'] = None
-    # the constants that this analysis takes so
+    # the constants that this analysis takes for multiples of the batch's size
     size_constants: typing.Optional[SizeConstants] = None
-    # names of the divisors of sums any of which may be that size, so that none is taken so
+    # names of divisors of sums: any of them may be the batch's size, so that none is taken for it
     other_divisors: typing.Sequence[str] = ()
-    # {name of a loop's operation: the constant that ends it, which may be that size}
+    # {name of a loop's operation: the constant that ends the loop, which may be the batch's size}
     loops_of_size: typing.Mapping[str, Reason] = {}
 
     @property
@@ -68,7 +69,8 @@ class Analysis(typing.NamedTuple):
         return set(self.operations)
 
     def in_order(self, names: typing.Iterable[str]) -> typing.List[str]:
-        """Names of operations in the order of the forward pass; those in functions are last."""
+        """Names of operations in the order of the forward pass; operations in functions are
+        last."""
         places = {name: place for place, name in enumerate(self.operations)}
         return sorted(names, key=lambda name: (places.get(name, len(places)), name))
 
@@ -77,7 +79,8 @@ class Analysis(typing.NamedTuple):
         return op.name in self.means
 
     def state(self, tensor: tf.Tensor) -> State:
-        """The state of a tensor; what is not in the forward pass is the same on every tower."""
+        """The state of a tensor; a tensor from outside of the forward pass is the same on every
+        tower."""
         if tensor.name not in self.states and tensor.op.name in self.forward_pass:
             return unknown(tensor.op, 'was not looked at')
         return self.states.get(tensor.name, INDEPENDENT)
@@ -111,11 +114,12 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
 
 def _analysed_of_static_batch(forward_pass: '_ForwardPass', batch_size: int) -> Analysis:
     """The analysis of a forward pass whose batch has a static number of examples: with each
-    constant as it is, and beside it those for the size of that batch and with size constants.
+    constant as it is. Its fields have the analyses for the size of that batch, and with size
+    constants.
 
     The search for size constants has to know where the examples are in the graph as it was built.
-    Where no operation holds the size of the batch, they are in the same places for another batch:
-    then the analysis for a prime, the first one, tells it.
+    Where no operation holds the size of the batch, the examples are in the same places for another
+    batch: then the first analysis, for a prime, tells where they are.
     """
     whole_scratch = make_whole_scratch(forward_pass.needed)
     if whole_scratch is None:  # shape inference refuses a batch of another size
@@ -134,7 +138,8 @@ def _analysed_of_only_size(forward_pass: '_ForwardPass', batch_size: int) -> Ana
 
     With each constant as it is, a proof can only end at the operation that refuses another batch.
     So the analysis with size constants takes the place of the one with each constant as it is. Only
-    where no constant may be taken for the size, the latter is made: it says where the proof ends.
+    where no constant may be taken for the size, the analysis with each constant as it is is made:
+    it says where the proof ends.
     """
     as_built = _analysed_as_built(forward_pass, batch_size)
     analysis = _analysed_with_size_constants(forward_pass, as_built, batch_size)
@@ -150,8 +155,8 @@ def _analysed_as_built(forward_pass: '_ForwardPass', batch_size: int) -> Analysi
 
 def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: Analysis,
                                   batch_size: int) -> typing.Optional[Analysis]:
-    """The analysis with some constants taken for multiples of the number of examples; None where
-    nothing may be taken so.
+    """The analysis with some constants taken for multiples of the number of examples; None where no
+    constant and no divisor may be such a multiple, or the inputs have several static sizes.
 
     Args:
       forward_pass: `_ForwardPass`.
@@ -163,7 +168,8 @@ def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: 
         return None
     found = find_size_constants(
         forward_pass.needed.operations, of_built_graph.states, batch_size)
-    # Divisors that are not taken for the size are for the verdict, which names them.
+    # If there are divisors that could be the size, and are not taken for it, the verdict names
+    # them.
     if not found.size_constants and not found.other_divisors:
         return None
     scratch = make_scratch(forward_pass.needed, size_constants=found.size_constants)
@@ -174,7 +180,7 @@ def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: 
 
 class _ForwardPass(typing.NamedTuple):
     """A forward pass that is analysed, once or more."""
-    needed: ForwardPass  # with the operations that the fetches need alone
+    needed: ForwardPass  # it has only the operations that the fetches need
     operations: typing.FrozenSet[str]  # names of all operations of the pass
 
     def analysed_in(self, scratch: Scratch) -> Analysis:
@@ -184,10 +190,10 @@ class _ForwardPass(typing.NamedTuple):
         states = dict(view.states)
         # The inputs' placeholders have names of their own in the scratch graph.
         states.update(states_of_inputs(self.needed.inputs))
-        # The scratch graph has the bodies of functions, too, whose operations the pass lacks.
+        # The scratch graph also has the bodies of functions, whose operations the pass lacks.
         names_in_pass = names_of(self.needed.operations)
         names = [op.name for op in settled.operations if op.name in names_in_pass]
-        # Those in functions draw numbers, too.
+        # Operations in the bodies of functions may also draw random numbers.
         random = [op.name for op in settled.operations if graph_walk.is_random(op)]
         batch_size = static_size(self.needed.inputs)
         of_size = {} if batch_size is None else loops_of_size(view, batch_size)
@@ -212,7 +218,7 @@ def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,
     forward_pass = names_of(operations)
 
     def needed_by(op: tf.Operation) -> typing.List[tf.Operation]:
-        """The operations that one of the forward pass needs; nothing where the batch enters."""
+        """The operations that an operation of the forward pass needs; [] where the batch enters."""
         if op.name in batch_enters_at:
             return []
         sources = graph_walk.inputs_of(op) + _conditions(op)
@@ -226,7 +232,8 @@ def _conditions(op: tf.Operation) -> typing.List[tf.Operation]:
     """The operations that compute the conditions of the branches that end at a `Merge`; [] for any
     other operation.
 
-    Which value the `Merge` gives depends on them, too, whatever its inputs are computed from.
+    Which value the `Merge` gives depends on these conditions, whatever its inputs are computed
+    from.
     """
     if op.type not in ('Merge', 'RefMerge'):
         return []
@@ -235,8 +242,9 @@ def _conditions(op: tf.Operation) -> typing.List[tf.Operation]:
 
 
 def _holds_size(analysis: Analysis) -> bool:
-    """Whether an operation holds the size of the program's batch: it takes no batch of another one,
-    or makes a result of that size, as a transposed convolution does by its output's shape."""
+    """Whether an operation holds the size of the program's batch: it takes no batch of another
+    size, or makes a result of the program's size, as a transposed convolution does whose output
+    shape is a constant."""
     reasons = [state.reason for state in analysis.states.values() if state.reason is not None]
     ends = {reason.why for reason in reasons}
     return not ends.isdisjoint([TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE])
@@ -245,11 +253,11 @@ def _holds_size(analysis: Analysis) -> bool:
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
     """{name of an operation of the program: what it writes, itself or in functions it calls}.
 
-    `roles.written_values` judges an operation by what is told here, and looks itself at one of
-    which nothing is told. So it is left to it to look at an operation of the program that writes
-    otherwise than by an assign, an add or a scatter. In a function such a write is told here: else
-    the call of the function would be judged by its other writes alone. A call in a function writes
-    nothing but what the operations of its own body write.
+    `roles.written_values` judges an operation by its writes in this dict. An operation that is not
+    in the dict it looks at itself: so an operation of the program that writes otherwise than by an
+    assign, an add or a scatter is left out here. Such an operation in the body of a function is not
+    left out: else the call of the function would be judged by its other writes alone. A call in a
+    function writes nothing but what the operations of its own body write.
     """
     view = settled.view
     bodies = view.bodies

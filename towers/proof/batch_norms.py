@@ -3,7 +3,7 @@ the examples.
 
 In single operations, a batch norm takes a mean over the examples and the mean of the squared
 distances from it, which goes into a root; the fused kernel is one operation. A normalization by a
-statistic of one example alone (a layer norm) is none, whatever its dimensions are called.
+statistic of one example alone (a layer norm) is no batch norm, whatever its dimensions are called.
 
 Words of other modules used here: `SAME_NUMBERS`: the types of the operations that give the numbers
 of their first input, in another shape or type perhaps; `Analysis.is_mean`: whether an operation is
@@ -43,8 +43,8 @@ class BatchNorms(typing.NamedTuple):
     moments: typing.List[Moments]
     # the batch norms in one kernel
     fused: typing.List[tf.Operation]
-    # operations that end statistics, or kernels, of which it is not proven whether they are over
-    # the examples
+    # the kernels, and the operations that compute a variance, for which it is not proven whether
+    # their statistics are over the examples
     unproven: typing.List[tf.Operation]
 
     @property
@@ -114,16 +114,16 @@ def _add_moments(op: tf.Operation, analysis: Analysis, found: BatchNorms) -> Non
         analysis.is_mean(moments.mean.op) and analysis.is_mean(moments.variance.op))
     if _is_unknown(moments.mean, analysis) or _is_unknown(moments.variance, analysis):
         found.unproven.append(op)
-    elif are_over_examples:  # else they are of one example alone, as those of a layer norm
+    elif are_over_examples:  # else they are of one example alone, as in a layer norm
         found.moments.append(moments)
 
 
 def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf.Tensor],
                                  analysis: Analysis) -> typing.Set[str]:
-    """The names of the operations that take statistics over the examples, of those that go into the
-    losses by batch norms alone: by normalized values of the examples.
+    """The names of the operations that take the statistics of batch norms, as far as a statistic
+    goes into the losses by normalized values of the examples alone.
 
-    A variance that a loss adds up, too, is none of them, whatever it normalizes.
+    A variance that a loss also adds up is not among them, whatever it normalizes.
 
     Args:
       batch_norms: `BatchNorms`.
@@ -134,7 +134,7 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
     found = {op.name for op in batch_norms.fused
              if _kernel_only_normalizes(op, into_losses, analysis)}
     for mean, variance in batch_norms.moments:
-        # This analysis may be another than the one that has found the batch norms.
+        # Another analysis may have found the batch norms. By this one they may be unproven.
         if not analysis.is_mean(mean.op) or not analysis.is_mean(variance.op):
             continue
         if _only_normalizes(mean, into_losses, analysis, needs_root=False):
@@ -154,13 +154,14 @@ def _kernel_only_normalizes(op: tf.Operation, ways: '_Ways', analysis: Analysis)
 
 
 class _Ways(typing.NamedTuple):
-    """What values go through on their ways into the losses."""
+    """The ways of values into the losses."""
     losses: typing.Set[str]  # names of the losses
-    operations: typing.Set[str]  # names of the operations that they are computed by
+    operations: typing.Set[str]  # names of the operations that compute the losses
 
 
 def _ways_into(losses: typing.List[tf.Tensor]) -> _Ways:
-    """The operations by which losses are computed; what they wait for alone is not among them."""
+    """The operations that compute losses; an operation that these only wait for is not among
+    them."""
     return _Ways(graph_walk.names_of(losses), graph_walk.ancestors(losses))
 
 
@@ -173,7 +174,7 @@ def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
       statistic: the mean or the variance.
       ways: `_Ways` into the losses.
       analysis: `Analysis` of the forward pass.
-      needs_root: whether a root has to be taken on the way, as of a variance.
+      needs_root: whether a root has to be taken on the way, as for a variance.
     """
     to_values = functools.partial(_results_before_values, ways, analysis)
     on_ways = graph_walk.reached([statistic], to_values)
@@ -189,8 +190,8 @@ def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
 
 def _results_before_values(ways: _Ways, analysis: Analysis, tensor: tf.Tensor,
                            ends: typing.Container[str] = ()) -> typing.List[tf.Tensor]:
-    """The tensors that are computed from another one on its ways into the losses; [] of a value of
-    the examples, where a way ends.
+    """The tensors that operations compute from a tensor on its ways into the losses; [] for a value
+    of the examples, at which a way ends.
 
     Args:
       ways: `_Ways` into the losses.
@@ -227,8 +228,8 @@ def _moments_of(op: tf.Operation) -> typing.Optional[Moments]:
     mean = source_through(difference.inputs[1], SAME_NUMBERS)
     if mean.op.type != 'Mean' or not _goes_into_a_root(variance):
         return None
-    # The mean may come in another shape, as a vector. Of values in another shape, the axes of the
-    # two means would be other dimensions.
+    # The mean may come in another shape, as a vector. The values may not: in another shape, the
+    # axes of the two means would be other dimensions.
     values = source_through(difference.inputs[0], _SAME_ENTRIES)
     values_of_mean = source_through(mean.op.inputs[0], _SAME_ENTRIES)
     if values.name != values_of_mean.name:
@@ -285,9 +286,9 @@ def _takers_of(operations: typing.List[tf.Operation]) -> typing.List[tf.Operatio
 
 
 def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]:
-    """The results of all operations that compute the same mean, the one itself among them: two
-    calls of `tf.nn.moments` make two. Their shapes may differ, by `keepdims`: the caller puts the
-    batch's mean in the place of each.
+    """The results of all operations that compute the same mean, the statistic itself among them:
+    two calls of `tf.nn.moments` make two such operations. The shapes of the results may differ, by
+    `keepdims`: the caller puts the batch's mean in the place of each result.
 
     Args:
       statistic: the mean.

@@ -44,8 +44,8 @@ class Loop(typing.NamedTuple):
 def loop_of(op: tf.Operation, view: View) -> Loop:
     """The loop that a `Merge` or an `Exit` belongs to."""
     condition = _condition_of_loop(op, view)
-    # In the first round the condition comes after the loop's `Merge`s, and has no state yet. What
-    # it has later reaches the `Merge`s in the next round.
+    # In the first round the condition comes after the loop's `Merge`s, and has no state yet: it
+    # counts as INDEPENDENT. The state that it gets then reaches the `Merge`s in the next round.
     state = view.states.get(condition.name, INDEPENDENT)
     return Loop(is_over_examples=_counts_examples(condition, view), condition=state)
 
@@ -64,12 +64,12 @@ def _condition_of_loop(op: tf.Operation, view: View) -> tf.Tensor:
 
 
 def _switch_of_loop(merge: tf.Operation, view: View) -> tf.Operation:
-    """A `Switch` of the loop that a `Merge` belongs to, of any value that the loop carries: all of
-    them have the loop's condition.
+    """A `Switch` of the loop that a `Merge` belongs to, of any value that the loop carries: every
+    `Switch` of the loop has the loop's condition.
 
-    The `Merge` may have none of its own. The scratch graph has what the outputs need: of a value
-    that the condition alone reads, as the residual in `while residual > tolerance`, it has the
-    `Merge`, and not the `Switch` behind it.
+    The `Merge` may have no `Switch` of its own. The scratch graph has only operations that the
+    outputs need: of a value that the condition alone reads, as the residual in
+    `while residual > tolerance`, it has the `Merge`, and not the `Switch` behind it.
     """
     enter = merge.inputs[0].op
     merges = view.merges_of_frame(enter.get_attr('frame_name'))
@@ -80,7 +80,7 @@ def _switch_of_loop(merge: tf.Operation, view: View) -> tf.Operation:
 def _counts_examples(condition: tf.Tensor, view: View) -> bool:
     """Whether a test is that a counter from 0 on is below the number of examples.
 
-    `tf.map_fn` makes two of them: `i < n and i_of_arrays < n`.
+    `tf.map_fn` makes two such tests: `i < n and i_of_arrays < n`.
     """
     if condition.op.type == 'LogicalAnd':
         return all(_counts_examples(part, view) for part in condition.op.inputs)
@@ -98,7 +98,8 @@ def _counts_examples(condition: tf.Tensor, view: View) -> bool:
 
 
 def back_edge(merge: tf.Operation) -> typing.Optional[tf.Tensor]:
-    """The value that comes back to a `Merge` from the iteration before; None at a branch's end."""
+    """The value that comes back to a `Merge` from the iteration before; None for a `Merge` that
+    ends branches."""
     for tensor in merge.inputs:
         if tensor.op.type == 'NextIteration':
             return tensor
@@ -129,7 +130,7 @@ def constant_of(tensor: tf.Tensor) -> typing.Optional[int]:
     if value is None or value.shape:
         return None
     is_real = np.issubdtype(value.dtype, np.number) and np.isrealobj(value)
-    is_whole = is_real and float(value).is_integer()  # not of infinity
+    is_whole = is_real and float(value).is_integer()  # False for infinity
     return int(value) if is_whole else None
 
 
@@ -151,13 +152,14 @@ def is_array_flow(tensor: tf.Tensor) -> bool:
 
 
 _MAKE_FLOWS = frozenset(['TensorArrayV3', 'TensorArrayWriteV3', 'TensorArrayScatterV3'])
-"""The types of the operations on arrays that give a flow; and the handle of the array."""
+"""The types of the operations on arrays that give a flow. `TensorArrayV3` also gives the handle of
+the array."""
 
 
 def sources_of_carried(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
     """The tensors that a tensor may be, through branches and iterations that hand them on."""
     def handed_on(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
-        """What a tensor is handed on from: of a `Merge`, either of its inputs."""
+        """The tensors that a tensor may be handed on from: both inputs, for a `Merge`."""
         inputs = list(tensor.op.inputs)
         if tensor.op.type == 'Merge':
             return inputs
@@ -175,7 +177,7 @@ def conditions_of(merge: tf.Operation, view: View) -> typing.List[typing.Optiona
     """The states of the conditions of the branches that end at a `Merge`, each once.
 
     Returns:
-      List of states, with a None for one that is not there yet; [] where no condition is known.
+      List of states, with a None for a state that is not there yet; [] where no condition is known.
     """
     names = dict.fromkeys(_condition_of_branch(tensor.op, view) for tensor in merge.inputs)
     return [view.states.get(name) for name in names if name is not None]
@@ -183,7 +185,7 @@ def conditions_of(merge: tf.Operation, view: View) -> typing.List[typing.Optiona
 
 def _condition_of_branch(op: tf.Operation, view: View) -> typing.Optional[str]:
     """The name of the condition of the branch that an operation gives the result of; None for an
-    operation in no branch, or one whose condition is from outside of the forward pass."""
+    operation in no branch, or for a condition from outside of the forward pass."""
     if op.type in _SWITCHES:  # a branch that hands its input on
         return op.inputs[1].name
     original = view.program_op(op)  # an import loses the contexts of branches
@@ -196,14 +198,14 @@ def _condition_of_branch(op: tf.Operation, view: View) -> typing.Optional[str]:
 
 
 def conditions_around(op: tf.Operation, view: View) -> typing.List[State]:
-    """The states of the conditions of all branches and loops around an operation, as numbers: they
-    decide whether it runs, and how often.
+    """The states of the conditions of all branches and loops around an operation, which decide
+    whether the operation runs, and how often. Sizes in conditions are taken as numbers.
 
-    In the body of a function these are the conditions around the calls that run it; a branch or a
-    loop of control flow v1 within the body is unknown.
+    For an operation in the body of a function these are the conditions around the calls that run
+    it; the condition of a branch or a loop of control flow v1 within the body is unknown.
     """
     names = _conditions_around_v2(op, view) + _conditions_around_v1(op, view)
-    # Those without a state are from outside of the forward pass, or not reached in this round.
+    # A condition without a state is from outside of the forward pass, or not reached in this round.
     found = [view.states[name] for name in names if name in view.states]
     if view.bodies.is_in_body(op.name) and _is_behind_choice(op, view):
         found.append(unknown(op, 'is in a branch or a loop in the body of a function'))
@@ -217,8 +219,9 @@ def _conditions_around_v2(op: tf.Operation, view: View) -> typing.List[str]:
 
 
 def _conditions_around_v1(op: tf.Operation, view: View) -> typing.List[str]:
-    """The names of the conditions of the branches and loops of the program that an operation is in;
-    of one in the body of a function, those that the call is in."""
+    """The names of the conditions of the branches and loops of the program that an operation is in.
+    An operation in the body of a function is in the branches and loops that its outermost call is
+    in."""
     call = view.graph.get_operation_by_name(view.bodies.outermost_call(op.name))
     original = view.program_op(call)  # an import loses the contexts of branches and loops
     return [] if original is None else list(compat.conditions_around(original))
@@ -226,9 +229,10 @@ def _conditions_around_v1(op: tf.Operation, view: View) -> typing.List[str]:
 
 def _is_behind_choice(op: tf.Operation, view: View) -> bool:
     """Whether a branch or a loop of control flow v1, in the body of a function, may decide whether
-    an operation of the body runs: such a body, as it is imported, has no contexts."""
+    an operation of the body runs. An imported body has no contexts that would tell: so this is true
+    if the operation waits for any operation of control flow."""
     def inputs_in_bodies(inner: tf.Operation) -> typing.List[tf.Operation]:
-        """What an operation of a body waits for in it."""
+        """The operations in bodies that an operation of a body waits for."""
         names_in_bodies = view.bodies.outermost_calls
         return graph_walk.with_names(graph_walk.inputs_of(inner), names_in_bodies)
 

@@ -1,8 +1,8 @@
 """The fixed point of the states: through the scratch graph, in rounds, until nothing changes.
 
 Without loops one round is enough, since each operation comes after its inputs. A loop needs some
-more: the state of what it carries is known at first from before the loop alone, and changes with
-what comes back from an iteration.
+more rounds: at first the state of a value that it carries is known from the value before the loop
+alone, and then it changes with the value that comes back from an iteration.
 """
 
 import collections
@@ -35,7 +35,7 @@ def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
 
     Args:
       scratch: `Scratch`, whose graph gets the bodies of the functions that it calls.
-      program: list of the operations of the program that it has once more.
+      program: list of the operations of the program that this graph has once more.
     """
     graph = scratch.graph
     program_graph = program[0].graph if program else graph  # nothing is called in an empty one
@@ -67,20 +67,21 @@ class _Rounds:
         self._transfer = transfer
         self._lengths = _LengthsOfExamples(view.examples) if is_prime else None
         self._initial = frozenset(view.states)  # names of the tensors at which the pass begins
-        self._visits = 0  # how many there were
+        self._visits = 0  # the number of visits until now
         # {name of an operation: the number of its last visit}, and {name of a tensor: the number of
         # the visit that changed its state last}
         self._last_visit: typing.Dict[str, int] = {}
         self._last_change = dict.fromkeys(view.states, 0)
 
     def go_around(self, operations: typing.List[tf.Operation]) -> None:
-        """Goes around until nothing changes: no state of a tensor, and none of the elements of an
-        array, which the view keeps beside them. If that never comes, all is unknown."""
+        """Goes around until nothing changes: no state of a tensor, and no state of the elements of
+        an array, which the view keeps beside the states of tensors. If there are changes in all
+        `_MOST_ROUNDS` rounds, all states become unknown."""
         for _ in range(_MOST_ROUNDS):
             has_changed = self._go_around_once(operations)
             if not has_changed:
                 return
-        # A change may not have reached all that it goes to: nothing that was found holds.
+        # A change may not have reached all tensors that it affects: no state that was found holds.
         for op in operations:
             if not self._has_initial_state(op):
                 self._set(op, _unknown_results(
@@ -97,7 +98,7 @@ class _Rounds:
         return has_state_changed or not self._view.arrays.are_settled
 
     def mark_without_state(self, operations: typing.List[tf.Operation]) -> None:
-        """Marks as unknown what has no state, since no input of the pass reaches it."""
+        """Makes the tensors unknown that have no state, since no input of the pass reaches them."""
         for op in operations:
             if any(tensor.name not in self._view.states for tensor in op.outputs):
                 self._set(op, _unknown_results(op, 'has no value that is known'))
@@ -119,14 +120,14 @@ class _Rounds:
         return op.name + ':0' in self._initial
 
     def _visit(self, op: tf.Operation) -> None:
-        """Sets the states of an operation's results by those that its inputs have now."""
+        """Sets the states of an operation's results by the states that its inputs have now."""
         self._visits += 1
         self._last_visit[op.name] = self._visits
         if self._has_initial_state(op):
             return
         states = [self._view.state_or_none(tensor) for tensor in op.inputs]
         results = self._transfer.results(op, states)
-        if results is None:  # a state that they need is not there yet
+        if results is None:  # a state that is needed for them is not there yet
             return
         self._set(op, results)
 
@@ -149,8 +150,9 @@ class _Rounds:
 
 
 class _LengthsOfExamples:
-    """The lengths of tensors that are those of the examples, as shape inference has it: those that
-    the number of examples divides, since it is a prime that no other length is a multiple of."""
+    """The lengths of dimensions that have the examples, by shape inference: the lengths that are
+    multiples of the number of examples, a prime that divides no other length
+    (`stand_ins.prime_for`)."""
 
     def __init__(self, examples: int):
         """Begins with no tensor.
@@ -171,7 +173,7 @@ class _LengthsOfExamples:
         PER_EXAMPLE with the examples along dimension 0 contradicts the shapes [3, n] and [3, 4],
         but neither [n, 4] nor [?, 4]. INDEPENDENT, or a mean, contradicts [n, 4].
         """
-        is_list = tensor.dtype == tf.variant  # it has the state of its elements, not their shape
+        is_list = tensor.dtype == tf.variant  # it has the state of its elements, and another shape
         says_no_dimension = state.kind is Kind.UNKNOWN or state.is_position
         if is_list or says_no_dimension:
             return True

@@ -26,7 +26,7 @@ A `Case` is not among them: one attribute of it has the names of all branches.""
 
 class LoopBody(typing.NamedTuple):
     """A loop of control flow v2 in the scratch graph."""
-    arguments: typing.List[tf.Tensor]  # what an iteration begins with: placeholders; handles
+    arguments: typing.List[tf.Tensor]  # an iteration begins with them: placeholders, and handles
     results: typing.List[tf.Tensor]  # these values after an iteration
     condition: tf.Tensor  # the test for one more iteration
 
@@ -42,14 +42,14 @@ class Bodies(typing.NamedTuple):
     loops: typing.Dict[str, LoopBody]
     # {name of the placeholder that an iteration of a loop begins with: the value before the loop}
     initial_values: typing.Dict[str, tf.Tensor]
-    # {name of an operation in a body: the call of the program that runs it, perhaps by others}
+    # {name of an operation in a body: the call of the program that runs it, perhaps by other calls}
     outermost_calls: typing.Dict[str, str]
     # {name of an operation in a body: the call that runs it, which may be in a body itself}
     innermost_calls: typing.Dict[str, str]
     # names of the calls whose bodies take no batch of another size
     left_out: typing.Set[str]
-    # names of the calls of functions to which, or to an operation in which, the program gave a
-    # gradient of its own
+    # names of the calls of functions with a gradient of their own: the program gave it to the
+    # function, or to an operation in the function
     with_own_gradient: typing.Set[str]
 
     def outermost_call(self, name: str) -> str:
@@ -67,12 +67,13 @@ class Bodies(typing.NamedTuple):
 
 
 def import_bodies(graph: tf.Graph, program: tf.Graph) -> Bodies:
-    """Imports the bodies of all functions that are called, and of those that they call.
+    """Imports the bodies of all functions that a scratch graph calls, and of the functions that
+    these functions call.
 
-    A body that shape inference refuses is left out: then nothing is proven of what its call gives.
+    A body that shape inference refuses is left out: then nothing is proven of its call's results.
 
     Args:
-      graph: the scratch graph, into which they are imported.
+      graph: the scratch graph, into which the bodies are imported.
       program: the graph of the program: it knows which functions have a gradient that is a function
         of Python, which no import keeps.
     """
@@ -113,7 +114,7 @@ def _import(op: tf.Operation, functions: list, bodies: Bodies) -> None:
         loop = _loop_body(op, condition, body)
         bodies.loops[op.name] = loop
         for argument, initial in zip(loop.arguments, op.inputs):
-            is_handle = argument.dtype == tf.resource  # which the body takes itself: `_argument`
+            is_handle = argument.dtype == tf.resource  # the body takes it as it is: `_argument`
             if not is_handle:
                 bodies.initial_values[argument.op.name] = initial
         return
@@ -162,8 +163,9 @@ def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> Loo
 
 
 def _argument(initial: tf.Tensor, shape: tf.TensorShape, loop: str) -> tf.Tensor:
-    """What the body of a loop gets for a value that is `initial` before it: a placeholder; for the
-    handle of a variable or a table the handle itself, so that it is known whose handle that is.
+    """What the body of a loop gets for a value that is `initial` before the loop: a placeholder;
+    for the handle of a variable or a table the handle itself, so that its variable or table is
+    known.
 
     Args:
       initial: the value before the loop.
@@ -178,8 +180,9 @@ def _argument(initial: tf.Tensor, shape: tf.TensorShape, loop: str) -> tf.Tensor
 def _check_handles(arguments: typing.List[tf.Tensor], results: typing.List[tf.Tensor]) -> None:
     """Raises a ValueError where an iteration gives the next one another handle than its own.
 
-    `_argument` has put the handle of one variable into the body, for all iterations. A loop for
-    which that is wrong is left out, as one that shape inference refuses (`REFUSALS`).
+    `_argument` has put the handle of one variable into the body, for all iterations. Where an
+    iteration changes the handle, that is wrong: such a loop is left out, as a loop that shape
+    inference refuses (`REFUSALS`).
     """
     for argument, result in zip(arguments, results):
         if argument.dtype != tf.resource:
@@ -192,20 +195,20 @@ def _check_handles(arguments: typing.List[tf.Tensor], results: typing.List[tf.Te
 
 def _lengths(shape: tf.TensorShape) -> typing.Optional[list]:
     """The lengths of a shape, which can be compared even if some of them are not static; None
-    where the rank is not."""
+    where the rank is not static."""
     return None if shape.ndims is None else shape.as_list()
 
 
 def _functions_called(op: tf.Operation, library: Library) -> list:
     """The `FunctionDef`s of the functions that an operation may run, in order; [] for an operation
-    that calls none, or one that the library lacks."""
+    that calls no function, or a function that the library lacks."""
     found = [library.function(name) for name in _names_called(op)]
     return [] if None in found else found
 
 
 def _names_called(op: tf.Operation) -> typing.List[str]:
     """The names of the functions that an operation calls: of a loop, its test and its body."""
-    # The call of a `Defun` has the function's name as its type, which is none of TensorFlow's own.
+    # The call of a `Defun` has the function's name as its type. TensorFlow has no such type.
     if not hasattr(tf.raw_ops, op.type):
         return [op.type]
     if op.type in ('Case', 'StatelessCase'):
@@ -235,12 +238,14 @@ def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],
     graph_def = _without_nodes(body, argument_names)
     names_taken = _names_taken(graph_def)
     tensors = {}  # {name of a tensor in the body: the tensor in the graph}
-    input_map = {}  # the same of the arguments that the body takes: an import refuses others
+    # The same of the arguments that the body takes: an import refuses any other argument.
+    input_map = {}
     for name, tensor in zip(argument_names, arguments):
         tensors[name + ':0'] = tensor
         if name in names_taken:
             input_map[name + ':0'] = tensor
-    computed_names = [name for name in result_names if name not in tensors]  # no arguments
+    # A result that is an argument is known already.
+    computed_names = [name for name in result_names if name not in tensors]
     computed = tf.import_graph_def(
         graph_def, input_map=input_map, return_elements=computed_names, name=scope)
     tensors.update(zip(computed_names, computed))
@@ -248,7 +253,7 @@ def _imported(function: typing.Any, arguments: typing.List[tf.Tensor],
 
 
 def _without_nodes(body: tf.GraphDef, names: typing.Container[str]) -> tf.GraphDef:
-    """The nodes of a function's body but for those of these names, without devices, and without
+    """The nodes of a function's body but for the nodes of these names, without devices, and without
     the shapes that they have for the program's batch."""
     graph_def = tf.GraphDef()
     graph_def.versions.CopyFrom(body.versions)

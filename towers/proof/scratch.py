@@ -1,11 +1,12 @@
 """The scratch graph: the forward pass once more, for a batch of a large prime of examples.
 
-TensorFlow's own shape inference then says where the examples are: a length that the prime divides
-is theirs. The prime is the first one that divides no length and no integer constant of the forward
-pass, so that no other length is taken for it (`stand_ins`). Nothing runs in this graph.
+TensorFlow's own shape inference then says where the examples are: along the dimensions whose
+lengths the prime divides. The prime is the first one that divides no length and no integer constant
+of the forward pass, so that no other length is taken for it (`stand_ins`). Nothing runs in this
+graph.
 
-A placeholder stands for each tensor that the operations take from outside of the forward pass: for
-an input of the batch with the prime as its first length.
+A placeholder stands for each tensor that the operations take from outside of the forward pass. For
+an input of the batch, the placeholder has the prime as its first length.
 """
 
 import re
@@ -32,7 +33,8 @@ from towers.proof.stand_ins import (
 from towers.proof.states import INDEPENDENT, TAKES_NO_OTHER_BATCH, Kind, Reason, State
 
 _MOST_LEFT_OUT = 20
-"""How many operations are left out one by one, each after one more import; then all are."""
+"""How many operations are left out one by one, each after one more import; then all are left
+out."""
 
 REFUSALS = (ValueError, tf.errors.OpError)
 """What an import raises where shape inference refuses an operation."""
@@ -52,7 +54,7 @@ class Scratch(typing.NamedTuple):
     initial_states: typing.Dict[str, State]
     # the operations of the program that `graph` lacks
     left_out: _LeftOut
-    # {name of a placeholder for a tensor from outside: names of the variables it is the value of}
+    # {name of a placeholder for a tensor from outside: names of the variables whose value it is}
     variables_read: typing.Dict[str, typing.List[str]]
     # whether the program's inputs have a static number of examples
     has_static_batch: bool
@@ -72,8 +74,8 @@ class _Attempt(typing.NamedTuple):
 
 def make_scratch(forward_pass: 'ForwardPass', examples: typing.Optional[int] = None,
                  size_constants: typing.Optional[SizeConstants] = None) -> Scratch:
-    """Imports the operations of a forward pass, for a batch of another size, but for those that
-    shape inference refuses then.
+    """Imports the operations of a forward pass, for a batch of another size, without the operations
+    that shape inference refuses for this size.
 
     Args:
       forward_pass: `ForwardPass`.
@@ -97,8 +99,8 @@ def make_whole_scratch(forward_pass: 'ForwardPass') -> typing.Optional[Scratch]:
 def _imported_whole(batch: '_Batch') -> typing.Optional[Scratch]:
     """Imports a forward pass for a batch; None where shape inference refuses any operation.
 
-    It may refuse what an attempt takes for granted: two lengths that are not static may have to be
-    equal, and get different primes. Then the next attempt takes less for granted.
+    Shape inference may refuse what an attempt takes for granted: two lengths that are not static
+    may have to be equal, and get different primes. Then the next attempt takes less for granted.
     """
     for attempt in _attempts(batch.forward_pass):
         try:
@@ -130,7 +132,8 @@ def _attempts(forward_pass: 'ForwardPass') -> typing.List[_Attempt]:
 def _imported_as_far_as_possible(batch: '_Batch', attempt: _Attempt) -> Scratch:
     """Imports a forward pass for a batch without the operations that shape inference refuses.
 
-    An import ends at the first one that is refused: so there is one more import for each.
+    An import ends at the first operation that is refused: so there is one more import for each
+    operation that is left out.
     """
     operations = batch.forward_pass.operations
     left_out: _LeftOut = {}
@@ -146,8 +149,9 @@ def _imported_as_far_as_possible(batch: '_Batch', attempt: _Attempt) -> Scratch:
 
 def _refused(error: str, operations: typing.List[tf.Operation],
              left_out: _LeftOut) -> typing.List[tf.Operation]:
-    """The operations to leave out after an error of shape inference: the one that the error names;
-    all, where it names none that was imported, or where many were left out before."""
+    """The operations to leave out after an error of shape inference: the operation that the error
+    names; all, if the error names no operation that was imported, or if `_MOST_LEFT_OUT` operations
+    were left out before."""
     name = _named_in(error, names_of(operations))
     if name is None or name in left_out or len(left_out) >= _MOST_LEFT_OUT:
         return operations
@@ -155,15 +159,16 @@ def _refused(error: str, operations: typing.List[tf.Operation],
 
 
 def _leave_out(operations: typing.List[tf.Operation], left_out: _LeftOut) -> None:
-    """Adds operations to those that are left out."""
+    """Adds operations to the operations that are left out."""
     for op in operations:
         left_out.setdefault(op.name, Reason(op.name, op.type, TAKES_NO_OTHER_BATCH))
 
 
 def _named_in(error: str, names: typing.Set[str]) -> typing.Optional[str]:
-    """Which of some operations an error of shape inference is about; None if it names none of them.
+    """Which of some operations an error of shape inference is about; None if the error names none.
 
-    TensorFlow writes `for 'a/MatMul' (op: 'MatMul')`, or `{{node a/MatMul}}`, by its version.
+    TensorFlow writes `for 'a/MatMul' (op: 'MatMul')`, or `{{node a/MatMul}}`; it depends on its
+    version.
     """
     for name in re.findall(r"(?:for |node |Node: )['{]*(?:node )?([\w./>\\-]+)", error):
         if name in names:
@@ -172,11 +177,12 @@ def _named_in(error: str, names: typing.Set[str]) -> typing.Optional[str]:
 
 
 class ForwardPass:
-    """The operations of a forward pass, to be imported into scratch graphs: that of a static batch
-    into several, for which what is the same in all of them is computed once.
+    """The operations of a forward pass, to be imported into scratch graphs. The pass of a static
+    batch is imported into several: the prime, and the `GraphDef` of all operations, are the same
+    for all of them, and are computed once.
 
     Attributes:
-      operations: list of the operations, all that the pass runs behind its inputs.
+      operations: list of the operations: all that the pass runs behind its inputs.
       inputs: nest of the tensors at which the batch enters.
       input_names: the names of these tensors.
     """
@@ -199,7 +205,7 @@ class ForwardPass:
         return self._prime
 
     def extract(self, left_out: _LeftOut) -> '_Extract':
-        """The operations as a `GraphDef`, but for those that are left out."""
+        """The operations as a `GraphDef`, without the operations that are left out."""
         if left_out:
             return self._make_extract(left_out)
         if self._whole_extract is None:
@@ -230,7 +236,7 @@ class _Batch:
         """Args:
           forward_pass: `ForwardPass`.
           examples: the number of examples in the scratch graph; None for a prime.
-          size_constants: the constants that are taken for multiples of it.
+          size_constants: the constants that are taken for multiples of the number of examples.
         """
         self.forward_pass = forward_pass
         self._is_prime = examples is None
@@ -249,7 +255,7 @@ class _Batch:
         """
         extract = self.forward_pass.extract(left_out)
         graph_def = tf.GraphDef()
-        graph_def.CopyFrom(extract.graph_def)  # another scratch graph may be made of it
+        graph_def.CopyFrom(extract.graph_def)  # another scratch graph may be made of the extract
         self._edit_nodes(graph_def, attempt)
         lengths = lengths_of(attempt.kind_of_lengths, self._examples)
         initial_states = self._states_of_size_constants(graph_def)
@@ -309,8 +315,8 @@ class _Batch:
         """What stands for a tensor from outside of the imported operations.
 
         Args:
-          tensor: an input of the batch, the result of an operation that is left out, or what is the
-            same on every tower.
+          tensor: an input of the batch, the result of an operation that is left out, or a tensor
+            that is the same on every tower.
           left_out: the operations that are not imported.
           lengths: what stands for lengths that are not static.
         """
@@ -334,7 +340,7 @@ class _Extract:
     def __init__(self, input_names: typing.Set[str], names: typing.Set[str]):
         """Args:
           input_names: names of the tensors at which the batch enters; they are outside, even where
-            the operation that computes them is not.
+            the operation that computes them is to be added.
           names: the names of the operations that are to be added.
         """
         self.graph_def = tf.GraphDef()
@@ -361,13 +367,14 @@ class _Extract:
             node.input.append(self._input_name(tensor))
 
     def _add_variable(self, source: tf.Operation) -> None:
-        """Adds what computes an input, if it is a variable, so that reads know its shape."""
+        """Adds the operation that computes an input, if it is a variable, so that shape inference
+        knows the variable's shape at its reads."""
         if source.type in VARIABLE_OPS and source.name not in self._names:
             self._names.add(source.name)
             self.add(source)
 
     def _input_name(self, tensor: tf.Tensor) -> str:
-        """What a node calls an input: the tensor's name; for one from outside a key."""
+        """What a node calls an input: the tensor's name; for a tensor from outside, a key."""
         if tensor.op.name in self._names and tensor.name not in self._input_names:
             return tensor.name
         key = 'from_' + re.sub(r'[^A-Za-z0-9_.]', '.', tensor.name)

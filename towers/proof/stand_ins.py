@@ -25,19 +25,19 @@ from towers.proof.states import (
 
 _FIRST_PRIME = 10007
 _DISTANCE_OF_LENGTHS = 3000
-"""From the number of examples to other primes, so that a convolution or a slice, which change a
-length by a few, make no number of examples of it."""
+"""From the number of examples to other primes. A convolution or a slice changes a length by a few,
+and so makes no other prime the number of examples."""
 
 LEAST_STAND_IN = _FIRST_PRIME + _DISTANCE_OF_LENGTHS
-"""No prime that stands for a length which is not static is smaller.
+"""The least number that may be a prime which stands for a length that is not static.
 
-There are two sets of such primes. Those of `lengths_of`, from this one on, are lengths of inputs in
-the scratch graph. Where a length is not static there either, `View.stand_in` gives a prime above
-2 ** 31, which is a number in a state alone."""
+There are two sets of such primes. `lengths_of` gives primes from this number on, as lengths of
+inputs in the scratch graph. Where a length is not static in the scratch graph either,
+`View.stand_in` gives a prime above 2 ** 31, which is a number in a state alone."""
 
 LEAST_FROM_STAND_IN = LEAST_STAND_IN - 1000
-"""No number that a slice, a convolution or a difference makes of such a prime and of a small number
-is smaller."""
+"""The least number that a slice, a convolution or a difference may make of such a prime and of a
+small number."""
 
 _MOST_DIMENSIONS = 16
 _MOST_NUMBERS = 64  # a larger constant is no shape
@@ -48,7 +48,7 @@ KINDS_OF_LENGTHS = ('each', 'dimension', 'all', 'none')
     each         another prime for each length
     dimension    the same prime for the same dimension of all inputs
     all          one prime for all lengths
-    none         none: they stay not static
+    none         no prime: these lengths stay not static
 
 Two lengths that the model takes for equal need the same prime. `scratch` tries the kinds in this
 order, until shape inference has no objection."""
@@ -80,7 +80,7 @@ def _is_prime(number: int) -> bool:
 
 def prime_for(operations: typing.List[tf.Operation]) -> int:
     """The first prime, from 10007 on, that divides no length and no integer constant of operations,
-    so that no length is taken for that of the batch."""
+    so that no other length is taken for the number of examples."""
     # A prime divides no number that is smaller than itself.
     large_numbers = [number for number in _numbers_in(operations) if number >= _FIRST_PRIME]
     for prime in primes_from(_FIRST_PRIME):
@@ -95,14 +95,15 @@ def _numbers_in(operations: typing.List[tf.Operation]) -> typing.Set[int]:
     numbers: typing.Set[int] = set()
     for op in operations:
         for tensor in op.outputs:
-            numbers.update(filter(None, known_lengths(tensor)))  # those that are static
+            numbers.update(filter(None, known_lengths(tensor)))  # without None: not static
         if op.type == 'Const' and op.outputs[0].dtype.is_integer:
             numbers.update(_numbers_of_constant(op))
     return numbers
 
 
 def _numbers_of_constant(op: tf.Operation) -> typing.Set[int]:
-    """The numbers in a constant that may be a shape, without their signs; none of a larger one."""
+    """The numbers in a constant that may be a shape, without their signs; none for a larger
+    constant."""
     value = tf.get_static_value(op.outputs[0])
     if value is None or value.size > _MOST_NUMBERS:
         return set()
@@ -137,13 +138,14 @@ class SizeConstant(typing.NamedTuple):
     """A constant of the program that is taken for a multiple of the number of examples.
 
     Either some of its numbers are multiples, as in the shape [50, 4] of a batch of 50; or all its
-    entries are equal, and one dimension has that length, as in zeros [50, 4].
+    entries are equal, and the length of one dimension is a multiple, as in zeros [50, 4].
     """
     # as it is in the program
     value: np.ndarray
     # {place among its numbers, in row-major order: how many times the number of examples it is}
     numbers: typing.Dict[int, int]
-    # {the dimension: how many times the number of examples its length is}; {} in the other case
+    # {the dimension: how many times the number of examples its length is}; {} if numbers are
+    # multiples
     lengths: typing.Dict[int, int]
 
     @property
@@ -197,13 +199,14 @@ def states_of_inputs(inputs: typing.Any) -> typing.Dict[str, State]:
 
 
 def static_size(inputs: typing.Any) -> typing.Optional[int]:
-    """The number of examples of a nest of tensors, where any of them says it; else None."""
+    """The number of examples of a nest of tensors, if the static shape of any tensor has it; else
+    None."""
     sizes = _static_sizes(inputs)
     return sizes[0] if sizes else None
 
 
 def have_one_size(inputs: typing.Any) -> bool:
-    """Whether all tensors of a nest that say their number of examples say the same."""
+    """Whether the static numbers of examples that tensors of a nest have are the same number."""
     return len(set(_static_sizes(inputs))) == 1
 
 
@@ -214,7 +217,8 @@ def have_unknown_lengths(inputs: typing.Any) -> bool:
 
 
 def _static_sizes(inputs: typing.Any) -> typing.List[int]:
-    """The numbers of examples that the tensors of a nest say, each by its first dimension."""
+    """The static numbers of examples of the tensors of a nest, each the first length of a
+    tensor."""
     sizes = []
     for leaf in tf.nest.flatten(inputs):
         if leaf is None:  # an absent input
@@ -251,7 +255,8 @@ def stand_in_of(tensor: tf.Tensor, inputs: typing.Any, examples: int,
 
 
 def _sparse_input(tensor: tf.Tensor, inputs: typing.Any) -> typing.Optional[tf.SparseTensor]:
-    """The sparse tensor of a nest whose indices, values or shape a tensor is; None for others."""
+    """The sparse tensor of a nest whose indices, values or shape a tensor is; None for any other
+    tensor."""
     for leaf in tf.nest.flatten(inputs):
         if isinstance(leaf, tf.SparseTensor):
             components = [leaf.indices.name, leaf.values.name, leaf.dense_shape.name]
@@ -263,8 +268,8 @@ def _sparse_input(tensor: tf.Tensor, inputs: typing.Any) -> typing.Optional[tf.S
 def _state_of_sparse(tensor: tf.Tensor, sparse: tf.SparseTensor) -> State:
     """The state of the indices, the values or the shape of a sparse tensor [n, …].
 
-    Each example has any number of values: they are rows. Indices and values have the same rows,
-    which the name of the values tells.
+    Each example has any number of values: the values are ROWS. Indices and values have the same
+    rows: the name of the values is the selection of both.
     """
     selection = sparse.values.name
     if tensor.name == sparse.values.name:

@@ -1,10 +1,11 @@
-"""The verdict of a proof: whether the loss of N towers is that of one device, in a line.
+"""The verdict of a proof: whether the loss of N towers is the loss of one device, in a line.
 
 Words of other modules used here: of a state, `shard_statistics`: the names of the statistics of the
-shard on which it depends, but not linearly, and `reductions`: of the operations that took it over
-the examples; of an `Analysis`, `reasons`: why a proof ends at a statistic, `suppositions`: what a
-proof supposes of an operation, and `loops_of_size`: loops that a constant ends which may be the
-size of the batch; `is_shared`: whether a value is the same on every tower, however many examples.
+shard on which it depends, but not linearly, and `reductions`: the names of the operations that took
+it over the examples; of an `Analysis`, `reasons`: why a proof ends at a statistic, `suppositions`:
+what a proof supposes of an operation, and `loops_of_size`: loops that a constant ends which may be
+the size of the batch; `is_shared`: whether a value is the same on every tower, however many
+examples.
 """
 
 import functools
@@ -48,16 +49,17 @@ class Question(typing.NamedTuple):
     adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
     names: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
-    # Of the variables that the loss reads: the writers of those that tower 0 writes for all towers;
-    # of those that every tower writes in its turn, whatever the value (`update_ops='all'`); and of
-    # those of which each tower has, and writes, its own.
+    # The writers of variables that the loss reads: of the variables that tower 0 writes for all
+    # towers; of the variables that every tower writes in its turn, whatever the value
+    # (`update_ops='all'`); and of the variables that each tower has for itself, and writes.
     writers_by_tower_0: Writers = NO_WRITERS
     writers_in_turn: Writers = NO_WRITERS
     writers_by_each_tower: Writers = NO_WRITERS
-    # Of the variables that the update reads beside the gradients, as for its learning rate: all of
-    # their writers.
+    # All writers of the variables that the update reads beside the gradients, as for its learning
+    # rate.
     writers_for_update: Writers = NO_WRITERS
-    # Names of reference variables that a gradient reads before an update op writes them, or after.
+    # Names of reference variables that a gradient may read before an update op writes them, or
+    # after the write.
     read_in_any_order: typing.Sequence[str] = ()
 
     @property
@@ -70,12 +72,13 @@ class Question(typing.NamedTuple):
 
 
 _NEITHER_MEAN_NOR_SUM = State(Kind.SUM, has_offset=True)
-"""The state of a sum of losses of different kinds: no question is answered by it with a proof."""
+"""The state of a sum of losses of different kinds, as a mean plus a sum: no build's loss is proven
+by it."""
 
 
 def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: BatchNorms,
                question: Question) -> Verdict:
-    """Says whether a loss over the towers is that of one device.
+    """Says whether a loss over the towers is the loss of one device.
 
     Args:
       losses: list of the scalars of the analysed forward pass that the loss is the sum of.
@@ -87,7 +90,8 @@ def verdict_of(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: 
     other_analysis = analysis.with_size_constants
     if other_analysis is None or verdict.is_proven or verdict.is_conditional:
         return verdict
-    # Not proven as it stands; perhaps if some constants are the size of the batch.
+    # The loss is not proven with all constants as they are. Perhaps it is if some constants are
+    # multiples of the size of the batch.
     return _verdict(losses, other_analysis, batch_norms, question)
 
 
@@ -130,7 +134,8 @@ def _not_proven(text: str) -> Verdict:
 def _sum_of(states: typing.List[State]) -> State:
     """The state of the sum of losses, each of which is a scalar.
 
-    A mean plus what is the same on every tower is a mean; a mean plus a sum is neither.
+    A mean plus a value that is the same on every tower is a mean; a mean plus a sum is neither a
+    mean nor a sum.
     """
     not_known = first_unknown(states)
     if not_known is not None:
@@ -151,8 +156,8 @@ def _sum_of(states: typing.List[State]) -> State:
 
 def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
           normalizations: typing.Set[str]) -> typing.List[Reason]:
-    """Where the proof of a loss ends, and why, each once; [] where the loss is proven, perhaps but
-    for batch norms and for what the proof supposes.
+    """Where the proof of a loss ends, and why, each once; [] where it ends nowhere: then the
+    verdict may still have conditions, for batch norms and suppositions.
 
     Args:
       state: of the sum of the losses.
@@ -161,7 +166,7 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
       normalizations: names of the statistics of batch norms that do nothing but normalize.
     """
     statistics = analysis.in_order(state.shard_statistics)
-    # The verdict of a mean or a sum is conditional on these: they do not end its proof.
+    # The verdict of a mean or a sum has a condition for these marks: they do not end its proof.
     conditions = normalizations | set(analysis.suppositions)
     ends = [analysis.reasons[name] for name in statistics if name not in conditions]
     if state.kind is Kind.UNKNOWN:
@@ -172,11 +177,11 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
 
 
 def _suppositions_that_end(statistics: typing.List[str], analysis: Analysis) -> typing.List[Reason]:
-    """The first supposition on which a loss depends that is the same on every tower, as the end of
-    its proof; [] of a loss that depends on none.
+    """For a loss that is the same on every tower: the first supposition on which it depends, as the
+    end of its proof; [] if the loss depends on none.
 
     Such a loss is the maximum of `tf.reshape(tf.ones_like(x), [-1, 5])`. It is no mean over the
-    examples, whether the supposition is true or not: so this is no condition of a proof.
+    examples, whether the supposition is true or not: so the supposition is no condition of a proof.
 
     Args:
       statistics: the marks of the loss.
@@ -188,8 +193,8 @@ def _suppositions_that_end(statistics: typing.List[str], analysis: Analysis) -> 
 
 def _loops_of_size(losses: typing.List[tf.Tensor], analysis: Analysis,
                    question: Question) -> typing.List[Reason]:
-    """The constants that may be the static size of the batch, and end loops by which losses are
-    computed, or variables written that the losses read.
+    """The constants that may be the static size of the batch, and end a loop that computes the
+    losses, or that writes a variable which the losses read.
 
     Args:
       losses: list of scalars of the forward pass.
@@ -208,7 +213,7 @@ def _loops_of_size(losses: typing.List[tf.Tensor], analysis: Analysis,
 
 
 def _unknown_before(losses: typing.List[tf.Tensor], analysis: Analysis) -> typing.List[Reason]:
-    """The reasons of all tensors, on the way to losses, of which nothing is proven: in the order of
+    """The reasons of the tensors on the way to losses of which nothing is proven, in the order of
     the forward pass."""
     def unknown_inputs(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
         """The inputs of a tensor's operation of which nothing is proven."""
@@ -224,7 +229,8 @@ def _unknown_before(losses: typing.List[tf.Tensor], analysis: Analysis) -> typin
 
 
 def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
-    """What the loss is, where that makes the towers one device; else None."""
+    """What the loss is, in words, if a loss of this kind is the same on towers as on one device;
+    else None."""
     if state.kind is Kind.MEAN:
         return 'the loss is a mean over the examples'
     if state.kind is Kind.INDEPENDENT:
@@ -255,15 +261,15 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions.append('if %s is fed a scalar (give it the shape [])' % names)
-    # What a proof supposes of an operation is about a length that is not static, other than that of
-    # the batch: see `View.suppose`.
+    # A supposition about an operation is about a length that is not static, and is not the length
+    # of the batch: see `View.suppose`.
     supposed_operations = [name for name in analysis.in_order(state.shard_statistics)
                            if name in analysis.suppositions]
     if supposed_operations:
         sentences = [analysis.suppositions[name] for name in supposed_operations]
         conditions.append('if %s (with a static shape this condition falls away)' % (
             ' and '.join(sentences)))
-    # The statistics that are left are those of batch norms: any other would have ended the proof
+    # The other statistics belong to batch norms: any other statistic would have ended the proof
     # (`_ends`).
     depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_operations))
     if depends_on_batch_norms:
@@ -314,11 +320,12 @@ def _conditions_of_variables(state: State, analysis: Analysis,
 
 def _own_writes(writers: Writers, state: State, analysis: Analysis,
                 draws_alike: bool) -> typing.List[str]:
-    """The names of the variables to which a tower writes what is its own: it depends on the tower's
-    examples, or on random numbers that the tower draws for itself.
+    """The names of the variables to which a tower writes a value of its own: the value depends on
+    the tower's examples, or on random numbers that the tower draws for itself.
 
     The moving averages of a batch norm are left out, where the loss goes through that batch norm:
-    it depends on the same statistics as they do, and the verdict names the batch norm already.
+    the loss depends on the same statistics as the averages, and the verdict names the batch norm
+    already.
 
     Args:
       writers: the operations that write each variable.
@@ -338,8 +345,9 @@ def _repeated_writes(writers: Writers, state: State, analysis: Analysis) -> typi
     """The names of the variables that every tower writes in its turn: N towers make N writes where
     one device makes one, and a tower may read what the one before has written.
 
-    So even a value that is the same on every tower counts, as that of a counter. Those of which all
-    writes are moving averages of statistics that the verdict names are left out (`_own_writes`).
+    So a variable counts even if the written value is the same on every tower, as a counter's is. A
+    variable is left out if all its writes are moving averages of statistics that the verdict names
+    (`_own_writes`).
 
     Args:
       writers: the operations that write each variable.
@@ -365,8 +373,8 @@ def _written_otherwise(is_harmless: typing.Callable[[State], bool], writers: Wri
 
 def _values_written(operations: typing.Iterable[tf.Operation], variable: str,
                     analysis: Analysis) -> typing.List[State]:
-    """The states of what operations write to a variable, and of the indices of rows; of an
-    operation that is no assign, add or scatter, those of all that it takes."""
+    """The states of the values that operations write to a variable, and of the indices of rows; for
+    an operation that is no assign, add or scatter, the states of all its inputs."""
     values: typing.List[State] = []
     for op in operations:
         writes = [write for write in analysis.writes.get(op.name, [])
@@ -379,12 +387,13 @@ def _values_written(operations: typing.Iterable[tf.Operation], variable: str,
 
 
 def _is_shared_but_for(named: typing.AbstractSet[str], value: State) -> bool:
-    """Whether a value is the same on every tower, or would be but for statistics of these names."""
+    """Whether a value is the same on every tower, or differs by statistics of these names alone."""
     return is_shared(value) or _consists_of(named, value)
 
 
 def _consists_of(named: typing.AbstractSet[str], value: State) -> bool:
-    """Whether all that a value has of the examples are statistics of these names, at least one."""
+    """Whether a value depends on the examples by statistics of these names alone, and by at least
+    one of them."""
     statistics = value.reductions | value.shard_statistics
     is_statistic = value.kind in (Kind.MEAN, Kind.INDEPENDENT)
     return is_statistic and bool(statistics) and statistics <= named
@@ -426,7 +435,7 @@ def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
         numbers = '%d' % size
         condition = 'is the static size of a shard'
     elif number == 1:
-        # That 32 is twice 16 is no condition: that it was computed so is one.
+        # 32 is twice 16 in any case: the condition is that it was computed as twice 16.
         numbers = '%d' % (times * size)
         condition = 'was computed as %d times the static size of a shard, %d' % (times, size)
     else:
@@ -461,7 +470,7 @@ def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str],
     """
     if state.kind is not Kind.SUM:
         return 'the loss is %s; %s' % (state.kind.value, _VALUES_OF_ALL_TOWERS)
-    if question.adds_shards:  # else a sum is proven: see `_proven_kind`
+    if question.adds_shards:  # a sum without another term would be proven: see `_proven_kind`
         return ('the loss is a sum over the examples plus another term, such as a penalty of '
                 'weights, which each tower adds: divide that term by the number of towers')
     text = 'the loss is a sum over the examples, of which the towers take the mean'

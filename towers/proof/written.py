@@ -1,7 +1,7 @@
 """The values that a forward pass and its updates write to variables, and how they came about.
 
-Who has to write a variable is decided by this (`roles.written_values`): a moving average, say, is
-linear in the value that the variable had before.
+`roles.written_values` decides by this who has to write a variable: a moving average, say, is linear
+in the value that the variable had before.
 
 Words of other modules used here: `SETS`, `ADDS`, `ADDS_ROWS`: the types of the operations that set
 a variable, add to it, or to rows of it; `QUOTIENTS`: those that divide their first input by the
@@ -32,15 +32,15 @@ class Dependence(enum.Enum):
 
 class Written(typing.NamedTuple):
     """A write of a variable."""
-    # name of the operation that writes; in a function, of the one in its body
+    # name of the operation that writes; in a function, of the operation in its body
     operation: str
     # its type
     type: str
     # name of the variable
     variable: str
-    # the state of what is set, or added, or of the rows that are
+    # the state of the value, or of the rows, that are set or added
     value: State
-    # the state of the indices of the rows that are written; None where the whole variable is
+    # the state of the indices of the rows that are written; None if the whole variable is written
     indices: typing.Optional[State]
     # how the value depends on the variable's value before
     dependence: Dependence
@@ -51,7 +51,7 @@ class Written(typing.NamedTuple):
 
     @property
     def states(self) -> typing.List[State]:
-        """The states of all that decides what is written: the value, and the indices of rows."""
+        """The states of all that decides the write: the value, and the indices of rows."""
         if self.indices is None:
             return [self.value]
         return [self.value, self.indices]
@@ -63,7 +63,8 @@ class Written(typing.NamedTuple):
 
     @property
     def adds(self) -> bool:
-        """Whether it is added to the variable, or to rows of it: additions come in any order."""
+        """Whether the value is added to the variable, or to rows of it: additions may come in any
+        order."""
         return self.type in ADDS or self.type in ADDS_ROWS
 
 
@@ -91,7 +92,7 @@ def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     if is_of_rows:
         indices = view.state(op.inputs[1])
         value = op.inputs[2]
-        dependence = Dependence.NONE  # who has to write rows does not go by it
+        dependence = Dependence.NONE  # who has to write rows is decided without it
     else:
         value = op.inputs[1]
         dependence = _dependence(value, variable.name, view)
@@ -112,8 +113,8 @@ def _static_scalar(tensor: tf.Tensor, view: View) -> typing.Optional[float]:
 
 def written_otherwise(op: tf.Operation, view: View, finder: Writes) -> typing.List[Written]:
     """The writes, one for each variable, of an operation that is no assign, add or scatter; [] for
-    an operation that writes no variable. What it writes is unknown, unless all that it takes is the
-    same on every tower.
+    an operation that writes no variable. The written value is unknown, unless all inputs of the
+    operation are the same on every tower.
 
     Args:
       op: the operation, in the scratch graph.
@@ -138,8 +139,8 @@ def written_otherwise(op: tf.Operation, view: View, finder: Writes) -> typing.Li
 
 
 def _in_its_branch(op: tf.Operation, value: State, view: View) -> State:
-    """The state of a value that an operation writes, by the branches and loops that it is in: by a
-    condition of the examples one tower may write it, and another one not.
+    """The state of a value that an operation writes, by the branches and loops that the operation
+    is in: under a condition of the examples, one tower may write the value, and another tower not.
 
     Args:
       op: the operation.
@@ -165,9 +166,9 @@ def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
     """How a value depends on the value v that a variable had before.
 
     `v * 0.9 + mean * 0.1` is linear in v, `v + total` is a running sum, `v * v` is neither. A value
-    of single examples counts as one that does not depend on v: of `reduce_mean(x * v)` what is
-    written is a statistic of the examples, and no average of v with one. So does an unknown value,
-    which no role is given to, whatever it depends on.
+    of single examples counts as independent of v: `reduce_mean(x * v)` is a statistic of the
+    examples, and no average of v and a statistic. An unknown value counts as independent of v, as
+    no role goes by it, whatever it depends on.
 
     Args:
       tensor: the value.
@@ -180,7 +181,8 @@ def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
     state = view.state(tensor)
     if state.is_by_example or state.kind is Kind.UNKNOWN or not op.inputs:
         return Dependence.NONE
-    # Around a loop the value counts as one that does not depend on the variable, while it is found.
+    # Where a loop leads back to a value that is still being looked at, this value counts as
+    # independent of the variable.
     dependences = [view.remembered(_dependence, source, variable, meanwhile=Dependence.NONE)
                    for source in _sources(tensor, view)]
     return _combined(op, dependences, view)
@@ -190,7 +192,8 @@ def _combined(op: tf.Operation, dependences: typing.List[Dependence], view: View
     """How the results of an operation depend on a variable, by how its inputs do.
 
     An operation that hands on or adds keeps a running sum, unless another input depends on the
-    variable, too, or it is subtracted: of `v + total`, but not of `v + v` or `total - v`.
+    variable as well, or the running sum is subtracted: `v + total` is a running sum, `v + v` and
+    `total - v` are not.
 
     Args:
       op: the operation.
@@ -218,8 +221,8 @@ def _hands_on_or_adds(op: tf.Operation, view: View) -> bool:
 
 
 def _keeps_running_sum(op: tf.Operation, dependences: typing.List[Dependence]) -> bool:
-    """Whether an operation that hands on or adds keeps a running sum: one input is such a sum, and
-    is not subtracted, and no other one depends on the variable."""
+    """Whether an operation that hands on or adds keeps a running sum: one input is a running sum,
+    and is not subtracted, and no other input depends on the variable."""
     is_subtracted = op.type == 'Sub' and dependences[0] is Dependence.NONE
     number_of_others = dependences.count(Dependence.NONE)
     is_in_one_input = number_of_others == len(dependences) - 1
@@ -259,8 +262,8 @@ def is_shared(value: State) -> bool:
 
 
 def _sources(tensor: tf.Tensor, view: View) -> typing.List[tf.Tensor]:
-    """The tensors by which a value depends on a variable: the inputs of its operation; of a call,
-    the results of its branches; of a batch norm in one kernel, the average that it hands on."""
+    """The tensors by which a value depends on a variable: the inputs of its operation; for a call,
+    the results of its branches; for a batch norm in one kernel, the average that it hands on."""
     op = tensor.op
     branches = view.bodies.branch_results.get(op.name)
     if branches is not None:
@@ -272,7 +275,7 @@ def _sources(tensor: tf.Tensor, view: View) -> typing.List[tf.Tensor]:
 
 def _average_handed_on(result: tf.Tensor) -> typing.List[tf.Tensor]:
     """The moving average that a batch norm in one kernel hands on as a result, as it does outside
-    of training; [] of all other results.
+    of training; [] for all other results.
 
     In training, results 1 and 2 are the mean and the variance of the examples.
     """

@@ -1,13 +1,14 @@
 """Reads of variables that the forward pass has written before: they give the written value.
 
-A read before all writes gives what every tower has alike. A read behind a write, as of a counter
-that the forward pass counts up, depends on what was written, and on whether it was: so perhaps on
-the examples. Writes and reads may be in bodies of functions (`functions`). Of these, a call stands
-for what it runs: a write comes before a read if its call does. In a loop, every write comes before
-every read, since the read may be in the next iteration.
+A read before all writes gives a value that is the same on every tower. A read behind a write, as of
+a counter that the forward pass counts up, depends on the written value, and on whether the write
+has run: so perhaps on the examples. Writes and reads may be in bodies of functions (`functions`).
+There a call stands for the operations that it runs: a write comes before a read if the call around
+the write does. In a loop, every write comes before every read, since the read may be in the next
+iteration.
 
 The value of a reference variable is its memory. A snapshot of it (`Identity`) may share that
-memory, so that an operation which takes a snapshot from before the write gets what was written.
+memory, so that an operation which takes a snapshot from before the write gets the written value.
 
 Words of other modules used here: `READS`, `SETS`, `ADDS`, `ADDS_ROWS`: the types of the operations
 that take a variable to read it, to set it, to add to it, or to rows of it; `HAND_ON_MEMORY`: those
@@ -50,7 +51,8 @@ class WrittenBefore(typing.NamedTuple):
     """The operations of a scratch graph that take variables after the forward pass wrote them."""
     # {name of a read: names of the operations that wrote its variable before}
     reads: _Names
-    # {name of another operation that takes the memory of a reference variable: names of the same}
+    # {name of another operation that takes the memory of a reference variable: names of the
+    # operations that wrote this variable before}
     takers_of_memory: _Names
 
 
@@ -61,7 +63,7 @@ def find_written_before(program: typing.List[tf.Operation], graph: tf.Graph,
     Args:
       program: list of the operations of the forward pass.
       graph: `tf.Graph` that has them once more, and the bodies of functions that they call.
-      bodies: `Bodies` of these.
+      bodies: `Bodies` of these functions.
     """
     operations = program + [graph.get_operation_by_name(name) for name in bodies.outermost_calls]
     writes = _writes_by_variable(operations, bodies)
@@ -70,7 +72,7 @@ def find_written_before(program: typing.List[tf.Operation], graph: tf.Graph,
     order = _Order(operations, bodies)
     reads = _reads_behind_writes(operations, writes, order)
     takers_of_memory: _Names = {}
-    # A resource variable has no memory that others could take.
+    # A resource variable has no memory that other operations could take.
     for variable in _reference_variables(sorted(writes), program[0].graph):
         for taker, names in _takers_of_memory(variable, writes[variable.name], order).items():
             is_read = taker in reads  # as an `Identity`, which also takes the memory
@@ -108,12 +110,12 @@ def _reads_behind_writes(operations: typing.List[tf.Operation], writes: _Writes,
 
 def state_after_writes(op: tf.Operation, names: typing.List[str],
                        view: View) -> typing.Optional[State]:
-    """The state of a variable after some writes: the same on every tower, if each written value is,
-    and each condition under which it is written; else a statistic of the shard.
+    """The state of a variable after some writes: the same on every tower, if each written value is
+    the same, and each condition under which a value is written; else a statistic of the shard.
 
     Args:
       op: the operation that takes the variable.
-      names: of the operations that write it.
+      names: of the operations that write the variable.
       view: `View` of the scratch graph.
 
     Returns:
@@ -138,11 +140,11 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
 
 
 def _decisive_states(names: typing.List[str], view: View) -> typing.Optional[typing.List[State]]:
-    """The states of all that decides what a variable has after some writes: of the written values,
-    and of the conditions under which they are written; None as long as a value has no state.
+    """The states that decide the value of a variable after some writes: of the written values, and
+    of the conditions under which they are written; None as long as a value has no state.
 
     Args:
-      names: of the operations that write it, which all tell what they write.
+      names: of the operations that write the variable; `values_written` knows all their values.
       view: `View` of the scratch graph.
     """
     decisive: typing.List[State] = []
@@ -158,7 +160,8 @@ def _decisive_states(names: typing.List[str], view: View) -> typing.Optional[typ
 
 def values_written(name: str, graph: tf.Graph) -> typing.Optional[typing.List[tf.Tensor]]:
     """The values that an operation of a scratch graph writes to a variable: its inputs behind the
-    variable, with the indices of rows; None where it does not tell, as a call of a function."""
+    variable, with the indices of rows; None where the values are not among its inputs, as for a
+    call of a function."""
     op = graph_walk.operation_named(graph, name)
     if op is None or op.type not in SETS | ADDS | ADDS_ROWS:
         return None
@@ -175,8 +178,9 @@ def _behind_variable(write: tf.Operation) -> typing.List[tf.Tensor]:
 def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -> _Writes:
     """`{name of a variable: list of the operations that write it}`.
 
-    Where a function writes a variable, so does its call. The list has the operation of the body,
-    which tells what it writes. It has the call where no operation of the body is known to write.
+    Where a function writes a variable, the call of the function writes it. The list has the
+    operation of the body, whose inputs tell the written value. The list has the call where no
+    operation of the body is known to write the variable.
 
     Args:
       operations: list of the operations of the forward pass, and behind them of bodies.
@@ -199,8 +203,8 @@ def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -
 
 
 def _may_write(op: tf.Operation) -> bool:
-    """Whether an operation is neither a variable nor a random number, which writes the variable of
-    its generator alone."""
+    """Whether an operation may write a variable of the model. A variable itself writes nothing; an
+    operation that draws random numbers writes the variable of its generator alone."""
     return op.type not in VARIABLE_OPS and not graph_walk.is_random(op)
 
 
@@ -221,7 +225,7 @@ def _takers_of_memory(variable: tf.Operation, writes: typing.List[tf.Operation],
     found: _Names = {}
     for write in writes:
         for taker in _takers_after(variable, write, order):
-            overwrites_memory = taker.type in SETS  # whatever was written before
+            overwrites_memory = taker.type in SETS  # so that it uses no value written before
             if not overwrites_memory:
                 found.setdefault(taker.name, []).append(write.name)
     return found
@@ -237,12 +241,13 @@ def _takers_after(variable: tf.Operation, write: tf.Operation,
       write: an operation that writes it.
       order: `_Order` of the operations of the forward pass.
     """
-    # The branches (v1) that do not run if the write does, as the other one of its `tf.cond`.
+    # The branches (v1) that do not run if the write does, as the other branch of its `tf.cond`.
     not_running = branches_not_running(write)
     takers_of = functools.partial(_takers_of_memory_from, variable, not_running)
     found = []
     for source in graph_walk.reached([variable], takers_of).values():
-        # A source behind the write has the state of the written value, and its takers go by that.
+        # A source behind the write has the state of the written value, and its takers go by that
+        # state.
         if order.is_before(write.name, source.name):
             continue
         for taker in takers_of(source):
@@ -294,7 +299,7 @@ class _Order:
         # {name of an operation: the operations that wait for it directly}
         self._followers: typing.Dict[str, typing.List[tf.Operation]] = (
             collections.defaultdict(list))
-        # {name of an operation: names of all that wait for it, found when first asked for}
+        # {name of an operation: names of all operations that wait for it}, found when asked for
         self._waiting: typing.Dict[str, typing.Set[str]] = {}
         for op in operations:
             for source in graph_walk.inputs_of(op):
@@ -304,16 +309,17 @@ class _Order:
         """Whether an operation runs before another one, or may do so in a loop around both.
 
         An operation in the body of a function runs when its call does. So, from the outermost call
-        on, the first two calls that differ are compared; the operation itself is the last of them.
+        on, the first two calls that differ are compared; the operation itself counts as its last
+        call.
         """
         calls = _calls_around(name, self._bodies) + [name]
         other_calls = _calls_around(other_name, self._bodies) + [other_name]
         for call, other_call in zip(calls, other_calls):
             if call != other_call:
                 return other_call in self._names_waiting_for(call)
-            if call in self._bodies.loops:  # the other one may be in the next iteration
+            if call in self._bodies.loops:  # the other operation may be in the next iteration
                 return True
-        return True  # one of the two is a call, which runs the other one at some time
+        return True  # one of the two is a call, which runs the other operation at some time
 
     def _names_waiting_for(self, name: str) -> typing.Set[str]:
         """The names of the operations that wait for an operation, its own among them."""
