@@ -313,7 +313,7 @@ def is_variance_node(node: tf.NodeDef, nodes: typing.Dict[str, tf.NodeDef]) -> b
     variance of a batch norm, which `batch_norm='sync'` refuses in a function.
 
     Args:
-      node: of a `FunctionDef`.
+      node: a node of a `FunctionDef`.
       nodes: {name: node} of all nodes of that function.
     """
     if node.op != 'Mean':

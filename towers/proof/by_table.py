@@ -70,8 +70,8 @@ def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Result
     """The states of the results of an operation, by its row of the table or without one.
 
     Args:
-      op: of the scratch graph.
-      states: of its inputs.
+      op: an operation of the scratch graph.
+      states: the states of its inputs.
       view: `View`.
     """
     if _takes_or_gives_list(op) and op.type not in _LIST_OPS_WITH_RULE:
@@ -123,7 +123,8 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     Args:
       row: the row of the operation.
       op: the operation.
-      states: of its inputs; the input of a `Merge` that comes back from an iteration may have none.
+      states: the states of its inputs; an input of a `Merge` that comes back from an iteration may
+        have none.
       view: `View`.
     """
     inputs = _known(states)
@@ -151,7 +152,7 @@ def _answer(row: Row, op: tf.Operation, states: InputStates, view: View) -> Resu
     Args:
       row: the row.
       op: the operation.
-      states: of its inputs, as the rule takes them.
+      states: the states of its inputs, as the rule takes them.
       view: `View`.
     """
     try:
@@ -167,7 +168,7 @@ def _state_without_answer(row: Row, op: tf.Operation,
     Args:
       row: the row with the rule.
       op: the operation.
-      states: of its inputs, as far as they are there.
+      states: the states of its inputs, as far as they are there.
 
     Returns:
       The state; None where the rule is to be asked.
@@ -289,7 +290,7 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
 
     Args:
       op: the operation.
-      states: of its inputs.
+      states: the states of its inputs.
       view: `View`.
     """
     not_known = first_unknown(states)
@@ -327,7 +328,7 @@ def _independent_result(op: tf.Operation, states: typing.List[State], view: View
 
     Args:
       op: the operation.
-      states: of its inputs, all of the kind INDEPENDENT.
+      states: the states of its inputs, all of the kind INDEPENDENT.
       view: `View`.
     """
     result = INDEPENDENT.with_marks_of(*states)

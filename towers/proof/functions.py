@@ -201,7 +201,8 @@ def _lengths(shape: tf.TensorShape) -> typing.Optional[list]:
 
 def _functions_called(op: tf.Operation, library: Library) -> list:
     """The `FunctionDef`s of the functions that an operation may run, in order; [] for an operation
-    that calls no function, or a function that the library lacks."""
+    that calls no function, or a name that the library lacks, such as the type of a custom
+    operation."""
     found = [library.function(name) for name in _names_called(op)]
     return [] if None in found else found
 

@@ -226,7 +226,7 @@ def as_number(op: tf.Operation, state: State, view: View) -> State:
 
     Args:
       op: the operation.
-      state: of its input.
+      state: the state of its input.
       view: `View`, in which the use of n is noted.
     """
     if state.kind is not Kind.SIZES:
@@ -246,7 +246,7 @@ def as_numbers(op: tf.Operation, states: typing.Sequence[State], view: View) -> 
 
     Args:
       op: the operation.
-      states: of its inputs.
+      states: the states of its inputs.
       view: `View`, in which the use of n is noted.
     """
     return [as_number(op, state, view) for state in states]

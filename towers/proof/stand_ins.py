@@ -140,7 +140,7 @@ class SizeConstant(typing.NamedTuple):
     Either some of its numbers are multiples, as in the shape [50, 4] of a batch of 50; or all its
     entries are equal, and the length of one dimension is a multiple, as in zeros [50, 4].
     """
-    # as it is in the program
+    # its value in the program
     value: np.ndarray
     # {place among its numbers, in row-major order: how many times the number of examples it is}
     numbers: typing.Dict[int, int]

@@ -5,16 +5,17 @@ which all towers share) that is the same for all examples and does not depend on
 
     INDEPENDENT   the same for every batch: weights, a learning rate
     PER_EXAMPLE   entry (o, e, i) along `axis`, of outer x n x inner entries, is f(example e)
-    ROWS          each entry along `axis` is a function of one example, of which examples have
-                  different numbers: what `tf.boolean_mask` leaves, the values of a sparse tensor
+    ROWS          each entry along `axis` is a function of one example; examples have different
+                  numbers of entries: what `tf.boolean_mask` leaves, the values of a sparse tensor
     ONE_EXAMPLE   f(example e), in the iteration e of a loop over the examples
     MEAN          (1/n) sum over e of f(example e)
     SUM           sum over e of f(example e), plus a constant if it `has_offset`
     SHARE         a constant divided by n
     SIZES         numbers computed from shapes alone, each constant or a multiple of n
-    POSITION      the position of each entry or row among those of the shard, outer x n x inner in
-                  all: `tf.range(n)`, `tf.where(mask)`
-    ROW_POSITION  the position of each row among those of another selection, of which a mask left it
+    POSITION      the position of each entry or row among all entries of the shard, which are
+                  outer x n x inner: `tf.range(n)`, `tf.where(mask)`
+    ROW_POSITION  the position of each row among the rows of another selection, of which a mask left
+                  this row
     INDICES       vectors whose first number is the position of their example: the indices of a
                   sparse tensor, `tf.stack([tf.range(n), column], 1)`
     EMPTY         a list of tensors in which nothing is written yet
@@ -140,17 +141,17 @@ class State(typing.NamedTuple):
 
     @property
     def is_total(self) -> bool:
-        """Whether it is a mean or a sum over all examples."""
+        """Whether the tensor is a mean or a sum over all examples."""
         return self.kind in (Kind.MEAN, Kind.SUM)
 
     @property
     def is_total_or_share(self) -> bool:
-        """Whether it is a mean, a sum or a share: the towers' values of it can be combined."""
+        """Whether the tensor is a mean, a sum or a share: its values on towers can be combined."""
         return self.is_total or self.kind is Kind.SHARE
 
     @property
     def is_alike_on_towers(self) -> bool:
-        """Whether it is the same on every tower, and depends on no statistic of a shard."""
+        """Whether the tensor is the same on every tower, and depends on no statistic of a shard."""
         return self.kind is Kind.INDEPENDENT and not self.shard_statistics
 
     @property
@@ -160,20 +161,20 @@ class State(typing.NamedTuple):
 
     @property
     def is_position(self) -> bool:
-        """Whether it tells positions of examples: only the rules of some operations take it
-        (`Row.takes_positions`)."""
+        """Whether the tensor tells positions of examples. Only the rules of some operations take
+        such a tensor (`Row.takes_positions`)."""
         return self.kind in (Kind.POSITION, Kind.ROW_POSITION, Kind.INDICES)
 
     @property
     def is_position_of_each(self) -> bool:
-        """Whether it has the position of each example, in their order, as `tf.range(n)`; or, in the
-        iteration of an example, the position of that example. Positions that a mask leaves are not
-        the positions of all examples."""
+        """Whether the tensor has the position of each example, in the order of the examples, as
+        `tf.range(n)` has; or, in the iteration of an example, the position of that example.
+        Positions that a mask leaves are not the positions of all examples."""
         return self.layout == State(Kind.POSITION).layout
 
     @property
     def is_count(self) -> bool:
-        """Whether it is a multiple of the number of examples."""
+        """Whether the tensor is a multiple of the number of examples."""
         if self.kind is Kind.SIZES:
             return all(size.per_example and not size.constant for size in self.sizes)
         return self.kind is Kind.SUM and self.is_constant and not self.has_offset

@@ -33,9 +33,10 @@ In all of this module `times` says how many times the number of examples a numbe
 to be.
 
 Words of other modules used here: `SAME_NUMBERS`: the types of the operations that give the numbers
-of their first input, in another shape or type perhaps; `QUOTIENTS`: those that divide their first
-input by the second; of a `SizeConstant`, `numbers` and `lengths`: which of its numbers, or
-dimensions, are multiples of the number of examples; `bodies`: the bodies of functions and loops v2.
+of their first input, in another shape or type perhaps; `QUOTIENTS`: the types of the operations
+that divide their first input by the second; of a `SizeConstant`, `numbers` and `lengths`: which of
+its numbers, or dimensions, are multiples of the number of examples; `bodies`: the bodies of
+functions and loops v2.
 """
 
 import functools
@@ -136,7 +137,7 @@ def find_size_constants(operations: typing.List[tf.Operation], states: _States,
 
     Args:
       operations: list of the operations of the forward pass.
-      states: of their tensors, in the graph as it was built.
+      states: the states of their tensors, in the graph as it was built.
       batch_size: the static number of examples.
     """
     if batch_size < 2:  # every number is a multiple of 1
@@ -157,7 +158,7 @@ class _Search:
 
     def __init__(self, states: _States, batch_size: int):
         """Args:
-          states: of the tensors, in the graph as it was built.
+          states: the states of the tensors, in the graph as it was built.
           batch_size: the static number of examples.
         """
         self.size_constants: SizeConstants = {}

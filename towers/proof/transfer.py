@@ -75,8 +75,8 @@ class Transfer:
         """The states of the results of an operation.
 
         Args:
-          op: of the scratch graph.
-          states: of its inputs, None where one has none yet.
+          op: an operation of the scratch graph.
+          states: the states of its inputs, None where one has none yet.
 
         Returns:
           List of states, one a result; None as long as a state that they need is not there.
@@ -94,7 +94,7 @@ class Transfer:
         return results
 
     def _results_of_kind(self, op: tf.Operation, states: InputStates) -> Results:
-        """The states of the results by what kind of operation it is; `results` completes them."""
+        """The states of the results, by the kind of the operation; `results` completes them."""
         kind_of_batch_value = self._kind_of_batch_value(op)
         if kind_of_batch_value is not None:
             return self._over_towers(op, states[0], kind_of_batch_value)
@@ -176,8 +176,8 @@ class Transfer:
 
         Args:
           op: the operation that marks the value.
-          state: of the shard's value; of several values in one tensor, as for 'moments', it tells
-            nothing of the parts.
+          state: the state of the shard's value. Of several values in one tensor, as for 'moments',
+            the state tells nothing of the single values.
           kind: see `Mark.kind` of `batch_values`.
         """
         if state is None or state.kind is Kind.UNKNOWN:
@@ -295,7 +295,7 @@ class Transfer:
         Args:
           op: the call of one function; or an `If` or a `Case`, which calls one function for each
             branch, and whose first input is the condition.
-          states: of its inputs.
+          states: the states of its inputs.
         """
         found = []
         results_of_branches = self._view.bodies.branch_results[op.name]

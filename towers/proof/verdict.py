@@ -160,7 +160,7 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
     verdict may still have conditions, for batch norms and suppositions.
 
     Args:
-      state: of the sum of the losses.
+      state: the state of the sum of the losses.
       losses: list of scalars of the forward pass.
       analysis: `Analysis` of the forward pass.
       normalizations: names of the statistics of batch norms that do nothing but normalize.
@@ -213,8 +213,7 @@ def _loops_of_size(losses: typing.List[tf.Tensor], analysis: Analysis,
 
 
 def _unknown_before(losses: typing.List[tf.Tensor], analysis: Analysis) -> typing.List[Reason]:
-    """The reasons of the tensors on the way to losses of which nothing is proven, in the order of
-    the forward pass."""
+    """The reasons of all unknown tensors on the way to losses, in the order of the forward pass."""
     def unknown_inputs(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
         """The inputs of a tensor's operation of which nothing is proven."""
         return [source for source in tensor.op.inputs
@@ -248,7 +247,7 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
     """The conditions of a proof, each in words: 'if ...', or 'but for ...'.
 
     Args:
-      state: of the sum of the losses.
+      state: the state of the sum of the losses.
       losses: list of scalars of the forward pass.
       analysis: `Analysis` of the forward pass.
       batch_norms: its `BatchNorms`.
@@ -283,7 +282,7 @@ def _conditions_of_variables(state: State, analysis: Analysis,
     reads.
 
     Args:
-      state: of the sum of the losses.
+      state: the state of the sum of the losses.
       analysis: `Analysis` of the forward pass.
       question: what the build does to the losses.
     """
@@ -329,7 +328,7 @@ def _own_writes(writers: Writers, state: State, analysis: Analysis,
 
     Args:
       writers: the operations that write each variable.
-      state: of the sum of the losses.
+      state: the state of the sum of the losses.
       analysis: `Analysis` of the forward pass.
       draws_alike: whether one tower draws random numbers for all, as one device does.
     """
@@ -351,7 +350,7 @@ def _repeated_writes(writers: Writers, state: State, analysis: Analysis) -> typi
 
     Args:
       writers: the operations that write each variable.
-      state: of the sum of the losses.
+      state: the state of the sum of the losses.
       analysis: `Analysis` of the forward pass.
     """
     is_named_by_verdict = functools.partial(_consists_of, state.shard_statistics)
@@ -395,6 +394,7 @@ def _consists_of(named: typing.AbstractSet[str], value: State) -> bool:
     """Whether a value depends on the examples by statistics of these names alone, and by at least
     one of them."""
     statistics = value.reductions | value.shard_statistics
+    # INDEPENDENT: computed from statistics, but not linearly, as a root of a variance.
     is_statistic = value.kind in (Kind.MEAN, Kind.INDEPENDENT)
     return is_statistic and bool(statistics) and statistics <= named
 
@@ -464,7 +464,7 @@ def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str],
     """Why a loss that is neither a mean nor unknown is not proven, and what to do.
 
     Args:
-      state: of the loss.
+      state: the state of the loss.
       other_divisors: names of divisors any of which may be the size of a shard.
       question: what the build does to the losses.
     """

@@ -130,7 +130,7 @@ class View:
         return self._with_lengths_of_program(tensor, lengths)
 
     def _with_lengths_of_program(self, tensor: tf.Tensor, lengths: list) -> list:
-        """Lengths of which those that are not static are taken from the program's tensor."""
+        """Completes lengths: each one that is not static is taken from the program's tensor."""
         if None not in lengths:
             return lengths
         original = self._original(tensor)
@@ -216,7 +216,7 @@ class View:
 
         Args:
           tensor: the vector or the matrix.
-          place: of the entry or the row along dimension 0.
+          place: the place of the entry or the row along dimension 0.
         """
         value = self.value(tensor)
         if value is not None:
@@ -414,8 +414,8 @@ class Arrays:
         """Sets the state of the elements of an array.
 
         Args:
-          name: of the operation that made the array.
-          state: of all elements.
+          name: the name of the operation that made the array.
+          state: the state of all elements.
           in_choice: the name of the operation that writes, if it is in a branch or a loop.
         """
         self._written[name] = state

@@ -115,7 +115,7 @@ def state_after_writes(op: tf.Operation, names: typing.List[str],
 
     Args:
       op: the operation that takes the variable.
-      names: of the operations that write the variable.
+      names: the names of the operations that write the variable.
       view: `View` of the scratch graph.
 
     Returns:
@@ -144,7 +144,8 @@ def _decisive_states(names: typing.List[str], view: View) -> typing.Optional[typ
     of the conditions under which they are written; None as long as a value has no state.
 
     Args:
-      names: of the operations that write the variable; `values_written` knows all their values.
+      names: the names of the operations that write the variable. Each is an assign, an add or a
+        scatter (`values_written`).
       view: `View` of the scratch graph.
     """
     decisive: typing.List[State] = []
@@ -258,11 +259,11 @@ def _takers_after(variable: tf.Operation, write: tf.Operation,
 
 def _takers_of_memory_from(variable: tf.Operation, not_running: typing.Container[Branch],
                            source: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations that take an output of another one which may be a variable's memory.
+    """The operations that take those outputs of an operation that may be a variable's memory.
 
     Args:
       variable: the reference variable.
-      not_running: the branches of which no output counts.
+      not_running: the branches whose outputs do not count.
       source: the variable, or an operation that takes its memory.
     """
     hands_memory_on = source is variable or source.type in HAND_ON_MEMORY
@@ -306,7 +307,8 @@ class _Order:
                 self._followers[source.name].append(op)
 
     def is_before(self, name: str, other_name: str) -> bool:
-        """Whether an operation runs before another one, or may do so in a loop around both.
+        """Whether an operation runs before another operation, or may run before it in a loop around
+        both.
 
         An operation in the body of a function runs when its call does. So, from the outermost call
         on, the first two calls that differ are compared; the operation itself counts as its last

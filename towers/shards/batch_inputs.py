@@ -335,7 +335,7 @@ class UpstreamVariables(typing.NamedTuple):
             return [list(zip(gradients, variables))]
 
     def _joined(self, gradients_of_shards: typing.Sequence[list], sizes: list) -> '_Joined':
-        """Joins the gradients of the shards; the arguments are those of `gradients`."""
+        """Joins the gradients of the shards; it has the arguments of `gradients`."""
         leaves = [leaf for leaf in self.leaves if leaf is not None]
         gradients_by_leaf = zip(*gradients_of_shards)  # for each leaf, the gradients of all shards
         joined = _Joined(examples=[], gradients=[])

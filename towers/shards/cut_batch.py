@@ -64,7 +64,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         and 100. None: equal parts.
 
     Returns:
-      `CutBatch`. The examples keep their order: shard 0 has the first ones.
+      `CutBatch`. The examples keep their order: shard 0 has the first examples.
 
     Raises:
       InputError: no tensor at all, a scalar, first dimensions that differ, a batch that does not
@@ -102,8 +102,8 @@ def cut(inputs: typing.Any, shares: typing.Tuple[int, ...], remainder: str,
         shards = [tf.nest.pack_sequence_as(inputs, pieces) for pieces in zip(*pieces_of_leaves)]
         is_even = _are_certainly_equal(sizes, shares, remainder)
         if remainder == 'weight':
-            # The first shards may have an example more than their share. The last ones are empty,
-            # and hold padding, in a batch with fewer examples than shards.
+            # The first shards may have an example more than their share. The last shards are
+            # empty, and hold padding, in a batch with fewer examples than shards.
             return cut_batch(shards, sizes, used_size, is_even, shares=None, pads=True)
         return cut_batch(shards, sizes, used_size, is_even, shares)
 
@@ -271,7 +271,7 @@ def _check_divides(size: int, unit: int, parts: str) -> None:
 
 
 def _least_size(shares: typing.Tuple[int, ...], remainder: str) -> int:
-    """The least number of examples that a batch may have; the arguments are those of `cut`."""
+    """The least number of examples that a batch may have, by the arguments of `cut`."""
     if remainder == 'drop':
         return sum(shares)  # in a smaller batch some shard would have no example
     # With 'weight' a shard without an example is padded. With 'error', a batch that does not divide
