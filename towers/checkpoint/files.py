@@ -17,8 +17,8 @@ from towers.safe_files import check_regular, read_data
 
 STATE_FILE = 'checkpoint'
 
-# The errors of TF's checkpoint reader for damaged files: TF 1.15 mostly DataLossError and
-# OutOfRangeError, TF 2 a plain OpError or, as it translates its own errors, one of Python's.
+# The errors that TF's checkpoint reader raises for damaged files: TF 1.15 mostly DataLossError and
+# OutOfRangeError; TF 2 a plain OpError, or an error of Python into which it translates its own.
 READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 MOST_STEPS = 2 ** 53
@@ -47,11 +47,11 @@ def damage(prefix: str) -> typing.Optional[str]:
     """Reads every tensor of a checkpoint, V1 or V2, to see whether it is whole.
 
     Returns:
-      None if it is; else what is wrong: `'is damaged: …'`, with the name of the file.
+      None if it is whole; else what is wrong: `'is damaged: …'`, with the name of the file.
 
     Raises:
-      BadFileError: a file of it is no regular file; or its `global_step` is no step, which no
-        checkpoint of a run has.
+      BadFileError: a file of it is no regular file; or its `global_step` is no step, so that no run
+        has written it.
     """
     try:
         reader = reader_of(prefix)
@@ -77,10 +77,10 @@ def _read_error(reader: typing.Any, prefix: str, name: str) -> typing.Optional[E
       name: the name of the tensor.
 
     Returns:
-      The error with which it cannot be read, one of `READ_ERRORS`; None if it can.
+      The error that the reader raised, one of `READ_ERRORS`; None if the tensor could be read.
 
     Raises:
-      BadFileError: it is the `global_step`, and its value is no step.
+      BadFileError: the tensor is the `global_step`, and its value is no step.
     """
     try:
         reader.get_tensor(name)
@@ -103,7 +103,7 @@ def reader_of(prefix: str) -> typing.Any:
     """Opens a checkpoint, and returns TensorFlow's `CheckpointReader` of it.
 
     Raises:
-      READ_ERRORS: it cannot be read.
+      READ_ERRORS: the checkpoint cannot be read.
       BadFileError: one of its files is a pipe or the like, for which TensorFlow would wait.
     """
     for path in files_of(prefix):
@@ -121,8 +121,8 @@ def counter_in(prefix: str, name: str) -> int:
       name: the name of the counter.
 
     Raises:
-      BadFileError: it is no whole number from 0 to `MOST_STEPS`.
-      READ_ERRORS: it cannot be read, or is not there.
+      BadFileError: its value is no whole number from 0 to `MOST_STEPS`.
+      READ_ERRORS: the counter cannot be read, or is not there.
     """
     value = np.asarray(reader_of(prefix).get_tensor(name))
     is_number = value.shape == () and value.dtype.kind in 'iuf'  # int, unsigned int, float
@@ -147,7 +147,7 @@ def step_of(prefix: str) -> typing.Optional[int]:
     try:
         return counter_in(prefix, 'global_step')
     except READ_ERRORS + (BadFileError,):
-        return None  # not there; or damaged, which is for `damage` to say
+        return None  # there is no `global_step`; or it is damaged, which `damage` reports
 
 
 def same_series(prefix: str, other: str) -> bool:
@@ -185,8 +185,8 @@ def list_checkpoints(directory: str) -> typing.List[str]:
 
 
 def _prefix_by_file(path: str) -> typing.Optional[str]:
-    """The prefix of the checkpoint whose index a file is, or of a V1 checkpoint that it is; None
-    for any other file."""
+    """The prefix of a checkpoint, if the file is the index of that, or is a V1 checkpoint; None for
+    any other file."""
     name = os.path.basename(path)
     has_control_characters = shown(name) != name  # no writer of checkpoints makes such a name
     if has_control_characters:
@@ -231,8 +231,8 @@ def names_in(directory: str) -> typing.List[str]:
 def files_of(prefix: str) -> typing.List[str]:
     """List of the paths of a checkpoint's files, in the order in which TF deletes them: data last.
 
-    Whoever deletes or renames them in this order, and is killed, leaves data without an index: no
-    one takes that for a checkpoint.
+    A process that deletes or renames the files in this order, and is killed, leaves data without an
+    index. Nothing takes that for a checkpoint.
     """
     single_files = [prefix + '.meta', prefix + '.index', prefix]
     data_files = sorted(tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
@@ -259,7 +259,7 @@ def read_state(directory: str) -> State:
             return State(content=None, fault=None)
         text_format.Parse(data.decode('utf-8'), content)
     except (tf.errors.OpError, OSError, ValueError, text_format.ParseError):
-        content.Clear()  # it has what was parsed before the error
+        content.Clear()  # removes what was parsed before the error
     if not content.model_checkpoint_path:
         return State(content=None,
                      fault='is damaged, and only it says which checkpoint is the newest')
@@ -268,7 +268,7 @@ def read_state(directory: str) -> State:
 
 def _data_in(path: str) -> typing.Optional[bytes]:
     """The bytes in a state file, on this machine or at an address such as `gs://…`; None if a local
-    one is missing."""
+    file is missing."""
     if '://' not in path:
         return read_data(path, _MOST_BYTES)
     with tf.io.gfile.GFile(path, 'rb') as opened:
@@ -280,7 +280,8 @@ def state_checkpoints(directory: str, checkpoints: typing.List[str]) -> typing.L
 
     Args:
       directory: the directory.
-      checkpoints: the prefixes of the checkpoints in it; a name of any other one is left out.
+      checkpoints: the prefixes of the checkpoints in it. The state file may name others, which the
+        list leaves out.
     """
     content = read_state(directory).content
     if content is None:

@@ -23,14 +23,14 @@ _FILE_OF_PREFIX = re.compile(r'\.(index|meta|data-\d{5}-of-\d{5})$')
 _BETA_POWER = re.compile(r'(^|/)beta[12]_power(_\d+)?$')
 
 
-_SHOWN = 4  # of many names so many are shown
+_SHOWN = 4  # how many names a text shows of a long list
 
 
 class _Wanted(typing.NamedTuple):
     """What a checkpoint has to have under a name, for a variable of the graph."""
     shape: tf.TensorShape
     dtype: tf.DType
-    parts: typing.List[tf.Variable]  # the variable itself; or the parts of a partitioned one
+    parts: typing.List[tf.Variable]  # the variable; or the parts of a partitioned variable
 
 
 class _Contents(typing.NamedTuple):
@@ -41,8 +41,8 @@ class _Contents(typing.NamedTuple):
 
 class _Choice(typing.NamedTuple):
     """The variables that take their values from a checkpoint, and those that do not."""
-    taken: typing.Dict[str, typing.List[tf.Variable]]  # by name in the checkpoint; each in parts
-    left: typing.List[typing.Tuple[str, str]]  # the name, and the reason
+    taken: typing.Dict[str, typing.List[tf.Variable]]  # {name in the checkpoint: `_Wanted.parts`}
+    left: typing.List[typing.Tuple[str, str]]  # the name, and the reason why it is not taken
 
 
 class Comparison(typing.NamedTuple):
@@ -71,8 +71,8 @@ def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
       Sorted list of the names that are in the checkpoint only, which restoring ignores.
 
     Raises:
-      CheckpointError: a variable is not in the checkpoint, or has another shape or type there;
-        names some of them. Or the checkpoint cannot be read.
+      CheckpointError: a variable is not in the checkpoint, or has another shape or type there; the
+        text names some of these variables. Or the checkpoint cannot be read.
     """
     prefix = directory_name('prefix', prefix, 'the prefix of a checkpoint')
     comparison = difference(prefix, variables)
@@ -154,8 +154,8 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
               optimizer_state: bool = False) -> InitialValues:
     """Takes the tensors from a checkpoint that fit the variables of a graph by name, shape, type.
 
-    For published weights, such as an InceptionResNet with another number of classes. Builds the
-    ops for it, so call it before the graph is finalized, and `restore` in a session:
+    It is for published weights, such as an InceptionResNet with another number of classes. It makes
+    operations: call it before the graph is finalized, and then call `restore` in a session:
 
         initial = towers.init_from('inception_resnet_v2_2016_08_30.ckpt', built.variables)
         print(initial)
@@ -164,12 +164,13 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     Every tensor of the checkpoint is read first, to see that it is whole.
 
     Args:
-      path: a checkpoint: its prefix, one of its files, or a directory, for the newest one there.
+      path: the prefix of a checkpoint, or one of its files; or a directory, whose newest checkpoint
+        is taken.
       variables: list of variables, or dict from names in the checkpoint, as for `check_fits`.
       exclude: names of variables, or of scopes, that are not to be taken.
-      optimizer_state: whether to take slots, moving averages of weights, Adam's beta powers and
-        counters, such as the global step, too. None of these is trainable; slots are told by names
-        that are below a variable's, `w/Momentum`, and counters by being single integers.
+      optimizer_state: whether to take also slots, moving averages of weights, Adam's beta powers
+        and counters, such as the global step. None of these is trainable. A slot has a name below
+        another variable's, as `w/Momentum` is below `w`. A counter is a single integer.
 
     Returns:
       `InitialValues`.
@@ -226,7 +227,7 @@ def _reasons_not_to_take(wanted: typing.Mapping[str, _Wanted], exclude: typing.S
     Args:
       wanted: all variables, by their names in the checkpoint.
       exclude: names of variables and scopes that are not to be taken.
-      optimizer_state: whether to take what only training needs, too.
+      optimizer_state: whether to take also variables that only training needs.
 
     Returns:
       {name in the checkpoint: why it is not taken}, such as `'excluded'` or `'counter'`.
@@ -278,8 +279,8 @@ def _wanted(variables: typing.Any) -> typing.Dict[str, _Wanted]:
     wanted: typing.Dict[str, _Wanted] = collections.OrderedDict()
     for variable in _as_list(variables):
         _check_is_of_graph(variable)
-        # A part of a partitioned variable is saved as a slice of the whole one: these are the name
-        # and the shape of the whole one.
+        # A part of a partitioned variable is saved as a slice of the whole variable. Of a part,
+        # `name` and `shape` are the name and the shape of the whole variable.
         name, shape = compat.saved_as(variable)
         entry = wanted.setdefault(name, _Wanted(shape, variable.dtype.base_dtype, parts=[]))
         entry.parts.append(variable)
@@ -326,7 +327,7 @@ def _mismatch(name: str, wanted: _Wanted, contents: _Contents) -> typing.Optiona
     Args:
       name: the name of the variable in the checkpoint.
       wanted: what the checkpoint has to have under this name.
-      contents: what it has.
+      contents: the tensors in the checkpoint.
 
     Returns:
       The reason, `'kind'` or `'kind: details'`; None if the variable can be restored.
@@ -379,14 +380,14 @@ def _check_exclude(exclude: typing.Any, wanted: typing.Iterable[str]) -> None:
 
 
 def _is_under(name: str, scope: str) -> bool:
-    """Whether a name is that of a scope, or of something in the scope."""
+    """Whether `name` is the scope itself, or the name of something in the scope."""
     return (name + '/').startswith(scope.rstrip('/') + '/')
 
 
 def _kinds_of_state(wanted: typing.Mapping[str, _Wanted]) -> typing.Dict[str, str]:
     """Finds the variables that only training needs: {name in the checkpoint: `'counter'` or
     `'optimizer state'`}. `wanted` has all variables by their names in the checkpoint."""
-    # Of all variables of the graph: `wanted` may have a slot, and not the variable that it is of.
+    # The names of all variables: `wanted` may have a slot, `w/Momentum`, and not its variable `w`.
     graph_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
     kinds = {}
     for name, entry in wanted.items():
@@ -441,8 +442,8 @@ def _find(path: str) -> str:
 
 
 def _prefix_of_file(path: str) -> typing.Optional[str]:
-    """The prefix of the checkpoint of which a path is the prefix, or one of the files; None if
-    there is no such checkpoint."""
+    """The prefix of a checkpoint, from its prefix or the path of one of its files; None if there is
+    no such checkpoint."""
     prefix = _FILE_OF_PREFIX.sub('', path)
     is_v2 = tf.io.gfile.exists(prefix + '.index')
     is_v1 = tf.io.gfile.exists(prefix)  # a V1 checkpoint is one file

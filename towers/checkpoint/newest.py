@@ -1,9 +1,10 @@
 """The newest checkpoint of a directory: which it is, and whether it is whole.
 
 `tf.train.Saver` writes a checkpoint in this order: the data, the index, and the state file
-`checkpoint`, which names the newest one, each under another name first; only then does it delete
-the oldest one. So at whatever moment a process is killed, a checkpoint that the state file names is
-whole; another one may be incomplete. TF notices damage when it reads: by CRCs.
+`checkpoint`, which names the newest checkpoint. It writes each file under another name, and renames
+it when it is whole. Only then does it delete the oldest checkpoint. So at whatever moment a process
+is killed, each checkpoint that the state file names is whole; a checkpoint that it does not name
+may be incomplete. TF notices damage when it reads, by CRCs.
 
 Its test is `tests/checkpoint/test_checkpoint_files.py`.
 """
@@ -58,10 +59,10 @@ class Newest(typing.NamedTuple):
 class NewestNamed(typing.NamedTuple):
     """The newest checkpoint of a directory, according to its state file.
 
-    Both are None for a directory without a checkpoint; else one of them is.
+    Both attributes are None for a directory without a checkpoint; else exactly one is None.
 
     Attributes:
-      prefix: the checkpoint's prefix; None where it is not known, or there is none.
+      prefix: the checkpoint's prefix; None where it is not known, or there is no checkpoint.
       fault: what is wrong with the state file, in words; None where it is fine.
     """
     prefix: typing.Optional[str]
@@ -78,8 +79,8 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     Args:
       directory: the folder of the checkpoints. It may have been moved or copied: of the paths in
         the state file only the last part counts.
-      recover: if the newest checkpoint is damaged, or it is not known which it is, take the last
-        whole one (by the step in its name). The ones passed over are in `skipped`.
+      recover: whether to return the last whole checkpoint (by the step in its name) if the newest
+        checkpoint is damaged, or not known. `Newest.skipped` has the damaged checkpoints after it.
 
     Returns:
       `Newest`, or None for a directory that is missing or has no checkpoint.
@@ -87,8 +88,8 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     Raises:
       CheckpointError: without `recover`, if the newest checkpoint is damaged or the state file is
         lost, damaged, or names files that are gone; with `recover`, if no checkpoint is whole. Or
-        `directory` is no directory. A `BadFileError` where a file is no regular file, or the
-        `global_step` in it no step.
+        `directory` is no directory.
+      BadFileError: a file is no regular file, or the `global_step` in it is no step.
     """
     directory = directory_name('directory', directory)
     check_flag('recover', recover)
@@ -100,11 +101,11 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
         skipped.append(Damaged(state_file, step=None, reason=named.fault))
         candidates = checkpoints  # any of them may be the newest
     elif named.prefix is not None:
-        # Not those of later steps: a killed process may have left them unfinished.
+        # Without checkpoints of later steps, which a killed process may have left unfinished.
         candidates = with_older(named.prefix, checkpoints)
     else:
         return None  # there is no checkpoint
-    # Without `recover` it is found, too: the error says that one could go on from it.
+    # Also looked for without `recover`: then the error names the checkpoint to go on from.
     whole = _last_whole(candidates, skipped)
     faults = '; '.join(map(str, skipped))
     if whole is None:
@@ -182,7 +183,7 @@ class Safe(typing.NamedTuple):
 
     Attributes:
       is_found: whether the directory has a whole checkpoint.
-      text: a sentence that says which one, for errors about writing.
+      text: a sentence that says which checkpoint is whole, for errors about writing.
     """
     is_found: bool
     text: str

@@ -25,7 +25,7 @@ from towers.checkpoint.newest import Newest, describe_safe, with_older
 from towers.errors import CheckpointError
 from towers.safe_files import UNFINISHED
 
-# Names under which TF writes before it renames: of tensors, and of `checkpoint` and `….meta`.
+# Names under which TF writes a file before it renames it: tensors, `checkpoint`, and `….meta`.
 _TEMPORARY_FILE = re.compile(r'\.tempstate\d+$|^checkpoint\.tmp[0-9a-f]{32}$'
                              r'|\.meta\.tmp[0-9a-f]{32}$')
 _DATA_FILE = re.compile(r'^(.+\.ckpt(?:-\d+)?)\.data-\d{5}-of-\d{5}$')
@@ -96,7 +96,7 @@ def remove_leftovers(directory: str) -> typing.List[str]:
     """Removes the leftovers of a killed writer from a directory, and returns their names.
 
     Raises:
-      tf.errors.OpError: one of them cannot be removed.
+      tf.errors.OpError: a leftover cannot be removed.
     """
     names = names_in(directory)
     content = read_state(directory).content
@@ -115,8 +115,8 @@ def remove_leftovers(directory: str) -> typing.List[str]:
 
 def _is_leftover(name: str, names: typing.Container[str],
                  known: typing.Optional[typing.Container[str]]) -> bool:
-    """Whether a file is a leftover of a killed writer, by its name: of TensorFlow, or of this
-    package's own files.
+    """Whether a file is, by its name, a leftover of a killed writer: TensorFlow, or
+    `towers.safe_files`.
 
     Args:
       name: the name of the file.
@@ -161,6 +161,6 @@ def _write_state(directory: str, newest: str) -> None:
       newest: the prefix of the checkpoint that the state file is to name as the newest.
     """
     paths = with_older(newest, list_checkpoints(directory))
-    if os.path.isabs(directory):  # else TF itself takes the folder away
+    if os.path.isabs(directory):  # for a relative directory TF itself removes the folder
         paths = [os.path.basename(path) for path in paths]
     tf.train.update_checkpoint_state(directory, paths[-1], paths)

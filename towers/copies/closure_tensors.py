@@ -10,14 +10,17 @@ Words of other modules used here:
     `TowerSet.has_one_shard`      one tower computes on all examples of a step
     `Request.has_whole_batch`     this machine has all examples of a step; else it is one of several
                                   workers, each of which has a batch of its own
-    `Objectives.optimizer_calls`  the optimizers that a model function has called itself, as that of
-                                  an Estimator does; None where `build_towers` got the optimizer
-    `Recorded`                    the call of the model function: the `operations` that it has made,
-                                  of which the `owned` ones came with a variable; and the `sources`,
-                                  operations that give the shard
-    `Roles.own_variables`         state of which each tower has its own, as that of a stateful RNN
-    `Tower.loss`                  as the model function returned it; to `data_loss`, which is
-                                  differentiated, the build may have added registered losses
+    `Objectives.optimizer_calls`  the optimizers that the model function has called itself, as the
+                                  model function of an Estimator does; None where `build_towers` got
+                                  the optimizer
+    `Recorded`                    the call of the model function: the `operations` that it has made;
+                                  in `owned` the names of the operations that came with a variable;
+                                  and the `sources`, operations that give the shard
+    `Roles.own_variables`         variables of which each tower has its own, such as the state of a
+                                  stateful RNN
+    `Tower.loss`                  the loss as the model function returned it
+    `Tower.data_loss`             the loss that is differentiated: the build may have added
+                                  registered losses to it
 """
 
 import typing
@@ -72,37 +75,37 @@ class ClosureTensors:
         for tower in self._towers:
             for name, loss in _losses_by_name(tower).items():
                 self._names_of_losses[loss.name] = name
-        # {name of a loss, None where there is only one: the mean of `Tower.loss` over the batch};
-        # it has the losses that some update takes.
+        # {name of a loss, None where there is only one: the mean of `Tower.loss` over the batch}.
+        # A mean is made, and added here, when an update takes the loss.
         self._means: typing.Dict[typing.Optional[str], tf.Tensor] = {}
 
     def settle(self, made: list, fetches: list, may_take: typing.Sequence = ()) -> None:
-        """Gives the operations of an update the batch's losses in the place of one tower's, and
+        """Replaces a tower's loss by the batch's loss in the inputs of an update's operations, and
         refuses other tensors that depend on one tower's examples.
 
         Args:
           made: the operations of the update that were made since the last call.
-          fetches: what a step runs of them.
+          fetches: the tensors and operations of the update that a step runs.
           may_take: tensors and operations that the update may take or wait for.
 
         Raises:
-          GradientError: an update takes such a tensor.
+          GradientError: an update takes another tensor that depends on one tower's examples.
         """
         self._made = self._made + made
         if self._has_one_shard:
-            return  # the loss, and any other tensor of the tower, is that of the whole batch
+            return  # the tower has all examples: its loss and its tensors are the batch's
         if self._request.training.objectives.optimizer_calls is not None:
-            return  # the model function has made its update itself, from what is of its tower
+            return  # the model function has made the update itself, from tensors of its tower
         self._take_means_of_losses()
-        # The updates of tower 0, such as batch norm's, are those of the batch.
+        # The update ops of tower 0, such as batch norm's, count as update ops of the whole batch.
         allowed = self._gradients + list(may_take) + list(self._towers[0].updates)
         self._check_takes_nothing_of_tower(fetches, allowed)
         if not self._request.has_whole_batch:
             self._check_takes_nothing_of_worker(fetches)
 
     def _take_means_of_losses(self) -> None:
-        """Gives the operations of the update the mean over the batch in the place of a tower's
-        loss."""
+        """Replaces each tower's loss, where an operation of the update takes it, by the mean of the
+        loss over the batch."""
         for op in self._made:
             for position, tensor in enumerate(op.inputs):
                 if tensor.name in self._names_of_losses:
@@ -110,24 +113,25 @@ class ClosureTensors:
                     compat.replace_input(op, position, self._mean(name))
 
     def _mean(self, name: typing.Optional[str]) -> tf.Tensor:
-        """The mean over the batch of the loss of this name; None for the only loss. It is made when
-        it is first asked for."""
+        """The mean over the batch of the loss `name`, which is None for the only loss. The first
+        call makes the mean."""
         if name not in self._means:
             losses = [_losses_by_name(tower)[name] for tower in self._towers]
-            # It waits for the towers' losses alone, whatever `tf.control_dependencies` are open
-            # around the build: these are for the update.
+            # The mean waits for the towers' losses alone. `tf.control_dependencies` that are open
+            # around the build are for the update, and not for the mean.
             with tf.control_dependencies(None), only_device(self._request.placement.main), \
                     tf.name_scope(self._request.split.scope_of_batch):
                 self._means[name] = weighted_sum(losses, self._weights)
         return self._means[name]
 
-    # ---- what is of one tower --------------------------------------------------------------------
+    # ---- tensors of one tower --------------------------------------------------------------------
 
     def _check_takes_nothing_of_tower(self, fetches: list, allowed: list) -> None:
-        """Refuses operations of the update that take what depends on one tower's examples.
+        """Refuses operations of the update that take tensors which depend on one tower's examples.
 
         Args:
-          fetches: what a step runs; only operations that it needs are looked at.
+          fetches: tensors and operations that a step runs. Operations that these do not need are
+            not checked.
           allowed: tensors and operations that the update may take.
         """
         taken = self._taken_from_model(allowed)
@@ -145,14 +149,14 @@ class ClosureTensors:
                     'gradients take such tensors, too.' % source.name)
 
     def _taken_from_model(self, allowed: list) -> typing.List[_Taken]:
-        """Lists what the update takes from the model function, or waits for; without shared
-        variables, and without what is allowed.
+        """Lists the tensors of the model function that the update takes, and the operations of the
+        model function that it waits for. Shared variables are not in the list.
 
         Args:
-          allowed: tensors and operations that do not count.
+          allowed: tensors and operations that are not in the list either.
         """
         not_to_take = self._names_of_model() - operation_names(allowed)
-        # An update may wait for a tower's loss: to wait tells it no value.
+        # An update may wait for a tower's loss, since a control edge carries no value.
         not_to_await = set(not_to_take)
         for tower in self._towers:
             not_to_await -= operation_names(flat(tower.loss))
@@ -165,8 +169,8 @@ class ClosureTensors:
         return taken
 
     def _names_of_model(self) -> typing.Set[str]:
-        """Set of the names of the operations that the call of the model function has made; of its
-        variables only those of which each tower has its own."""
+        """Set of the names of the operations that the call of the model function has made. Of the
+        variables, it has only the variables of which each tower has its own."""
         operations = [op for op in self._recorded.operations if op.type not in VARIABLE_OPS]
         return graph_walk.names_of(operations) | operation_names(self._own_state)
 
@@ -184,14 +188,15 @@ class ClosureTensors:
             is_write = runs_in_step and finder.written_by(op)
             if is_write or graph_walk.is_random(op):
                 sources.append(op)
-        # By control edges, too: a read that waits for a write gives what has been written.
+        # `control`: along control edges as well, since a read that waits for a write gives the
+        # written value.
         return graph_walk.reachable_from(sources, recorded.operations, control=True)
 
-    # ---- what is of one machine ------------------------------------------------------------------
+    # ---- tensors of one machine ------------------------------------------------------------------
 
     def _check_takes_nothing_of_worker(self, fetches: list) -> None:
-        """Refuses an update that computes with the loss over this machine's batch: on each machine
-        this is another number, and so the weights would become different ones.
+        """Refuses an update that computes with the loss over this machine's batch: each machine has
+        another loss, and so the machines' weights would become different.
 
         Args:
           fetches: what a step runs: gradients for the optimizer (tensors), or operations that
@@ -202,19 +207,19 @@ class ClosureTensors:
         becomes_weights = gradients + self._written_to_trained(updates)
         losses_of_worker = self._losses + list(self._means.values())
         for loss in losses_of_worker:
-            # The combined gradients are computed from the losses, too, but they are sums over all
-            # workers: the search ends at them.
+            # `known`: the search ends at the combined gradients. They are computed from the losses
+            # as well, but as sums over all workers they are the same on each machine.
             if computes_with(becomes_weights, loss, known=self._gradients):
                 raise GradientError(
                     "transform_gradients, or the optimizer, computes with the loss of one worker's "
                     'examples: let UPDATE_OPS write it to a variable, and read the variable.')
 
     def _written_to_trained(self, updates: list) -> typing.List[tf.Tensor]:
-        """What an update writes into trainable variables: the inputs of the operations that write.
+        """The inputs of the operations with which an update writes trainable variables.
 
         Args:
-          updates: the operations of the update that a step runs. What they wait for, such as the
-            model's own update ops, does not count.
+          updates: the operations of the update that a step runs. Operations of the model for which
+            they only wait, such as its update ops, do not count.
         """
         finder = Writes(tf.get_default_graph())
         trainable = operation_names(tf.trainable_variables())

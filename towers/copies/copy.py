@@ -1,8 +1,8 @@
 """Towers 1, 2, … as copies of tower 0's finished graph, forward and backward.
 
 Calling the model function and differentiating its loss takes time for every tower, the more the
-larger the model is; and a program that is called N times sees the traces of its earlier calls. So
-the operations that tower 0's outputs need are imported once more for each tower:
+larger the model is; and a model function that is called N times sees the traces of its earlier
+calls. So the operations that tower 0's outputs need are imported once more for each tower:
 
     x                    ->  tower_k/x            operations, functions, frames and stacks of loops
     tower 0's device     ->  tower k's            and the variable's device for its readers
@@ -57,7 +57,7 @@ class TowerCopy(typing.NamedTuple):
 
 
 class Copies:
-    """Makes copies of one tower."""
+    """Makes copies of tower 0."""
 
     def __init__(self, first: Differentiated, updates: InlineUpdates, parts_before: int,
                  other_results: typing.Sequence):
@@ -65,8 +65,9 @@ class Copies:
         Args:
           first: tower 0, which is to be copied, and its operations.
           updates: the writes that copies leave out, or share with tower 0.
-          parts_before: how many parts of the batch the machines before this one have: the seeds of
-            random operations go by the index of a part among those of all machines.
+          parts_before: the number of parts of the batch on the machines before this machine. The
+            seed of a random operation depends on the index of its part among the parts of all
+            machines.
           other_results: tensors and operations that are copied besides the results of tower 0.
         """
         self._graph = tf.get_default_graph()
@@ -99,9 +100,9 @@ class Copies:
 
         Args:
           in_functions: {name of a call, such as an `If`: the positions of the variables that copies
-            do not write, among the arguments of the called functions}. They are counted from the
-            last argument, -1: so they are the positions among the inputs of the `If`, too, which
-            has its condition before the arguments.
+            do not write, among the arguments of the called functions}. Positions are counted from
+            the last argument, -1. So they are also the positions among the inputs of the `If`,
+            whose condition comes before the arguments.
 
         Returns:
           {name of a function: `FunctionDef`}.
@@ -110,7 +111,7 @@ class Copies:
         # Each name of an operation of tower 0, with its node in the template.
         for name, node in zip(self._template.names, self._template.graph_def.node):
             positions = in_functions.get(name)
-            if positions is None:  # copies call its functions, if there are any, as they are
+            if positions is None:  # copies call the node's functions, if it has any, unchanged
                 continue
             for function_name in self._library.called_by(node):
                 function = self._library.function(function_name)
@@ -141,10 +142,10 @@ class Copies:
         return _Copied(root, operations, substitution)
 
     def _adapted(self, index: int, root: str, device: str) -> tf.GraphDef:
-        """The template with what differs in a copy: seeds, names of loops, functions, messages.
+        """The template with the seeds, names of loops, functions and messages of one copy.
 
-        Seeds go by the index of the copy among the parts of all machines, so that no two machines
-        draw the same numbers. A message names a tower of this machine.
+        Seeds depend on the index of the copy among the parts of all machines, so that no two
+        machines draw the same numbers. A message names a tower of this machine.
 
         Args:
           index: the index of the copy among the parts of this machine.
@@ -181,7 +182,7 @@ class Copies:
 
     def _add_functions(self, library: typing.Any, part: int, root: str,
                        device: str) -> typing.Dict[str, str]:
-        """Adds copies of the functions to a `FunctionDefLibrary`.
+        """Adds copies of the template's functions to a `FunctionDefLibrary`.
 
         Args:
           library: the `FunctionDefLibrary`.
@@ -190,7 +191,7 @@ class Copies:
           device: the device of the copy.
 
         Returns:
-          {name of a function: name of its copy}; {} where the template calls none.
+          {name of a function: name of its copy}; {} where the template calls no function.
         """
         if not self._functions:
             return {}
@@ -200,8 +201,8 @@ class Copies:
 
             Args:
               node: the `NodeDef`, which is changed.
-              is_beside_resource: whether it takes a variable that is an argument of the function,
-                or is colocated with a node that does.
+              is_beside_resource: whether the node takes a variable that is an argument of the
+                function, or is colocated with a node that takes it.
             """
             give_seed_of_tower(node, part)
             # A node that reads the variable stays on the variable's device. A node that calls
@@ -214,6 +215,7 @@ class Copies:
         functions, new_names = copied_functions(
             self._functions, root.strip('/').replace('/', '_'), change)
         library.function.extend(functions)
+        # If a function has a gradient function, the function's copy gets the copy of that.
         self._library.give_gradients(library, new_names)
         return new_names
 
@@ -234,7 +236,7 @@ class Copies:
             is_leader_copied = leader in self._template.devices
             if is_leader_copied:
                 device_of_copy = new_devices[self._template.devices[leader]]
-            else:  # a variable, say: its device, or its substitute's
+            else:  # the leader is from outside, such as a variable: its substitute's device
                 device_of_copy = copied.operation(leader).device
             if device_of_copy:
                 compat.set_device(copied.operation(name), device_of_copy)
@@ -243,8 +245,8 @@ class Copies:
         """The device in another tower that corresponds to the device of an operation of tower 0.
 
         Args:
-          device: the device of the operation. One that is not tower 0's, but a variable's, say, is
-            the same for all towers.
+          device: the device of the operation. A device that is not tower 0's, such as the device of
+            a variable, is the same for all towers.
           tower_device: the device of the other tower.
         """
         if not may_be_of_tower(device, self._tower.device):
@@ -252,14 +254,14 @@ class Copies:
         return device_in_other_tower(device, self._tower.device, tower_device)
 
     def _colocate(self, copied: '_Copied') -> None:
-        """Colocates the operations of a copy with each other as tower 0's are."""
+        """Colocates the operations of a copy with each other, as the operations of tower 0 are."""
         for name, group in self._template.colocated.items():
             leaders = [copied.operation(leader).name for leader in group]
             colocate(copied.operation(name), leaders)
 
     def _make_wait_for_outside(self, copied: '_Copied') -> None:
-        """Makes the operations of a copy wait for operations from outside of the template, as tower
-        0's do."""
+        """Makes the operations of a copy wait for operations from outside of the template, as the
+        operations of tower 0 do."""
         for name, awaited in self._template.waits.items():
             compat.add_control_inputs(
                 copied.operation(name), list(map(copied.operation, awaited)))
@@ -332,8 +334,8 @@ class _Copied:
         return frozenset(names_of(copied))
 
     def leaf(self, leaf: typing.Any) -> typing.Any:
-        """The copy of a tensor, an operation or a variable of tower 0; itself, if that was not
-        copied.
+        """The copy of a tensor, an operation or a variable of tower 0; the `leaf` itself, if it was
+        not copied.
 
         A variable is what `tf.assign` returns for a resource variable. It stands for the operation
         that assigns, so its copy is the copy of that operation.

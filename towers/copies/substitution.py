@@ -60,8 +60,9 @@ class Substitution:
         is_handle_or_reference = variable_op(tensor) is not None  # of one variable, not its value
         if is_handle_or_reference:
             return substitute.op.outputs[0]
-        # The tensor may hold more than one variable's value: those of several, concatenated say, or
-        # of one beside other numbers. Then it has another shape than the variable.
+        # The tensor may hold more than the value of one variable: the concatenated values of
+        # several variables, or one value beside other numbers. Then the shape of the tensor is not
+        # the variable's.
         has_shape_of_variable = tensor.shape.is_compatible_with(substitute.shape)
         is_value_of_variable = len(replaced_names) == 1 and has_shape_of_variable
         if is_value_of_variable:

@@ -1,13 +1,14 @@
 """The template of the copies: the operations of tower 0 that every other tower has, too.
 
 A template is a `tf.GraphDef`. Its names are relative to the scope that the towers are built in.
-What depends on the tower is beside it, and is set after each import: the devices, what an operation
-is colocated with, and which operations from outside it waits for.
+A `Template` also has what depends on the tower, and is set after each import: the devices, with
+which operations an operation is colocated, and for which operations from outside it waits.
 
 Words of other modules used here: an `InlineUpdates` sorts the writes of shared variables in tower
 0's forward pass. Its `left_out` are writes that no copy has, and no copy uses; its `shared` are
 writes whose value all towers use. A *batch value* (`is_batch_value`) is made by `batch_sum` and its
-like: an operation of a placeholder's type, which becomes a sum over the towers when all are made.
+like: an operation of a placeholder's type, which becomes a sum over the towers when all towers are
+made.
 
 Its test is `tests/copies/test_copy.py`.
 """
@@ -37,8 +38,8 @@ from towers.roles.inline_updates import InlineUpdates
 from towers.whole_batch.batch_values import is_batch_value
 
 _BY_NAME = ('Collective', 'Nccl', 'Horovod')
-"""The beginnings of types of operations that find each other by a name: copies would have the same
-name, and meet the original's partners."""
+"""The beginnings of types of operations that find each other by a name. A copy would have the same
+name, and so would communicate with the partners of the original."""
 
 _MOST_BYTES = 2 ** 31 - 2 ** 20  # of a `GraphDef`, with a megabyte to spare
 
@@ -105,7 +106,7 @@ class _Selection:
         # Three sets of names of operations of tower 0.
         self._from_shard = reachable_from(shards, first.operations)  # computed from the shard
         self._left_out = updates.left_out
-        self._shared = set(updates.shared)  # `nodes_for` adds what else all towers share
+        self._shared = set(updates.shared)  # `nodes_for` adds tables, placeholders and the like
 
     def nodes_for(self, results: typing.Iterable) -> Nodes:
         """The nodes of the operations to copy: all that results of tower 0 need, without what is
@@ -125,7 +126,8 @@ class _Selection:
             node = op.node_def
             _check_uses_no_name(op)
             if self._is_shared(op):
-                # What it is colocated with is shared, too: of an iterator the data set.
+                # The operations that it is colocated with are shared as well: an iterator's data
+                # set, for example.
                 self._shared.update([name], colocation_group_of_node(node))
                 continue
             needed[name] = node
@@ -135,7 +137,7 @@ class _Selection:
             # iterator, and both are colocated with the data set: the iterator is found to be
             # shared, and the data set with it, before the data set would be copied.
             to_visit.extend(map(producer_name, node.input))
-        # In the order in which they were made, which an import of loops needs.
+        # The order in which the operations were made: the import of a loop needs this order.
         in_order = [name for name in self._made if name in needed]
         return collections.OrderedDict((name, needed[name]) for name in in_order)
 
@@ -158,7 +160,7 @@ class _Selection:
         Raises:
           CloneError: the operation can be neither copied nor shared.
         """
-        # Each tower has its own batch value.
+        # A batch value has the type of a placeholder, but each tower has its own batch value.
         is_placeholder = op.type in PLACEHOLDERS and not is_batch_value(op)
         if not is_placeholder and not keeps_state(op):
             return False
@@ -167,11 +169,11 @@ class _Selection:
         if has_default_from_shard:
             return False  # where it is not fed, each tower uses the default of its own shard
         if is_from_shard:
-            # If it were shared, all towers would use what was made from tower 0's shard.
+            # If the operation were shared, all towers would use state made from tower 0's shard.
             self._raise_keeps_state(op, 'is made from the shard')
         if compat.in_control_flow(op):
-            # The operations of other towers are outside of the branch, and cannot take what is in
-            # there.
+            # The operations of other towers are outside of the branch or the loop, and cannot take
+            # a tensor from within it.
             self._raise_keeps_state(op, 'is within a branch or a loop')
         return True
 
@@ -185,8 +187,8 @@ class _Selection:
 
 
 def _check_uses_no_name(op: tf.Operation) -> None:
-    """Raises `CloneError` for an operation that finds others by a name, which its copy would have,
-    too."""
+    """Raises `CloneError` for an operation that finds others by a name: its copy would have the
+    same name."""
     if op.type.startswith(_BY_NAME):
         raise CloneError('operation %s (%s), which the model function makes, communicates with '
                          "operations by a name: pass copies='reuse', which calls the model "
@@ -254,7 +256,8 @@ def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
 
     Args:
       template: the template.
-      node: the `NodeDef` of the operation; it may wait for other operations than `op` does.
+      node: the `NodeDef` of the operation; it may wait for other operations than `op` does, see
+        `_pass_over_left_out`.
       op: the operation.
       names_of_inputs: {name of a tensor from outside: its name in the template}, which is added to.
     """
@@ -305,17 +308,18 @@ def _add_data_inputs(copy: tf.NodeDef, template: Template,
 def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing.Dict[str, str]:
     """Finds, for each copied operation, the operation on whose device it has to be.
 
-    TensorFlow puts a look-up of rows beside the variable w, and what is colocated with the look-up
-    there, too: both have w as their leader.
+    TensorFlow puts a look-up of rows on the device of its variable w. It puts an operation that is
+    colocated with the look-up on the same device. So w is the leader of both.
 
     Args:
       nodes: the nodes of the copied operations.
       operations: {name: operation}, the same operations.
 
     Returns:
-      {name of an operation: name of its leader}; an operation that is put with none leads itself.
+      {name of an operation: name of its leader}; an operation that TensorFlow puts with no other
+      operation leads itself.
     """
-    put_with = {}  # {name of an operation: name of the one that it is put with, or None}
+    put_with = {}  # {name of an operation: name of the operation that it is put with, or None}
     for name, node in nodes.items():
         if node.device:  # else TensorFlow chooses: the operation leads itself
             put_with[name] = _put_with(node, operations[name])
@@ -331,8 +335,8 @@ def _leaders(nodes: Nodes, operations: typing.Dict[str, tf.Operation]) -> typing
 
 
 def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
-    """The name of the operation on whose device TensorFlow puts an operation: one that it is
-    colocated with, or whose resource it reads; None if there is none.
+    """The name of the operation on whose device TensorFlow puts `op`: an operation with which `op`
+    is colocated, or whose resource `op` reads; None if there is none.
 
     Args:
       node: the `NodeDef` of the operation.
@@ -342,7 +346,7 @@ def _put_with(node: tf.NodeDef, op: tf.Operation) -> typing.Optional[str]:
     if others:
         return others[0]  # all of them are on one device
     # `Enter`, `Switch` and an `If` take a resource to hand it into a loop, a branch or a function.
-    # The operations in there read it.
+    # Only the operations within that read the resource.
     hands_resources_on = op.type in CONTROL_FLOW or functions_of(node)
     if hands_resources_on:
         return None

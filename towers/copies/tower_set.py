@@ -26,10 +26,10 @@ class TowerSet(typing.NamedTuple):
       recorded: the call of the model function on shard 0, or the import of a finished
         model.
       losses: the losses of tower 0.
-      gradients: what differentiated the losses.
+      gradients: the `TowerGradients` that differentiated the losses.
       roles: the roles of the variables.
-      waits: what waits for what, so that the towers write shared variables in the right order.
-      recomputed: what is recomputed in the backward pass of tower 0, one for each loss.
+      waits: the control edges by which the towers write shared variables in the right order.
+      recomputed: what the backward pass of tower 0 recomputes: a `Recomputed` for each loss.
       how_built: the plan's line about calls and copies.
       step: what all workers of a cluster share in a step, which `Cluster.begin_step` gives; None
         for this machine alone.
@@ -56,6 +56,6 @@ class TowerSet(typing.NamedTuple):
 
     @property
     def has_one_shard(self) -> bool:
-        """Whether all examples of a step are in one shard, that of a single tower. In a cluster
-        they are where each worker makes steps of its own."""
+        """Whether all examples of a step are in one shard, on a single tower. In a cluster this
+        needs workers that make steps of their own, as on asynchronous parameter servers."""
         return len(self.towers) == 1 and self.request.has_whole_batch
