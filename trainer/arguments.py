@@ -41,7 +41,7 @@ def make_learning_rate(batch_size: int, num_towers: int, examples_per_epoch: int
     Raises:
       InvalidArgumentError: decay and batch flags that do not fit the data.
     """
-    options = {}  # those that this decay takes
+    options = {}  # the arguments that this decay takes
     if FLAGS.decay != 'none':
         options['decay_examples'] = _decay_examples(examples_per_epoch, last_example)
     if FLAGS.decay in DECAYS_BY_RATE:
@@ -77,10 +77,11 @@ def _decay_examples(examples_per_epoch: int, last_example: int) -> int:
 
 
 def _base_batches(batch_size: int, num_towers: int) -> int:
-    """How many times the base batch is in a machine's batch: the N of --lr_scaling.
+    """How many base batches a machine's batch has: the N of --lr_scaling.
 
-    The base batch is the one for which --base_learning_rate is meant: `base_batch_size` of --config
-    examples. Without that option it is one micro-batch of one tower, so that N is their number.
+    The base batch is the batch for which --base_learning_rate is meant, of as many examples as the
+    option `base_batch_size` of --config says. Without that option it is one micro-batch of one
+    tower, so that N is the number of micro-batches on all towers.
 
     Args:
       batch_size: examples a step on the machine.
@@ -131,7 +132,7 @@ def weight_of_l2_loss() -> float:
 
 
 def make_loss_scale() -> typing.Optional[towers.LossScale]:
-    """The `LossScale` of the option loss_scale; None for the default one of the precision.
+    """The `LossScale` of the option loss_scale; None for the default loss scale of the precision.
 
     The option is the initial factor. The factor stays between 1 and 2^24; an initial factor outside
     of this range widens it.
@@ -143,7 +144,7 @@ def make_loss_scale() -> typing.Optional[towers.LossScale]:
 
 
 def clip(gradients: typing.List[tuple]) -> typing.List[tuple]:
-    """Scales gradients down to the global norm --clip_norm, if theirs is larger.
+    """Scales gradients down to the global norm --clip_norm, if their global norm is larger.
 
     Args:
       gradients: list of `(gradient, variable)`, as `transform_gradients` of `Objective` gets it.
@@ -158,7 +159,7 @@ def clip(gradients: typing.List[tuple]) -> typing.List[tuple]:
 
 def enter_graph_mode() -> None:
     """Switches this process to graphs with resource variables, and mends tf_slim; silences the log
-    of TensorFlow, and warnings of both.
+    of TensorFlow, and the warnings of TensorFlow and tf_slim.
 
     With --deterministic it also switches operations to deterministic kernels.
     """
@@ -242,7 +243,7 @@ def saves(cluster: typing.Optional[towers.Cluster]) -> bool:
 def examples_a_step(cluster: typing.Optional[towers.Cluster], batch_size: int) -> int:
     """How many examples a step takes from the stream, over all machines.
 
-    With asynchronous workers a step is that of one worker.
+    With asynchronous workers a step is the step of one worker.
 
     Args:
       cluster: the machines, or None.
@@ -258,7 +259,7 @@ def examples_a_step(cluster: typing.Optional[towers.Cluster], batch_size: int) -
 _OF_ONE_MACHINE = frozenset([
     'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
     'xla', 'cluster', 'synchronous'])
-# Settings that say when a run ends. The chief decides it, so another value on a worker would have
+# Settings that say when a run ends. The chief ends the run, so another value on a worker would have
 # no effect.
 _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 'max_minutes']
 
@@ -266,8 +267,8 @@ _OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy', 'stop_after', 
 def compared_flags() -> typing.List[str]:
     """Names of the settings that have to be the same on all workers.
 
-    Each worker computes its part of the gradient, or updates, by its own flags. So they are the
-    settings that change numbers or variables of the run, and those that say when it ends.
+    Each worker computes its part of the gradient, or updates, by its own flags. So the list has the
+    settings that change numbers or variables of the run, and the settings that say when it ends.
     """
     names = list(_OF_THE_END)
     for name, setting in SETTINGS.items():
@@ -277,8 +278,8 @@ def compared_flags() -> typing.List[str]:
     return names
 
 
-# How the error names the end of the decay in a worker that has another one: 'its … is 5000, and
-# that of worker 0 …'.
+# How the error about a worker names the end of the decay, if the worker's end differs from that of
+# worker 0: 'its … is 5000, and that of worker 0 …'.
 _END_OF_DECAY = ('end of the decay, in examples (--decay_epochs says it where workers share no '
                  '--train_dir),')
 
@@ -291,13 +292,14 @@ def joined(cluster: typing.Optional[towers.Cluster], job: typing.Any) -> typing.
       job: the `Job` of the process.
 
     Returns:
-      A context whose value is the `Member`; without a cluster None.
+      A context whose value is the `Member`; without a cluster its value is None.
     """
     if cluster is None:
         return contextlib.nullcontext()
     settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
     if decays_until_the_end():
-        # The end is counted from the checkpoint in --train_dir, which a worker may not see.
+        # The end of the decay is counted from the checkpoint in --train_dir, which a worker may not
+        # see.
         settings[_END_OF_DECAY] = job.last_example
     return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
                        dead_after=FLAGS.dead_after, settings=settings)

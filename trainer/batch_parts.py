@@ -14,7 +14,7 @@ from trainer.flags import FLAGS
 def shares_of_towers() -> typing.Optional[list]:
     """The whole numbers in --shares; None for equal parts.
 
-    What is no whole number stays a text, which `build_towers` refuses.
+    A share that is no whole number stays a text, which `build_towers` refuses.
     """
     shares: list = []
     for share in filter(None, FLAGS.shares.split(',')):

@@ -15,7 +15,7 @@ from towers.errors import InputError
 from trainer.data import INPUT_ERRORS, input_failure, own_failure
 from trainer.metrics_log import entries
 
-SINCE_BEST = 'since_best'  # the result that counts the evaluations since the best one
+SINCE_BEST = 'since_best'  # the result that counts the evaluations since the best evaluation
 
 
 class _Value(typing.NamedTuple):
@@ -29,7 +29,8 @@ class RunEvaluation:
 
     On one machine it gives itself up at a signal, and where the test set cannot be read;
     `EvaluationHook` then stops the session, which saves the steps that were trained. With several
-    machines such an error is raised, and ends all of them.
+    machines a signal does not break the evaluation off, and an error about the test set is raised
+    and ends all machines.
 
     Attributes:
       metrics: the metrics of the evaluation, and with --keep_best `SINCE_BEST`.
@@ -51,7 +52,8 @@ class RunEvaluation:
         Raises:
           InvalidArgumentError: the evaluation has no such metric.
         """
-        self.metrics = dict(evaluation.metrics)  # this and the next are for `EvaluationHook`
+        # `EvaluationHook` uses `metrics` and `check_examples`.
+        self.metrics = dict(evaluation.metrics)
         self.check_examples = evaluation.check_examples
         self.failure: typing.Optional[Exception] = None
         self._evaluation = evaluation
@@ -60,25 +62,25 @@ class RunEvaluation:
         self._best: typing.Optional[_BestCheckpoint] = None
         if metric:
             self._best = _BestCheckpoint(metric, evaluation.metrics, train_dir)
-            self.metrics[SINCE_BEST] = None  # a name: `EvaluationHook` looks for no more
+            self.metrics[SINCE_BEST] = None  # no value: `EvaluationHook` uses only the names
 
     @property
     def text(self) -> typing.Optional[str]:
         """A text about the best checkpoint, such as `'accuracy 0.98 at step 40:
-        runs/digits/best/model.ckpt-40'`; None without one."""
+        runs/digits/best/model.ckpt-40'`; None if there is no best checkpoint."""
         return None if self._best is None else self._best.text
 
     def run(self, session: tf.Session) -> typing.Optional[dict]:
         """Runs the evaluation; returns its results, and with --keep_best `SINCE_BEST`.
 
-        It returns None if a signal came, or if the test set cannot be read: the error of that is
-        then in `failure`.
+        It returns None if a signal came, or if the test set cannot be read. In the second case
+        `failure` has the error.
         """
         several_machines_train = self._stopped is None
         try:
             results = self._evaluation.run(session, self._stopped)
         except (datasets.DatasetError, InputError) + INPUT_ERRORS as error:
-            if several_machines_train:  # the error ends all of them
+            if several_machines_train:  # the error ends all machines
                 raise
             self.failure = error
             if isinstance(error, tf.errors.OpError):
@@ -96,8 +98,8 @@ class RunEvaluation:
 class _BestCheckpoint:
     """The best checkpoint of a run, in the folder `best` of the run's folder.
 
-    The values of former evaluations are those in `metrics.jsonl`, which is exact over kills; so a
-    run that resumes keeps the same checkpoint as one that was never stopped.
+    The values of former evaluations are read from `metrics.jsonl`, which is exact over kills. So a
+    run that resumes keeps the same checkpoint as a run that was never stopped.
 
     Attributes:
       text: see `RunEvaluation.text`.
@@ -125,7 +127,7 @@ class _BestCheckpoint:
         self._values: typing.Optional[typing.List[_Value]] = None
         self._saver = tf.train.Saver(max_to_keep=1, save_relative_paths=True)
         former_best = tf.train.latest_checkpoint(os.path.dirname(self._path))
-        if former_best is not None:  # so that the saver deletes it when it saves a better one
+        if former_best is not None:  # so that the saver deletes it when a better one is saved
             self._saver.recover_last_checkpoints([former_best])
 
     def evaluated(self, session: tf.Session, step: int, results: dict) -> int:
@@ -137,7 +139,7 @@ class _BestCheckpoint:
           results: the results of the evaluation.
 
         Returns:
-          The number of evaluations since the best one.
+          The number of evaluations since the best evaluation.
         """
         if self._values is None:
             self._values = self._read()
@@ -145,7 +147,7 @@ class _BestCheckpoint:
         self._values = [value for value in self._values if value.step < step]
         self._values.append(_Value(step, results[self._name]))
         best = self._best_of(self._values)
-        if best is None:  # each was NaN: there is nothing yet to count evaluations from
+        if best is None:  # no value was finite: there is no best evaluation to count from
             return 0
         if best.step == step:
             self._save(session, step)
@@ -160,15 +162,15 @@ class _BestCheckpoint:
         self._saver.save(session, self._path, step, write_meta_graph=False)
 
     def _best_of(self, values: typing.Iterable[_Value]) -> typing.Optional[_Value]:
-        """The best value, of equal ones the first; None if none is a finite number."""
+        """The best value, and of equal values the first; None if no value is a finite number."""
         finite = [value for value in values if math.isfinite(value.value)]
-        # Of equal values `min` and `max` take the first, which is that of the earliest step.
+        # Of equal values `min` and `max` take the first, the value of the earliest step.
         if self._less_is_better:
             return min(finite, key=lambda value: value.value, default=None)
         return max(finite, key=lambda value: value.value, default=None)
 
     def _read(self) -> typing.List[_Value]:
-        """The values of former evaluations, from the log; null in it stands for NaN."""
+        """The values of former evaluations, from the log, in which null stands for NaN."""
         values = []
         for entry in entries(self._log):
             if 'test_' + self._name in entry:  # only the lines of evaluated steps have it

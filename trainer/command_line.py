@@ -28,7 +28,7 @@ from trainer.flags import (
 
 _HELP_WIDTH = 98
 _HELP = {'--help', '--helpshort', '-h', '-help', '-helpshort'}
-# Settings of which the help lists the choices. The texts of other settings explain theirs.
+# Settings of which the help lists the choices. The texts of other settings name their choices.
 _CHOICES_NOT_IN_TEXT = ('optimizer', 'decay')
 
 
@@ -239,7 +239,8 @@ def _check_kind(name: str, value: typing.Any) -> None:
 
 # ---- Errors in the words of flags ----------------------------------------------------------------
 
-# Patterns of phrases in errors of `towers`, about arguments of calls; and the same about flags.
+# Patterns of phrases in errors of `towers`, about arguments of calls; each with its replacement,
+# which is about flags.
 _PHRASES = [
     (r'[,;]? or pass resolve_devices\(…[^.]*', ', or see its plan with --plan_only'),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
@@ -268,7 +269,7 @@ def in_flags(text: str) -> str:
     """
     for pattern, in_words_of_flags in _PHRASES:
         text = re.sub(pattern, in_words_of_flags, text)
-    text = _ARGUMENT.sub(_as_flag, text)  # makes `keep=3` a flag, too, though it is an option
+    text = _ARGUMENT.sub(_as_flag, text)  # makes `keep=3` a flag as well, though it is an option
     return _OPTION.sub(_as_option, text)
 
 
@@ -295,7 +296,7 @@ def _as_option(found: typing.Match) -> str:
     Args:
       found: a match of `_OPTION`.
     """
-    _, name, value = found.groups()  # the first one is the 'no'
+    _, name, value = found.groups()  # the first group is the 'no'
     is_bare_word = not found.group().startswith('--') and not value
     if is_bare_word:
         return found.group()

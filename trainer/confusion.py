@@ -64,7 +64,7 @@ class ConfusionMatrix:
         return '\n'.join(lines + self._lines_of_mistakes())
 
     def _lines_by_class(self) -> typing.List[str]:
-        """A line for each class, with its accuracy; of many classes, those with the smallest."""
+        """A line for each class, with its accuracy; of many classes only for the least accurate."""
         classes = np.arange(len(self._names))
         title = 'accuracy by class'
         if len(self._names) > _MOST_CLASSES:
@@ -94,7 +94,7 @@ class ConfusionMatrix:
 
     def _lines_of_mistakes(self) -> typing.List[str]:
         """A line for each of the most frequent mistakes, below a title; [] without mistakes."""
-        mistakes = self.counts - np.diag(np.diagonal(self.counts))  # without what was right
+        mistakes = self.counts - np.diag(np.diagonal(self.counts))  # without right predictions
         most_frequent = np.argsort(-mistakes, axis=None, kind='stable')[:_MOST_MISTAKES]
         lines = []
         for label, predicted in zip(*np.unravel_index(most_frequent, mistakes.shape)):
@@ -123,7 +123,7 @@ class ConfusionMatrix:
     def _draw(self, path: str) -> None:
         """Writes a PNG with the share of each label's examples by predicted class."""
         axes = new_axes('test examples by label and predicted class', (7, 6))
-        # At least 1: a label may have no examples, and then all its counts are 0, too.
+        # At least 1: a label may have no examples; then its counts are 0, and its shares as well.
         shares = self.counts / np.maximum(self.examples[:, None], 1)
         image = axes.imshow(shares, cmap='Blues', vmin=0, vmax=1)
         axes.figure.colorbar(image, label="share of the label's examples")

@@ -1,8 +1,8 @@
 """Flags and options that do not go together.
 
-The type and the range of a single value are checked when it is parsed (`flags`); here are the rules
-for several, and for single values of which a type and a range do not say all. A rule is a plain
-`if` that returns the line with which the program ends: what was given, and what to give.
+The type and the range of a single value are checked when it is parsed (`flags`). Here are the rules
+for several flags together, and for single values with more limits than a type and a range. A rule
+is a plain `if` that returns the line with which the program ends: what was given, and what to give.
 Flags without effect are refused, too, by the table `_GOES_WITH`: a user who gives one wants its
 effect. Whatever depends on the data or the model is refused later, by the module that knows it. Its
 test is tests/trainer/test_trainer_flags.py.
@@ -42,11 +42,12 @@ def contradiction(given: typing.Set[str]) -> typing.Optional[str]:
     return None
 
 
-# Each of the functions `_problem_of_…` returns a line that says what is wrong, or None. Those in
-# `_CHECKS`, at the end, take the names of the flags that were given, also where they need none.
+# Each of the functions `_problem_of_…` returns a line that says what is wrong, or None. The
+# functions in `_CHECKS`, at the end, all take the names of the flags that were given; some do not
+# need them.
 
 def _problem_of_numbers(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes a number that its flag takes, by type and range, and that makes no sense; None if
+    """Describes a number that has the type and the range of its flag, but makes no sense; None if
     all is well."""
     del given
     for name in SETTINGS:
@@ -173,7 +174,7 @@ def _problem_of_rate(given: typing.Set[str]) -> typing.Optional[str]:
     del given
     if FLAGS.base_learning_rate <= 0:
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
-    # A decay to 0 ends with the run where --decay_epochs does not say when.
+    # Without --decay_epochs a decay to 0 ends with the run. Any other decay needs --decay_epochs.
     needs_epochs = FLAGS.decay != 'none' and FLAGS.decay not in DECAYS_TO_0
     if needs_epochs and not FLAGS.decay_epochs:
         return '--decay=%s needs --decay_epochs' % FLAGS.decay
@@ -208,8 +209,8 @@ def _problem_of_profile(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _problem_of_automatic_batch(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes a flag with which nothing is trained, and so no --batch_size=auto is to be found;
-    None if all is well."""
+    """Describes a flag with which the program does not train, so that --batch_size=auto has no
+    batch size to look for; None if all is well."""
     del given
     if FLAGS.batch_size != 'auto':
         return None
@@ -220,7 +221,7 @@ def _problem_of_automatic_batch(given: typing.Set[str]) -> typing.Optional[str]:
 
 
 def _flag_that_does_not_train() -> typing.Optional[str]:
-    """The flag that makes the program do something else than train, as text; None if it trains."""
+    """The flag that makes the program do something else than train, as text; or None."""
     if FLAGS.plan_only:
         return '--plan_only'
     if FLAGS.mode != 'train':
@@ -231,7 +232,7 @@ def _flag_that_does_not_train() -> typing.Optional[str]:
 
 
 def _problem_of_plan_only(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes a flag of which --plan_only leaves nothing; None if all is well."""
+    """Describes a flag that has no effect with --plan_only; None if all is well."""
     del given
     if not FLAGS.plan_only:
         return None
@@ -321,8 +322,8 @@ def _num_tasks(config: str) -> int:
         return 0
 
 
-_FILES = ['imagenet', 'tfrecords', 'folder']  # data sets
-_STEPS = ['train', 'memory', 'find_rate']  # modes
+_FILES = ['imagenet', 'tfrecords', 'folder']  # data sets of image files
+_STEPS = ['train', 'memory', 'find_rate']  # modes that run steps of a training
 # Rows of a flag or option, another flag, and the values of the other flag with which the first has
 # an effect: `('decay_power', 'decay', ['polynomial'])`, since --decay=polynomial alone has a power.
 _GOES_WITH = [

@@ -67,7 +67,8 @@ def _options_of_files() -> dict:
 def test_numbers(dataset: typing.Any) -> typing.Iterable[int]:
     """The numbers of the test examples, in the order in which an evaluation gives them.
 
-    They have gaps where `bad_examples` are left out, which only a data set of image files does.
+    The numbers have gaps where `bad_examples` are left out. Only a data set of image files leaves
+    examples out.
 
     Args:
       dataset: the data set of the flags.
@@ -89,7 +90,7 @@ def data_ended(when: str, at_once: bool = False) -> datasets.OwnDataError:
 
     Args:
       when: the text that says after how many steps it ended, such as `'5 of 100 steps'`.
-      at_once: whether it gave not a single batch since the run was started.
+      at_once: whether the data gave not a single batch since the run was started.
     """
     advice = 'Add .repeat()'
     if at_once:
@@ -126,8 +127,8 @@ def _failure_of_own_pipeline(error: tf.errors.OpError, text: str) -> datasets.Ow
     if isinstance(error, tf.errors.OutOfRangeError):
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
                                      'batches without end: add .repeat()' % FLAGS.dataset)
-    # A check of `datasets.own`, which says all that there is to say. Its text has 'of <data set> '
-    # in it; a check in the user's own pipeline has not, and is told as any other error.
+    # The text of a check in `datasets.own` has 'of <data set> ' in it, and is the whole error. The
+    # text of an assertion in the user's own pipeline does not, and is quoted as of any other error.
     found = re.search(r'assertion failed: \[(.*? of %s .*?)\]' % re.escape(FLAGS.dataset), text)
     if found:
         return datasets.OwnDataError(found.group(1))
@@ -150,7 +151,7 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     if is_own_dataset() or not is_of_input(error):
         return None
     # The data set's own check names the example. A ']' ends its text only before white space, or at
-    # the end of all: a file's name may have one, too.
+    # the end of the message: the name of a file may also have a ']' in it.
     found = re.search(r'assertion failed: \[(.*?)\](\s|$)', error.message)
     if found:
         return datasets.BadExampleError(
@@ -164,15 +165,15 @@ def input_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
 
 @contextlib.contextmanager
 def naming_failures() -> typing.Iterator[None]:
-    """A context for the steps of `trials` and `rate_finder`: an error in one becomes the error that
-    names the user's own data or model, if that caused it."""
+    """A context for the steps of `trials` and `rate_finder`: an error in a step becomes the error
+    that names the user's own data or model, if the data or the model caused it."""
     try:
         yield
     except tf.errors.OpError as error:
         failure = own_failure(error)
         if failure is None:
             raise
-        # `from` keeps Python from showing `error`, too, also if `failure` has no cause.
+        # `from` keeps Python from showing `error` as well, even if `failure` has no cause.
         raise failure from failure.__cause__
 
 

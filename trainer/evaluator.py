@@ -1,9 +1,9 @@
-"""train.py as an evaluator: evaluates the checkpoints of a run, until it ends.
+"""train.py as an evaluator: evaluates the checkpoints of a run, until the run ends.
 
-It is a process beside the run, on this machine or on another one that shares the folder. The two
-share only files: the run's checkpoints, and `ended.json`, which says that no more will come. The
-evaluator writes `evaluator.jsonl`, and otherwise only reads. Its test is
-tests/trainer/test_evaluations.py.
+The evaluator is a process beside the run, on the same machine or on another machine that shares the
+folder. The two processes share only files: the run's checkpoints, and `ended.json`, which says that
+no more checkpoints will come. The evaluator writes `evaluator.jsonl`, and otherwise only reads. Its
+test is tests/trainer/test_evaluations.py.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ def say_goes_on(directory: str) -> None:
 
 
 def evaluate_run(setup: Setup) -> None:
-    """Evaluates each new checkpoint of --train_dir, up to the one with which the run ends.
+    """Evaluates each new checkpoint of --train_dir, up to the last checkpoint of the run.
 
-    Each is evaluated in a graph of its own, as with `--mode=eval`.
+    Each checkpoint is evaluated in a graph of its own, as with `--mode=eval`.
 
     Args:
       setup: the model and its data.
@@ -84,7 +84,7 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                 continue
             step = step_of(prefix) or 0  # a checkpoint without a step counts as the run's beginning
             log.add(step, results)
-    # The loop ends only after a checkpoint: `prefix` is that of the last one.
+    # The loop ends only after a checkpoint: `prefix` is the last checkpoint's.
     print('evaluated      the last step, %s: ended' % step_of(prefix), flush=True)
 
 
@@ -109,8 +109,8 @@ class _ResultsLog:
     def add(self, step: int, results: dict) -> None:
         """Writes the results of a checkpoint as the line of its step, and syncs the file.
 
-        Lines of later steps are cut. An earlier evaluator may have left some, or this one, if the
-        run has gone back to an earlier step.
+        Lines of later steps are cut. An earlier evaluator may have left such lines. Or this
+        evaluator has written them, and then the run has gone back to an earlier step.
 
         Args:
           step: the step of the checkpoint.
@@ -125,8 +125,8 @@ class _ResultsLog:
         self._log.sync()
 
     def _resume(self, step: int, is_new: bool = False) -> None:
-        """Prepares the log for results from a step on, see `MetricsLog.resume`, and prints what
-        that did."""
+        """Prepares the log for results from a step on, by `MetricsLog.resume`, and prints the line
+        that this returns."""
         line = self._log.resume(step, is_new)
         if line is not None:
             print(line, flush=True)
@@ -150,7 +150,7 @@ def _results_unless_replaced(evaluate: typing.Callable[[str], dict],
 
 
 def _new_checkpoints(directory: str, pause: float) -> typing.Iterator[str]:
-    """Yields the prefix of each new checkpoint of a run, up to the one with which the run ends.
+    """Yields the prefix of each new checkpoint of a run, up to the last checkpoint of the run.
 
     Args:
       directory: the folder of the run.
@@ -176,8 +176,8 @@ def _has_ended(directory: str, newest: str) -> bool:
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> typing.Iterator[None]:
-    """A context in which SIGTERM ends the process, also the first process of a container, in which
-    the kernel ignores a signal without a handler."""
+    """A context in which SIGTERM ends the process. Without a handler it would not end the first
+    process of a container: the kernel ignores signals for which this process has no handler."""
     def stop(number: int, unused_frame: typing.Any) -> None:
         """The handler of the signal."""
         sys.exit(128 + number)

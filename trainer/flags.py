@@ -27,7 +27,7 @@ DECAYS_BY_RATE = ['exponential', 'step']
 DECAYS_TO_0 = ['polynomial', 'cosine']  # without --decay_epochs, at the end of the run
 DECAYS_OVER_EPOCHS = DECAYS_BY_RATE + DECAYS_TO_0 + ['cosine_restarts']
 
-# Upper bounds of numbers. A larger one is a typing error, which TensorFlow would answer with a
+# Upper bounds of numbers. A larger number is a typing error, which TensorFlow would answer with a
 # traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
 # float into a float32.
 MOST_PIXELS = 4096
@@ -275,7 +275,7 @@ def _define(setting: Setting) -> None:
     default = setting.default
     limits = setting.limits
     text = setting.text
-    if name == 'batch_size':  # the only one of two types
+    if name == 'batch_size':  # the only setting whose values have two types
         # The serializer turns a value back into the text of the flag.
         flags.DEFINE(_BatchSizeParser(*limits), name, default, text,
                      serializer=flags.ArgumentSerializer())

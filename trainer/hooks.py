@@ -35,7 +35,7 @@ class RunHooks(typing.NamedTuple):
     """The hooks of a training.
 
     Attributes:
-      first: the hooks that come before the one that saves; `progress`, `evaluation` and `minutes`
+      first: the hooks that come before the hook that saves; `progress`, `evaluation` and `minutes`
         are among them.
       save_listeners: listeners of the hook that saves.
       progress: the hook that shows the progress.
@@ -82,8 +82,8 @@ def make_hooks(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> Run
     minutes = MinutesHook(FLAGS.max_minutes)
     first = [
         StartInputHook(job.iterator, job.evaluation), minutes,
-        # The global step counts the steps of all workers, also of asynchronous ones: the chief
-        # stops at the last step of the run, however few of them it has made itself.
+        # The global step counts the steps of all workers, asynchronous workers included. So the
+        # chief stops at the last step of the run, however few steps it has made itself.
         tf.train.StopAtStepHook(last_step=job.counts.last_step)]
     first += listeners
     first += own_hooks_without_results
@@ -117,7 +117,8 @@ def _evaluating(job: Job, cluster: typing.Optional[towers.Cluster], signals: typ
         """Whether a signal has come."""
         return signals.stopping_signal is not None
 
-    # On one machine a signal breaks an evaluation off. Several stop together, and after a step.
+    # On one machine a signal breaks an evaluation off. Several machines stop together, after a
+    # step, so that no evaluation is broken off.
     breaks_off = stopped if cluster is None else None
     evaluation = RunEvaluation(job.evaluation, train_dir(), job.counts.global_step,
                                metric=FLAGS.keep_best, stopped=breaks_off)
@@ -244,14 +245,15 @@ def _image_summaries(job: Job) -> typing.List[tf.Tensor]:
     first_input = tf.nest.flatten(job.built.towers[0].inputs, expand_composites=True)[0]
     if not FLAGS.summary_images or is_own_model() or first_input.shape.ndims != 4:
         return []
-    # In no collection: the hook writes it, and `tf.summary.merge_all` of the user's does not.
+    # In no collection: the hook writes this summary. A `tf.summary.merge_all` in the user's code is
+    # not to write it once more.
     return [tf.summary.image('input', first_input, FLAGS.summary_images, collections=[])]
 
 
 def _histograms(job: Job) -> typing.List[tf.Tensor]:
     """Summaries of all weights that have a gradient, and of the gradients.
 
-    For a sparse gradient they show only the rows that the step has.
+    The histogram of a sparse gradient shows only the rows that have a gradient in the step.
     """
     # `collections=[]`: in no collection, as in `_image_summaries`.
     summaries = []
@@ -320,7 +322,7 @@ class ProfileHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator):
         """Takes over the step of the session; says if the step `first` cannot be traced any more:
-        it is over, or the very first step of this session."""
+        this step is over, or it is the very first step of the session."""
         self._step = int(session.run(self._global_step)) + 1
         if self._step >= self._first:
             self._say('no trace       of step %d: the run goes on from step %d' % (
@@ -357,17 +359,17 @@ class ProfileHook(tf.train.SessionRunHook):
     def _is_traced(self) -> bool:
         """Whether `tf.train.ProfilerHook` is called for the current step.
 
-        It is for `first`, and for the step before: this hook of TensorFlow never traces the first
-        step for which it is called.
+        It is called for the step `first`, and for the step before: this hook of TensorFlow never
+        traces the first step for which it is called.
         """
         return self._step in (self._first - 1, self._first)
 
 
 class StartInputHook(tf.train.SessionRunHook):
-    """Initializes the input pipeline at the example that comes next, by the restored variables.
+    """Initializes the input pipeline, which begins at the example that the restored variables say.
 
-    With data of the user's own it also reads a batch of the test set: an empty one would otherwise
-    be found only when the training is done.
+    With data of the user's own it also reads a batch of the test set: an empty test set would
+    otherwise be found only when the training is done.
     """
 
     def __init__(self, iterator: typing.Any, evaluation: typing.Any = None):
@@ -384,5 +386,5 @@ class StartInputHook(tf.train.SessionRunHook):
         session.run(self._iterator.initializer)
         has_own_test_set = is_own_dataset()
         if self._evaluation is not None and has_own_test_set:
-            # `read`: reads a batch where TensorFlow cannot tell how many there are.
+            # `read`: reads a batch where TensorFlow cannot tell the number of batches.
             self._evaluation.check_examples(session, read=True)

@@ -15,10 +15,10 @@ Words of other modules used here:
 
     `Epochs`                    the stream of examples in batches; `length` is the examples of one
                                 epoch that batches use
-    `Cluster.workers_a_step`    the workers whose gradients are in one update: 1 of asynchronous
-                                ones, else all
-    `BuiltTowers.updates_here`  whether this process makes the update; not so a worker of parameter
-                                servers whose chief makes it
+    `Cluster.workers_a_step`    the number of workers whose gradients are in one update: 1 if the
+                                workers are asynchronous, else all
+    `BuiltTowers.updates_here`  whether this process makes the update; False on a worker of
+                                parameter servers for which the chief makes it
 """
 
 import contextlib
@@ -163,9 +163,9 @@ def _make_classifier(dataset: typing.Any, image_size: typing.Optional[int]) -> C
 def find_position(cluster: typing.Optional[towers.Cluster] = None) -> Position:
     """The `Position` of the run in --train_dir, from its newest checkpoint.
 
-    All workers of a cluster need it, since the end of the schedule and of the run is counted from
-    there. The process that saves locks the folder while it looks. A worker on a machine without
-    this folder finds nothing, and counts from 0.
+    All workers of a cluster need the position, since they count from it to the end of the schedule
+    and of the run. The process that saves locks the folder while it looks for the checkpoint. A
+    worker on a machine without this folder finds no checkpoint, and counts from 0.
 
     Args:
       cluster: the machines, or None.
@@ -192,12 +192,13 @@ def find_position(cluster: typing.Optional[towers.Cluster] = None) -> Position:
 def end_of_run(epochs: Epochs, position: Position) -> End:
     """The `End` of the run, for --train_steps or --train_epochs.
 
-    --train_epochs are a number of examples. A step more is made as long as any of them is left; so
-    the last step may take examples of the next epoch, too.
+    --train_epochs stands for a number of examples. Steps are made until all of these are used, so
+    the last step may also take examples of the next epoch.
 
-    Only the steps from `position` on are counted by the batch size of today: those before may have
-    had another. A run with 400 examples in 10 steps of 40 that now has batches of 100, and is to
-    end after 2874 examples, needs 25 steps more: it ends with step 35, at example 2900.
+    Only the steps from `position` on are counted by the current batch size: the steps before may
+    have had another batch size. A run with 400 examples in 10 steps of 40 that now has batches of
+    100, and is to end after 2874 examples, needs 25 steps more: it ends with step 35, at example
+    2900.
 
     Args:
       epochs: the stream of examples, as batches.
@@ -244,12 +245,12 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
         batch = timed_batch(iterator, is_timed=not FLAGS.deterministic)
     schedule = make_learning_rate(setup.batch_size, len(devices), epochs.length, end.example,
                                   workers=1 if cluster is None else cluster.workers_a_step)
-    if learning_rate is None:  # else the caller tries rates of its own, as --mode=find_rate
+    if learning_rate is None:  # else the caller tries rates of its own, as --mode=find_rate does
         learning_rate = schedule.tensor(tf.identity(examples_seen))
     built = _build(setup, batch.batch, devices, learning_rate, cluster)
     built = _with_schedule_in_plan(built, schedule)
     averaged = _averaged(built, global_step)
-    # So initial weights depend on the seed and their names alone, not on other operations.
+    # So initial weights depend on the seed and their names alone, and not on other operations.
     make_initial_values_stateless(built.variables, FLAGS.seed)
     train_op = _counting(averaged.train_op, examples_seen, batch_of_all, built.updates_here)
     evaluation = None
@@ -271,7 +272,7 @@ def _counting(update: tf.Operation, examples_seen: tf.Variable, batch_of_all: in
       examples_seen: the variable that counts the examples.
       batch_of_all: examples of a step, over all machines.
       updates_here: whether this process makes the update. On parameter servers the chief makes it,
-        and counts the batch of all in the shared variable; the step of another worker adds 0.
+        and adds the examples of all workers to the shared variable; another worker adds 0.
     """
     counted_here = batch_of_all if updates_here else 0
     with tf.control_dependencies([update]), tf.device('/cpu:0'):
@@ -303,8 +304,8 @@ def _with_schedule_in_plan(built: towers.BuiltTowers,
                            schedule: towers.LearningRate) -> towers.BuiltTowers:
     """The towers, with a plan that describes the schedule of the learning rate.
 
-    `build_towers` sees only the tensor of the optimizer, so its plan names that. With a sum
-    over the towers the line goes on after '; ', and this second half stays:
+    `build_towers` sees only a tensor as the optimizer's learning rate, so its plan names the
+    tensor. With a sum over the towers the line has a second half, after '; ', which stays:
 
         the tensor 'rate'; on the sum, steps as 4 x the rate would on the mean
         <the schedule>; on the sum, steps as 4 x the rate would on the mean
@@ -320,10 +321,10 @@ def _with_schedule_in_plan(built: towers.BuiltTowers,
 
 
 class _Averaged(typing.NamedTuple):
-    """The update of towers, followed by that of the moving averages of their weights.
+    """The update of towers, followed by the update of the moving averages of their weights.
 
     Attributes:
-      train_op: the operation of both.
+      train_op: the operation of both updates.
       instead_of_weights: a context in which models read the averages in the place of the weights.
     """
     train_op: tf.Operation
@@ -331,10 +332,10 @@ class _Averaged(typing.NamedTuple):
 
 
 def _averaged(built: towers.BuiltTowers, global_step: tf.Variable) -> _Averaged:
-    """Adds the moving averages of the weights to the update; without --average_decay none.
+    """Adds the moving averages of the weights to the update, if --average_decay is given.
 
-    All workers of parameter servers make the averages, which are shared variables. Only the one
-    that updates the weights updates them, too.
+    All workers of parameter servers make the averages, which are shared variables. Only a worker
+    that updates the weights also updates the averages.
 
     Args:
       built: the towers.
@@ -365,7 +366,7 @@ def _build(setup: Setup, batch: typing.Any, devices: towers.Devices, learning_ra
     objective = towers.Objective(make_optimizer(learning_rate),
                                  transform_gradients=clip if FLAGS.clip_norm else None)
     # Stateless random numbers depend on the seed and the step alone: a run that was stopped draws
-    # the same ones as a run that was not.
+    # the same numbers as a run that was not.
     numerics = towers.Numerics(
         FLAGS.precision, loss_scale=make_loss_scale(), xla=FLAGS.xla,
         check_numerics=FLAGS.check_numerics, stateless_random=True)
@@ -420,11 +421,11 @@ def make_evaluation(setup: Setup, trained: typing.Optional[towers.BuiltTowers] =
 
     Args:
       setup: the model and its data.
-      trained: the towers whose variables it reads, and on whose devices it runs; None to make
-        variables, to be restored from a checkpoint.
+      trained: the towers whose variables the evaluation reads, and on whose devices it runs; None
+        to make variables, to be restored from a checkpoint.
       mode: 'eval'; or 'infer', for predictions.
     """
-    devices = None  # those of `trained`
+    devices = None  # `Evaluation` then takes the devices of `trained`
     if trained is None:
         devices = _devices()
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,

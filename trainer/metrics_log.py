@@ -47,7 +47,7 @@ class MetricsLog:
         It removes the lines of later steps, and a last line that was written by half.
 
         Args:
-          step: the step.
+          step: the step from which the run goes on.
           is_new: whether the run is new: a file with steps is then renamed.
 
         Returns:
@@ -114,14 +114,14 @@ class MetricsLog:
         return lines_with_entries
 
     def add(self, step: int, values: dict) -> None:
-        """Adds values to the line of the latest step, or begins that of a later one.
+        """Adds values to the line of the latest step, or begins the line of a later step.
 
         Args:
           step: the number of steps done.
           values: dict from names to numbers, texts or None.
 
         Raises:
-          InvalidArgumentError: the step is before the latest one; or a value is of another type.
+          InvalidArgumentError: the step is before the latest step; or a value is of another type.
           LogFileError: the file cannot be written.
         """
         values = {name: _plain(name, value) for name, value in values.items()}
@@ -240,7 +240,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _plain(name: str, value: typing.Any) -> typing.Any:
-    """A value of a type that JSON has: a number of numpy, or an array of one, becomes Python's.
+    """A value of a type that JSON has: a numpy scalar, or an array of one number, becomes Python's.
 
     Args:
       name: the name of the value, for the error.

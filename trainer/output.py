@@ -88,7 +88,7 @@ def make_output_lasting() -> None:
 
 
 def progress_stream() -> typing.TextIO:
-    """The stream for progress: standard error, as progress bars use it, if that and standard output
-    are terminals; else standard output."""
+    """The stream for progress: standard error, as progress bars use it, if standard error and
+    standard output are both terminals; else standard output."""
     are_terminals = sys.stdout.isatty() and sys.stderr.isatty()
     return sys.stderr if are_terminals else sys.stdout

@@ -4,9 +4,10 @@
         return [EarlyWarning(run.built.loss, run.global_step)]
 
 The function is called once, when the graph of a training is built, by the process that saves. It
-may make operations. The hooks come before the one that evaluates and the one that saves. A hook
+may make operations. Its hooks come before the hook that evaluates and the hook that saves. A hook
 with a method `evaluated(step, results, seconds)` gets the results of each evaluation, as
-`towers.EvaluationHook` calls it. Summaries that the function makes are written with the others.
+`towers.EvaluationHook` calls it. Summaries that the function makes are written with those of this
+program.
 """
 
 import typing
@@ -56,8 +57,8 @@ def make_own_hooks(job: Job) -> OwnHooks:
     """Calls the function of --hooks for a job; without that flag there are no hooks.
 
     Raises:
-      InvalidArgumentError: there is no such function, or it returned something else.
-      OwnModelError: it raised an error.
+      InvalidArgumentError: there is no such function, or it did not return a list of hooks.
+      OwnModelError: the function raised an error.
     """
     name = FLAGS.hooks
     if not name:
@@ -70,7 +71,7 @@ def make_own_hooks(job: Job) -> OwnHooks:
     run = Run(job.built, job.learning_rate, job.counts.global_step, job.counts.examples,
               job.counts.last_step, train_dir(),
               settings={setting: FLAGS[setting].value for setting in SETTINGS})
-    # `tf.summary.scalar` and the like add to this collection, in which the model's may be already.
+    # `tf.summary.scalar` and the like add to this collection. It may have summaries of the model.
     summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
     num_before = len(summaries)
     _, _, function_name = name.partition(':')

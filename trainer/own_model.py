@@ -16,7 +16,7 @@ from towers.graph.graph_walk import operation_named
 from towers.model.outputs import to_model_output
 from trainer.flags import FLAGS
 
-# TensorFlow's errors of a step that computes what the model does not allow.
+# TensorFlow's errors of a step in which an operation of the model fails.
 _OF_STEPS = (tf.errors.InvalidArgumentError, tf.errors.UnknownError, tf.errors.NotFoundError,
              tf.errors.InternalError, tf.errors.UnimplementedError)
 
@@ -43,7 +43,7 @@ class OwnModel:
         """
         Args:
           name: `module:function`.
-          dataset: the data set whose examples it gets.
+          dataset: the data set whose examples the function gets.
           image_size: height and width in pixels; None for the size of the data set's images.
 
         Raises:
@@ -72,10 +72,10 @@ class OwnModel:
     def _format_of_images(self, image_size: typing.Optional[int]) -> dict:
         """The `image_format` for a data set of images; `image_size` is the argument of `OwnModel`.
 
-        A data set of the user's own may do with an `image_size` of None: its function makes the
-        images as they are to be.
+        With a data set of the user's own `image_size` may stay None: the function of the data set
+        then chooses the size of the images.
         """
-        # None for a side in which images differ, or which may be any.
+        # A side is None if the images differ in it, or if it may have any length.
         height, width, channels = self._dataset.image_shape
         if image_size is None and height == width:
             image_size = height  # None if both are None
@@ -85,7 +85,7 @@ class OwnModel:
                 'The images of this data set have no one size: give --image_size=224, or '
                 'another that --model=%s takes.' % self._name)
         if channels is None:
-            channels = 3  # as image files are read
+            channels = 3  # image files are read with 3 channels
         return {'channels': channels, 'image_size': image_size}
 
     def model_fn(self, mode: str) -> typing.Callable:
@@ -102,8 +102,9 @@ class OwnModel:
                                 labels: typing.Any) -> towers.ModelOutput:
         """The output for the mode 'infer': as predictions the list `[labels, predictions]`.
 
-        The user's function gets no labels in this mode, as in TensorFlow's Estimators. They go past
-        it to the table of --predictions, which has a column of labels where there are any.
+        The user's function gets no labels in this mode, as in TensorFlow's Estimators. The labels
+        go past the function to the table of --predictions, which has a column for them if there are
+        labels.
 
         Args:
           features: the shard's features.
@@ -126,7 +127,7 @@ class OwnModel:
         """Builds the model for a SavedModel.
 
         Returns:
-          `(inputs, outputs)`: tensors by the names of features, and by those of predictions.
+          `(inputs, outputs)`: {name of a feature: tensor}, {name of a prediction: tensor}.
         """
         # Only types and shapes are taken from the batches, so that any size will do.
         batch_size = 1 if FLAGS.batch_size == 'auto' else FLAGS.batch_size
@@ -240,7 +241,7 @@ def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
     """
     if not is_own_model():
         return None
-    if is_of_input(error) or not isinstance(error, _OF_STEPS):  # the pipeline's, or the machine's
+    if is_of_input(error) or not isinstance(error, _OF_STEPS):  # of the pipeline or machine
         return None
     failed_op = getattr(error, 'op', None)  # TensorFlow may not name it
     place = _place_in_own_module(failed_op)
@@ -252,7 +253,7 @@ def step_failure(error: tf.errors.OpError) -> typing.Optional[Exception]:
 
 def _place_in_own_module(op: typing.Optional[tf.Operation]) -> str:
     """The text about the line of the user's module that made an operation, ' at reviews.py:12'; ''
-    if none did, or the operation is not known."""
+    if no line did, or the operation is not known."""
     if op is None:
         return ''
     # An operation of another tower is a copy, made by this program. Its original in tower 0, which

@@ -11,13 +11,14 @@ from towers.safe_files import written_whole
 
 
 def check_can_write(path: str) -> None:
-    """Checks, before some work begins, that matplotlib is there if its result is to be a picture.
+    """Checks that matplotlib is installed, if a picture is to be written; to be called before the
+    work whose result the picture shows.
 
     Args:
       path: the path of a picture, which ends in `.png`, or of a table; or ''.
 
     Raises:
-      MissingPackageError: it is a picture, and matplotlib is not installed.
+      MissingPackageError: the path is a picture's, and matplotlib is not installed.
     """
     if path.endswith('.png'):
         figure_class()  # imports matplotlib

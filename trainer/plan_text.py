@@ -1,7 +1,7 @@
 """The short form of plan and audit that train.py shows before step 1; --plan shows all of both.
 
-It has what a user has chosen, and everything that needs attention: all lines of the plan except
-those in `_ROUTINE`.
+The short form has what a user has chosen, and everything that needs attention: all lines of the
+plan whose labels are not in `_ROUTINE`.
 """
 
 import textwrap
@@ -77,7 +77,7 @@ def whole_plan(plan: towers.Plan, audit: towers.Audit, session_config: str) -> s
     Args:
       plan: the plan of the towers.
       audit: the audit of the same towers.
-      session_config: the text about the session's config, which replaces that of the plan: the plan
+      session_config: the text about the session's config. It replaces the text of the plan, which
         describes the config without flags.
     """
     whole = plan.with_line('session_config', session_config)

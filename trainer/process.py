@@ -5,8 +5,8 @@
     2      the flags are at fault; nothing was written
     128+n  the signal n ended it, after its checkpoint was saved
 
-A user's mistake is one line on standard error, in the words of flags; only errors of this program
-itself, and those in the user's own functions, have a traceback.
+A user's mistake is one line on standard error, in the words of flags. Only errors of this program
+itself, and errors in the user's own functions, have a traceback.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
       argv: the arguments that are no flags, the program first.
 
     Returns:
-      The exit status: that of `main`; 1 after an error of the run; or the status of a signal.
+      The exit status: what `main` returned; 1 after an error of the run; or the status of a signal.
 
     Raises:
       SystemExit: the flags are wrong (status 2).
@@ -46,7 +46,7 @@ def run(main: typing.Callable[[list], int], argv: typing.List[str]) -> int:
         with _interruptible():
             return main(argv)
     # `refuse` exits with status 2, and `_failed` returns 1. A `BadFileError` is a fault of the
-    # flags that name the file. It comes first, since it is a `CheckpointError`, too, and so among
+    # flags that name the file. It comes first, since it is also a `CheckpointError`, which is among
     # `_FAILURES`.
     except towers.BadFileError as error:
         refuse(error)
@@ -83,7 +83,7 @@ def _interruptible() -> typing.Iterator[None]:
     """A context in which Ctrl-C is a `KeyboardInterrupt`.
 
     train.py has set the handler to `SIG_DFL` for the time of its imports. A process that ignores
-    SIGINT, as one in the background of a script does, goes on ignoring it.
+    SIGINT, as a process in the background of a script does, goes on ignoring it.
     """
     former = signal.getsignal(signal.SIGINT)
     if former is signal.SIG_DFL:

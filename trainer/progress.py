@@ -17,7 +17,7 @@ _SHORT = {'learning_rate': 'lr'}  # names on the screen
 
 
 class Throughput(typing.NamedTuple):
-    """The examples of some steps, and the time that these took.
+    """The examples of some steps, and the time that the steps took.
 
     Attributes:
       examples: the number of examples.
@@ -35,11 +35,12 @@ class ProgressHook(tf.train.SessionRunHook):
     `> log`. If the lines can no longer be written, the run goes on without them. The rates shown
     are those of the last ten seconds, without evaluations and checkpoints.
 
-    `metrics.jsonl` has a line for each multiple of `log_every` steps, and for the last step. After
-    a kill it has the same lines as without it: which steps have a line depends only on the step,
-    and a run that goes on from a step removes the lines of later ones. For that the line of a step
-    has to be on the disk before its checkpoint: give `listener` to the hook that saves, and put
-    this hook and the hook that evaluates before it in the list of hooks.
+    `metrics.jsonl` has a line for each multiple of `log_every` steps, and for the last step. A run
+    that was killed has the same lines in the end as a run that was not: the number of a step alone
+    says whether the step has a line, and a run that goes on from a step removes the lines of later
+    steps. So the line of a step has to be on the disk before the checkpoint of the step: give
+    `listener` to the hook that saves, and put this hook and the hook that evaluates before the hook
+    that saves in the list of hooks.
 
     The values are fetched with every step, since TensorFlow optimizes the graph once for each set
     of fetches, which takes some 10 s for InceptionResNet-v2 on two CPU towers.
@@ -77,11 +78,11 @@ class ProgressHook(tf.train.SessionRunHook):
         self._stream = OutputStream(progress_stream() if stream is None else stream,
                                     on_lost=lambda error: None)
         self._on_terminal = _can_show_bar(self._stream)
-        self._bar: typing.Any = None  # that of tqdm, while it is shown
-        self._marks: typing.Deque[Mark] = collections.deque()  # those of the last ten seconds
+        self._bar: typing.Any = None  # the bar of tqdm, while it is shown
+        self._marks: typing.Deque[Mark] = collections.deque()  # the marks of the last ten seconds
         self._first_mark: typing.Optional[Mark] = None  # of the session, at 0 seconds
-        self._logged_mark: typing.Optional[Mark] = None  # that of the last line of the file
-        # The time at which a step was last shown; None before the first one of a session.
+        self._logged_mark: typing.Optional[Mark] = None  # the mark of the last line of the file
+        # The time at which a step was last shown; None until a session has shown its first step.
         self._shown_at: typing.Optional[float] = None
         self._is_first_session = True
         self._logs = False  # whether the current step gets a line of the file
@@ -111,10 +112,10 @@ class ProgressHook(tf.train.SessionRunHook):
             self._open_bar()
 
     def _is_new_run(self) -> bool:
-        """Whether a run begins here: a log that is there is then of another one.
+        """Whether a new run begins: a log that is in the folder is then the log of another run.
 
-        A later session of the same process begins at step 0, too, if the first one was lost before
-        a checkpoint; the log is then this run's own.
+        If the first session of a process was lost before a checkpoint, a later session also begins
+        at step 0. But then the log is this run's own.
         """
         folder = os.path.dirname(os.path.abspath(self._log.path))
         begins_at_0 = self._clock.step == 0 and not list_checkpoints(folder)
@@ -123,7 +124,7 @@ class ProgressHook(tf.train.SessionRunHook):
     def _open_bar(self) -> None:
         """Shows the bar before the first step, which takes long: TensorFlow optimizes the graph."""
         first_state = ['first step: the graph is made ready']
-        if self._bar is None:  # else it is that of an earlier session, which was lost
+        if self._bar is None:  # else it is the bar of an earlier session, which was lost
             from tqdm import tqdm  # pylint: disable=import-outside-toplevel
             # A run may have more steps already than it is asked for now.
             self._bar = tqdm(total=max(self._counts.last_step, self._clock.step),
@@ -132,7 +133,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._draw(first_state)
 
     def before_run(self, run_context: typing.Any):
-        """Fetches the values; writes the line of the step before, since this one may fail."""
+        """Fetches the values; writes the line of the step before, since this step may fail."""
         self._log.flush()
         step = self._clock.step + 1
         self._logs = step % self._log_every == 0 or step == self._counts.last_step
@@ -140,8 +141,8 @@ class ProgressHook(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(self._fetches)
 
     def _is_time_to_show(self) -> bool:
-        """Whether to show a step that has no line in the file: the first one of a session, and with
-        a bar one in every `_REDRAW_SECONDS`."""
+        """Whether to show a step that has no line in the file: the first step of a session; and
+        with a bar one step in every `_REDRAW_SECONDS`."""
         if self._shown_at is None:
             return True
         seconds_since_shown = time.perf_counter() - self._shown_at
@@ -156,8 +157,8 @@ class ProgressHook(tf.train.SessionRunHook):
             self._begin_to_measure()
         if not self._shows:
             return
-        # The clock has counted one step of this worker. The variables have those of asynchronous
-        # workers, too; to read them in each step would cost a run of the session.
+        # The clock counts only the steps of this worker. The variables also count the steps of
+        # other asynchronous workers, but to read them in each step would cost a run of the session.
         clock.read(run_context.session)
         if self._logs:
             self._log_step(fetched)
@@ -170,8 +171,8 @@ class ProgressHook(tf.train.SessionRunHook):
         self._shown_at = time.perf_counter()
 
     def _begin_to_measure(self) -> None:
-        """Takes the first mark of the session, from which all rates are measured. The clock has
-        none in the first steps, which are not timed."""
+        """Takes the first mark of the session, from which all rates are measured. The clock has no
+        mark in the first steps, which are not timed."""
         mark = self._clock.mark
         if mark is not None:
             self._first_mark = mark
@@ -216,11 +217,11 @@ class ProgressHook(tf.train.SessionRunHook):
             self._of_all(step), shown, counted(int(results['examples']), 'example')))
 
     def _log_step(self, fetched: dict) -> None:
-        """Puts the line of a step into the log. The log writes it later, so that an evaluation of
-        this step can still be added to it.
+        """Puts the line of a step into the log. The log writes the line later, so that the results
+        of an evaluation of this step can still be added to it.
 
-        Speed and wait are those since the line before; null in the first steps, which are not
-        timed.
+        Speed and wait are measured from the line before. They are null in the first steps, which
+        are not timed.
 
         Args:
           fetched: the values of the fetches; 'waited' is among them if the wait is measured.
@@ -262,7 +263,7 @@ class ProgressHook(tf.train.SessionRunHook):
 
         Returns:
           The texts for the values, the time left, examples a second, the wait for input, and the
-          epoch; without those about time in the first steps, which are not timed.
+          epoch. The first steps, which are not timed, have only values and epoch.
         """
         texts = list(value_texts)
         latest = self._clock.mark
@@ -273,11 +274,11 @@ class ProgressHook(tf.train.SessionRunHook):
         return texts + ['epoch %.1f' % epoch]
 
     def _mark_ten_seconds_before(self, latest: Mark) -> Mark:
-        """The newest mark that is `_RATE_SECONDS` before `latest`, or else the oldest there is.
+        """The newest mark that is `_RATE_SECONDS` before `latest`, or else the oldest mark.
 
-        Older ones are forgotten: nothing is measured from them any more. Later lines may be
-        measured from `latest`, so it joins the marks, unless it is the first mark of the session,
-        which is among them already.
+        Marks before the returned mark are removed: nothing is measured from them any more. Later
+        lines may be measured from `latest`, so it is added to the marks, unless it is the first
+        mark of the session, which is among them already.
         """
         marks = self._marks
         while len(marks) > 1 and latest.seconds - marks[1].seconds >= self._RATE_SECONDS:

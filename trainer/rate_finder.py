@@ -1,9 +1,9 @@
 """--mode=find_rate: the loss over a rising learning rate, from which to choose one.
 
 The learning rate range test (Smith 2015, arXiv 1506.01186, section 3.3): a new model is trained for
-some steps, in which the rate of the optimizer grows by a constant factor from `LEAST` to `MOST`. It
-stops where the loss has grown to four times its smallest value, or is no number. Losses are
-smoothed as fastai's finder does, by an average with bias correction.
+some steps, in which the rate of the optimizer grows by a constant factor from `LEAST` to `MOST`.
+The test stops where the loss has grown to four times its smallest value, or is no number. Losses
+are smoothed as fastai's finder does, by an average with bias correction.
 
 Nothing is saved: no checkpoint, no line of `metrics.jsonl`.
 """
@@ -23,7 +23,7 @@ from trainer.pictures import check_can_write, new_axes, write_picture, write_tab
 LEAST = 1e-6
 MOST = 10.
 _SMOOTHING = .9  # the weight of the former average in the smoothed loss
-_DIVERGED = 4.  # a loss of so many times the smallest one has diverged
+_DIVERGED = 4.  # a loss that is so many times the smallest loss has diverged
 _LINES = 12  # lines of the curve on the screen
 _BAR = 40  # characters of the longest bar
 
@@ -65,7 +65,7 @@ def find_rate(setup: Setup) -> None:
 
 
 def rates(steps: int) -> typing.List[float]:
-    """The rates of so many steps, from `LEAST` to `MOST`.
+    """The learning rates for a number of `steps`, from `LEAST` to `MOST`.
 
         rate_t = LEAST (MOST / LEAST)^(t / (steps - 1)),    t = 0 … steps - 1
     """
@@ -108,7 +108,7 @@ def smoothed(trials: typing.Iterable[Trial]) -> typing.List[Trial]:
 
     Returns:
       List of trials with smoothed losses; it ends with the first loss that is more than four times
-      the smallest, or four times its absolute value where that is negative.
+      the absolute value of the smallest loss so far.
     """
     smoothed_trials: typing.List[Trial] = []
     average = 0.

@@ -1,8 +1,8 @@
 """Evaluation, predictions and a SavedModel from the newest checkpoint of a run.
 
-Each builds a graph of its own, restores the checkpoint into it, with the moving averages of the
-weights if the checkpoint has them, and writes only outside of the run's folder. Its test is
-tests/trainer/test_trainer_results.py.
+Each of the three builds a graph of its own, restores the checkpoint into it, with the moving
+averages of the weights if the checkpoint has them, and writes only outside of the run's folder. The
+test of this module is tests/trainer/test_trainer_results.py.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ def evaluate_or_predict(setup: Setup) -> None:
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged or of another model.
-      DatasetError: the classes are not those of the run.
+      DatasetError: the data set has other classes than the run was trained on.
       MissingPackageError: the picture of --confusion needs matplotlib.
     """
     check_classes(setup.dataset)
     if not FLAGS.plan_only:
-        # Both only raise errors, before the network is built, which takes long.
+        # Called for their errors alone, before the network is built, which takes long.
         check_can_write(FLAGS.confusion)
         newest_or_refuse()
     with tf.Graph().as_default():
@@ -70,9 +70,9 @@ def report(throughput: typing.Any, results: dict, setup: Setup) -> None:
     """
     unit = setup.model.unit
     num_examples = results['examples']
-    # The numbers of examples, and of evaluations since the best one, are no metrics.
+    # The number of examples, and the number of evaluations since the best, are no metrics.
     names_of_metrics = set(results) - {'examples', SINCE_BEST}
-    if not is_own_model():  # a classifier has its accuracy; another model perhaps only a loss
+    if not is_own_model():  # a classifier has an accuracy; a model of the user's may have only this
         names_of_metrics.discard('loss')
     for name in sorted(names_of_metrics):
         print('%-14s %s on %s' % (
@@ -112,7 +112,7 @@ def evaluate(evaluation: Evaluation, setup: Setup, prefix: typing.Optional[str] 
       evaluation: an evaluation of the model of `setup`.
       setup: the model and its data.
       prefix: the prefix of the checkpoint; None for the newest one.
-      with_confusion: whether to show and write the confusion matrix, too.
+      with_confusion: whether to show and write the confusion matrix as well.
     """
     with restored_session(evaluation.built, prefix) as session:
         # A dict: only an evaluation with the argument `stopped` may be given up, and return None.
@@ -156,7 +156,8 @@ def predict(evaluation: Evaluation, setup: Setup) -> None:
       ModelFunctionError: there is not one prediction for each example.
     """
     unit = setup.model.unit
-    file_of = getattr(setup.dataset, 'where', None)  # a data set in files: from example to its file
+    # Of a data set in files: function from a split and the number of an example to its file.
+    file_of = getattr(setup.dataset, 'where', None)
     first_columns = [unit]
     if file_of is not None:
         first_columns.append('file')
@@ -200,10 +201,10 @@ def _columns(batch: typing.Any, setup: Setup) -> typing.Dict[str, list]:
     else:
         leaves = named(batch, 'prediction')
     columns = {name: rows(values) for name, values in leaves}
-    if FLAGS.unlabelled:  # such a data set has labels that mean nothing
+    if FLAGS.unlabelled:  # then each image has the label 0, which means nothing
         columns.pop('label', None)
     classes = getattr(setup.dataset, 'classes', None)  # names, of a data set that has them
-    # Only of a `Classifier` it is known which prediction is the number of a class.
+    # Only of a `Classifier` is it known which prediction is the number of a class: 'predicted'.
     if classes is not None and not is_own_model():
         columns['class'] = [shown(classes[number]) for number in columns['predicted']]
     sizes = [len(column) for column in columns.values()]
@@ -236,8 +237,8 @@ def _plain(value: typing.Any) -> typing.Any:
 @contextlib.contextmanager
 def restored_session(built: towers.BuiltTowers,
                      prefix: typing.Optional[str] = None) -> typing.Iterator[tf.Session]:
-    """A context with a session that has the weights of a checkpoint; their moving averages, if the
-    checkpoint has them.
+    """A context with a session that has the weights of a checkpoint; or the moving averages of the
+    weights, if the checkpoint has these.
 
     Args:
       built: towers of the same graph, for which the session is configured.
@@ -247,7 +248,7 @@ def restored_session(built: towers.BuiltTowers,
       CheckpointError: there is no checkpoint, or it is damaged or of another model.
     """
     prefix = prefix or newest_or_refuse()
-    # {name in the checkpoint: variable}; the name is that of the weight's average if it has one.
+    # {name in the checkpoint: variable}; for a weight with a moving average the average's name.
     variables_by_name, num_averages = averages_in(prefix, tf.global_variables())
     towers.check_fits(prefix, variables_by_name)
     saver = tf.train.Saver(variables_by_name)
@@ -261,8 +262,8 @@ def restored_session(built: towers.BuiltTowers,
 
 
 def newest_or_refuse() -> str:
-    """The prefix of the newest checkpoint of --train_dir. With the option recover damaged ones are
-    passed over.
+    """The prefix of the newest checkpoint of --train_dir. With the option recover, damaged
+    checkpoints are passed over.
 
     Raises:
       CheckpointError: there is no checkpoint; or it is damaged, and recover was not given.

@@ -1,5 +1,5 @@
-"""`RunSettings`: the settings of a run, in a file beside its checkpoints, which each later start
-compares with its own."""
+"""`RunSettings`: the settings of a run, in a file beside its checkpoints. Each later start of the
+run compares its own settings with the file."""
 
 import collections
 import itertools
@@ -40,7 +40,7 @@ class Difference(typing.NamedTuple):
       now: its value at this start.
       kind: `HARMLESS`: the run computes the same numbers as without the change; `CHANGES`: it
         computes other numbers from here on; `STATE`: it may also have other variables than the
-        checkpoint, and an error about these names the setting as the reason.
+        checkpoint, and an error about such variables names the setting as the reason.
     """
     name: str
     was: typing.Any
@@ -75,8 +75,8 @@ class RunSettings(tf.train.SessionRunHook):
     def __init__(self, values: dict, kinds: typing.Dict[str, str], directory: str):
         """
         Args:
-          values: {name of a setting: value}. The name is that of a flag; for what is no flag it
-            has a space, such as 'number of workers'.
+          values: {name of a setting: value}. A flag has its own name. The name of a value that is
+            no flag has a space in it, such as 'number of workers'.
           kinds: {name of a setting: kind}, see `Difference.kind`; the default is `CHANGES`.
           directory: the directory of the checkpoints.
         """
@@ -195,7 +195,7 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
     if decays_until_the_end():  # then the length of the run changes the learning rate
         kinds['train_steps'] = CHANGES
         kinds['train_epochs'] = CHANGES
-    # What is no flag has no kind in the table: another value `CHANGES` the run.
+    # A value that is no flag has no kind in the table, and so is of the kind `CHANGES`.
     values['number of workers'] = workers
     if dataset is not None:
         values.update(_settings_of(dataset))
@@ -277,8 +277,8 @@ def check_classes(dataset: typing.Any) -> None:
     if not isinstance(recorded, str):
         raise BadFileError('%s/settings.json is not as train.py wrote it: %s is %.80r. Move it '
                            'away.' % (train_dir(), _CLASSES, recorded))
-    # The file has the names with line breaks between them. A name may have a line break in it, and
-    # falls apart here: so the current names are joined and split, too.
+    # The file has the names with line breaks between them. A name that has a line break in it falls
+    # apart here. So the current names are joined and split in the same way.
     trained = recorded.split('\n')
     current = '\n'.join(classes).split('\n')
     for number, (now, was) in enumerate(itertools.zip_longest(current, trained)):

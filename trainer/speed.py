@@ -47,8 +47,8 @@ class Mark(typing.NamedTuple):
 class StepClock:
     """Counts each run of a session as a step, and measures the time of the steps.
 
-    A global step that is fetched with the update may be the one before or after it. So a hook
-    counts runs, and reads the exact step (`read`) only when it has something to show.
+    A global step that is fetched with the update may be the step before or after the update. So a
+    hook counts runs, and reads the exact step (`read`) only when it has something to show.
 
     Attributes:
       step: the number of steps done.
@@ -66,9 +66,9 @@ class StepClock:
         self._start = 0.  # the time at which the measurement began
         self._latest = 0.  # the time at which the latest run ended
         self._waited = 0.  # seconds of waiting for input since the start
-        # Seconds of evaluations and checkpoints, which marks leave out. An evaluation comes when a
-        # run has ended, so the mark of that end does not have it: its seconds wait in
-        # `_away_after_latest` until the next run has ended.
+        # Seconds of evaluations and checkpoints, which marks leave out. An evaluation comes after
+        # the end of a run, so the time up to this end has nothing of it to leave out: its seconds
+        # wait in `_away_after_latest` until the next run has ended.
         self._away_before_latest = 0.
         self._away_after_latest = 0.
 
@@ -145,8 +145,8 @@ def share_waited(begin: typing.Optional[Mark],
     """
     if begin is None or end is None or rate(begin, end) is None:
         return None
-    # The two times are of two clocks, TensorFlow's in the step and Python's beside it: where nearly
-    # all of the time was waiting, the quotient may be a little above 1.
+    # Two clocks measure the two times, TensorFlow's in the step and Python's beside it: where
+    # nearly all of the time was waiting, the quotient may be a little above 1.
     return min(1., (end.waited - begin.waited) / (end.seconds - begin.seconds))
 
 
@@ -178,8 +178,8 @@ def timed_batch(iterator: typing.Any, is_timed: bool = True) -> TimedBatch:
     leaves = tf.nest.flatten(batch, expand_composites=True)
     with tf.control_dependencies(leaves):
         end = tf.timestamp(name='input_is_there')
-    # The towers get tensors that wait for the second time stamp. Without that their work, which
-    # takes all threads, could begin before it.
+    # The towers get tensors that wait for the second time stamp. Else the work of the towers, which
+    # takes all threads, could begin before this time stamp is taken.
     with tf.control_dependencies([end]):
         leaves_after_end = [tf.identity(leaf) for leaf in leaves]
     batch = tf.nest.pack_sequence_as(batch, leaves_after_end, expand_composites=True)

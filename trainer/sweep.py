@@ -1,11 +1,11 @@
-"""--sweep: one command trains once for each value of a flag, or for each combination of several.
+"""--sweep: one command trains once for each value of a flag, or each combination of flags' values.
 
     python train.py --sweep=seed=1,2,3 --sweep=base_learning_rate=0.01,0.001 --train_dir=runs/sweep
 
 Each run is `train.py` in a process of its own with the other flags as given, and with a folder of
-its own, `runs/sweep/seed=1,base_learning_rate=0.01`. The same command goes on: runs that have ended
-are passed over, and one that was stopped goes on from its checkpoint. `sweep.csv` has a row for
-each run: the values, the last step, and the last results of the test set.
+its own, `runs/sweep/seed=1,base_learning_rate=0.01`. The same command goes on with a sweep: runs
+that have ended are passed over, and a run that was stopped goes on from its checkpoint. `sweep.csv`
+has a row for each run: the values, the last step, and the last results of the test set.
 
 This module does not import TensorFlow; the runs do.
 """
@@ -41,7 +41,7 @@ class SweptRun(typing.NamedTuple):
 
     @property
     def flags(self) -> typing.List[str]:
-        """The flags that are added to those of the command for this run."""
+        """The flags that are added to the flags of the command for this run."""
         changed = ['--%s=%s' % item for item in self.values.items()]
         return changed + ['--train_dir=%s' % self.folder]
 
@@ -76,7 +76,7 @@ def swept_values(texts: typing.List[str]) -> typing.Dict[str, typing.List[str]]:
 
 
 def swept_runs(texts: typing.List[str], folder: str) -> typing.List[SweptRun]:
-    """The runs of a sweep, one for each combination; the value of the last flag changes first.
+    """The runs of a sweep, one for each combination. In their order the last flag changes fastest.
 
     Args:
       texts: a text for each flag, such as `'seed=1,2,3'`.
@@ -102,7 +102,7 @@ def swept_runs(texts: typing.List[str], folder: str) -> typing.List[SweptRun]:
 
 
 def without_sweep(argv: typing.List[str]) -> typing.List[str]:
-    """The command line of the runs: that of the sweep without its --sweep and --train_dir.
+    """The command line of the runs: the sweep's command line without --sweep and --train_dir.
 
     Args:
       argv: the command line of the sweep, the program first; the value of a flag comes after `=`,
@@ -131,7 +131,7 @@ def sweep(argv: typing.List[str]) -> int:
       argv: the command line, the program first.
 
     Returns:
-      The exit status: 0, or that of the run that ended the sweep.
+      The exit status: 0, or the status of the run that ended the sweep.
 
     Raises:
       SystemExit: flags of a run are refused.
@@ -173,7 +173,7 @@ def _checked_settings(command: typing.List[str]) -> typing.Dict[str, typing.Any]
 
 
 def _has_ended(folder: str, settings: typing.Dict[str, typing.Any]) -> bool:
-    """Whether a run has ended, and nothing is left to do for the settings of today.
+    """Whether a run has ended, and nothing is left to do for the current settings.
 
     A run that has ended with other settings, such as fewer --train_steps, is started again: it goes
     on from its last checkpoint.
@@ -196,7 +196,8 @@ def _run_process(command: typing.List[str]) -> int:
     """Runs a command to its end; returns its exit status, 128 plus the number of a signal that
     killed it.
 
-    Signals to this process are passed on, except SIGINT, which a terminal sends to both at Ctrl-C.
+    Signals to this process are passed on to the command, except SIGINT: at Ctrl-C a terminal sends
+    that to both processes.
     """
     process = subprocess.Popen(command)
 
@@ -272,7 +273,7 @@ def _text(value: typing.Any) -> str:
 def _write(rows: typing.List[dict], path: str) -> None:
     """Writes the rows to a CSV file."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    # Renamed when it is whole. `towers.safe_files` would do this, and imports TensorFlow.
+    # The file is renamed when it is whole. `towers.safe_files` does this, but imports TensorFlow.
     with open(path + '.new', 'w', newline='', encoding='utf-8') as table:
         writer = csv.DictWriter(table, _columns(rows))
         writer.writeheader()

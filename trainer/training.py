@@ -32,8 +32,8 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
       cluster: the machines, or None.
 
     Returns:
-      The exit status: 0; or that of the signal that stopped the run, in a cluster the first signal
-      that any worker got.
+      The exit status: 0; or the status of the signal that stopped the run. In a cluster this is the
+      first signal that any worker got.
 
     Raises:
       OwnDataError: the training data ended before the run, or the test set is at fault.
@@ -54,7 +54,8 @@ def train(job: Job, cluster: typing.Optional[towers.Cluster] = None) -> int:
                     save_steps=FLAGS.save_steps, keep=FLAGS.keep, listeners=hooks.save_listeners,
                     recover=FLAGS.recover, initial_values=initial_values, check=settings.check,
                     built=job.built, memory_limit=memory_limit(), member=member) as session:
-                # A run that had ended goes on: an evaluator beside it has to wait for more.
+                # If the run had ended before, it goes on now, and an evaluator beside it has to
+                # wait for more checkpoints.
                 say_goes_on(train_dir())
                 end_of_data = run_steps(job, session)
             if end_of_data is not None and cluster is not None:
@@ -73,10 +74,10 @@ class _EndOfSession(typing.NamedTuple):
     Attributes:
       checkpoint: the prefix of the checkpoint that it has saved last.
       step: the step of this checkpoint.
-      is_early: whether the run has more steps than that.
-      signal_number: the signal that has stopped it; None if none has.
-      failure: the error that has stopped it, about the training data or the test set; None if
-        neither has.
+      is_early: whether the run has steps after this one.
+      signal_number: the signal that has stopped the session; None if no signal has.
+      failure: the error about the training data or the test set that has stopped the session; None
+        if no error has.
     """
     checkpoint: str
     step: int
@@ -135,7 +136,8 @@ def _report_end(end: _EndOfSession, job: Job, hooks: RunHooks,
     _report_last_evaluation(job, hooks)
     if cluster is not None:
         _say_stopped(hooks.signals)
-    # Only a signal, a failure or a setting ends a run early. The first two are told elsewhere.
+    # Only a signal, a failure or a setting ends a run early. `_finish` reports a signal by the exit
+    # status, and raises a failure.
     was_stopped_by_setting = end.is_early and end.signal_number is None and end.failure is None
     if was_stopped_by_setting:
         print('stopped: by %s' % _reason_to_stop(hooks))
@@ -147,8 +149,8 @@ def _report_end(end: _EndOfSession, job: Job, hooks: RunHooks,
 def _report_last_evaluation(job: Job, hooks: RunHooks) -> None:
     """Prints the results of the evaluation that is made as the session ends.
 
-    There is none after a signal, which is not to wait for it, nor where the test set cannot be
-    read.
+    There are no results after a signal, which ends the session without this evaluation, nor where
+    the test set cannot be read.
     """
     if hooks.signals.stopping_signal is not None or hooks.tested.failure is not None:
         return
@@ -159,8 +161,8 @@ def _report_last_evaluation(job: Job, hooks: RunHooks) -> None:
 def _reason_to_stop(hooks: RunHooks) -> str:
     """The setting that has stopped a run before its last step, as text.
 
-    The hooks do not say which of them has stopped the session. So the condition of each setting is
-    looked at once more.
+    A session does not tell which hook has stopped it. So the condition of each setting is evaluated
+    once more.
     """
     results: dict = hooks.evaluation.latest or {}
     if hooks.minutes.is_over:
@@ -194,28 +196,32 @@ def run_steps(job: Job, session: typing.Any) -> typing.Optional[Exception]:
     last_step = job.counts.last_step
 
     def read_step(step_context: typing.Any) -> int:
-        """The global step, read without the hooks: they would count it as a step."""
+        """The global step, read without the hooks: they would count the read as a step."""
         return int(step_context.session.run(job.counts.global_step))
     step_at_start = session.run_step_fn(read_step)
     if step_at_start >= last_step:
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
               '--train_dir starts anew.' % (train_dir(), step_at_start, last_step))
         return None
-    if not _runs_out_of_range(session, job.train_op):
+    was_out_of_range = _run_until_stopped(session, job.train_op)
+    if not was_out_of_range:  # a hook has stopped the session
         return None
     step = session.run_step_fn(read_step)
     return data_ended('%d of %d steps' % (step, last_step), at_once=step == step_at_start)
 
 
-def _runs_out_of_range(session: typing.Any, train_op: tf.Operation) -> bool:
-    """Runs steps until a hook stops the session, or a step finds no batch; returns whether one has.
+def _run_until_stopped(session: typing.Any, train_op: tf.Operation) -> bool:
+    """Runs steps until a hook stops the session, or a step raises an `OutOfRangeError`.
 
-    TensorFlow's error for that is not raised again, so that the session ends as after its last
-    step: that of the process that saves makes a checkpoint.
+    TensorFlow raises this error for a step that finds no batch. It is not raised again, so that the
+    session ends as after its last step, and the process that saves makes a checkpoint.
 
     Args:
       session: a `MonitoredSession`.
       train_op: the operation of a step.
+
+    Returns:
+      Whether a step raised an `OutOfRangeError`.
     """
     try:
         while not session.should_stop():
@@ -256,7 +262,7 @@ def work(cluster: towers.Cluster, job: Job) -> int:
       job: the `Job` of the process.
 
     Returns:
-      The exit status: 0; or that of the signal that any worker got.
+      The exit status: 0; or the status of the signal that any worker got.
 
     Raises:
       OwnDataError: the training data ended before the chief did.
@@ -264,15 +270,15 @@ def work(cluster: towers.Cluster, job: Job) -> int:
     """
     signals = towers.StopTogetherHook(cluster, job.built)
     hooks = [StartInputHook(job.iterator)]
-    if not cluster.synchronous:  # it makes its steps alone, so it looks for the last one itself
+    if not cluster.synchronous:  # the worker makes its steps alone, and so ends at the last itself
         hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
     try:
         with joined(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
             with member.session(hooks + [signals]) as session:
-                was_out_of_range = _runs_out_of_range(session, job.train_op)
-            # The end of a worker's data is an `OutOfRangeError`. A worker that would begin a step
-            # after another one has said that all stop gets this error, too: then `is_told` is True.
+                was_out_of_range = _run_until_stopped(session, job.train_op)
+            # An `OutOfRangeError` means that the data of this worker ended, or that another worker
+            # has said that all workers stop. In the second case `is_told` is True.
             if was_out_of_range and not signals.is_told:
                 # Within `joined`, so that the other workers hear of it at once.
                 raise data_ended('some steps, before the chief did')

@@ -27,10 +27,10 @@ from trainer.flags import FLAGS, MOST_EXAMPLES, train_dir
 from trainer.job import Setup, build_job
 from trainer.run_settings import recorded_setting
 
-_BEHIND = .9  # a speed below this share of another one counts as slower
+_BEHIND = .9  # a speed below this share of another speed counts as slower
 _ROUNDS = 3  # how often each speed is measured; the median counts
-_WARM_UP_STEPS = 3  # these use up two prefetched batches, and the one that is being made
-_WARM_UP_SHARE = .25  # how long a warm-up is at least, over the time of the measurement
+_WARM_UP_STEPS = 3  # these use up two prefetched batches, and the batch that is being made
+_WARM_UP_SHARE = .25  # the least time of a warm-up, as a share of the time of the measurement
 
 
 def show_memory(setup: Setup) -> None:
@@ -111,8 +111,8 @@ class Diagnosis(typing.NamedTuple):
     def side(self) -> str:
         """The side that limits the run: `'towers'`, `'input'`, or `'both'`.
 
-        `'both'`: each is fast enough by itself, but they slow each other down, since they share
-        processors or take turns.
+        `'both'`: the input alone is as fast as the towers alone, but together they slow each other
+        down, since they share processors or take turns.
         """
         is_as_fast_as_towers = self.together >= _BEHIND * self.towers
         if is_as_fast_as_towers:
@@ -175,7 +175,7 @@ def diagnose(setup: Setup) -> Diagnosis:
     _say('measuring      3 times %g s, with warm-ups about %.0f s, and the time to build the '
          'towers twice' % (seconds, 3 * seconds_with_warm_up))
     on_one_batch = setup._replace(dataset=_OneBatch(setup.dataset))
-    pipeline = []  # a `_Speed` a round
+    pipeline = []  # a `_Speed` for each round
     towers_alone = []
     together = []
     with naming_failures():
@@ -221,8 +221,8 @@ class _Steps(typing.NamedTuple):
       step: the operation of the step.
       examples: the number of examples of the step, a scalar.
       waited: the seconds that the step waits for its input, a scalar.
-      initializers: the operations that a session runs first, one after the other: an iterator
-        begins where a variable says.
+      initializers: the operations that a session runs first, one after the other: the initializer
+        of an iterator reads a variable, which says where the batches begin.
       config: the config of the session; None for the default.
     """
     step: tf.Operation
@@ -316,6 +316,6 @@ def _run_for(seconds: float, run_step: typing.Callable, least_steps: int) -> _Sp
         waited += waited_in_step
         num_steps += 1
     passed = time.perf_counter() - begin
-    # `waited` is by TensorFlow's clock, and `passed` by Python's: their quotient may be a little
-    # above 1.
+    # `waited` is measured by TensorFlow's clock, and `passed` by Python's: their quotient may be a
+    # little above 1.
     return _Speed(examples / passed, min(1., waited / passed))

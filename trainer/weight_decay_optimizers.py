@@ -1,8 +1,8 @@
 """Optimizers that decay the weights themselves, without an L2 loss: AdamW, LARS and LAMB.
 
 LARS and LAMB are momentum and Adam with a separate learning rate for each layer: in large batches
-the gradients of some layers are large compared with their weights, those of others small. Both
-scale each variable's step in proportion to the norm of the variable.
+the gradients of some layers are large compared with their weights, the gradients of other layers
+small. Both optimizers scale each variable's step in proportion to the norm of the variable.
 
 A variable of one dimension (a bias, a scale or offset of batch norm) is neither decayed, nor is its
 step scaled. Each part of a partitioned variable counts as a variable.
@@ -20,15 +20,15 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
 
         w <- w - learning_rate * weight_decay * w
 
-    and then the step of `tf.train.AdamOptimizer`. For a variable of one dimension there is only
-    that step. The learning rate is the paper's eta * alpha, as in PyTorch and Keras. All rows of a
-    variable with a sparse gradient are decayed.
+    and then the step of `tf.train.AdamOptimizer`. A variable of one dimension has only the step of
+    `tf.train.AdamOptimizer`. The learning rate is the paper's eta * alpha, as in PyTorch and Keras.
+    All rows of a variable with a sparse gradient are decayed.
     """
 
     def __init__(self, learning_rate: typing.Any = 0.001, weight_decay: float = 0.01,
                  beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
                  name: str = 'AdamW'):
-        """`weight_decay` is the paper's lambda; the others are those of `tf.train.AdamOptimizer`.
+        """`weight_decay` is the paper's lambda; `tf.train.AdamOptimizer` has the other arguments.
         """
         super(AdamWOptimizer, self).__init__(learning_rate, beta1, beta2, epsilon, name=name)
         self._weight_decay = weight_decay
@@ -55,11 +55,12 @@ class AdamWOptimizer(tf.train.AdamOptimizer):
     def _after_decay(self, variable: tf.Variable, gradient: tf.Tensor) -> typing.ContextManager:
         """A context whose operations run after the decay of a variable.
 
-        The decay itself runs after the gradient, which is that of the weights before the decay.
+        The decay itself runs after the gradient, which is computed from the weights before the
+        decay.
 
         Args:
           variable: the variable; it is decayed only if it has at least two dimensions.
-          gradient: its gradient; of a sparse one the values.
+          gradient: its gradient; of a sparse gradient the values.
         """
         if not _is_decayed(variable):
             return tf.control_dependencies([])  # waits for nothing
@@ -87,7 +88,7 @@ class _Layerwise:
         return self._update(tf.math.unsorted_segment_sum(grad, indices, tf.shape(handle)[0]),
                             handle)
 
-    _apply_dense = _resource_apply_dense  # of reference variables, of TensorFlow 1
+    _apply_dense = _resource_apply_dense  # for reference variables, of TensorFlow 1
 
     def _apply_sparse(self, grad: tf.IndexedSlices, var: tf.Variable):
         return self._resource_apply_sparse(grad.values, var, grad.indices)
@@ -102,9 +103,9 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
         v <- momentum * v + learning_rate * local * (g + weight_decay * w)
         w <- w - v
 
-    For a variable of one dimension, local is 1 and there is no decay. Where |w| or |g| is 0 the
-    paper says nothing; local is 1 there, too, as in `tf.contrib.opt.LARSOptimizer`. The gradient
-    has to be that of the mean loss: with a sum over towers, the decay would count less.
+    For a variable of one dimension, local is 1 and there is no decay. The paper does not say what
+    local is where |w| or |g| is 0: here it is 1, as in `tf.contrib.opt.LARSOptimizer`. The gradient
+    has to be the gradient of the mean loss: with a sum over towers, the decay would count less.
     """
 
     def __init__(self, learning_rate: typing.Any, momentum: float = 0.9,
@@ -146,8 +147,8 @@ class LAMBOptimizer(_Layerwise, tf.train.AdamOptimizer):
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
         w <- w - learning_rate * |w| / |r + weight_decay * w| * (r + weight_decay * w)
 
-    For a variable of one dimension, w <- w - learning_rate * r. Where one of the norms is 0 their
-    ratio is 1, as in the authors' program. The paper's function phi is the identity.
+    For a variable of one dimension, w <- w - learning_rate * r. Where one of the two norms is 0
+    their ratio is 1, as in the authors' program. The paper's function phi is the identity.
     """
 
     def __init__(self, learning_rate: typing.Any, beta1: float = 0.9, beta2: float = 0.999,
